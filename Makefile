@@ -1,0 +1,42 @@
+# build   a .venv with the package, the tests' and the checkers' needs; quick when nothing changed
+# run     start the system with its data in ./data
+# test    what .ci/run calls
+# check   ruff and mypy
+# bench   the figures of docs/benchmarks.md
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CORE := $(wildcard src/penstock/core/*.pyx src/penstock/core/*.pxd)
+
+.PHONY: build run test check bench clean
+
+build: $(VENV)/.core
+
+$(VENV)/.installed: pyproject.toml setup.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,bench,check,build]'
+	touch $@
+
+$(VENV)/.core: $(VENV)/.installed $(CORE)
+	$(BIN)/python setup.py -q build_ext --inplace
+	touch $@
+
+run: build
+	mkdir -p data
+	$(BIN)/penstock nsqd --data-path=data
+
+test: build
+	$(BIN)/python -m pytest
+
+check: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: build
+	$(BIN)/python bench/run.py
+
+clean:
+	rm -rf $(VENV) build data src/*.egg-info
+	rm -f src/penstock/core/*.c src/penstock/core/*.so

@@ -1,0 +1,19 @@
+from libc.stdint cimport int64_t
+
+# A run of frames that lie back to back: indexes first..first+count in bytes start..end.
+cdef struct Span:
+    int64_t first
+    int64_t count
+    Py_ssize_t start
+    Py_ssize_t end
+
+
+cdef class Block:
+    cdef readonly bytes data
+    cdef readonly int node_id
+    cdef readonly Py_ssize_t span_count
+    cdef const unsigned char* bytes_at
+    cdef Span* spans
+
+    cdef Py_ssize_t find(self, int64_t index) noexcept
+    cdef Py_ssize_t offset_of(self, Py_ssize_t span, int64_t index) except -1

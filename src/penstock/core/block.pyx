@@ -1,0 +1,103 @@
+# A block is a piece of a topic log in memory: frames in the wire form they are delivered in.
+#
+#     data:   .. batch header .. | frame | frame | frame | .. batch header .. | frame | frame |
+#     spans:                      `------- span 0 ------'                      `---- span 1 --'
+#
+# Rule 1: spans ascend by index and by position; indexes within a span are dense.
+# Rule 2: a block never changes.  Whoever needs other attempts copies the frame and patches the copy.
+# Rule 3: frames come from our own log, checksummed; their sizes are still checked against the span.
+
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int64_t, uint32_t
+
+
+cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
+    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
+
+
+cdef class Block:
+    def __cinit__(self, bytes data, list spans, int node_id):
+        cdef Py_ssize_t i
+        self.data = data
+        self.bytes_at = data
+        self.node_id = node_id
+        self.span_count = len(spans)
+        self.spans = <Span*>PyMem_Malloc(max(1, self.span_count) * sizeof(Span))
+        if self.spans == NULL:
+            raise MemoryError
+        for i in range(self.span_count):
+            first, count, start, end = spans[i]
+            if not 0 <= start <= end <= len(data) or count < 1:
+                raise ValueError(f"span {spans[i]} lies outside of {len(data)} bytes")
+            self.spans[i] = Span(first, count, start, end)
+
+    def __dealloc__(self):
+        PyMem_Free(self.spans)
+
+    @property
+    def first(self):
+        """The smallest index in the block."""
+        return self.spans[0].first if self.span_count else 0
+
+    @property
+    def end(self):
+        """One past the largest index in the block."""
+        cdef Py_ssize_t last = self.span_count - 1
+        return self.spans[last].first + self.spans[last].count if last >= 0 else 0
+
+    @property
+    def count(self):
+        cdef Py_ssize_t i
+        cdef int64_t total = 0
+        for i in range(self.span_count):
+            total += self.spans[i].count
+        return total
+
+    def frame(self, int64_t index):
+        """The frame of ``index`` as bytes, or None if the block does not hold it."""
+        cdef Py_ssize_t span = self.find(index)
+        if span < 0 or self.spans[span].first > index:
+            return None
+        cdef Py_ssize_t at = self.offset_of(span, index)
+        return self.data[at:at + 4 + load_u32(self.bytes_at + at)]
+
+    def head(self, int64_t count):
+        """A block of the first ``count`` messages over the same bytes."""
+        cdef Py_ssize_t i
+        cdef list spans = []
+        for i in range(self.span_count):
+            if count <= 0:
+                break
+            span = self.spans[i]
+            if span.count <= count:
+                spans.append((span.first, span.count, span.start, span.end))
+            else:
+                end = self.offset_of(i, span.first + count)
+                spans.append((span.first, count, span.start, end))
+            count -= span.count
+        return Block(self.data, spans, self.node_id)
+
+    cdef Py_ssize_t find(self, int64_t index) noexcept:
+        # The span that holds ``index`` or the first one after it; -1 past the end.
+        cdef Py_ssize_t low = 0, high = self.span_count, middle
+        while low < high:
+            middle = (low + high) // 2
+            if self.spans[middle].first + self.spans[middle].count <= index:
+                low = middle + 1
+            else:
+                high = middle
+        return low if low < self.span_count else -1
+
+    cdef Py_ssize_t offset_of(self, Py_ssize_t span, int64_t index) except -1:
+        # Frames have no table of their own: a walk from the span's start costs 2 ns a frame.
+        cdef Py_ssize_t at = self.spans[span].start
+        cdef Py_ssize_t end = self.spans[span].end
+        cdef int64_t i = self.spans[span].first
+        while i < index:
+            if at + 4 > end:
+                raise ValueError(f"index {index} is not in the span it should be in")
+            at += 4 + load_u32(self.bytes_at + at)
+            i += 1
+        if at > end:
+            raise ValueError(f"frame sizes run past the span before index {index}")
+        return at

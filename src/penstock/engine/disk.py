@@ -1,0 +1,27 @@
+"""Where work that may wait for a disk is sent, so that the loop never waits (R9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+Done = Callable[[T | None, BaseException | None], None]
+
+
+class Disk(Protocol):
+    """Runs ``work`` elsewhere; ``done`` gets its result or its error, later, on the loop."""
+
+    def submit(self, work: Callable[[], T], done: Done[T]) -> None: ...
+
+
+class InlineDisk:
+    """Runs everything at once, for single-threaded use."""
+
+    def submit(self, work: Callable[[], T], done: Done[T]) -> None:
+        try:
+            result = work()
+        except Exception as error:
+            done(None, error)
+        else:
+            done(result, None)

@@ -1,0 +1,43 @@
+"""The exceptions of Penstock.
+
+    PenstockError
+    ├── ProtocolError     what a peer sent is wrong: a wire code, a text, fatal or not
+    ├── OptionError       a flag, environment variable or config file is wrong
+    └── StorageError      a file cannot be used as it is
+        ├── CorruptError  bytes that were once good are not any more
+        └── LockedError   another process owns the data path
+
+Errors of the operating system (disk full, permission) stay ``OSError``.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Anything Penstock itself raises."""
+
+
+class ProtocolError(PenstockError):
+    """A wire error.  After a fatal one the connection is closed."""
+
+    def __init__(self, code: str, text: str = "", *, fatal: bool = True) -> None:
+        super().__init__(f"{code} {text}" if text else code)
+        self.code = code
+        self.text = text
+        self.fatal = fatal
+
+
+class OptionError(PenstockError):
+    """A setting is unknown or outside its range; the text names it and what is allowed."""
+
+
+class StorageError(PenstockError):
+    """A file or folder cannot be used as it is."""
+
+
+class CorruptError(StorageError):
+    """A checksum or structure does not hold where the bytes were known to be good."""
+
+
+class LockedError(StorageError):
+    """Another process holds the data path."""
