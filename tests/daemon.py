@@ -1,0 +1,328 @@
+"""A real nsqd process, and a raw connection to it, for the tests that need one.
+
+    with Nsqd(tmp_path) as nsqd:                    # port 0s; the real ports are read from stderr
+        with nsqd.connect() as raw:
+            raw.send(b"PUB t\\n" + ...)
+            assert raw.frame() == (RESPONSE, b"OK")
+        nsqd.kill()                                 # SIGKILL
+        nsqd.start()                                # same data path, same ports, same options
+
+Every wait is bounded: a daemon that hangs fails the test with what it logged.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+START_SECONDS_MAX = 15.0
+STOP_SECONDS_MAX = 20.0
+REPLY_SECONDS_MAX = 10.0
+LOG_LINES_MAX = 100_000
+
+RESPONSE, ERROR, MESSAGE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message as it stands in a frame of type 2."""
+
+    timestamp_ns: int
+    attempts: int
+    id: bytes
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP answer."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Nsqd:
+    """One nsqd on ``data_path``; not started until ``start()`` or ``with``."""
+
+    program = "nsqd"
+
+    def __init__(self, data_path: Path, *options: str) -> None:
+        self.data_path = data_path
+        self.options = options
+        self.tcp_port = 0
+        self.http_port = 0
+        self.lines: list[str] = []
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._news = threading.Condition()
+        self._stderr_open = False
+
+    # Life
+
+    def start(self, *options: str) -> Self:
+        """Start and return once both ports are listening.
+
+        ``options`` come on top of those given at construction, for this run only.
+        """
+        assert self._process is None, "already running"
+        self.data_path.mkdir(parents=True, exist_ok=True)
+        self.lines = []
+        self._stderr_open = True
+        self._process = subprocess.Popen(
+            [*self.command(), *self.options, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="backslashreplace",
+        )
+        self._reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._reader.start()
+        try:
+            self.tcp_port = self._listening_port("TCP")
+            self.http_port = self._listening_port("HTTP")
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def command(self) -> list[str]:
+        """The command line.  After the first start the ports are no longer 0 but the same."""
+        return [
+            str(Path(sys.executable).parent / self.program),
+            f"--data-path={self.data_path}",
+            f"--tcp-address=127.0.0.1:{self.tcp_port}",
+            f"--http-address=127.0.0.1:{self.http_port}",
+        ]
+
+    def terminate(self, timeout_s: float = STOP_SECONDS_MAX) -> int:
+        """Send SIGTERM, wait for the end and return the exit status."""
+        return self._end(signal.SIGTERM, timeout_s)
+
+    def kill(self) -> int:
+        """Send SIGKILL, which no process survives, and return the exit status."""
+        return self._end(signal.SIGKILL, STOP_SECONDS_MAX)
+
+    def restart(self, *options: str) -> Self:
+        """Stop cleanly and start on the same data path and ports."""
+        status = self.terminate()
+        assert status == 0, f"exit status {status}\n{self.log}"
+        return self.start(*options)
+
+    def wait(self, timeout_s: float = STOP_SECONDS_MAX) -> int:
+        """Wait for a process that ends by itself and return the exit status."""
+        return self._end(None, timeout_s)
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not running"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def __enter__(self) -> Self:
+        return self if self._process is not None else self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the process whatever its state; for clean-up."""
+        if self._process is None:
+            return
+        try:
+            self.terminate()
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _end(self, number: int | None, timeout_s: float) -> int:
+        process, reader = self._process, self._reader
+        assert process is not None and reader is not None, "not running"
+        if number is not None:
+            process.send_signal(number)
+        status = process.wait(timeout_s)
+        reader.join(timeout_s)
+        self._process = self._reader = None
+        return status
+
+    # Standard error
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for_log(self, pattern: str, timeout_s: float = REPLY_SECONDS_MAX) -> re.Match[str]:
+        """Return the first match of ``pattern`` in a line logged since the start."""
+        deadline_s = time.monotonic() + timeout_s
+        seen = 0
+        with self._news:
+            while True:
+                for line in self.lines[seen:]:
+                    if match := re.search(pattern, line):
+                        return match
+                seen = len(self.lines)
+                left_s = deadline_s - time.monotonic()
+                if not self._stderr_open or left_s <= 0:
+                    raise AssertionError(f"{pattern!r} was not logged:\n{self.log}")
+                self._news.wait(left_s)
+
+    def _listening_port(self, kind: str) -> int:
+        match = self.wait_for_log(rf"\b{kind}: listening on \S+:(\d+)", START_SECONDS_MAX)
+        return int(match[1])
+
+    def _read_stderr(self) -> None:
+        process = self._process
+        assert process is not None and process.stderr is not None
+        for line in process.stderr:
+            with self._news:
+                if len(self.lines) < LOG_LINES_MAX:
+                    self.lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+        with self._news:
+            self._stderr_open = False
+            self._news.notify_all()
+        process.stderr.close()
+
+    # Talking
+
+    @contextmanager
+    def connect(self, magic: bytes = b"  V2") -> Iterator[Raw]:
+        with socket.create_connection(("127.0.0.1", self.tcp_port), REPLY_SECONDS_MAX) as sock:
+            raw = Raw(sock)
+            raw.send(magic)
+            yield raw
+
+    def http(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Reply:
+        """Make one HTTP request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, REPLY_SECONDS_MAX)
+        try:
+            connection.request(method, target, body, headers or {})
+            response = connection.getresponse()
+            return Reply(response.status, response.msg, response.read())
+        finally:
+            connection.close()
+
+    def get(self, target: str) -> Reply:
+        return self.http("GET", target)
+
+    def post(self, target: str, body: bytes = b"") -> Reply:
+        return self.http("POST", target, body)
+
+    def stats(self, query: str = "") -> Any:
+        """The JSON of /stats."""
+        reply = self.get(f"/stats?format=json{query}")
+        assert reply.status == 200, reply
+        return reply.json
+
+    def channel(self, topic: str, channel: str) -> Any:
+        """The statistics of one channel."""
+        return self.stats(f"&topic={topic}&channel={channel}")["topics"][0]["channels"][0]
+
+
+class Raw:
+    """A client that knows frames and nothing else, on a blocking socket with a time limit."""
+
+    def __init__(self, sock: socket.socket, timeout_s: float = REPLY_SECONDS_MAX) -> None:
+        self.sock = sock
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.settimeout(timeout_s)
+
+    def send(self, *parts: bytes) -> None:
+        self.sock.sendall(b"".join(parts))
+
+    def send_bytewise(self, data: bytes) -> None:
+        """One packet a byte (no Nagle), so that every split point is met.
+
+        The peer may close before the end, after an error: the rest is then not sent.
+        """
+        for at in range(len(data)):
+            try:
+                self.sock.sendall(data[at : at + 1])
+            except (BrokenPipeError, ConnectionResetError):
+                return
+
+    def exactly(self, size: int) -> bytes:
+        chunks = []
+        while size:
+            chunk = self.sock.recv(size)
+            if not chunk:
+                raise EOFError(f"closed with {size} bytes missing")
+            chunks.append(chunk)
+            size -= len(chunk)
+        return b"".join(chunks)
+
+    def frame(self) -> tuple[int, bytes]:
+        """The next frame's type and data; heartbeats are frames like any other."""
+        size, kind = struct.unpack(">iI", self.exactly(8))
+        return kind, self.exactly(size - 4)
+
+    def message(self) -> Message:
+        """The next frame, which must be a message."""
+        kind, data = self.frame()
+        assert kind == MESSAGE, (kind, data)
+        timestamp_ns, attempts, id = struct.unpack_from(">qH16s", data)
+        return Message(timestamp_ns, attempts, id, data[26:])
+
+    def command(self, *parts: bytes) -> tuple[int, bytes]:
+        """Send a command and return the frame that answers it."""
+        self.send(*parts)
+        return self.frame()
+
+    def silent(self, seconds: float) -> bool:
+        """Whether nothing arrives for ``seconds``."""
+        before = self.sock.gettimeout()
+        self.sock.settimeout(seconds)
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+            return False
+        except TimeoutError:
+            return True
+        finally:
+            self.sock.settimeout(before)
+
+    def closed(self) -> bool:
+        """Whether the peer closes without sending anything more."""
+        try:
+            return self.sock.recv(1) == b""
+        except ConnectionResetError:
+            return True
