@@ -1,0 +1,310 @@
+"""Kinds of settings: how a text becomes a value, which values are allowed, how one is shown.
+
+A kind knows nothing of flags or files; a wrong text is a ``ValueError`` and the caller, who
+knows where it stood, makes a sentence of it with ``allowed()``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# Go's units, and days, because delays of a year are ordinary here.
+UNIT_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,  # micro sign
+    "μs": 1_000,  # Greek mu
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
+}
+_INT64_MAX = 2**63 - 1
+_PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h|d)")
+_TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
+_FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
+
+
+def parse_duration(text: str) -> int:
+    """Return the nanoseconds of a Go duration: ``250ms``, ``1h30m``, ``1.5s``, ``-2s``, ``0``.
+
+    ``-1`` needs no unit: it is NSQ's way to say "off" where that is allowed.
+    """
+    sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
+    if rest == "0" or text == "-1":
+        return sign * int(rest)
+    total_ns = offset = 0
+    while part := _PART.match(rest, offset):
+        whole, fraction, unit = part[1], part[2] or "", part[3]
+        if not whole and not fraction:
+            break
+        unit_ns = UNIT_NS[unit]
+        total_ns += int(whole or "0") * unit_ns + int(fraction or "0") * unit_ns // 10 ** len(
+            fraction
+        )
+        offset = part.end()
+    if not rest or offset != len(rest) or total_ns > _INT64_MAX:
+        raise ValueError(text)
+    return sign * total_ns
+
+
+def format_duration(duration_ns: int) -> str:
+    """Return a duration as a person would write it: ``1h30m``, ``250ms``, ``365d``."""
+    if duration_ns <= 0:
+        return str(duration_ns) if duration_ns in (0, -1) else "-" + format_duration(-duration_ns)
+    days, hours = divmod(duration_ns, UNIT_NS["d"])
+    if hours == 0 and days > 1:
+        return f"{days}d"
+    text, rest_ns = "", duration_ns
+    for unit in ("h", "m", "s", "ms", "us", "ns"):
+        count, rest_ns = divmod(rest_ns, UNIT_NS[unit])
+        if count:
+            text += f"{count}{unit}"
+    return text
+
+
+def parse_bool(text: str) -> bool:
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+def parse_int(text: str) -> int:
+    """As Go's flags do: decimal, 0x, 0o, 0b, and a leading 0 for octal."""
+    if re.fullmatch(r"[+-]?0[0-7_]+", text):
+        return int(text, 8)
+    return int(text, 0)
+
+
+def format_float(value: float) -> str:
+    """As Go's ``%v`` does for the numbers one meets here: ``2``, ``0.99``."""
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+def _string(value: object) -> str:
+    """Return what a TOML file gave for a setting that has no type of its own there."""
+    if isinstance(value, str):
+        return value
+    raise ValueError(value)
+
+
+def _bounds(low: str | None, high: str | None) -> str:
+    if low is not None and high is not None:
+        return f"from {low} to {high}"
+    if low is not None:
+        return f"{low} or more"
+    return f"{high} or less" if high is not None else ""
+
+
+class Text:
+    """Any string."""
+
+    kind = "string"
+    listed = False  # may be given several times, or as a comma list
+    bare: str | None = None  # what the flag means without a value; None: it needs one
+
+    def parse(self, text: str) -> Any:
+        """Return the value of ``text``; a ValueError says it is not one that is allowed."""
+        return text
+
+    def convert(self, value: object) -> Any:
+        """Return the value of what stood in a TOML file."""
+        return self.parse(_string(value))
+
+    def show(self, value: Any) -> str:
+        """Return the text that ``parse`` would take for ``value``."""
+        return str(value)
+
+    def to_json(self, value: Any) -> Any:
+        """Return ``value`` as NSQ's ``/config`` shows it."""
+        return value
+
+    def allowed(self) -> str:
+        return "a string"
+
+
+class Bool(Text):
+    kind = "bool"
+    bare = "true"
+
+    def parse(self, text: str) -> bool:
+        return parse_bool(text)
+
+    def convert(self, value: object) -> bool:
+        # NSQ takes the integer 0 for true.  Refusing integers is the only safe answer.
+        return value if isinstance(value, bool) else parse_bool(_string(value))
+
+    def show(self, value: Any) -> str:
+        return "true" if value else "false"
+
+    def allowed(self) -> str:
+        return "true or false"
+
+
+class Int(Text):
+    """``checked=False``: the range is stated here but judged elsewhere, in NSQ's own words."""
+
+    kind = "int"
+
+    def __init__(
+        self, minimum: int | None = None, maximum: int | None = None, *, checked: bool = True
+    ) -> None:
+        self.minimum = minimum
+        self.maximum = maximum
+        self.checked = checked
+
+    def parse(self, text: str) -> int:
+        return self._within(parse_int(text))
+
+    def convert(self, value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return self._within(value)
+        return self.parse(_string(value))
+
+    def _within(self, value: int) -> int:
+        low = -_INT64_MAX if self.minimum is None or not self.checked else self.minimum
+        high = _INT64_MAX if self.maximum is None or not self.checked else self.maximum
+        if not low <= value <= high:
+            raise ValueError(value)
+        return value
+
+    def allowed(self) -> str:
+        low = None if self.minimum is None else str(self.minimum)
+        high = None if self.maximum is None else str(self.maximum)
+        return f"an integer {_bounds(low, high)}".rstrip()
+
+
+class Float(Text):
+    kind = "float"
+
+    def __init__(
+        self, minimum: float | None = None, maximum: float | None = None, *, checked: bool = True
+    ) -> None:
+        self.minimum = minimum
+        self.maximum = maximum
+        self.checked = checked
+
+    def parse(self, text: str) -> float:
+        value = float(text)
+        low = -1e300 if self.minimum is None or not self.checked else self.minimum
+        high = 1e300 if self.maximum is None or not self.checked else self.maximum
+        if not low <= value <= high:  # not-a-number fails here too
+            raise ValueError(text)
+        return value
+
+    def convert(self, value: object) -> float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return self.parse(repr(value))
+        return self.parse(_string(value))
+
+    def show(self, value: Any) -> str:
+        return format_float(value)
+
+    def allowed(self) -> str:
+        low = None if self.minimum is None else format_float(self.minimum)
+        high = None if self.maximum is None else format_float(self.maximum)
+        return f"a number {_bounds(low, high)}".rstrip()
+
+
+class Duration(Text):
+    kind = "duration"
+
+    def __init__(self, minimum_ns: int = 0, maximum_ns: int | None = None) -> None:
+        self.minimum_ns = minimum_ns
+        self.maximum_ns = maximum_ns
+
+    def parse(self, text: str) -> int:
+        value_ns = parse_duration(text)
+        high_ns = _INT64_MAX if self.maximum_ns is None else self.maximum_ns
+        if not self.minimum_ns <= value_ns <= high_ns:
+            raise ValueError(text)
+        return value_ns
+
+    def convert(self, value: object) -> int:
+        # NSQ takes an integer in a config file for milliseconds.
+        if isinstance(value, int) and not isinstance(value, bool):
+            return self.parse(f"{value}ms")
+        return self.parse(_string(value))
+
+    def show(self, value: Any) -> str:
+        return format_duration(value)
+
+    def allowed(self) -> str:
+        low = format_duration(self.minimum_ns)
+        high = None if self.maximum_ns is None else format_duration(self.maximum_ns)
+        return f"a duration such as 250ms or 1h30m, {_bounds(low, high)}"
+
+
+class Choice(Text):
+    """One of a few words.  ``codes`` gives the number NSQ's ``/config`` shows for each, if any."""
+
+    kind = "choice"
+
+    def __init__(
+        self,
+        codes: Mapping[str, int | None],
+        *,
+        aliases: Mapping[str, str] | None = None,
+        bare: str | None = None,
+    ) -> None:
+        self.codes = codes
+        self.aliases = aliases or {}
+        self.bare = bare
+
+    def parse(self, text: str) -> str:
+        word = text.lower()
+        word = self.aliases.get(word, word)
+        if word not in self.codes:
+            raise ValueError(text)
+        return word
+
+    def convert(self, value: object) -> str:
+        if isinstance(value, bool):  # tls_required = true
+            return self.parse(str(value))
+        return self.parse(_string(value))
+
+    def to_json(self, value: Any) -> Any:
+        code = self.codes[value]
+        return value if code is None else code
+
+    def allowed(self) -> str:
+        return "one of " + ", ".join(word or '""' for word in self.codes)
+
+
+class Listed(Text):
+    """Several values of one kind, as a tuple; ``descending`` sorts them so."""
+
+    listed = True
+
+    def __init__(self, item: Text, *, descending: bool = False) -> None:
+        self.item = item
+        self.kind = f"{item.kind} list"
+        self.descending = descending
+
+    def parse(self, text: str) -> tuple[Any, ...]:
+        return self._ordered([self.item.parse(part.strip()) for part in text.split(",") if part])
+
+    def convert(self, value: object) -> tuple[Any, ...]:
+        if isinstance(value, list):
+            return self._ordered([self.item.convert(part) for part in value])
+        return self.parse(_string(value))
+
+    def join(self, first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self._ordered([*first, *second])
+
+    def _ordered(self, values: list[Any]) -> tuple[Any, ...]:
+        return tuple(sorted(values, reverse=True) if self.descending else values)
+
+    def show(self, value: Any) -> str:
+        return ",".join(self.item.show(part) for part in value)
+
+    def to_json(self, value: Any) -> Any:
+        return list(value)
+
+    def allowed(self) -> str:
+        return f"{self.item.allowed()}; several with commas or by repeating the flag"
