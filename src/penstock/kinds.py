@@ -105,7 +105,7 @@ class Text:
     """Any string."""
 
     kind = "string"
-    listed = False  # may be given several times, or as a comma list
+    noun = "a string"
     bare: str | None = None  # what the flag means without a value; None: it needs one
 
     def parse(self, text: str) -> Any:
@@ -125,11 +125,18 @@ class Text:
         return value
 
     def allowed(self) -> str:
-        return "a string"
+        """Return what may be given, to follow the words "must be"."""
+        limits = self.limits()
+        return f"{self.noun} {limits}" if limits else self.noun
+
+    def limits(self) -> str:
+        """Return the range alone, to stand in a table; empty if anything of the kind will do."""
+        return ""
 
 
 class Bool(Text):
     kind = "bool"
+    noun = "true or false"
     bare = "true"
 
     def parse(self, text: str) -> bool:
@@ -142,14 +149,12 @@ class Bool(Text):
     def show(self, value: Any) -> str:
         return "true" if value else "false"
 
-    def allowed(self) -> str:
-        return "true or false"
-
 
 class Int(Text):
     """``checked=False``: the range is stated here but judged elsewhere, in NSQ's own words."""
 
     kind = "int"
+    noun = "an integer"
 
     def __init__(
         self, minimum: int | None = None, maximum: int | None = None, *, checked: bool = True
@@ -173,14 +178,15 @@ class Int(Text):
             raise ValueError(value)
         return value
 
-    def allowed(self) -> str:
+    def limits(self) -> str:
         low = None if self.minimum is None else str(self.minimum)
         high = None if self.maximum is None else str(self.maximum)
-        return f"an integer {_bounds(low, high)}".rstrip()
+        return _bounds(low, high)
 
 
 class Float(Text):
     kind = "float"
+    noun = "a number"
 
     def __init__(
         self, minimum: float | None = None, maximum: float | None = None, *, checked: bool = True
@@ -205,14 +211,15 @@ class Float(Text):
     def show(self, value: Any) -> str:
         return format_float(value)
 
-    def allowed(self) -> str:
+    def limits(self) -> str:
         low = None if self.minimum is None else format_float(self.minimum)
         high = None if self.maximum is None else format_float(self.maximum)
-        return f"a number {_bounds(low, high)}".rstrip()
+        return _bounds(low, high)
 
 
 class Duration(Text):
     kind = "duration"
+    noun = "a duration such as 250ms or 1h30m,"
 
     def __init__(self, minimum_ns: int = 0, maximum_ns: int | None = None) -> None:
         self.minimum_ns = minimum_ns
@@ -234,16 +241,17 @@ class Duration(Text):
     def show(self, value: Any) -> str:
         return format_duration(value)
 
-    def allowed(self) -> str:
+    def limits(self) -> str:
         low = format_duration(self.minimum_ns)
         high = None if self.maximum_ns is None else format_duration(self.maximum_ns)
-        return f"a duration such as 250ms or 1h30m, {_bounds(low, high)}"
+        return _bounds(low, high)
 
 
 class Choice(Text):
     """One of a few words.  ``codes`` gives the number NSQ's ``/config`` shows for each, if any."""
 
     kind = "choice"
+    noun = "one of"
 
     def __init__(
         self,
@@ -272,18 +280,17 @@ class Choice(Text):
         code = self.codes[value]
         return value if code is None else code
 
-    def allowed(self) -> str:
-        return "one of " + ", ".join(word or '""' for word in self.codes)
+    def limits(self) -> str:
+        return ", ".join(word or '""' for word in self.codes)
 
 
 class Listed(Text):
     """Several values of one kind, as a tuple; ``descending`` sorts them so."""
 
-    listed = True
-
     def __init__(self, item: Text, *, descending: bool = False) -> None:
         self.item = item
         self.kind = f"{item.kind} list"
+        self.noun = f"{item.noun}, or several with commas between"
         self.descending = descending
 
     def parse(self, text: str) -> tuple[Any, ...]:
@@ -306,5 +313,5 @@ class Listed(Text):
     def to_json(self, value: Any) -> Any:
         return list(value)
 
-    def allowed(self) -> str:
-        return f"{self.item.allowed()}; several with commas or by repeating the flag"
+    def limits(self) -> str:
+        return self.item.limits()

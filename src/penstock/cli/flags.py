@@ -1,0 +1,250 @@
+"""Command lines in Go's style, environment variables and TOML files, read against a table.
+
+    -flag=v   --flag=v   -flag v   --flag v   -switch   --switch=false   --  (ends the flags)
+
+Rule 1: the command line goes before the environment, that before the file, that before the default.
+Rule 2: what NSQ accepts is accepted; what NSQ ignores is ignored, but never silently.
+Rule 3: a wrong value is refused with the place it stood, the value, and what is allowed.
+
+Every daemon and tool declares its options as ``penstock.settings`` describes and gets flags, help,
+environment, config file and documentation from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from ..errors import OptionError
+from ..kinds import Listed
+from ..settings import Setting, settings_of
+
+Options = TypeVar("Options")
+Action = Literal["run", "help", "version"]
+
+COMMON = (
+    ("config", "path", "path of a TOML file with options"),
+    ("version", "", "print the version and exit"),
+    ("help", "", "print this text and exit"),
+)
+
+
+class UsageError(OptionError):
+    """The command line itself is wrong: exit code 2, as Go's flag package does."""
+
+
+@dataclass
+class Parsed(Generic[Options]):
+    """What a command line asks for; ``options`` are the defaults unless the action is "run"."""
+
+    action: Action
+    options: Options
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Line:
+    """A command line taken apart, before anything else is read."""
+
+    action: Action = "run"
+    config_path: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+    rest: Sequence[str] = ()
+
+
+class FlagTable(Generic[Options]):
+    """The flags of one program.
+
+    ``ignored`` lists flags that NSQ still accepts and that do nothing: (name, help).
+    """
+
+    def __init__(
+        self,
+        program: str,
+        options: type[Options],
+        *,
+        summary: str,
+        environment_prefix: str,
+        ignored: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        self.program = program
+        self.options = options
+        self.summary = summary
+        self.environment_prefix = environment_prefix
+        self.settings = settings_of(options)
+        self.ignored = tuple(ignored)
+        self._by_flag = {setting.flag: setting for setting in self.settings}
+        self._by_option = {setting.option: setting for setting in self.settings}
+        self._ignored_names = frozenset(name for name, _ in self.ignored)
+
+    def parse(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Parsed[Options]:
+        """Return what the arguments (without the program's name) ask for, or raise OptionError."""
+        line = self._parse_line(arguments)
+        if line.action != "run":
+            return Parsed(line.action, self.options())
+        warnings = []
+        if line.rest:
+            warnings.append(f"ignored from the first argument that is not a flag: {line.rest}")
+        config_path = line.config_path or environment.get(self.environment_prefix + "CONFIG", "")
+        values = self._read_config(config_path, warnings) if config_path else {}
+        values.update(self._read_environment(environment, warnings))
+        values.update(line.values)
+        return Parsed("run", self.options(**values), warnings)
+
+    def _parse_line(self, arguments: Sequence[str]) -> _Line:
+        line = _Line()
+        position = 0
+        while position < len(arguments):
+            argument = arguments[position]
+            if len(argument) < 2 or not argument.startswith("-"):
+                break
+            position += 1
+            if argument == "--":
+                break
+            name, equals, text = argument[2 if argument[1] == "-" else 1 :].partition("=")
+            if not name or name.startswith("-"):
+                raise UsageError(f"bad flag syntax: {argument}")
+            following = arguments[position] if position < len(arguments) else None
+            position += self._take(line, name, text if equals else None, following)
+            if line.action == "help":
+                break
+        else:
+            return line
+        line.rest = [] if line.action == "help" else list(arguments[position:])
+        return line
+
+    def _take(self, line: _Line, name: str, text: str | None, following: str | None) -> int:
+        """Note one flag; return how many of the following arguments belong to it."""
+        if name in ("h", "help"):
+            line.action = "help"
+            return 0
+        if name in self._ignored_names:
+            return int(text is None and following is not None and not following.startswith("-"))
+        if name == "version":
+            if self._switch(name, text):
+                line.action = "version"
+            return 0
+        setting = self._by_flag.get(name)
+        if setting is None and name != "config":
+            raise UsageError(f"flag provided but not defined: -{name}{self._suggestion(name)}")
+        used = 0
+        if text is None:
+            text = setting.kind.bare if setting is not None else None
+        if text is None:
+            if following is None:
+                raise UsageError(f"flag needs an argument: -{name}")
+            text, used = following, 1
+        if setting is None:
+            line.config_path = text
+            return used
+        try:
+            value = setting.kind.parse(text)
+        except ValueError:
+            raise UsageError(_refusal(text, f"flag -{name}", setting)) from None
+        if isinstance(setting.kind, Listed):
+            value = setting.kind.join(line.values.get(setting.field, ()), value)
+        line.values[setting.field] = value
+        return used
+
+    def _switch(self, name: str, text: str | None) -> bool:
+        from ..kinds import parse_bool
+
+        try:
+            return parse_bool("true" if text is None else text)
+        except ValueError:
+            raise UsageError(f'invalid boolean value "{text}" for -{name}') from None
+
+    def _suggestion(self, name: str) -> str:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, self._by_flag, n=1, cutoff=0.75)
+        return f" (did you mean -{close[0]}?)" if close else ""
+
+    def _read_environment(
+        self, environment: Mapping[str, str], warnings: list[str]
+    ) -> dict[str, Any]:
+        """An empty variable counts as unset, as scripts and containers leave them behind."""
+        values: dict[str, Any] = {}
+        prefix = self.environment_prefix
+        for variable in sorted(environment):
+            text = environment[variable]
+            if not variable.startswith(prefix) or not text or variable == prefix + "CONFIG":
+                continue
+            setting = self._by_option.get(variable.removeprefix(prefix).lower())
+            if setting is None:
+                warnings.append(f"environment variable {variable} is no option of {self.program}")
+                continue
+            values[setting.field] = _convert(setting.kind.parse, text, variable, setting)
+        return values
+
+    def _read_config(self, path: str, warnings: list[str]) -> dict[str, Any]:
+        import tomllib
+
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise OptionError(f"failed to load config file {path} - {error}") from None
+        values: dict[str, Any] = {}
+        for option, value in table.items():
+            setting = self._by_option.get(option)
+            if setting is None:
+                if option.replace("_", "-") not in self._ignored_names:
+                    warnings.append(f"config file {path}: {option} is no option of {self.program}")
+                continue
+            place = f"{option} in {path}"
+            values[setting.field] = _convert(setting.kind.convert, value, place, setting)
+        return values
+
+    def help(self) -> str:
+        """Return the whole help text, grouped, in the order of the table."""
+        lines = [f"Usage: {self.program} [flags]", "", self.summary]
+        group = ""
+        for setting in self.settings:
+            if setting.group != group:
+                group = setting.group
+                lines += ["", f"{group}:"]
+            lines += self._help_lines(setting)
+        lines += ["", "Also:"]
+        for name, argument, text in COMMON:
+            lines += [f"  -{name} {argument}".rstrip(), f"        {text}"]
+        for name, text in self.ignored:
+            lines += [f"  -{name}", f"        {text}"]
+        lines += [
+            "",
+            "Flags are written -flag=value, --flag=value or -flag value.  An option is taken from",
+            f"the command line, else from {self.environment_prefix}<OPTION>, else from the file.",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _help_lines(self, setting: Setting) -> list[str]:
+        argument = "" if setting.kind.kind == "bool" else f" {setting.kind.kind}"
+        default = setting.show_default()
+        notes = [f"default {default}" if default else "default none"]
+        if limits := setting.kind.limits():
+            notes.append(limits)
+        if isinstance(setting.kind, Listed):
+            notes.append("may be repeated")
+        if setting.own:
+            notes.append("not in NSQ")
+        text = f"{setting.help} ({'; '.join(notes)})"
+        return [f"  -{setting.flag}{argument}", *_wrapped(text)]
+
+
+def _convert(convert: Callable[[Any], Any], value: object, place: str, setting: Setting) -> Any:
+    try:
+        return convert(value)
+    except ValueError:
+        raise OptionError(_refusal(value, f"{place} (flag -{setting.flag})", setting)) from None
+
+
+def _wrapped(text: str) -> list[str]:
+    import textwrap
+
+    indent = " " * 8
+    return textwrap.wrap(text, 96, initial_indent=indent, subsequent_indent=indent)
+
+
+def _refusal(value: object, place: str, setting: Setting) -> str:
+    return f'invalid value "{value}" for {place}: must be {setting.kind.allowed()}'
