@@ -3,6 +3,7 @@
     PenstockError
     ├── ProtocolError     what a peer sent is wrong: a wire code, a text, fatal or not
     ├── OptionError       a flag, environment variable or config file is wrong
+    ├── LoadError         a load generator's run cannot go on
     └── StorageError      a file cannot be used as it is
         ├── CorruptError  bytes that were once good are not any more
         └── LockedError   another process owns the data path
@@ -29,6 +30,10 @@ class ProtocolError(PenstockError):
 
 class OptionError(PenstockError):
     """A setting is unknown or outside its range; the text names it and what is allowed."""
+
+
+class LoadError(PenstockError):
+    """A run of the load generator cannot go on; the text says why in words for a person."""
 
 
 class StorageError(PenstockError):

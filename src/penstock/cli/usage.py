@@ -1,0 +1,51 @@
+"""What a process costs, read from /proc: CPU time, resident memory, open files."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
+_PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One look at a process."""
+
+    cpu_us: int
+    rss_size: int
+    wall_ns: int
+
+
+def usage(pid: int) -> Usage:
+    """Read the CPU time (user and system, all threads) and the resident memory of ``pid``.
+
+    Raises ``ProcessLookupError`` if there is no such process.
+    """
+    try:
+        # The name in parentheses may hold spaces: count from its end.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        rss_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except FileNotFoundError as error:
+        raise ProcessLookupError(f"no process with id {pid}") from error
+    cpu_us = (int(fields[11]) + int(fields[12])) * _TICK_US
+    return Usage(cpu_us, rss_pages * _PAGE_SIZE, time.monotonic_ns())
+
+
+def open_file_count(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def settle(pid: int, seconds_max: float = 5.0) -> Usage:
+    """Wait until ``pid`` has gone quiet, so that work it has put off is counted too."""
+    give_up_s = time.monotonic() + seconds_max
+    before = usage(pid)
+    while True:
+        time.sleep(0.2)
+        after = usage(pid)
+        if after.cpu_us - before.cpu_us <= _TICK_US or time.monotonic() > give_up_s:
+            return after
+        before = after
