@@ -127,7 +127,7 @@ class Text:
     def allowed(self) -> str:
         """Return what may be given, to follow the words "must be"."""
         limits = self.limits()
-        return f"{self.noun} {limits}" if limits else self.noun
+        return f"{self.noun} {limits}".strip()
 
     def limits(self) -> str:
         """Return the range alone, to stand in a table; empty if anything of the kind will do."""
@@ -251,7 +251,7 @@ class Choice(Text):
     """One of a few words.  ``codes`` gives the number NSQ's ``/config`` shows for each, if any."""
 
     kind = "choice"
-    noun = "one of"
+    noun = ""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ class Choice(Text):
         return value if code is None else code
 
     def limits(self) -> str:
-        return ", ".join(word or '""' for word in self.codes)
+        return "one of " + ", ".join(word or '""' for word in self.codes)
 
 
 class Listed(Text):

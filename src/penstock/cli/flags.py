@@ -243,7 +243,9 @@ def _wrapped(text: str) -> list[str]:
     import textwrap
 
     indent = " " * 8
-    return textwrap.wrap(text, 96, initial_indent=indent, subsequent_indent=indent)
+    return textwrap.wrap(
+        text, 96, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
 
 
 def _refusal(value: object, place: str, setting: Setting) -> str:

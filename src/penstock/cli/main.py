@@ -1,0 +1,68 @@
+"""`penstock <command>`: one door to all programs.
+
+A command is a module with ``main(arguments) -> int``; it is loaded only when it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # as in typing, without its import
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# name: (module, one line of help)
+COMMANDS = {
+    "nsqd": ("penstock.cli.nsqd", "receive messages, keep them, deliver them to consumers"),
+    "dump": ("penstock.cli.dump", "show what is in the files of a data path"),
+    "bench": ("penstock.cli.bench", "measure a running nsqd"),
+}
+
+
+def help_text() -> str:
+    width = max(map(len, COMMANDS))
+    lines = ["Usage: penstock <command> [flags]", "", "Commands:"]
+    lines += [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [
+        "",
+        'See "penstock help <command>" for its flags, "penstock --version" for the version.',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the first argument names; return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    word = arguments[0] if arguments else ""
+    if word in ("-version", "--version"):
+        from ..version import NSQ_VERSION, VERSION
+
+        print(f"penstock v{VERSION} (as NSQ v{NSQ_VERSION})")
+        return 0
+    if word == "help" and len(arguments) > 1:
+        return _run(arguments[1], ["--help"])
+    if word in ("help", "-h", "-help", "--help"):
+        print(help_text(), end="")
+        return 0
+    if not word:
+        print(help_text(), end="", file=sys.stderr)
+        return 2
+    return _run(word, arguments[1:])
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    if name not in COMMANDS:
+        print(f'penstock: no command "{name}"{_suggestion(name)}', file=sys.stderr)
+        print('See "penstock --help" for all commands.', file=sys.stderr)
+        return 2
+
+    from importlib import import_module
+
+    return int(import_module(COMMANDS[name][0]).main(arguments))
+
+
+def _suggestion(name: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, COMMANDS, n=1)
+    return f'; did you mean "{close[0]}"?' if close else ""
