@@ -1,0 +1,122 @@
+"""JSON as Go's encoding/json reads and writes it, which is what NSQ's clients are used to.
+
+Reading, where it differs from Python's json:
+  1. bytes that are not UTF-8 become U+FFFD, one a byte; so does half a surrogate pair
+  2. NaN and Infinity are errors
+  3. numbers stay text until a field wants one: an integer field takes ``1000``, not ``1000.0``
+  4. keys match a field without regard to case (and two signs that fold to s and k)
+  5. ``null`` leaves a field as it is; any other value of a wrong type is an error, also when a
+     later duplicate of the key would be right; else the last duplicate wins
+
+Writing: compact, UTF-8 as it is, but ``<``, ``>``, ``&`` and the line separators escaped.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Mapping
+from typing import NoReturn
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_INTEGER = re.compile(r"-?[0-9]+")
+# The longest int64 has 20 characters; a longer one need not be parsed to be known too big.
+_INTEGER_CHARS_MAX = 20
+_FOLD = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+_FOLD |= {0x017F: ord("s"), 0x212A: ord("k")}
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+class Number(str):
+    """A number as written; which type it must be depends on the field."""
+
+    __slots__ = ()
+
+
+class Object(tuple[tuple[str, object], ...]):
+    """An object as its pairs, in order, duplicates included."""
+
+    __slots__ = ()
+
+
+Value = str | int | bool
+
+
+def decode_object(raw: bytes, fields: Mapping[str, tuple[type, int]]) -> dict[str, Value]:
+    """Return the values ``raw`` gives to ``fields``, each a type (and its bits, if int).
+
+    What is absent or null is absent in the result; a top-level null is an empty object.
+    Raises ValueError.
+    """
+    top = decode(raw)
+    if top is None:
+        return {}
+    if not isinstance(top, Object):
+        raise ValueError("not an object")
+    values: dict[str, Value] = {}
+    for key, value in top:
+        name = key.translate(_FOLD)
+        if name in fields and value is not None:
+            kind, bits = fields[name]
+            values[name] = _typed(value, kind, bits)
+    return values
+
+
+def decode(raw: bytes) -> object:
+    """Return what ``raw`` means: Object, list, str, Number, bool or None.
+
+    Raises ValueError, also for nesting deeper than Python's recursion limit.
+    """
+    text = raw.decode("utf-8", "penstock-bytewise")
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def encode(value: object) -> bytes:
+    """Return ``value`` as Go would marshal it."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.translate(_ESCAPES).encode("utf-8", "replace")
+
+
+def _typed(value: object, kind: type, bits: int) -> Value:
+    if kind is int:
+        if isinstance(value, Number):
+            return _integer(value, bits)
+    elif kind is bool:
+        if isinstance(value, bool):
+            return value
+    elif isinstance(value, str) and not isinstance(value, Number):
+        return _SURROGATE.sub(_REPLACEMENT, value)
+    raise ValueError(f"not of type {kind.__name__}")
+
+
+def _integer(number: Number, bits: int) -> int:
+    if len(number) <= _INTEGER_CHARS_MAX and _INTEGER.fullmatch(number):
+        value = int(number)
+        if -(1 << bits - 1) <= value < 1 << bits - 1:
+            return value
+    raise ValueError(f"not an int{bits}")
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _replace_bytewise(error: UnicodeError) -> tuple[str, int]:
+    # Python replaces a truncated sequence by one sign, Go each of its bytes.
+    assert isinstance(error, UnicodeDecodeError)
+    return _REPLACEMENT * (error.end - error.start), error.end
+
+
+codecs.register_error("penstock-bytewise", _replace_bytewise)
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=Object,
+    parse_int=Number,
+    parse_float=Number,
+    parse_constant=_refuse,
+)
