@@ -1,0 +1,23 @@
+from libc.stdint cimport int64_t, uint64_t
+
+
+cdef class Appender:
+    cdef readonly int node_id
+    cdef readonly int64_t first
+    cdef readonly int64_t count
+    cdef readonly int64_t publish_ns
+    cdef readonly int64_t body_size
+    cdef readonly Py_ssize_t size
+    cdef public bint closed
+    cdef public object ticket
+    cdef public object opened
+    cdef readonly str topic
+    cdef unsigned char* buffer
+    cdef Py_ssize_t capacity
+
+    cdef int append(self, const unsigned char* body, Py_ssize_t size,
+                    int64_t timestamp_ns) except -1
+    cdef int append_multi(self, const unsigned char* p, int64_t count,
+                          int64_t timestamp_ns) except -1
+    cdef int open(self) except -1
+    cdef int reserve(self, Py_ssize_t size) except -1

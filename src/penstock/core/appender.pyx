@@ -1,0 +1,127 @@
+# Builds a topic's next batch: bodies in, frames out, in the form they are stored and sent in.
+#
+#     frame: size u32 = 30 + body | type u32 = 2 | timestamp i64 | attempts u16 = 1 | id | body
+#     id:    (node_id << 54 | index) as 16 lower-case hexadecimal digits
+#
+# Everything published to a topic in one turn of the loop meets here and becomes one batch with
+# one checksum, one write and one ticket.
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+cdef enum:
+    FRAME_HEADER = 34
+    FRAME_TYPE_MESSAGE = 2
+    CAPACITY_KEPT_MAX = 1 << 20     # a burst's buffer beyond this is given back
+
+INDEX_BITS = 54
+
+cdef const char* HEX = b"0123456789abcdef"
+
+
+cdef inline unsigned char* store_u32(unsigned char* p, uint32_t value) noexcept:
+    p[0] = <unsigned char>(value >> 24)
+    p[1] = <unsigned char>(value >> 16)
+    p[2] = <unsigned char>(value >> 8)
+    p[3] = <unsigned char>value
+    return p + 4
+
+
+cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
+    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
+
+
+cdef inline void store_id(unsigned char* p, uint64_t value) noexcept:
+    cdef int i
+    for i in range(15, -1, -1):
+        p[i] = HEX[value & 15]
+        value >>= 4
+
+
+cdef class Appender:
+    def __cinit__(self, str topic, int node_id, int64_t first, opened):
+        """``opened()`` is called when a batch begins; it sets ``ticket`` for it."""
+        assert 0 <= node_id < 1024
+        self.topic = topic
+        self.node_id = node_id
+        self.first = first
+        self.opened = opened
+        self.ticket = None
+
+    def __dealloc__(self):
+        PyMem_Free(self.buffer)
+
+    @property
+    def next_index(self):
+        return self.first + self.count
+
+    def add(self, bytes body, int64_t timestamp_ns):
+        """Append one message."""
+        self.append(body, len(body), timestamp_ns)
+
+    def seal(self):
+        """End the batch: (payload, first, count, publish_ns, body_size); a new one begins."""
+        assert self.count
+        payload = PyBytes_FromStringAndSize(<const char*>self.buffer, self.size)
+        sealed = payload, self.first, self.count, self.publish_ns, self.body_size
+        self.first += self.count
+        self.count = self.body_size = self.size = 0
+        self.ticket = None
+        if self.capacity > CAPACITY_KEPT_MAX:
+            PyMem_Free(self.buffer)
+            self.buffer = NULL
+            self.capacity = 0
+        return sealed
+
+    cdef int open(self) except -1:
+        self.opened()
+        return 0
+
+    cdef int append(self, const unsigned char* body, Py_ssize_t size,
+                    int64_t timestamp_ns) except -1:
+        cdef unsigned char* p
+        if not self.count:
+            self.open()
+            self.publish_ns = timestamp_ns
+        elif timestamp_ns < self.publish_ns:
+            self.publish_ns = timestamp_ns
+        self.reserve(FRAME_HEADER + size)
+        p = self.buffer + self.size
+        store_u32(p, <uint32_t>(30 + size))
+        store_u32(p + 4, FRAME_TYPE_MESSAGE)
+        store_u32(p + 8, <uint32_t>(<uint64_t>timestamp_ns >> 32))
+        store_u32(p + 12, <uint32_t>timestamp_ns)
+        p[16] = 0
+        p[17] = 1
+        store_id(p + 18, <uint64_t>self.node_id << 54 | <uint64_t>(self.first + self.count))
+        memcpy(p + FRAME_HEADER, body, size)
+        self.size += FRAME_HEADER + size
+        self.body_size += size
+        self.count += 1
+        return 0
+
+    cdef int append_multi(self, const unsigned char* p, int64_t count,
+                          int64_t timestamp_ns) except -1:
+        # ``p``: ``count`` times (length u32, body), already checked by the scanner.
+        cdef int64_t i
+        cdef Py_ssize_t size
+        for i in range(count):
+            size = load_u32(p)
+            self.append(p + 4, size, timestamp_ns)
+            p += 4 + size
+        return 0
+
+    cdef int reserve(self, Py_ssize_t size) except -1:
+        cdef Py_ssize_t capacity
+        cdef unsigned char* buffer
+        if self.size + size <= self.capacity:
+            return 0
+        capacity = max(4096, self.capacity * 2, self.size + size)
+        buffer = <unsigned char*>PyMem_Realloc(self.buffer, capacity)
+        if buffer == NULL:
+            raise MemoryError
+        self.buffer = buffer
+        self.capacity = capacity
+        return 0

@@ -1,0 +1,47 @@
+from collections.abc import Callable
+from typing import Any
+
+from penstock.core.appender import Appender
+from penstock.core.window import Consumer, Window
+
+INIT: int
+SUBSCRIBED: int
+CLOSING: int
+
+class Owed:
+    @property
+    def ticket(self) -> Any: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def command(self) -> str: ...
+
+class Scanner:
+    state: int
+    window: Window | None
+    consumer: Consumer | None
+    msg_timeout_ns: int
+    progressed: bool
+    answered: bool
+    owed: list[Owed]
+    def __init__(
+        self,
+        appenders: dict[bytes, Appender],
+        on_owed: Callable[[Any], None],
+        *,
+        message_size_max: int,
+        body_size_max: int,
+        ready_count_max: int,
+        requeue_ms_max: int,
+        defer_ms_max: int,
+        msg_timeout_max_ns: int,
+    ) -> None: ...
+    @property
+    def buffered_size(self) -> int: ...
+    @property
+    def pub_counts(self) -> dict[str, int]: ...
+    def feed(self, data: bytes) -> None: ...
+    def next(self, now_ns: int, wall_ns: int) -> Any: ...
+    def eof(self) -> Exception | None: ...
+    def owe_ticket(self, ticket: Any, command: str) -> None: ...
+    def settle(self) -> Owed | None: ...

@@ -1,0 +1,558 @@
+# The server's view of the V2 protocol: bytes in, commands out.
+#
+#     NAME[ SP param]*[CR]LF             every command
+#     size i32, then size bytes          after IDENTIFY, AUTH, PUB, DPUB, MPUB
+#
+# What runs per message (PUB, MPUB, FIN, REQ, TOUCH, RDY) is executed here, on the topic's
+# Appender and the channel's Window.  Everything else is returned by next() to be executed in
+# Python: a tuple whose first item names it, or a ProtocolError.
+#
+# Rule 1: no I/O, no clock, no logging.  The result is a function of the input.
+# Rule 2: where the kernel splits the stream never changes the result.
+# Rule 3: a peer that sends one byte a packet costs O(n), not O(n^2).
+# Rule 4: sizes are checked when declared, before anything is buffered.
+# Rule 5: commands run strictly in order: after next() returned one, the following ones wait
+#         until next() is called again.
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy, memmove
+
+from penstock.core.appender cimport Appender
+from penstock.core.window cimport DONE, NOT_IN_FLIGHT, Consumer, Window
+
+from penstock.errors import ProtocolError
+
+# Connection states, with the numbers /stats shows.
+INIT = 0
+SUBSCRIBED = 3
+CLOSING = 4
+
+cdef enum:
+    STATE_INIT = 0
+    STATE_SUBSCRIBED = 3
+    STATE_CLOSING = 4
+    LINE_SIZE_MAX = 16384       # nsqd's read buffer; a longer line closes without an error frame
+    TOKEN_COUNT_MAX = 4
+    ID_SIZE = 16
+    FIN_LINE_SIZE = 21
+    REST_KEPT_MAX = 65536
+
+cdef object CONTINUE = object()
+cdef object MORE = object()
+cdef tuple LINE_TOO_LONG = ("LINE_TOO_LONG",)
+
+
+cdef inline int32_t load_i32(const unsigned char* p) noexcept:
+    return <int32_t>((<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3])
+
+
+cdef inline bint is_word(Token* token, const char* word, Py_ssize_t size) noexcept:
+    return token.size == size and memcmp(token.at, word, size) == 0
+
+
+cdef inline bytes as_bytes(Token* token):
+    return PyBytes_FromStringAndSize(<const char*>token.at, token.size)
+
+
+cdef inline str as_text(Token* token):
+    # Bytes that are not UTF-8 come back as they were when the error frame is encoded.
+    return as_bytes(token).decode("utf-8", "surrogateescape")
+
+
+cdef int64_t parse_id(const unsigned char* p) noexcept:
+    # 16 lower-case hexadecimal digits, or -1.  nsqd compares the bytes; so do we, by
+    # accepting exactly one spelling of each number.
+    cdef uint64_t value = 0
+    cdef int i
+    cdef unsigned char c
+    for i in range(ID_SIZE):
+        c = p[i]
+        if c'0' <= c <= c'9':
+            value = value << 4 | <uint64_t>(c - c'0')
+        elif c'a' <= c <= c'f':
+            value = value << 4 | <uint64_t>(c - c'a' + 10)
+        else:
+            return -1
+    return <int64_t>value
+
+
+cdef bint parse_decimal(Token* token, uint64_t* value) noexcept:
+    # Digits only; the empty string is 0; values wrap, as nsqd's do.
+    cdef Py_ssize_t i
+    value[0] = 0
+    for i in range(token.size):
+        if not c'0' <= token.at[i] <= c'9':
+            return False
+        value[0] = value[0] * 10 + <uint64_t>(token.at[i] - c'0')
+    return True
+
+
+cdef bint is_name(const unsigned char* p, Py_ssize_t size) noexcept:
+    cdef Py_ssize_t i
+    if not 1 <= size <= 64:
+        return False
+    if size > 10 and memcmp(p + size - 10, b"#ephemeral", 10) == 0:
+        size -= 10
+    for i in range(size):
+        if not (c'a' <= p[i] <= c'z' or c'A' <= p[i] <= c'Z' or c'0' <= p[i] <= c'9'
+                or p[i] == c'.' or p[i] == c'_' or p[i] == c'-'):
+            return False
+    return True
+
+
+cdef object invalid(str text):
+    return ProtocolError("E_INVALID", text)
+
+
+cdef class Owed:
+    """``count`` replies OK that wait for ``ticket``."""
+
+
+cdef class Scanner:
+    def __cinit__(self, dict appenders, on_owed, *, int64_t message_size_max,
+                  int64_t body_size_max, int64_t ready_count_max, int64_t requeue_ms_max,
+                  int64_t defer_ms_max, int64_t msg_timeout_max_ns):
+        """``appenders``: topic name as bytes -> Appender.  ``on_owed(ticket)`` is called when
+        replies begin to wait for a ticket."""
+        self.appenders = appenders
+        self.on_owed = on_owed
+        self.message_size_max = message_size_max
+        self.body_size_max = body_size_max
+        self.ready_count_max = ready_count_max
+        self.requeue_ms_max = requeue_ms_max
+        self.defer_ms_max = defer_ms_max
+        self.msg_timeout_max_ns = msg_timeout_max_ns
+        self.state = STATE_INIT
+        self.owed = []
+        self.published = {}
+
+    def __dealloc__(self):
+        PyMem_Free(self.rest)
+
+    @property
+    def buffered_size(self):
+        """Bytes received and not yet consumed."""
+        return self.end - self.at
+
+    @property
+    def pub_counts(self):
+        """Messages published so far, by topic."""
+        self._count_published()
+        return self.published
+
+    def feed(self, bytes data):
+        """Take in what was received; next() gives what it completes."""
+        if self.at == self.end:
+            self.chunk = data
+            self.at = <const unsigned char*>PyBytes_AS_STRING(data)
+            self.end = self.at + len(data)
+            return
+        self.keep_rest(len(data))
+        memcpy(<unsigned char*>self.end, PyBytes_AS_STRING(data), len(data))
+        self.end += len(data)
+
+    def next(self, int64_t now_ns, int64_t wall_ns):
+        """Run commands up to one that is not for the core; None when more input is needed."""
+        cdef object result
+        self.now_ns = now_ns
+        self.wall_ns = wall_ns
+        while True:
+            result = self.step()
+            if result is CONTINUE:
+                continue
+            if result is MORE:
+                self.keep_rest(0)
+                return None
+            return result
+
+    def eof(self):
+        """The error for a peer that stops sending in the middle of a body, or None."""
+        return None if self.waiting is None else ProtocolError(*self.waiting)
+
+    cdef object step(self):
+        cdef const unsigned char* p = self.at
+        cdef Py_ssize_t size = self.end - p
+        cdef Py_ssize_t limit
+        cdef int64_t value
+        cdef const unsigned char* line_end
+        if size == 0:
+            return MORE
+        if (size >= FIN_LINE_SIZE and p[20] == c'\n' and memcmp(p, b"FIN ", 4) == 0
+                and self.consumer is not None):
+            value = parse_id(p + 4)
+            if value != -1 and self.window.finish(
+                    self.consumer, value & ((<int64_t>1 << 54) - 1),
+                    <int>(<uint64_t>value >> 54), self.wall_ns) == DONE:
+                self.answered = True
+                self.consume(FIN_LINE_SIZE)
+                return CONTINUE
+        limit = min(size, LINE_SIZE_MAX)
+        line_end = <const unsigned char*>memchr(
+            p + self.line_scanned, c'\n', limit - self.line_scanned)
+        if line_end == NULL:
+            if size >= LINE_SIZE_MAX:
+                return LINE_TOO_LONG
+            self.line_scanned = limit
+            return MORE
+        # Until its body is here a command is looked at again with each packet.
+        self.line_scanned = line_end - p
+        return self.run_line(line_end - p)
+
+    cdef object run_line(self, Py_ssize_t line_size):
+        cdef Token tokens[TOKEN_COUNT_MAX]
+        cdef Py_ssize_t body_at = line_size + 1
+        cdef const unsigned char* p = self.at
+        cdef const unsigned char* end = p + line_size
+        cdef const unsigned char* space
+        cdef int count = 0
+        if line_size and end[-1] == c'\r':
+            end -= 1
+        while True:
+            space = <const unsigned char*>memchr(p, c' ', end - p)
+            if count < TOKEN_COUNT_MAX:
+                tokens[count] = Token(p, (space if space != NULL else end) - p)
+            count += 1
+            if space == NULL:
+                break
+            p = space + 1
+        if is_word(tokens, b"FIN", 3):
+            return self.answer("FIN", tokens, count)
+        if is_word(tokens, b"PUB", 3):
+            return self.publish("PUB", tokens, count, body_at)
+        if is_word(tokens, b"MPUB", 4):
+            return self.publish_multi(tokens, count, body_at)
+        if is_word(tokens, b"DPUB", 4):
+            return self.publish_deferred(tokens, count, body_at)
+        if is_word(tokens, b"REQ", 3):
+            return self.answer("REQ", tokens, count)
+        if is_word(tokens, b"RDY", 3):
+            return self.set_ready(tokens, count)
+        if is_word(tokens, b"TOUCH", 5):
+            return self.answer("TOUCH", tokens, count)
+        return self._run_rare(tokens, count, body_at)
+
+    cdef object _run_rare(self, Token* tokens, int count, Py_ssize_t body_at):
+        if is_word(tokens, b"NOP", 3):
+            self.consume(body_at)
+            return CONTINUE
+        if is_word(tokens, b"IDENTIFY", 8):
+            return self.with_body("IDENTIFY", body_at)
+        if is_word(tokens, b"AUTH", 4):
+            if self.state == STATE_INIT and count != 1:
+                return invalid("AUTH invalid number of parameters")
+            return self.with_body("AUTH", body_at)
+        if is_word(tokens, b"SUB", 3):
+            if self.state != STATE_INIT:
+                return invalid("cannot SUB in current state")
+            params = [as_bytes(&tokens[i]) for i in range(1, min(count, 3))]
+            self.consume(body_at)
+            return ("SUB", params)
+        if is_word(tokens, b"CLS", 3):
+            if self.state != STATE_SUBSCRIBED:
+                return invalid("cannot CLS in current state")
+            self.consume(body_at)
+            return ("CLS",)
+        return invalid(f"invalid command {as_text(tokens)}")
+
+    # ---- publishing
+
+    cdef object publish(self, str name, Token* tokens, int count, Py_ssize_t body_at):
+        cdef Appender appender
+        cdef int64_t size = 0
+        if count < 2:
+            return invalid("PUB insufficient number of parameters")
+        appender = self.appender_of(&tokens[1])
+        if appender is None and not is_name(tokens[1].at, tokens[1].size):
+            return ("BAD_NAME", "E_BAD_TOPIC", "PUB topic name", as_bytes(&tokens[1]))
+        missing = self.body_missing("PUB", body_at, &size)
+        if missing is not None:
+            return missing
+        if appender is None:
+            return ("TOPIC", "PUB", as_text(&tokens[1]))
+        appender.append(self.at + body_at + 4, size, self.wall_ns)
+        self.owe(appender, 1, "PUB")
+        self.consume(body_at + 4 + size)
+        return CONTINUE
+
+    cdef object publish_deferred(self, Token* tokens, int count, Py_ssize_t body_at):
+        cdef Appender appender
+        cdef int64_t size = 0
+        cdef uint64_t delay_ms = 0
+        if count < 3:
+            return invalid("DPUB insufficient number of parameters")
+        appender = self.appender_of(&tokens[1])
+        if appender is None and not is_name(tokens[1].at, tokens[1].size):
+            return ("BAD_NAME", "E_BAD_TOPIC", "DPUB topic name", as_bytes(&tokens[1]))
+        if not parse_decimal(&tokens[2], &delay_ms):
+            return invalid(f"DPUB could not parse timeout {as_text(&tokens[2])}")
+        if delay_ms > <uint64_t>self.defer_ms_max:
+            return invalid(f"DPUB timeout {delay_ms} out of range 0-{self.defer_ms_max}")
+        missing = self.body_missing("DPUB", body_at, &size)
+        if missing is not None:
+            return missing
+        if appender is None:
+            return ("TOPIC", "DPUB", as_text(&tokens[1]))
+        if delay_ms:
+            body = PyBytes_FromStringAndSize(<const char*>self.at + body_at + 4, size)
+            topic = as_text(&tokens[1])
+            self.consume(body_at + 4 + size)
+            self._count_published()
+            self.published[topic] = self.published.get(topic, 0) + 1
+            return ("DPUB", topic, <int64_t>delay_ms, body)
+        appender.append(self.at + body_at + 4, size, self.wall_ns)
+        self.owe(appender, 1, "DPUB")
+        self.consume(body_at + 4 + size)
+        return CONTINUE
+
+    cdef object body_missing(self, str name, Py_ssize_t body_at, int64_t* size):
+        # None when the message body is here whole, else MORE or the error.
+        cdef Py_ssize_t have = self.end - self.at - body_at
+        if have < 4:
+            return self.need(("E_BAD_MESSAGE", f"{name} failed to read message body size"))
+        size[0] = load_i32(self.at + body_at)
+        if size[0] <= 0:
+            return ProtocolError("E_BAD_MESSAGE", f"{name} invalid message body size {size[0]}")
+        if size[0] > self.message_size_max:
+            return ProtocolError(
+                "E_BAD_MESSAGE", f"{name} message too big {size[0]} > {self.message_size_max}")
+        if have < 4 + size[0]:
+            return self.need(("E_BAD_MESSAGE", f"{name} failed to read message body"))
+        return None
+
+    cdef object publish_multi(self, Token* tokens, int count, Py_ssize_t body_at):
+        cdef Appender appender
+        cdef Py_ssize_t have = self.end - self.at - body_at
+        cdef int64_t size, message_count
+        if count < 2:
+            return invalid("MPUB insufficient number of parameters")
+        appender = self.appender_of(&tokens[1])
+        if appender is None:
+            if not is_name(tokens[1].at, tokens[1].size):
+                # nsqd says the code twice here, and clients match on it.
+                return ("BAD_NAME", "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic name",
+                        as_bytes(&tokens[1]))
+            return ("TOPIC", "MPUB", as_text(&tokens[1]))
+        if have < 4:
+            return self.need(("E_BAD_BODY", "MPUB failed to read body size"))
+        size = load_i32(self.at + body_at)
+        if size <= 0:
+            return ProtocolError("E_BAD_BODY", f"MPUB invalid body size {size}")
+        if size > self.body_size_max:
+            return ProtocolError("E_BAD_BODY", f"MPUB body too big {size} > {self.body_size_max}")
+        if have < 8:
+            return self.need(("E_BAD_BODY", "MPUB failed to read message count"))
+        message_count = load_i32(self.at + body_at + 4)
+        if not 1 <= message_count <= (self.body_size_max - 4) // 5:
+            return ProtocolError("E_BAD_BODY", f"MPUB invalid message count {message_count}")
+        missing = self.check_multi(message_count, body_at + 8)
+        if missing is not None:
+            return missing
+        appender.append_multi(self.at + body_at + 8, message_count, self.wall_ns)
+        self.owe(appender, message_count, "MPUB")
+        self.consume(self.multi_at)
+        return CONTINUE
+
+    cdef object check_multi(self, int64_t count, Py_ssize_t body_at):
+        # Nothing is published unless all messages parse.  The declared total is not trusted:
+        # as in nsqd, count and lengths drive the parsing.  Goes on where it stopped (rule 3).
+        cdef Py_ssize_t have = self.end - self.at
+        cdef int64_t size
+        if not self.multi_at:
+            self.multi_at = body_at
+        while self.multi_done < count:
+            if have < self.multi_at + 4:
+                return self.need(("E_BAD_MESSAGE",
+                                  f"MPUB failed to read message({self.multi_done}) body size"))
+            size = load_i32(self.at + self.multi_at)
+            if size <= 0:
+                return ProtocolError(
+                    "E_BAD_MESSAGE", f"MPUB invalid message({self.multi_done}) body size {size}")
+            if size > self.message_size_max:
+                return ProtocolError(
+                    "E_BAD_MESSAGE", f"MPUB message too big {size} > {self.message_size_max}")
+            if self.multi_at + 4 + size - body_at > self.body_size_max:
+                return ProtocolError(
+                    "E_BAD_BODY",
+                    f"MPUB body too big {self.multi_at + 4 + size - body_at}"
+                    f" > {self.body_size_max}")
+            if have < self.multi_at + 4 + size:
+                return self.need(("E_BAD_MESSAGE", "MPUB failed to read message body"))
+            self.multi_at += 4 + size
+            self.multi_done += 1
+        return None
+
+    cdef Appender appender_of(self, Token* name):
+        if (self.last is not None and not self.last.closed and len(self.last_name) == name.size
+                and memcmp(PyBytes_AS_STRING(self.last_name), name.at, name.size) == 0):
+            return self.last
+        found = self.appenders.get(as_bytes(name))
+        if found is not None:
+            self._count_published()
+            self.last = found
+            self.last_name = as_bytes(name)
+        return found
+
+    cdef int owe(self, Appender appender, int64_t count, str command) except -1:
+        cdef Owed owed
+        self.last_published += count
+        if self.owed:
+            owed = <Owed>self.owed[-1]
+            if owed.ticket is appender.ticket and owed.command is command:
+                owed.count += 1
+                return 0
+        self._owe_ticket(appender.ticket, command)
+        return 0
+
+    def _owe_ticket(self, ticket, str command):
+        owed = Owed()
+        owed.ticket = ticket
+        owed.count = 1
+        owed.command = command
+        self.owed.append(owed)
+        self.on_owed(ticket)
+
+    def owe_ticket(self, ticket, str command):
+        """One more reply OK that waits for ``ticket`` (a deferred publish)."""
+        self._owe_ticket(ticket, command)
+
+    def settle(self):
+        """Take the front of what is owed, if its ticket is settled; None otherwise."""
+        if self.owed and self.owed[0].ticket.done:
+            return self.owed.pop(0)
+        return None
+
+    def _count_published(self):
+        if self.last_published:
+            self.published[self.last.topic] = (
+                self.published.get(self.last.topic, 0) + self.last_published)
+            self.last_published = 0
+
+    # ---- consuming
+
+    cdef object answer(self, str name, Token* tokens, int count):
+        cdef int64_t value
+        cdef int status = NOT_IN_FLIGHT
+        cdef uint64_t delay_ms = 0
+        cdef int64_t due_ns = 0
+        if self.state != STATE_SUBSCRIBED and self.state != STATE_CLOSING:
+            return invalid(f"cannot {name} in current state")
+        if count < (3 if name == "REQ" else 2):
+            return invalid(f"{name} insufficient number of params")
+        if tokens[1].size != ID_SIZE:
+            return invalid("invalid message ID")
+        if name == "REQ":
+            if not parse_decimal(&tokens[2], &delay_ms):
+                return invalid(f"REQ could not parse timeout {as_text(&tokens[2])}")
+            # nsqd clamps without a word.
+            due_ns = <int64_t>min(delay_ms, <uint64_t>self.requeue_ms_max) * 1000000
+            if due_ns:
+                due_ns += self.wall_ns
+        value = parse_id(tokens[1].at)
+        if value != -1:
+            index = value & ((<int64_t>1 << 54) - 1)
+            node_id = <int>(<uint64_t>value >> 54)
+            if name == "REQ":
+                status = self.window.requeue(self.consumer, index, node_id, due_ns)
+            elif name == "FIN":
+                status = self.window.finish(self.consumer, index, node_id, self.wall_ns)
+            else:
+                status = self.window.touch(self.consumer, index, node_id, self.now_ns,
+                                           self.msg_timeout_ns, self.msg_timeout_max_ns)
+        failed = None
+        if status == DONE:
+            self.answered = True
+        else:
+            why = "ID not in flight" if status == NOT_IN_FLIGHT else "client does not own message"
+            failed = ProtocolError(
+                f"E_{name}_FAILED", f"{name} {as_text(&tokens[1])} failed {why}", fatal=False)
+        self.consume(self.line_scanned + 1)
+        return CONTINUE if failed is None else failed
+
+    cdef object set_ready(self, Token* tokens, int count):
+        cdef uint64_t value = 1
+        if self.state == STATE_CLOSING:
+            # The client is on its way out; nsqd does not even parse the count.
+            self.consume(self.line_scanned + 1)
+            return CONTINUE
+        if self.state != STATE_SUBSCRIBED:
+            return invalid("cannot RDY in current state")
+        if count > 1 and not parse_decimal(&tokens[1], &value):
+            return invalid(f"RDY could not parse count {as_text(&tokens[1])}")
+        if value > <uint64_t>self.ready_count_max:
+            return invalid(f"RDY count {<int64_t>value} out of range 0-{self.ready_count_max}")
+        self.consumer.ready_count = <int64_t>value
+        self.answered = True
+        self.consume(self.line_scanned + 1)
+        return CONTINUE
+
+    # ---- the rest
+
+    cdef object with_body(self, str name, Py_ssize_t body_at):
+        cdef Py_ssize_t have = self.end - self.at - body_at
+        cdef int64_t size
+        if self.state != STATE_INIT:
+            return invalid(f"cannot {name} in current state")
+        if have < 4:
+            return self.need(("E_BAD_BODY", f"{name} failed to read body size"))
+        size = load_i32(self.at + body_at)
+        if size > self.body_size_max:
+            return ProtocolError("E_BAD_BODY", f"{name} body too big {size} > {self.body_size_max}")
+        if size <= 0:
+            return ProtocolError("E_BAD_BODY", f"{name} invalid body size {size}")
+        if have < 4 + size:
+            return self.need(("E_BAD_BODY", f"{name} failed to read body"))
+        body = PyBytes_FromStringAndSize(<const char*>self.at + body_at + 4, size)
+        self.consume(body_at + 4 + size)
+        return (name, body)
+
+    cdef object need(self, tuple waiting):
+        self.waiting = waiting
+        return MORE
+
+    cdef void consume(self, Py_ssize_t size) noexcept:
+        self.at += size
+        self.line_scanned = 0
+        self.multi_at = 0
+        self.multi_done = 0
+        self.waiting = None
+        self.progressed = True
+
+    cdef int keep_rest(self, Py_ssize_t extra) except -1:
+        # Move what is left into our own buffer, with room for ``extra`` more bytes.
+        cdef Py_ssize_t size = self.end - self.at
+        cdef Py_ssize_t capacity
+        cdef unsigned char* rest
+        cdef bint inside = (self.rest != NULL and self.rest <= self.at
+                            and self.end <= self.rest + self.rest_capacity)
+        if size == 0 and extra == 0:
+            self.chunk = None
+            self.at = self.end = NULL
+            if self.rest_capacity > REST_KEPT_MAX or not inside:
+                PyMem_Free(self.rest)
+                self.rest = NULL
+                self.rest_capacity = 0
+            return 0
+        if inside and extra == 0:
+            return 0
+        if inside and self.at > self.rest:
+            memmove(self.rest, self.at, size)
+            self.at = self.rest
+            self.end = self.rest + size
+        if size + extra > self.rest_capacity:
+            capacity = max(256, 2 * self.rest_capacity, size + extra)
+            rest = <unsigned char*>PyMem_Realloc(self.rest, capacity)
+            if rest == NULL:
+                raise MemoryError
+            if inside:
+                self.at = rest
+                self.end = rest + size
+            self.rest = rest
+            self.rest_capacity = capacity
+        if not inside:
+            memcpy(self.rest, self.at, size)
+            self.at = self.rest
+            self.end = self.rest + size
+            self.chunk = None
+        return 0

@@ -1,0 +1,844 @@
+# The delivery window of a channel: what happened to each message between the low-water mark,
+# below which everything is finished, and the cursor, above which nothing was delivered yet.
+#
+#       finished            window                      not delivered
+#     ------------- | F u F F u u F F F u F u | ------------------------------->  index
+#                  low                      cursor
+#
+# Only unfinished messages (u) have an entry; what has none is finished.  So the cost follows
+# what is unfinished (R10): one stuck message with 100 million finished behind it is one entry.
+#
+# An entry is in one of three states, and moves between them without being copied:
+#
+#     IN_FLIGHT  sent to a consumer, in the deadline queue by monotonic deadline
+#     READY      waits to be sent again, in a first-in first-out list
+#     DEFERRED   waits for a wall-clock time (REQ n, a lost consumer), in the deferral queue
+#
+# Invariants (check):
+#   1. Entries ascend by index along before/after; head is the low-water mark.
+#   2. The table finds exactly the entries of the list.
+#   3. The deadline queue holds exactly the IN_FLIGHT ones, the deferral queue the DEFERRED
+#      ones, the ready list the READY ones.
+#   4. A consumer's in_flight_count is the number of IN_FLIGHT entries it owns.
+#
+# What must survive a restart is collected as it happens (finished runs, attempts) and handed
+# to the journal by drain().  No I/O, no clock: times come in as arguments.
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport qsort
+
+from penstock.core.block cimport Block
+from penstock.core.deadlines cimport DeadlineQueue
+
+cdef enum:
+    IN_FLIGHT = 1
+    READY = 2
+    DEFERRED = 3
+
+cdef enum:
+    FRAME_HEADER = 34       # size, type, timestamp, attempts, id
+    ATTEMPTS_AT = 16
+    ID_AT = 18
+    LATENCY_COUNT_MAX = 65536
+    RUN_COUNT_MAX = 65536   # finished runs kept between two drains before they are merged
+    VIEW_SIZE_MIN = 8192
+
+STATE_NAMES = {IN_FLIGHT: "in flight", READY: "ready", DEFERRED: "deferred"}
+
+
+cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
+    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
+
+
+cdef inline int64_t load_i64(const unsigned char* p) noexcept:
+    return <int64_t>((<uint64_t>load_u32(p) << 32) | load_u32(p + 4))
+
+
+cdef inline unsigned char* store_u64(unsigned char* p, uint64_t value) noexcept:
+    cdef int i
+    for i in range(8):
+        p[i] = <unsigned char>(value >> (56 - 8 * i))
+    return p + 8
+
+
+cdef inline int hex_digit(unsigned char c) noexcept:
+    if c'0' <= c <= c'9':
+        return c - c'0'
+    return c - c'a' + 10
+
+
+cdef int by_start(const void* a, const void* b) noexcept nogil:
+    cdef int64_t left = (<const Run*>a).start
+    cdef int64_t right = (<const Run*>b).start
+    return (left > right) - (left < right)
+
+
+cdef class RunList:
+    """Runs of indexes, cheap to extend at the end, merged when asked."""
+
+    def __dealloc__(self):
+        PyMem_Free(self.runs)
+
+    cdef int add(self, int64_t start, int64_t end) except -1:
+        cdef Run* last
+        cdef Run* runs
+        if self.size:
+            last = &self.runs[self.size - 1]
+            if last.end == start:
+                last.end = end
+                return 0
+            if last.start == end:
+                last.start = start
+                return 0
+        if self.size == self.capacity:
+            self.capacity = max(64, self.capacity * 2)
+            runs = <Run*>PyMem_Realloc(self.runs, self.capacity * sizeof(Run))
+            if runs == NULL:
+                raise MemoryError
+            self.runs = runs
+        self.runs[self.size] = Run(start, end)
+        self.size += 1
+        return 0
+
+    cdef void merge(self, int64_t low) noexcept:
+        # Sort, join what touches, and drop what lies below ``low``.
+        cdef Py_ssize_t i, kept = 0
+        cdef Run run
+        qsort(self.runs, self.size, sizeof(Run), by_start)
+        for i in range(self.size):
+            run = self.runs[i]
+            if run.end <= low:
+                continue
+            if run.start < low:
+                run.start = low
+            if kept and run.start <= self.runs[kept - 1].end:
+                if run.end > self.runs[kept - 1].end:
+                    self.runs[kept - 1].end = run.end
+            else:
+                self.runs[kept] = run
+                kept += 1
+        self.size = kept
+
+
+cdef class Consumer:
+    """What delivery knows of a subscribed client."""
+
+    def __cinit__(self, client, int64_t msg_timeout_ns, int sample_rate=0):
+        self.client = client
+        self.msg_timeout_ns = msg_timeout_ns
+        self.sample_rate = sample_rate
+        self.writable = True
+        self.number = -1
+
+    @property
+    def ready(self):
+        return self.is_ready()
+
+    @property
+    def room(self):
+        """How many more messages may be in flight."""
+        return max(0, self.ready_count - self.in_flight_count) if self.writable else 0
+
+
+cdef class Window:
+    def __cinit__(self, int64_t cursor, bint recording=True, uint64_t seed=1):
+        self.cursor = cursor
+        self.recording = recording
+        self.random_state = seed or 1
+        self.consumers = []
+        self.free_numbers = []
+        self.free_entry = self.head = self.tail = self.ready_head = self.ready_tail = -1
+        self.table_mask = -1
+        self.deadlines = DeadlineQueue()
+        self.deferrals = DeadlineQueue()
+        self.finished = RunList()
+        self.skips = []
+        self.next_skip = INT64_MAX
+        self.marked = set()
+        self.latencies = None
+
+    def __dealloc__(self):
+        PyMem_Free(self.entries)
+        PyMem_Free(self.table)
+
+    # ---- what others ask
+
+    @property
+    def low(self):
+        """Everything below is finished."""
+        return self.entries[self.head].index if self.head >= 0 else self.cursor
+
+    @property
+    def depth(self):
+        """Messages that wait for a consumer, as NSQ counts them."""
+        return self.queued_count + self.ready_count
+
+    @property
+    def in_flight_count(self):
+        return self.deadlines.size
+
+    @property
+    def deferred_count(self):
+        return self.deferrals.size
+
+    @property
+    def next_deadline_ns(self):
+        """Monotonic; when the first message in flight times out."""
+        return self.deadlines.soonest()
+
+    @property
+    def next_deferral_ns(self):
+        """Wall clock; when the first deferred message is due."""
+        return self.deferrals.soonest()
+
+    def unfinished(self, int64_t start, int64_t end, Py_ssize_t count_max):
+        """Indexes with an entry in start..end, or None if they are more than ``count_max``."""
+        cdef list found = []
+        cdef int32_t slot = self.head
+        while slot >= 0 and self.entries[slot].index < end:
+            if self.entries[slot].index >= start:
+                if len(found) == count_max:
+                    return None
+                found.append(self.entries[slot].index)
+            slot = self.entries[slot].after
+        return found
+
+    def describe(self, int64_t index):
+        """(state, attempts, due_ns) of an unfinished delivered message, or None."""
+        cdef int32_t slot = self.find(index)
+        if slot < 0:
+            return None
+        entry = self.entries[slot]
+        return STATE_NAMES[entry.state], entry.attempts, entry.due_ns
+
+    # ---- consumers
+
+    def join(self, Consumer consumer):
+        assert consumer.number < 0
+        if self.free_numbers:
+            consumer.number = self.free_numbers.pop()
+            self.consumers[consumer.number] = consumer
+        else:
+            consumer.number = <int32_t>len(self.consumers)
+            self.consumers.append(consumer)
+
+    def leave(self, Consumer consumer, bint requeue, int64_t wall_ns, int64_t wait_ns):
+        """A consumer has gone; return how many messages came back at once.
+
+        With ``requeue`` a message on its first attempt is ready at once.  Later attempts wait,
+        doubling from ``wait_ns`` up to the consumer's own timeout (R14): one poison message
+        must not burn the attempts of everything that was in flight beside it.
+        Without, messages stay in flight until their deadline, as nsqd does.
+        """
+        cdef Py_ssize_t i
+        cdef Entry* entry
+        cdef int64_t wait
+        cdef int64_t back = self.ready_count
+        cdef list slots = [
+            self.deadlines.heap[i].item for i in range(self.deadlines.size)
+            if self.entries[self.deadlines.heap[i].item].owner == consumer.number
+        ]
+        slots.sort(key=self._index_of)
+        for slot in slots:
+            entry = &self.entries[<int32_t>slot]
+            entry.owner = -1
+            if not requeue:
+                continue
+            self.deadlines.drop(slot)
+            self.requeue_count += 1
+            self.mark(entry.index)
+            if entry.attempts <= 1:
+                self.push_ready(slot)
+            else:
+                wait = min(wait_ns << min(entry.attempts - 2, 20), consumer.msg_timeout_ns)
+                entry.state = DEFERRED
+                entry.due_ns = wall_ns + wait
+                self.deferrals.put(slot, entry.due_ns)
+        consumer.in_flight_count = 0
+        self.consumers[consumer.number] = None
+        self.free_numbers.append(consumer.number)
+        consumer.number = -1
+        return self.ready_count - back
+
+    def _index_of(self, int32_t slot):
+        return self.entries[slot].index
+
+    # ---- first deliveries
+
+    def load(self, Block block):
+        """Read on from ``block``, which holds the cursor's index or the next existing one."""
+        self.block = block
+        self.settle_cursor()
+
+    @property
+    def loaded(self):
+        """Whether there is a block to deliver from at the cursor."""
+        return self.block is not None
+
+    def deliver(self, Consumer consumer, Py_ssize_t count_max, Py_ssize_t size_max,
+                int64_t limit, int64_t now_ns):
+        """Hand the next messages below ``limit`` to ``consumer``.
+
+        Returns (frames to send as they are, count), or None when this block has nothing to give:
+        load another, or nothing is left.  Each message is in flight before the caller can send
+        its first byte (S0-1).
+        """
+        cdef const unsigned char* data
+        cdef Py_ssize_t start, at, end, next_at, count = 0
+        cdef int64_t stop
+        cdef int32_t slot
+        cdef Block block
+        if self.cursor >= self.next_skip:
+            self.settle_cursor()
+        if self.block is None or self.cursor >= limit:
+            return None
+        block = self.block
+        data = block.bytes_at
+        end = block.spans[self.span].end
+        stop = min(limit, self.next_skip,
+                   block.spans[self.span].first + block.spans[self.span].count)
+        start = at = self.offset
+        while count < count_max and self.cursor < stop:
+            next_at = self.frame_end(at, end)
+            if next_at - start > size_max and count:
+                break
+            slot = self.append_entry(self.cursor)
+            self.entries[slot].timestamp_ns = load_i64(data + at + 8)
+            self.entries[slot].node_id = <uint16_t>block.node_id
+            self.send_entry(slot, consumer, now_ns)
+            at = next_at
+            self.cursor += 1
+            count += 1
+        self.queued_count -= count
+        self.offset = at
+        if self.cursor >= stop:
+            self.settle_cursor()
+        # A view keeps the whole block alive while it waits to be sent; a small answer is copied.
+        if at - start <= VIEW_SIZE_MIN:
+            return PyBytes_FromStringAndSize(<const char*>data + start, at - start), count
+        return memoryview(block.data)[start:at], count
+
+    def deliver_sampled(self, Consumer consumer, Py_ssize_t count_max, Py_ssize_t scan_max,
+                        int64_t limit, int64_t now_ns):
+        """As ``deliver`` for a client with a sample rate.
+
+        A message is kept if a number in 0..99 is <= the rate; the others are finished unseen, as
+        nsqd does.  ``scan_max`` bounds how many are looked at.
+        """
+        cdef list kept = []
+        cdef Py_ssize_t at, next_at, seen = 0
+        cdef int32_t slot
+        while len(kept) < count_max and seen < scan_max:
+            if self.cursor >= self.next_skip:
+                self.settle_cursor()
+            if self.block is None or self.cursor >= limit:
+                break
+            at = self.offset
+            next_at = self.frame_end(at, self.block.spans[self.span].end)
+            seen += 1
+            self.queued_count -= 1
+            if <int>(self.random() % 100) <= consumer.sample_rate:
+                slot = self.append_entry(self.cursor)
+                self.entries[slot].timestamp_ns = load_i64(self.block.bytes_at + at + 8)
+                self.entries[slot].node_id = <uint16_t>self.block.node_id
+                self.send_entry(slot, consumer, now_ns)
+                kept.append(self.block.data[at:next_at])
+            else:
+                self.note_finished(self.cursor, self.cursor + 1)
+            self.offset = next_at
+            self.cursor += 1
+            self.settle_cursor()
+        if not seen:
+            return None
+        return b"".join(kept), len(kept)
+
+    def skip(self, int64_t start, int64_t end, int64_t count):
+        """Finish ``count`` undelivered messages at or beyond the cursor without sending them."""
+        assert self.cursor <= start < end
+        self.skips.append((start, end))
+        self.skips.sort()
+        self.next_skip = self.skips[0][0]
+        self.queued_count -= count
+        self.note_finished(start, end)
+
+    cdef int settle_cursor(self) except -1:
+        # Put span and offset where the cursor is, past skipped runs and gaps in the log.
+        cdef int64_t first
+        while True:
+            while self.skips and self.cursor >= self.next_skip:
+                self.cursor = max(self.cursor, self.skips.pop(0)[1])
+                self.next_skip = self.skips[0][0] if self.skips else INT64_MAX
+            if self.block is None:
+                return 0
+            self.span = self.block.find(self.cursor)
+            if self.span < 0:
+                self.block = None
+                return 0
+            first = self.block.spans[self.span].first
+            if first <= self.cursor:
+                self.offset = self.block.offset_of(self.span, self.cursor)
+                return 0
+            self.cursor = first
+            if self.cursor < self.next_skip:
+                self.offset = self.block.spans[self.span].start
+                return 0
+
+    cdef Py_ssize_t frame_end(self, Py_ssize_t at, Py_ssize_t end) except -1:
+        cdef Py_ssize_t next_at
+        if at + FRAME_HEADER > end:
+            raise ValueError(f"frame of index {self.cursor} is cut short")
+        next_at = at + 4 + load_u32(self.block.bytes_at + at)
+        if next_at > end or next_at < at + FRAME_HEADER:
+            raise ValueError(f"frame of index {self.cursor} does not fit its span")
+        return next_at
+
+    # ---- redeliveries
+
+    @property
+    def next_ready(self):
+        """Index of the message to send again next, or None."""
+        return self.entries[self.ready_head].index if self.ready_head >= 0 else None
+
+    def redeliver(self, Consumer consumer, bytes frame, int64_t now_ns):
+        """Send the next ready message again: its frame with the attempts it now has."""
+        cdef int32_t slot = self.pop_ready()
+        cdef Entry* entry = &self.entries[slot]
+        cdef bytes copy
+        cdef unsigned char* p
+        assert len(frame) >= FRAME_HEADER
+        copy = PyBytes_FromStringAndSize(PyBytes_AS_STRING(frame), len(frame))
+        p = <unsigned char*>PyBytes_AS_STRING(copy)
+        entry.timestamp_ns = load_i64(p + 8)
+        entry.node_id = <uint16_t>(
+            hex_digit(p[ID_AT]) << 6 | hex_digit(p[ID_AT + 1]) << 2 | hex_digit(p[ID_AT + 2]) >> 2)
+        self.send_entry(slot, consumer, now_ns)
+        p[ATTEMPTS_AT] = <unsigned char>(entry.attempts >> 8)
+        p[ATTEMPTS_AT + 1] = <unsigned char>(entry.attempts & 0xFF)
+        return copy
+
+    def drop_ready(self):
+        """Finish the next ready message unsent: the log does not hold it any more."""
+        self.forget(self.pop_ready())
+
+    cdef int send_entry(self, int32_t slot, Consumer consumer, int64_t now_ns) except -1:
+        cdef Entry* entry = &self.entries[slot]
+        entry.state = IN_FLIGHT
+        entry.attempts += 1
+        entry.owner = consumer.number
+        entry.delivered_ns = now_ns
+        entry.due_ns = 0
+        self.deadlines.put(slot, now_ns + consumer.msg_timeout_ns)
+        consumer.in_flight_count += 1
+        consumer.message_count += 1
+        return 0
+
+    # ---- what consumers answer
+
+    cdef int32_t owned(self, Consumer consumer, int64_t index, int node_id, int* status) noexcept:
+        cdef int32_t slot = self.find(index)
+        if (slot < 0 or self.entries[slot].state != IN_FLIGHT
+                or self.entries[slot].node_id != node_id):
+            status[0] = NOT_IN_FLIGHT
+            return -1
+        if self.entries[slot].owner != consumer.number:
+            status[0] = NOT_OWNER
+            return -1
+        status[0] = DONE
+        return slot
+
+    cdef int finish(self, Consumer consumer, int64_t index, int node_id,
+                    int64_t wall_ns) except -1:
+        cdef int status
+        cdef int32_t slot = self.owned(consumer, index, node_id, &status)
+        if slot < 0:
+            return status
+        if self.latencies is not None and len(self.latencies) < LATENCY_COUNT_MAX:
+            self.latencies.append(wall_ns - self.entries[slot].timestamp_ns)
+        consumer.in_flight_count -= 1
+        consumer.finish_count += 1
+        self.deadlines.drop(slot)
+        self.forget(slot)
+        return DONE
+
+    cdef int requeue(self, Consumer consumer, int64_t index, int node_id,
+                     int64_t due_ns) except -1:
+        cdef int status
+        cdef int32_t slot = self.owned(consumer, index, node_id, &status)
+        if slot < 0:
+            return status
+        consumer.in_flight_count -= 1
+        consumer.requeue_count += 1
+        self.requeue_count += 1
+        self.deadlines.drop(slot)
+        self.mark(index)
+        if due_ns:
+            self.entries[slot].state = DEFERRED
+            self.entries[slot].due_ns = due_ns
+            self.deferrals.put(slot, due_ns)
+        else:
+            self.push_ready(slot)
+        return DONE
+
+    cdef int touch(self, Consumer consumer, int64_t index, int node_id, int64_t now_ns,
+                   int64_t timeout_ns, int64_t timeout_max_ns) except -1:
+        cdef int status
+        cdef int32_t slot = self.owned(consumer, index, node_id, &status)
+        if slot < 0:
+            return status
+        self.deadlines.put(
+            slot, min(now_ns + timeout_ns, self.entries[slot].delivered_ns + timeout_max_ns))
+        return DONE
+
+    def finish_index(self, Consumer consumer, int64_t index, int node_id, int64_t wall_ns=0):
+        """``finish`` for Python: 0 done, 1 not in flight, 2 owned by another client."""
+        return self.finish(consumer, index, node_id, wall_ns)
+
+    def requeue_index(self, Consumer consumer, int64_t index, int node_id, int64_t due_ns):
+        return self.requeue(consumer, index, node_id, due_ns)
+
+    def touch_index(self, Consumer consumer, int64_t index, int node_id, int64_t now_ns,
+                    int64_t timeout_ns, int64_t timeout_max_ns):
+        return self.touch(consumer, index, node_id, now_ns, timeout_ns, timeout_max_ns)
+
+    # ---- time
+
+    def expire(self, int64_t now_ns, Py_ssize_t count_max):
+        """Make ready what was not answered in time; return the consumers that have room again."""
+        cdef set consumers = set()
+        cdef int32_t slot
+        cdef Entry* entry
+        while count_max and self.deadlines.soonest() <= now_ns:
+            count_max -= 1
+            slot = self.deadlines.heap[0].item
+            entry = &self.entries[slot]
+            if entry.owner >= 0:
+                consumer = <Consumer>self.consumers[entry.owner]
+                (<Consumer>consumer).in_flight_count -= 1
+                consumers.add(consumer)
+            self.deadlines.drop(slot)
+            self.timeout_count += 1
+            self.mark(entry.index)
+            self.push_ready(slot)
+        return consumers
+
+    def fire(self, int64_t wall_ns, Py_ssize_t count_max):
+        """Make ready the deferred messages that are due; return how many."""
+        cdef Py_ssize_t fired = 0
+        cdef int32_t slot
+        while fired < count_max and self.deferrals.soonest() <= wall_ns:
+            slot = self.deferrals.heap[0].item
+            self.deferrals.drop(slot)
+            self.push_ready(slot)
+            fired += 1
+        return fired
+
+    # ---- emptying, restoring, journal
+
+    def clear(self, int64_t end):
+        """Finish everything below ``end``: queued, in flight and deferred (channel empty)."""
+        while self.head >= 0:
+            self.deadlines.drop(self.head)
+            self.deferrals.drop(self.head)
+            self.forget(self.head)
+        self.ready_head = self.ready_tail = -1
+        self.ready_count = self.queued_count = 0
+        for consumer in self.consumers:
+            if consumer is not None:
+                (<Consumer>consumer).in_flight_count = 0
+        self.skips = []
+        self.next_skip = INT64_MAX
+        self.marked.clear()
+        self.block = None
+        self.cursor = max(self.cursor, end)
+        self.changed = True
+
+    def restore(self, int64_t index, int attempts, int64_t due_ns):
+        """Put back an unfinished message after a restart; indexes ascend over the calls."""
+        cdef int32_t slot
+        assert index >= self.cursor and (self.tail < 0 or self.entries[self.tail].index < index)
+        slot = self.append_entry(index)
+        self.entries[slot].attempts = <uint16_t>attempts
+        if due_ns:
+            self.entries[slot].state = DEFERRED
+            self.entries[slot].due_ns = due_ns
+            self.deferrals.put(slot, due_ns)
+        else:
+            self.push_ready(slot)
+        self.cursor = index + 1
+
+    def advance(self, int64_t cursor):
+        """Move the cursor over messages known to be finished."""
+        assert cursor >= self.cursor
+        self.cursor = cursor
+        self.block = None
+        self.settle_cursor()
+
+    def mark_all(self):
+        """Have the next drain() tell the attempts of every delivered message (clean exit)."""
+        cdef int32_t slot = self.head
+        while slot >= 0:
+            if self.entries[slot].attempts:
+                self.mark(self.entries[slot].index)
+            slot = self.entries[slot].after
+
+    def drain(self):
+        """What happened since the last call, for the journal: (low, runs, marks) as bytes.
+
+        Runs are (start u64, end u64), marks (index u64, attempts u16, due_ns i64), big-endian,
+        as the journal stores them.
+        """
+        cdef int64_t low = self.entries[self.head].index if self.head >= 0 else self.cursor
+        cdef bytes runs, marks
+        cdef unsigned char* p
+        cdef Py_ssize_t i
+        self.finished.merge(low)
+        runs = PyBytes_FromStringAndSize(NULL, 16 * self.finished.size)
+        p = <unsigned char*>PyBytes_AS_STRING(runs)
+        for i in range(self.finished.size):
+            p = store_u64(p, <uint64_t>self.finished.runs[i].start)
+            p = store_u64(p, <uint64_t>self.finished.runs[i].end)
+        self.finished.size = 0
+        marks = self._encode_marks(sorted(self.marked))
+        self.marked.clear()
+        self.changed = False
+        return low, runs, marks
+
+    def snapshot(self):
+        """The whole window in the form of drain(), for a compacted journal."""
+        cdef int64_t low = self.entries[self.head].index if self.head >= 0 else self.cursor
+        cdef int64_t at = low
+        cdef int32_t slot = self.head
+        cdef RunList runs = RunList()
+        cdef list marks = []
+        while slot >= 0:
+            if at < self.entries[slot].index:
+                runs.add(at, self.entries[slot].index)
+            at = self.entries[slot].index + 1
+            if self.entries[slot].attempts:
+                marks.append(self.entries[slot].index)
+            slot = self.entries[slot].after
+        if at < self.cursor:
+            runs.add(at, self.cursor)
+        for start, end in self.skips:
+            runs.add(start, end)
+        parts = []
+        for i in range(runs.size):
+            parts.append((<int64_t>runs.runs[i].start).to_bytes(8, "big"))
+            parts.append((<int64_t>runs.runs[i].end).to_bytes(8, "big"))
+        return low, b"".join(parts), self._encode_marks(marks)
+
+    def _encode_marks(self, list indexes):
+        cdef bytes marks = PyBytes_FromStringAndSize(NULL, 18 * len(indexes))
+        cdef unsigned char* start = <unsigned char*>PyBytes_AS_STRING(marks)
+        cdef unsigned char* p = start
+        cdef int32_t slot
+        for index in indexes:
+            slot = self.find(index)
+            if slot < 0:
+                continue
+            p = store_u64(p, <uint64_t>self.entries[slot].index)
+            p[0] = <unsigned char>(self.entries[slot].attempts >> 8)
+            p[1] = <unsigned char>(self.entries[slot].attempts & 0xFF)
+            p = store_u64(p + 2, <uint64_t>self.entries[slot].due_ns)
+        return marks[:p - start]
+
+    def measure_latency(self, bint on):
+        """Collect publish-to-finish times; take_latencies() hands them over."""
+        self.latencies = [] if on else None
+
+    def take_latencies(self):
+        latencies, self.latencies = self.latencies, []
+        return latencies
+
+    cdef int note_finished(self, int64_t start, int64_t end) except -1:
+        self.changed = True
+        if self.recording:
+            self.finished.add(start, end)
+            if self.finished.size >= RUN_COUNT_MAX and self.finished.size == self.finished.capacity:
+                # Memory between two drains follows the holes, not the count of finishes.
+                self.finished.merge(
+                    self.entries[self.head].index if self.head >= 0 else self.cursor)
+        return 0
+
+    cdef int mark(self, int64_t index) except -1:
+        self.changed = True
+        if self.recording:
+            self.marked.add(index)
+        return 0
+
+    # ---- entries, table and lists
+
+    cdef uint64_t random(self) noexcept:
+        # xorshift64*: sampling needs speed and an even spread, not secrecy.
+        self.random_state ^= self.random_state >> 12
+        self.random_state ^= self.random_state << 25
+        self.random_state ^= self.random_state >> 27
+        return (self.random_state * <uint64_t>2685821657736338717) >> 32
+
+    cdef int32_t append_entry(self, int64_t index) except -1:
+        cdef int32_t slot
+        cdef Entry* entry
+        if self.free_entry < 0:
+            self.grow_entries()
+        if self.unfinished_count * 2 >= self.table_mask:
+            self.grow_table()
+        slot = self.free_entry
+        entry = &self.entries[slot]
+        self.free_entry = entry.after
+        entry.index = index
+        entry.attempts = 0
+        entry.due_ns = 0
+        entry.owner = -1
+        entry.before = self.tail
+        entry.after = -1
+        if self.tail >= 0:
+            self.entries[self.tail].after = slot
+        else:
+            self.head = slot
+        self.tail = slot
+        self.unfinished_count += 1
+        self.table_insert(slot)
+        return slot
+
+    cdef int forget(self, int32_t slot) except -1:
+        cdef Entry* entry = &self.entries[slot]
+        self.table_remove(slot)
+        if entry.before >= 0:
+            self.entries[entry.before].after = entry.after
+        else:
+            self.head = entry.after
+        if entry.after >= 0:
+            self.entries[entry.after].before = entry.before
+        else:
+            self.tail = entry.before
+        entry.state = 0
+        entry.after = self.free_entry
+        self.free_entry = slot
+        self.unfinished_count -= 1
+        self.note_finished(entry.index, entry.index + 1)
+        return 0
+
+    cdef void push_ready(self, int32_t slot) noexcept:
+        self.entries[slot].state = READY
+        self.entries[slot].next_ready = -1
+        if self.ready_tail >= 0:
+            self.entries[self.ready_tail].next_ready = slot
+        else:
+            self.ready_head = slot
+        self.ready_tail = slot
+        self.ready_count += 1
+
+    cdef int32_t pop_ready(self) noexcept:
+        cdef int32_t slot = self.ready_head
+        self.ready_head = self.entries[slot].next_ready
+        if self.ready_head < 0:
+            self.ready_tail = -1
+        self.ready_count -= 1
+        return slot
+
+    # The table maps index to slot: open addressing, linear probing, at most half full.
+    # Multiplying spreads dense runs; taking the index as it is would let two runs that
+    # meet in the table cost thousands of probes.
+
+    cdef inline Py_ssize_t home(self, int64_t index) noexcept:
+        return <Py_ssize_t>((<uint64_t>index * <uint64_t>0x9E3779B97F4A7C15) >> self.table_shift)
+
+    cdef int32_t find(self, int64_t index) noexcept:
+        cdef Py_ssize_t place
+        if self.table_mask < 0:
+            return -1
+        place = self.home(index)
+        while self.table[place] >= 0:
+            if self.entries[self.table[place]].index == index:
+                return self.table[place]
+            place = (place + 1) & self.table_mask
+        return -1
+
+    cdef void table_insert(self, int32_t slot) noexcept:
+        cdef Py_ssize_t place = self.home(self.entries[slot].index)
+        while self.table[place] >= 0:
+            place = (place + 1) & self.table_mask
+        self.table[place] = slot
+
+    cdef void table_remove(self, int32_t slot) noexcept:
+        cdef Py_ssize_t hole = self.home(self.entries[slot].index)
+        cdef Py_ssize_t place, home
+        while self.table[hole] != slot:
+            hole = (hole + 1) & self.table_mask
+        place = hole
+        while True:
+            place = (place + 1) & self.table_mask
+            if self.table[place] < 0:
+                break
+            home = self.home(self.entries[self.table[place]].index)
+            if ((place - home) & self.table_mask) >= ((place - hole) & self.table_mask):
+                self.table[hole] = self.table[place]
+                hole = place
+        self.table[hole] = -1
+
+    cdef int grow_table(self) except -1:
+        cdef Py_ssize_t capacity = max(64, (self.table_mask + 1) * 2)
+        cdef int32_t* table = <int32_t*>PyMem_Malloc(capacity * sizeof(int32_t))
+        cdef Py_ssize_t i
+        cdef int32_t slot
+        if table == NULL:
+            raise MemoryError
+        PyMem_Free(self.table)
+        self.table = table
+        self.table_mask = capacity - 1
+        self.table_shift = 64 - (capacity.bit_length() - 1)
+        for i in range(capacity):
+            table[i] = -1
+        slot = self.head
+        while slot >= 0:
+            self.table_insert(slot)
+            slot = self.entries[slot].after
+        return 0
+
+    cdef int grow_entries(self) except -1:
+        cdef Py_ssize_t capacity = max(16, self.entry_capacity * 2)
+        cdef Entry* entries = <Entry*>PyMem_Realloc(self.entries, capacity * sizeof(Entry))
+        cdef Py_ssize_t i
+        if entries == NULL:
+            raise MemoryError
+        for i in range(self.entry_capacity, capacity):
+            entries[i].state = 0
+            entries[i].after = <int32_t>(i + 1) if i + 1 < capacity else -1
+        self.free_entry = <int32_t>self.entry_capacity
+        self.entries = entries
+        self.entry_capacity = capacity
+        return 0
+
+    def check(self):
+        """Assert the invariants above."""
+        cdef int32_t slot = self.head, before = -1
+        cdef dict owned = {}
+        states = {IN_FLIGHT: 0, READY: 0, DEFERRED: 0}
+        self.deadlines.check()
+        self.deferrals.check()
+        while slot >= 0:
+            entry = self.entries[slot]
+            assert entry.before == before
+            assert before < 0 or self.entries[before].index < entry.index
+            assert entry.index < self.cursor
+            assert self.find(entry.index) == slot
+            assert self.deadlines.holds(slot) == (entry.state == IN_FLIGHT)
+            assert self.deferrals.holds(slot) == (entry.state == DEFERRED)
+            states[entry.state] += 1
+            if entry.state == IN_FLIGHT and entry.owner >= 0:
+                owned[entry.owner] = owned.get(entry.owner, 0) + 1
+            before, slot = slot, entry.after
+        assert before == self.tail
+        assert states[IN_FLIGHT] == self.deadlines.size
+        assert states[DEFERRED] == self.deferrals.size
+        slot = self.ready_head
+        for _ in range(self.ready_count):
+            assert self.entries[slot].state == READY
+            slot = self.entries[slot].next_ready
+        assert slot < 0 and states[READY] == self.ready_count
+        assert sum(states.values()) == self.unfinished_count
+        for number, consumer in enumerate(self.consumers):
+            if consumer is not None:
+                assert (<Consumer>consumer).in_flight_count == owned.get(number, 0)
