@@ -1,0 +1,13 @@
+from libc.stdint cimport int64_t, uint32_t
+
+
+cdef uint32_t crc32c(const unsigned char* p, Py_ssize_t size) noexcept nogil
+
+
+cdef class ScanResult:
+    cdef readonly list batches
+    cdef readonly Py_ssize_t stop
+    cdef readonly int reason
+    cdef readonly Py_ssize_t size
+    cdef readonly int64_t first
+    cdef readonly int64_t count
