@@ -6,6 +6,7 @@
     ├── LoadError         a load generator's run cannot go on
     └── StorageError      a file cannot be used as it is
         ├── CorruptError  bytes that were once good are not any more
+        ├── UncutError    a failed write left bytes behind that could not be cut off again
         └── LockedError   another process owns the data path
 
 Errors of the operating system (disk full, permission) stay ``OSError``.
@@ -42,6 +43,10 @@ class StorageError(PenstockError):
 
 class CorruptError(StorageError):
     """A checksum or structure does not hold where the bytes were known to be good."""
+
+
+class UncutError(StorageError):
+    """A write failed half-way and so did cutting it back: append nothing more to that file."""
 
 
 class LockedError(StorageError):

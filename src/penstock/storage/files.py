@@ -1,0 +1,338 @@
+# The seam to the operating system: the only code of Penstock that opens, writes or removes files.
+#
+# Rule 1: files are named by path (str, absolute or as the data path was given).  Descriptors are
+#         an affair of this module: at most `open_max` stay open, the longest unused goes first,
+#         one in use by another thread is never closed under it.
+# Rule 2: an append is whole or nothing.
+# Rule 3: nothing is durable before `sync` of the file and, for its name, `sync_folder`.
+# Rule 4: all methods may be called from any thread; two appends to one file take turns.
+#
+# tests/crash/lossy.py is the same interface in memory, with power cuts and failing disks; both
+# pass tests/crash/test_files.py.
+
+# Paths are str because a pathlib call costs more than the system call it wraps.
+# ruff: noqa: PTH
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from penstock.errors import LockedError, UncutError
+
+MODE_FILE = 0o600
+MODE_FOLDER = 0o755
+
+# The kernel takes at most this many pieces in one writev.
+PARTS_MAX = 1024
+
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+
+
+class _Handle:
+    __slots__ = ("fd", "kept", "lock", "path", "size", "users")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+        self.size = os.fstat(fd).st_size
+        self.users = 1
+        self.kept = True
+        self.lock = threading.Lock()
+
+
+class Files:
+    """The files of a data path, on the real disk."""
+
+    def __init__(self, open_max: int = 256) -> None:
+        self._open_max = open_max
+        self._handles: OrderedDict[str, _Handle] = OrderedDict()
+        self._lock = threading.Lock()
+        self._name_changes = 0
+        self._folder_locks: dict[str, int] = {}
+        self._nowait = bool(_NOWAIT)
+
+    # Reading
+
+    def pread(self, path: str, offset: int, size: int, wait: bool = True) -> bytes | None:
+        """Up to ``size`` bytes at ``offset``; fewer only at the end of the file.
+
+        With ``wait`` false the call never touches the disk: it gives None when the bytes are not
+        in the page cache or the file is not open, and fewer bytes when only some of them are.
+        """
+        if wait:
+            with self._using(path, create=False) as handle:
+                return _pread_all(handle.fd, offset, size)
+        handle_open = self._pin_open(path) if self._nowait else None
+        if handle_open is None:
+            return None
+        try:
+            buffer = bytearray(size)
+            count = os.preadv(handle_open.fd, [buffer], offset, _NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+            self._nowait = False  # this file system cannot tell; every read goes to a thread
+            return None
+        finally:
+            self._unpin(handle_open)
+        return bytes(buffer) if count == size else bytes(memoryview(buffer)[:count])
+
+    def read(self, path: str) -> bytes:
+        """The whole file."""
+        with self._using(path, create=False) as handle:
+            return _pread_all(handle.fd, 0, os.fstat(handle.fd).st_size)
+
+    def size(self, path: str) -> int:
+        with self._using(path, create=False) as handle:
+            return os.fstat(handle.fd).st_size
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def list(self, folder: str) -> list[str]:
+        """The names in ``folder``, sorted; empty if there is no such folder."""
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def free_size(self, path: str) -> int:
+        """The bytes that still fit on the file system of ``path``."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    # Writing
+
+    def append(self, path: str, parts: Sequence[bytes]) -> int:
+        """Add ``parts`` to the end of the file, which is made if need be; return its new size.
+
+        If not everything can be written, the file is cut back to what it was before the error is
+        raised.  UncutError means that even this failed: bytes of a half-written batch may stand
+        behind the old end, and nothing more should be appended.
+        """
+        with self._using(path, create=True) as handle, handle.lock:
+            old_size = handle.size
+            try:
+                new_size = _pwrite_all(handle.fd, parts, old_size)
+            except OSError as error:
+                try:
+                    os.ftruncate(handle.fd, old_size)
+                except OSError as second:
+                    raise UncutError(f"{path}: {error}; and cutting back: {second}") from error
+                raise
+            handle.size = new_size
+            return new_size
+
+    def truncate(self, path: str, size: int) -> None:
+        with self._using(path, create=False) as handle, handle.lock:
+            os.ftruncate(handle.fd, size)
+            handle.size = size
+
+    def write_new(self, path: str, data: bytes) -> None:
+        """Replace the file by ``data`` so that a crash leaves either the old or the new one."""
+        temporary = f"{path}.{os.urandom(6).hex()}.tmp"
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE_FILE)
+            try:
+                _pwrite_all(fd, [data], 0)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            self.rename(temporary, path)
+        except OSError:
+            if os.path.lexists(temporary):
+                os.unlink(temporary)
+            raise
+        self.sync_folder(os.path.dirname(path))
+
+    def allocate(self, path: str, size: int) -> None:
+        """Make the file ``size`` bytes long with room on the disk for all of them."""
+        with self._using(path, create=True) as handle, handle.lock:
+            try:
+                os.posix_fallocate(handle.fd, 0, size)
+                os.fsync(handle.fd)
+            except OSError:
+                os.ftruncate(handle.fd, handle.size)
+                raise
+            handle.size = max(size, handle.size)
+
+    def sync(self, path: str) -> None:
+        with self._using(path, create=False) as handle:
+            os.fdatasync(handle.fd)
+
+    # Names
+
+    def sync_folder(self, folder: str) -> None:
+        fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def make_folder(self, folder: str) -> None:
+        """Make ``folder`` and what is missing above it."""
+        os.makedirs(folder, MODE_FOLDER, exist_ok=True)
+
+    def rename(self, old: str, new: str) -> None:
+        try:
+            os.rename(old, new)
+        finally:
+            self._forget(old)
+            self._forget(new)
+
+    def unlink(self, path: str) -> None:
+        """Remove a file; one that is gone already is fine."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        finally:
+            self._forget(path)
+
+    def remove_tree(self, folder: str) -> None:
+        """Remove ``folder`` and the files in it."""
+        for name in self.list(folder):
+            path = f"{folder}/{name}"
+            if os.path.isdir(path) and not os.path.islink(path):
+                self.remove_tree(path)
+            else:
+                self.unlink(path)
+        try:
+            os.rmdir(folder)
+        except FileNotFoundError:
+            return
+
+    def lock(self, folder: str) -> None:
+        """Own ``folder`` until unlock, or raise LockedError with nsqd's words."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            raise LockedError(locked_text(folder)) from error
+        self._folder_locks[folder] = fd
+
+    def unlock(self, folder: str) -> None:
+        os.close(self._folder_locks.pop(folder))
+
+    def close(self) -> None:
+        """Close all descriptors and give up all locks."""
+        with self._lock:
+            handles = list(self._handles.values())
+            self._handles.clear()
+            for handle in handles:
+                handle.kept = False
+                if not handle.users:
+                    os.close(handle.fd)
+        for folder in list(self._folder_locks):
+            self.unlock(folder)
+
+    # Descriptors
+
+    @property
+    def open_count(self) -> int:
+        return len(self._handles)
+
+    @contextmanager
+    def _using(self, path: str, create: bool) -> Iterator[_Handle]:
+        handle = self._pin_open(path) or self._pin_new(path, create)
+        try:
+            yield handle
+        finally:
+            self._unpin(handle)
+
+    def _pin_open(self, path: str) -> _Handle | None:
+        with self._lock:
+            handle = self._handles.get(path)
+            if handle is not None:
+                handle.users += 1
+                self._handles.move_to_end(path)
+            return handle
+
+    def _pin_new(self, path: str, create: bool) -> _Handle:
+        # The open itself may wait for a disk, so it happens outside of the lock.  If a name changed
+        # meanwhile, the descriptor may belong to a file that has lost its name: open again.
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        while True:
+            changes = self._name_changes
+            fresh = _Handle(path, os.open(path, flags, MODE_FILE))
+            with self._lock:
+                handle = self._handles.get(path)
+                if handle is None and changes == self._name_changes:
+                    self._handles[path] = fresh
+                    self._evict()
+                    return fresh
+                os.close(fresh.fd)
+                if handle is not None:  # another thread was quicker
+                    handle.users += 1
+                    return handle
+
+    def _evict(self) -> None:
+        surplus = len(self._handles) - self._open_max
+        if surplus <= 0:
+            return
+        for handle in [h for h in self._handles.values() if not h.users][:surplus]:
+            del self._handles[handle.path]
+            os.close(handle.fd)
+
+    def _unpin(self, handle: _Handle) -> None:
+        with self._lock:
+            handle.users -= 1
+            if not handle.users and not handle.kept:
+                os.close(handle.fd)
+
+    def _forget(self, path: str) -> None:
+        # A renamed or removed file: whoever reads it right now finishes on the old descriptor.
+        with self._lock:
+            self._name_changes += 1
+            handle = self._handles.pop(path, None)
+            if handle is not None:
+                handle.kept = False
+                if not handle.users:
+                    os.close(handle.fd)
+
+
+def locked_text(folder: str) -> str:
+    # nsqd's words, with Go's spelling of EAGAIN.
+    return (
+        f"failed to lock data-path: cannot flock directory {folder} - resource temporarily"
+        " unavailable (possibly in use by another instance of nsqd)"
+    )
+
+
+def _pread_all(fd: int, offset: int, size: int) -> bytes:
+    piece = os.pread(fd, size, offset)
+    if len(piece) in (0, size):
+        return piece
+    pieces = [piece]
+    missing = size - len(piece)
+    while piece and missing:
+        piece = os.pread(fd, missing, offset + size - missing)
+        pieces.append(piece)
+        missing -= len(piece)
+    return b"".join(pieces)
+
+
+def _pwrite_all(fd: int, parts: Sequence[bytes], offset: int) -> int:
+    if len(parts) <= PARTS_MAX:
+        end = offset + sum(map(len, parts))
+        written = os.pwritev(fd, parts, offset)
+        if offset + written == end:
+            return end
+    # A short write: what stops it (a full disk, as a rule) is told by the next one.
+    data = b"".join(parts)
+    done = 0
+    while done < len(data):
+        written = os.pwrite(fd, memoryview(data)[done:], offset + done)
+        if written == 0:
+            raise OSError(errno.EIO, "the disk takes no more bytes")
+        done += written
+    return offset + len(data)
