@@ -21,7 +21,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .kinds import Bool, Choice, Duration, Float, Int, Listed, Text, parse_duration
+from penstock.kinds import Bool, Choice, Duration, Float, Int, Listed, Text, parse_duration
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

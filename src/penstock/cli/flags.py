@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from ..errors import OptionError
-from ..kinds import Listed
-from ..settings import Setting, settings_of
+from penstock.errors import OptionError
+from penstock.kinds import Listed
+from penstock.settings import Setting, settings_of
 
 Options = TypeVar("Options")
 Action = Literal["run", "help", "version"]
@@ -149,7 +149,7 @@ class FlagTable(Generic[Options]):
         return used
 
     def _switch(self, name: str, text: str | None) -> bool:
-        from ..kinds import parse_bool
+        from penstock.kinds import parse_bool
 
         try:
             return parse_bool("true" if text is None else text)

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     word = arguments[0] if arguments else ""
     if word in ("-version", "--version"):
-        from ..version import NSQ_VERSION, VERSION
+        from penstock.version import NSQ_VERSION, VERSION
 
         print(f"penstock v{VERSION} (as NSQ v{NSQ_VERSION})")
         return 0

@@ -12,13 +12,13 @@ TYPE_CHECKING = False  # as in typing, whose import costs as much as the rest of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..engine.options import Options
-    from .flags import FlagTable
+    from penstock.engine.options import Options
+    from penstock.cli.flags import FlagTable
 
 
 def flag_table() -> FlagTable[Options]:
-    from ..engine.options import Options
-    from .flags import FlagTable
+    from penstock.engine.options import Options
+    from penstock.cli.flags import FlagTable
 
     return FlagTable(
         "nsqd",
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_version() -> int:
-    from ..version import version_line
+    from penstock.version import version_line
 
     print(version_line("nsqd"))
     return 0
@@ -50,10 +50,10 @@ def _print_version() -> int:
 def _start(arguments: list[str]) -> int:
     import os
 
-    from ..engine.options import checked
-    from ..errors import OptionError
-    from ..server import log
-    from .flags import UsageError
+    from penstock.engine.options import checked
+    from penstock.errors import OptionError
+    from penstock.server import log
+    from penstock.cli.flags import UsageError
 
     log.configure()
     table = flag_table()
@@ -79,6 +79,6 @@ def _start(arguments: list[str]) -> int:
     for warning in parsed.warnings:
         log.LOGGER.warning("%s", warning)
 
-    from ..server.daemon import run
+    from penstock.server.daemon import run
 
     return run(options)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from ..errors import OptionError
-from ..kinds import Float, Listed, format_float
-from ..settings import (
+from penstock.errors import OptionError
+from penstock.kinds import Float, Listed, format_float
+from penstock.settings import (
     boolean,
     choice,
     duration,
@@ -23,7 +23,7 @@ from ..settings import (
     string,
     strings,
 )
-from .ids import NODE_ID_COUNT, default_node_id
+from penstock.engine.ids import NODE_ID_COUNT, default_node_id
 
 LISTEN = "Listening and identity"
 CLUSTER = "Cluster"

@@ -1,0 +1,137 @@
+"""The import arrows of the architecture: which package may import which.
+
+    core, wire  <-  engine, storage  <-  server  <-  cli
+
+Every package may use the modules directly under ``penstock`` (errors, kinds, settings, version),
+which use nothing but each other.  An import inside a function counts like any other; one under
+``TYPE_CHECKING`` does too, because a type one has to know is a thing one depends on.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+ROOT = Path(penstock.__file__).parent
+SUFFIXES = {".py", ".pyi", ".pyx", ".pxd"}
+
+ALLOWED: dict[str, set[str]] = {
+    "core": set(),
+    "wire": {"core"},
+    "storage": {"core", "wire"},
+    "engine": {"core", "wire", "storage"},
+    "server": {"core", "wire", "engine", "storage"},
+    "client": {"core", "wire"},
+    "lookupd": {"core", "wire", "engine", "server"},
+    "admin": {"wire", "client", "server"},
+    "spark": {"core", "wire", "client"},
+    "cli": {
+        *("core", "wire", "engine", "storage", "server"),
+        *("client", "lookupd", "admin", "spark"),
+    },
+}
+
+# What the compiled core must not reach: Rule "no I/O, no clock, no logging".
+CORE_FORBIDDEN = {"os", "io", "time", "datetime", "socket", "asyncio", "logging", "threading"}
+
+
+def modules_imported(path: Path) -> Iterator[str]:
+    """Yield the full names a Python file imports; ``from a import b`` yields a and a.b."""
+    package = ("penstock", *path.relative_to(ROOT).with_suffix("").parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join((*parts, *([node.module] if node.module else [])))
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def modules_cimported(path: Path) -> Iterator[str]:
+    """Yield what a Cython file imports or cimports."""
+    text = path.read_text(encoding="utf-8")
+    for match in re.finditer(r"^\s*(?:from\s+([\w.]+)\s+c?import|c?import\s+([\w.]+))", text, re.M):
+        yield match[1] or match[2]
+
+
+def package_of(module: str) -> str | None:
+    """Return the package of ours that a module belongs to, None for all others."""
+    parts = module.split(".")
+    if parts[0] != "penstock" or len(parts) < 2 or not (ROOT / parts[1]).is_dir():
+        return None
+    return parts[1]
+
+
+def sources(package: str) -> list[Path]:
+    return sorted(path for path in (ROOT / package).rglob("*.p*") if path.suffix in SUFFIXES)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    python = path.suffix in (".py", ".pyi")
+    yield from modules_imported(path) if python else modules_cimported(path)
+
+
+def test_every_package_has_its_arrows() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages <= set(ALLOWED)
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_a_package_imports_only_along_the_arrows(package: str) -> None:
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sources(package)
+        for module in imports_of(path)
+        if package_of(module) not in {None, package, *ALLOWED[package]}
+    }
+    assert wrong == set()
+
+
+def test_modules_above_the_packages_import_none_of_them() -> None:
+    wrong = {
+        f"{path.name} imports {module}"
+        for path in ROOT.glob("*.py")
+        for module in modules_imported(path)
+        if package_of(module) is not None
+    }
+    assert wrong == set()
+
+
+def test_the_core_does_no_io_and_knows_no_clock() -> None:
+    wrong = {
+        f"{path.name} imports {module}"
+        for path in sources("core")
+        for module in imports_of(path)
+        if module.split(".")[0] in CORE_FORBIDDEN
+    }
+    assert wrong == set()
+
+
+def test_the_arrows_have_no_cycle() -> None:
+    placed: set[str] = set()
+    while len(placed) < len(ALLOWED):
+        free = {name for name, needs in ALLOWED.items() if name not in placed and needs <= placed}
+        assert free, f"a cycle among {set(ALLOWED) - placed}"
+        placed |= free
+
+
+def test_relative_and_nested_imports_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "engine").mkdir()
+    path = tmp_path / "engine" / "sample.py"
+    path.write_text(
+        "from ..server import log\ndef f():\n    from . import ids\n    import os.path\n"
+    )
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert set(modules_imported(path)) == {
+        *("penstock.server", "penstock.server.log", "penstock.engine", "penstock.engine.ids"),
+        "os.path",
+    }
