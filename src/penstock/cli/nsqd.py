@@ -12,13 +12,13 @@ TYPE_CHECKING = False  # as in typing, whose import costs as much as the rest of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.engine.options import Options
     from penstock.cli.flags import FlagTable
+    from penstock.engine.options import Options
 
 
 def flag_table() -> FlagTable[Options]:
-    from penstock.engine.options import Options
     from penstock.cli.flags import FlagTable
+    from penstock.engine.options import Options
 
     return FlagTable(
         "nsqd",
@@ -50,10 +50,10 @@ def _print_version() -> int:
 def _start(arguments: list[str]) -> int:
     import os
 
+    from penstock.cli.flags import UsageError
     from penstock.engine.options import checked
     from penstock.errors import OptionError
     from penstock.server import log
-    from penstock.cli.flags import UsageError
 
     log.configure()
     table = flag_table()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from penstock.engine.ids import NODE_ID_COUNT, default_node_id
 from penstock.errors import OptionError
 from penstock.kinds import Float, Listed, format_float
 from penstock.settings import (
@@ -23,7 +24,6 @@ from penstock.settings import (
     string,
     strings,
 )
-from penstock.engine.ids import NODE_ID_COUNT, default_node_id
 
 LISTEN = "Listening and identity"
 CLUSTER = "Cluster"
