@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from penstock.errors import OptionError
@@ -181,6 +180,7 @@ class FlagTable(Generic[Options]):
 
     def _read_config(self, path: str, warnings: list[str]) -> dict[str, Any]:
         import tomllib
+        from pathlib import Path
 
         try:
             table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
