@@ -2,7 +2,7 @@
 # run     start the system with its data in ./data
 # test    what .ci/run calls
 # check   ruff and mypy
-# bench   the figures of docs/benchmarks.md
+# bench   the figures of docs/benchmarks.md; BENCH="--quick publish" passes arguments
 
 PYTHON ?= python3
 VENV := .venv
@@ -35,7 +35,7 @@ check: build
 	$(BIN)/mypy
 
 bench: build
-	$(BIN)/python bench/run.py
+	$(BIN)/python -m bench.run $(BENCH)
 
 clean:
 	rm -rf $(VENV) build data src/*.egg-info

@@ -21,7 +21,7 @@ from penstock.errors import LoadError, ProtocolError
 
 START_SECONDS_MAX = 30.0
 TICK_SECONDS = 0.2
-PERCENTILES = (50.0, 90.0, 99.0, 99.9, 100.0)
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 
 
 @dataclass
@@ -64,7 +64,8 @@ class Report:
                 parts[name] = {**asdict(flow), "messages_per_second": flow.per_second}
         if self.latency.count:
             parts["latency_ms"] = {
-                f"p{percent:g}": self.latency.percentile(percent) / 1e6 for percent in PERCENTILES
+                name: self.latency.percentile(percent) / 1e6
+                for name, percent in PERCENTILES.items()
             }
         if self.before is not None and self.after is not None:
             parts["server_cpu_us_per_message"] = self.cpu_us_per_message

@@ -1,0 +1,139 @@
+"""Pictures of a run, as SVG for docs/images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Found = Mapping[str, Mapping[str, float]]
+
+COLOURS = {"penstock": "#0b7285", "penstock-sample": "#66b2b2", "go": "#adb5bd"}
+NAMES = {"penstock": "Penstock", "penstock-sample": "Penstock, sampling", "go": "Go nsqd"}
+
+
+def draw(folder: Path, found: Mapping[str, Found]) -> list[Path]:
+    """Draw what can be drawn of ``found`` (by workload); return the files."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    # Text as text, and no random ids: the same figures give the same file.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "penstock"})
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for name, paint in (("throughput", throughput), ("growth", growth), ("on-time", on_time)):
+        path = folder / f"bench-{name}.svg"
+        if paint(path, found):
+            drawn.append(path)
+    return drawn
+
+
+def throughput(path: Path, found: Mapping[str, Found]) -> bool:
+    """Bars: messages a second, and server CPU a message."""
+    names = [n for n in ("publish", "publish-single", "consume", "consume-4") if n in found]
+    if not names:
+        return False
+    figure, (left, middle, right) = _figure(3)
+    batched = [name for name in names if name != "publish-single"]
+    _bars(left, found, batched, "rate", 1e6, "million messages a second")
+    _bars(middle, found, batched, "cpu_us", 1, "server CPU, us a message")
+    _bars(
+        right,
+        found,
+        [n for n in names if n not in batched],
+        "cpu_us",
+        1,
+        "single PUBs: us a message",
+    )
+    return _save(figure, path)
+
+
+def growth(path: Path, found: Mapping[str, Found]) -> bool:
+    """Lines: server CPU a message against the number of channels, and against the backlog."""
+    names = [name for name in ("channels", "backlogs") if name in found]
+    if not names:
+        return False
+    figure, axes = _figure(len(names))
+    for axis, name in zip(axes, names, strict=True):
+        for make, metrics in found[name].items():
+            points = {int(k.partition("@")[2]): v for k, v in metrics.items() if "cpu_us@" in k}
+            axis.plot(*zip(*points.items(), strict=True), "o-", **_look(make))
+        axis.set_xscale("log")
+        axis.set_xticks(list(points), [_short(x) for x in points], minor=False)
+        axis.set_xticks([], minor=True)
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel("channels of the topic" if name == "channels" else "messages of backlog")
+        axis.set_ylabel(f"{'publish' if name == 'channels' else 'consume'}: us a message")
+    return _save(figure, path)
+
+
+def on_time(path: Path, found: Mapping[str, Found]) -> bool:
+    """Bars on a logarithmic axis: p50, p99 and the maximum of what has a deadline."""
+    titles = {
+        "redelivery": "deadline to redelivery",
+        "deferred": "deferred: lateness",
+        "lost-consumer": "lost consumer to heir",
+        "latency": "publisher to consumer",
+    }
+    names = [name for name in titles if name in found]
+    if not names:
+        return False
+    figure, axes = _figure(len(names))
+    for axis, name in zip(axes, names, strict=True):
+        for place, (make, metrics) in enumerate(found[name].items()):
+            values = [max(metrics[m], 0.01) for m in ("p50_ms", "p99_ms", "max_ms")]
+            axis.bar([x + place * 0.27 for x in range(3)], values, 0.25, **_look(make))
+        axis.set_yscale("log")
+        axis.set_ylim(0.05, 20_000)
+        ticks = [0.1, 1, 10, 100, 1_000, 10_000]
+        axis.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+        axis.set_xticks([x + 0.27 for x in range(3)], ["p50", "p99", "max"])
+        axis.set_title(titles[name], fontsize=10)
+        axis.set_ylabel("ms")
+    return _save(figure, path)
+
+
+def _figure(count: int) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.6 * count, 3.2), layout="constrained")
+    axes = figure.subplots(1, count, squeeze=False)[0]
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes)
+
+
+def _bars(
+    axis: Axes, found: Mapping[str, Found], names: list[str], metric: str, unit: float, title: str
+) -> None:
+    makes = list(dict.fromkeys(make for name in names for make in found[name]))
+    for place, make in enumerate(makes):
+        heights = [found[name].get(make, {}).get(metric, 0) / unit for name in names]
+        bars = axis.bar([x + place * 0.4 for x in range(len(names))], heights, 0.37, **_look(make))
+        axis.bar_label(bars, fmt="%.2f", fontsize=8)
+    axis.set_xticks([x + 0.2 for x in range(len(names))], names)
+    axis.set_title(title, fontsize=10)
+
+
+def _look(make: str) -> dict[str, str]:
+    return {"label": NAMES[make], "color": COLOURS[make]}
+
+
+def _short(count: int) -> str:
+    return f"{count // 1_000_000} M" if count >= 1_000_000 else f"{count:,}"
+
+
+def _save(figure: Figure, path: Path) -> bool:
+    marks = {}
+    for axis in figure.axes:
+        handles, names = axis.get_legend_handles_labels()
+        marks |= dict(zip(names, handles, strict=True))
+    figure.legend(
+        marks.values(), marks, loc="outside lower center", ncols=len(marks), frameon=False
+    )
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return True

@@ -1,0 +1,117 @@
+"""The figures for people: a table for the terminal, the same as Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+
+from bench.workloads import Workload
+
+Rounds = Mapping[str, list[dict[str, float]]]
+
+# How a metric is called and written; the part after @ (a parameter's value) is added to the name.
+METRICS = {
+    "rate": ("messages a second", "{:,.0f}"),
+    "cpu_us": ("server CPU, us a message", "{:.2f}"),
+    "cpu_percent": ("CPU, % of a core", "{:.2f}"),
+    "growth": ("CPU a message, last to first", "{:.2f}"),
+    "p50_ms": ("p50, ms", "{:,.2f}"),
+    "p99_ms": ("p99, ms", "{:,.2f}"),
+    "max_ms": ("max, ms", "{:,.2f}"),
+    "missing": ("missing", "{:,.0f}"),
+    "early": ("early", "{:,.0f}"),
+    "rss_mib": ("resident memory, MiB", "{:,.0f}"),
+    "rss_after_mib": ("resident after restart, MiB", "{:,.0f}"),
+    "rss_growth_mib": ("growth of memory, MiB", "{:,.1f}"),
+    "restart_s": ("restart, s", "{:.2f}"),
+    "create_s": ("creating them, s", "{:.1f}"),
+    "open_files": ("open files", "{:,.0f}"),
+    "journal_kib": ("journal, KiB", "{:,.0f}"),
+    "journal_growth_kib": ("growth of the journal, KiB", "{:,.0f}"),
+    "stored_mib": ("data path, MiB", "{:,.0f}"),
+    "cold_mib": ("cold bytes read, MiB", "{:,.0f}"),
+    "cold_mib_s": ("cold reading, MiB/s", "{:,.0f}"),
+}
+PREFIXES = {"term_": "clean restart: ", "kill_": "kill -9: "}
+
+
+def medians(rounds: Rounds) -> dict[str, dict[str, float]]:
+    """For each make, the median of each metric over the rounds."""
+    return {
+        make: {name: statistics.median(r[name] for r in results) for name in results[0]}
+        for make, results in rounds.items()
+        if results
+    }
+
+
+def label(metric: str) -> tuple[str, str]:
+    """A metric's name for people and its format."""
+    base, _, parameter = metric.partition("@")
+    prefix = next((p for p in PREFIXES if base.startswith(p)), "")
+    name, form = METRICS[base.removeprefix(prefix)]
+    where = f" at {int(parameter):,}" if parameter else ""
+    return PREFIXES.get(prefix, "") + name + where, form
+
+
+def rows(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """Header and one row a metric: name, each make's figure, ours to Go's."""
+    makes = list(found)
+    compared = "penstock" in makes and "go" in makes
+    table = [["", *makes, *(["ours / Go's"] if compared else [])]]
+    for metric in next(iter(found.values())):
+        name, form = label(metric)
+        row = [name, *(form.format(found[make][metric]) for make in makes)]
+        if compared:
+            go = found["go"][metric]
+            row.append(f"{found['penstock'][metric] / go:.2f}" if go > 0 else "")
+        table.append(row)
+    return table
+
+
+def verdicts(
+    workload: Workload, found: Mapping[str, Mapping[str, float]]
+) -> list[tuple[str, bool | None]]:
+    """Each target with whether it is met; None where Go's figure would be needed."""
+    if "penstock" not in found:
+        return []
+    judged = []
+    for target in workload.targets:
+        go = found["go"][target.metric] if "go" in found else None
+        base, _ = label(target.metric)
+        text = str(target).replace(target.metric, base, 1)
+        judged.append((text, target.judge(found["penstock"][target.metric], go)))
+    return judged
+
+
+WORDS = {True: "met", False: "MISSED", None: "not compared"}
+
+
+def text(workload: Workload, found: Mapping[str, Mapping[str, float]]) -> str:
+    """One workload for a terminal."""
+    table = rows(found)
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = ["", f"{workload.title}  [{workload.name}]"]
+    for row in table:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  " + "  ".join(cells))
+    for target, met in verdicts(workload, found):
+        lines.append(f"  {WORDS[met]:>6}: {target}")
+    return "\n".join(lines)
+
+
+def markdown(
+    machine: Mapping[str, str],
+    results: Iterable[tuple[Workload, Mapping[str, Mapping[str, float]]]],
+) -> str:
+    """All workloads as the section of docs/benchmarks.md that holds a run."""
+    lines = ["Measured on " + ", ".join(f"{name} {value}" for name, value in machine.items()) + "."]
+    for workload, found in results:
+        header, *body = rows(found)
+        lines += ["", f"### {workload.title}", "", "| " + " | ".join(header) + " |"]
+        lines.append("|---" + "|---:" * (len(header) - 1) + "|")
+        lines += ["| " + " | ".join(row) + " |" for row in body]
+        judged = [f"{target}: {WORDS[met]}" for target, met in verdicts(workload, found)]
+        if judged:
+            lines += ["", "Targets: " + "; ".join(judged) + "."]
+    return "\n".join(lines) + "\n"

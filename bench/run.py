@@ -1,0 +1,168 @@
+"""Measure a broker, alone or beside Go's nsqd, and print the figures of docs/benchmarks.md.
+
+    python -m bench.run                              everything, about ten minutes
+    python -m bench.run --quick publish consume      a short look at two workloads
+    python -m bench.run --go-nsqd ~/bin/nsqd         Go's nsqd in the same run, round by round
+
+Makes take turns within a workload (ours, Go's, ours, Go's ..), so that whatever else the machine
+does hits both; a figure is the median of its rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import report
+from bench.broker import Broker, Make
+from bench.workloads import WORKLOADS, Workload
+
+RESULTS_PATH = Path(__file__).parent / "results"
+Found = dict[str, dict[str, float]]
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
+    allow_open_files()
+    makes = find_makes(options.go_nsqd)
+    machine = describe_machine(makes)
+    chosen = [w for w in WORKLOADS if not options.workloads or w.name in options.workloads]
+    start_s = time.monotonic()
+    results: list[tuple[Workload, Found]] = []
+    record: dict[str, Any] = {"machine": machine, "quick": options.quick, "workloads": {}}
+    for workload in chosen:
+        rounds = run_workload(workload, makes, options)
+        found = report.medians(rounds)
+        if found:
+            results.append((workload, found))
+            record["workloads"][workload.name] = {"rounds": rounds, "median": found}
+            print(report.text(workload, found), flush=True)
+    judged = [met for w, found in results for _, met in report.verdicts(w, found)]
+    print(
+        f"\n{judged.count(True)} targets met, {judged.count(False)} missed, "
+        f"{judged.count(None)} not compared; {time.monotonic() - start_s:.0f} s"
+        + (" (quick: too short to judge by)" if options.quick else "")
+    )
+    write_results(options, record, machine, results)
+    return 1 if options.strict and False in judged else 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    names = [workload.name for workload in WORKLOADS]
+    parser = argparse.ArgumentParser(
+        prog="bench.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="workloads:\n" + "\n".join(f"  {w.name:<18}{w.title}" for w in WORKLOADS),
+    )
+    add = parser.add_argument
+    add("workloads", nargs="*", metavar="workload", help="names; without any, all of them")
+    add("--quick", action="store_true", help="smaller numbers, about two minutes in all")
+    add("--rounds", type=int, default=0, help="rounds of each workload instead of its own number")
+    add("--go-nsqd", default=os.environ.get("GO_NSQD", ""), metavar="FILE", help="Go's nsqd")
+    add("--only-go", action="store_true", help="leave ours out")
+    add("--data-path", help="folder for the brokers' files (the system's temporary folder)")
+    add("--json", metavar="FILE", help="where to write the result (bench/results/<time>.json)")
+    add("--markdown", metavar="FILE", help="write the tables as Markdown; - is standard output")
+    add("--plots", metavar="FOLDER", help="draw the figures into this folder, as SVG")
+    add("--strict", action="store_true", help="exit status 1 if a target is missed")
+    options = parser.parse_args(argv)
+    for name in options.workloads:
+        if name not in names:
+            parser.error(f"no workload is called {name!r}; there are {', '.join(names)}")
+    if options.go_nsqd and not shutil.which(options.go_nsqd):
+        parser.error(f"--go-nsqd: {options.go_nsqd} is not a program")
+    if options.only_go and not options.go_nsqd:
+        parser.error("--only-go: where is Go's nsqd? see --go-nsqd")
+    return options
+
+
+def find_makes(go_nsqd: str) -> dict[str, Make]:
+    nsqd = str(Path(sys.executable).parent / "nsqd")
+    makes = [Make("penstock", nsqd), Make("penstock-sample", nsqd, ("--queue-scan=sample",))]
+    if go_nsqd:
+        makes.append(Make("go", str(Path(go_nsqd).resolve())))
+    return {make.name: make for make in makes}
+
+
+def run_workload(
+    workload: Workload, makes: dict[str, Make], options: argparse.Namespace
+) -> dict[str, list[dict[str, float]]]:
+    """Each make's results, a list of rounds."""
+    wanted = [name for name in workload.makes if name in makes]
+    if options.only_go:
+        wanted = [name for name in wanted if name == "go"]
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in wanted}
+    count = options.rounds or (1 if options.quick else workload.rounds)
+    for number in range(count):
+        for name in wanted:
+            progress(f"{workload.name}: {name}, round {number + 1} of {count}")
+            rounds[name].append(run_once(workload, makes[name], options))
+    progress("")
+    return rounds
+
+
+def run_once(workload: Workload, make: Make, options: argparse.Namespace) -> dict[str, float]:
+    """One round: a fresh broker on an empty folder."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=options.data_path))
+    flags = workload.go_flags if make.name == "go" else workload.flags
+    try:
+        with Broker(make, folder, *flags) as broker:
+            return workload.measure(broker, quick=options.quick)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def progress(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def allow_open_files() -> None:
+    """A thousand consumers need a thousand sockets, here and in the broker, which inherits this."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def describe_machine(makes: dict[str, Make]) -> dict[str, str]:
+    machine = {"cores": str(os.cpu_count()), "Linux": platform.release()}
+    machine["Python"] = platform.python_version()
+    cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in cpu_lines if "model name" in line]
+    if models:
+        machine["CPU"] = models[0]
+    if "go" in makes:
+        machine["Go's nsqd"] = os.popen(f"'{makes['go'].program}' -version").read().strip()
+    return machine
+
+
+def write_results(
+    options: argparse.Namespace,
+    record: dict[str, Any],
+    machine: dict[str, str],
+    results: list[tuple[Workload, Found]],
+) -> None:
+    path = Path(options.json or RESULTS_PATH / f"{time.strftime('%Y%m%d-%H%M%S')}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    if options.markdown == "-":
+        print(report.markdown(machine, results))
+    elif options.markdown:
+        Path(options.markdown).write_text(report.markdown(machine, results))
+    if options.plots:
+        from bench import plots
+
+        plots.draw(Path(options.plots), {w.name: found for w, found in results})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

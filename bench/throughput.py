@@ -1,0 +1,75 @@
+"""Publishing and consuming as fast as it goes: messages a second, and server CPU a message."""
+
+from __future__ import annotations
+
+from bench.broker import Broker
+
+Metrics = dict[str, float]
+
+
+def publish(broker: Broker, *, messages: int, batch: int, connections: int = 1) -> Metrics:
+    """Each connection waits for its OK before it publishes again."""
+    broker.create("bench", "bench")
+    report = broker.load(
+        broker.task("pub", messages=messages, batch=batch, connections=connections)
+    )
+    return {"rate": report.published.per_second, "cpu_us": report.cpu_us_per_message}
+
+
+def consume(broker: Broker, *, messages: int, connections: int, rdy: int = 2500) -> Metrics:
+    """Finish a backlog that is there already.
+
+    A little more is there than is consumed: at the very end a broker may wait for its flush timer,
+    which says nothing of its speed.
+    """
+    broker.create("bench", "bench")
+    broker.fill(messages + 10_000)
+    broker.settle()
+    report = broker.load(broker.task("sub", messages=messages, connections=connections, rdy=rdy))
+    return {
+        "rate": report.consumed.per_second,
+        "cpu_us": report.cpu_us_per_message,
+        "missing": max(0, messages - report.consumed.messages),
+    }
+
+
+def publish_by_channels(broker: Broker, *, messages: int, channels: list[int]) -> Metrics:
+    """The same publishing into topics with few and with many channels."""
+    metrics: Metrics = {}
+    # The first run of a process is never its fastest.
+    broker.load(broker.task("pub", "warm-up", messages=messages // 5, batch=200))
+    for count in channels:
+        topic = f"fan-{count}"
+        broker.create(topic, *(f"channel-{n}" for n in range(count)))
+        report = broker.load(broker.task("pub", topic, messages=messages, batch=200))
+        metrics[f"cpu_us@{count}"] = report.cpu_us_per_message
+        metrics[f"rate@{count}"] = report.published.per_second
+    metrics["growth"] = metrics[f"cpu_us@{channels[-1]}"] / metrics[f"cpu_us@{channels[0]}"]
+    return metrics
+
+
+def consume_by_backlog(broker: Broker, *, messages: int, backlogs: list[int]) -> Metrics:
+    """Consume as many messages in all out of small backlogs and out of large ones.
+
+    A small backlog is filled again and again, or the clock would be too coarse; a tenth is left
+    each time, for the flush timer's sake as in `consume`.
+    """
+    metrics: Metrics = {}
+    for backlog in backlogs:
+        topic = f"backlog-{backlog}"
+        broker.create(topic, "bench")
+        cpu_us = seconds = 0.0
+        done = 0
+        while done < messages:
+            broker.fill(backlog, topic)
+            broker.settle()
+            count = min(backlog * 9 // 10, messages - done)
+            report = broker.load(broker.task("sub", topic, messages=count))
+            cpu_us += report.cpu_us_per_message * report.consumed.messages
+            seconds += report.consumed.seconds
+            done += report.consumed.messages
+            broker.empty(topic)
+        metrics[f"cpu_us@{backlog}"] = cpu_us / done
+        metrics[f"rate@{backlog}"] = done / seconds
+    metrics["growth"] = metrics[f"cpu_us@{backlogs[-1]}"] / metrics[f"cpu_us@{backlogs[0]}"]
+    return metrics
