@@ -83,6 +83,9 @@ def verdicts(
     return judged
 
 
+# Where docs/benchmarks.md holds a run.
+RUN_BEGIN, RUN_END = "<!-- a run begins -->\n", "<!-- a run ends -->\n"
+
 WORDS = {True: "met", False: "MISSED", None: "not compared"}
 
 
@@ -115,3 +118,10 @@ def markdown(
         if judged:
             lines += ["", "Targets: " + "; ".join(judged) + "."]
     return "\n".join(lines) + "\n"
+
+
+def placed(page: str, section: str) -> str:
+    """``page`` with ``section`` between its two marks, or just the section if it has none."""
+    head, begin, rest = page.partition(RUN_BEGIN)
+    _, end, tail = rest.partition(RUN_END)
+    return f"{head}{begin}\n{section}{end}{tail}" if begin and end else section

@@ -72,7 +72,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--only-go", action="store_true", help="leave ours out")
     add("--data-path", help="folder for the brokers' files (the system's temporary folder)")
     add("--json", metavar="FILE", help="where to write the result (bench/results/<time>.json)")
-    add("--markdown", metavar="FILE", help="write the tables as Markdown; - is standard output")
+    add("--markdown", metavar="FILE", help="put the tables into this page; - prints them")
     add("--plots", metavar="FOLDER", help="draw the figures into this folder, as SVG")
     add("--strict", action="store_true", help="exit status 1 if a target is missed")
     options = parser.parse_args(argv)
@@ -157,7 +157,9 @@ def write_results(
     if options.markdown == "-":
         print(report.markdown(machine, results))
     elif options.markdown:
-        Path(options.markdown).write_text(report.markdown(machine, results))
+        page = Path(options.markdown)
+        before = page.read_text() if page.exists() else ""
+        page.write_text(report.placed(before, report.markdown(machine, results)))
     if options.plots:
         from bench import plots
 

@@ -44,7 +44,7 @@ def publish_by_channels(broker: Broker, *, messages: int, channels: list[int]) -
         report = broker.load(broker.task("pub", topic, messages=messages, batch=200))
         metrics[f"cpu_us@{count}"] = report.cpu_us_per_message
         metrics[f"rate@{count}"] = report.published.per_second
-    metrics["growth"] = metrics[f"cpu_us@{channels[-1]}"] / metrics[f"cpu_us@{channels[0]}"]
+    metrics["growth"] = growth(metrics, channels)
     return metrics
 
 
@@ -71,5 +71,11 @@ def consume_by_backlog(broker: Broker, *, messages: int, backlogs: list[int]) ->
             broker.empty(topic)
         metrics[f"cpu_us@{backlog}"] = cpu_us / done
         metrics[f"rate@{backlog}"] = done / seconds
-    metrics["growth"] = metrics[f"cpu_us@{backlogs[-1]}"] / metrics[f"cpu_us@{backlogs[0]}"]
+    metrics["growth"] = growth(metrics, backlogs)
     return metrics
+
+
+def growth(metrics: Metrics, steps: list[int]) -> float:
+    """How many times the first step's CPU a message the last one needs."""
+    first, last = metrics[f"cpu_us@{steps[0]}"], metrics[f"cpu_us@{steps[-1]}"]
+    return last / first if first else 0.0

@@ -201,7 +201,9 @@ def deferred(broker: Broker, *, far: int, near: int, near_s: int) -> Metrics:
     }
 
 
-def deferred_restart(broker: Broker, *, count: int, ends: list[str]) -> Metrics:
+def deferred_restart(
+    broker: Broker, *, count: int, ends: list[str], from_ms: int, to_ms: int
+) -> Metrics:
     """A-4: deferred messages meet a clean stop, or a kill -9, before they are due.
 
     What had no chance to be on time because nsqd was down would be late: the delays are longer
@@ -210,11 +212,11 @@ def deferred_restart(broker: Broker, *, count: int, ends: list[str]) -> Metrics:
     metrics: Metrics = {}
     for end in ends:
         choose = random.Random(count)
-        delays_ms = [choose.randrange(4_000, 8_000) for _ in range(count)]
+        delays_ms = [choose.randrange(from_ms, to_ms) for _ in range(count)]
         topic = f"bench-{end}"
         broker.create(topic, "bench")
         publish_deferred(broker.connect_client(), topic, delays_ms)
-        due_end_s = time.time() + 8
+        due_end_s = time.time() + to_ms / 1000
         broker.kill() if end == "kill" else broker.terminate()
         broker.start()
         lateness = Lateness(broker, topic)

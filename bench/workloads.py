@@ -163,8 +163,8 @@ WORKLOADS = (
         "deferred-restart",
         "A-4: deferred messages across a clean restart and a kill -9",
         timing.deferred_restart,
-        full={"count": 2_000, "ends": ["term", "kill"]},
-        quick={"count": 500},
+        full={"count": 2_000, "ends": ["term", "kill"], "from_ms": 4_000, "to_ms": 8_000},
+        quick={"count": 500, "from_ms": 2_000, "to_ms": 4_000},
         targets=(
             Target("term_early", 0),
             Target("term_missing", 0),

@@ -170,6 +170,8 @@ class Connection:
             for frame in self.reader.feed(self.receive(4096)):
                 if isinstance(frame, Reply) and not self.served(frame):
                     return frame.text
+            if self.reader.error is not None:
+                raise self.reader.error
         raise TimeoutError(f"no answer to {command[:40]!r} for {SILENCE_SECONDS_MAX:.0f} s")
 
     def receive(self, size: int, flags: int = 0) -> bytes:

@@ -199,7 +199,8 @@ def work(task: Task, cells: Any, subscribers: tuple[int, ...], number: int, pipe
             worker.run()
             pipe.send(("done", list(worker.histogram.buckets.items())))
     except ProtocolError as error:
-        pipe.send(("error", f"{task.host}:{task.port} answered {error}"))
+        hint = " (is this nsqd's TCP port?)" if error.code == "E_BAD_FRAME" else ""
+        pipe.send(("error", f"{task.host}:{task.port} answered {error}{hint}"))
     except OSError as error:
         with suppress(OSError):
             pipe.send(("error", f"{task.host}:{task.port}: {error.strerror or error}"))
