@@ -1,0 +1,454 @@
+# The near part of the deferred queue: which record is due when, and how many are pending.
+#
+# A schedule is one binary heap of 32-byte entries over all slot files that are near.  A record of a
+# slot file is in exactly one of these states:
+#
+#     unindexed   its bit in ``known`` is clear: it lies in the file only, due at Slot.next_ns or later
+#     near        bit set, an entry in the heap
+#     firing      bit set, taken by the engine, counted in firing_count
+#     done        bit set: fired or void
+#
+# Invariant 1: an unindexed record that is still to fire is due at or after Slot.next_ns (NEVER: none).
+# Invariant 2: near_count and firing_count of a slot count its entries; a bit is set at most once, so a
+#              record that a second scan of the file finds again is not indexed twice.
+# Invariant 3: at most count_max entries; past that the latest go (``shrink``), their bits are cleared,
+#              next_ns of their slots falls, and the engine scans those files again when room is back.
+# Invariant 4: while ``limited``, nothing later than ``limit`` is taken in, so that what is in the heap is
+#              always earlier than what fell out of it.
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, qsort, realloc
+from libc.string cimport memset
+
+from penstock.core.slots cimport Due, Record, Records, parse
+from penstock.core.tally cimport Tallies
+
+from array import array
+
+NEVER = 0x7FFFFFFFFFFFFFFF
+
+cdef int64_t NEVER_NS = 0x7FFFFFFFFFFFFFFF
+cdef int64_t HOUR_NS = 3_600_000_000_000
+
+
+cdef class Bits:
+    """A set of ordinals, one bit each."""
+
+    def __dealloc__(self):
+        free(self.items)
+
+    cdef bint has(self, uint32_t ordinal) noexcept nogil:
+        cdef Py_ssize_t at = ordinal >> 3
+        return at < self.room and self.items[at] >> (ordinal & 7) & 1
+
+    cdef int put(self, uint32_t ordinal) except -1:
+        cdef Py_ssize_t at = ordinal >> 3, room
+        cdef uint8_t* items
+        if at >= self.room:
+            room = max(at + 1, self.room * 2, 16)
+            items = <uint8_t*>realloc(self.items, room)
+            if items == NULL:
+                raise MemoryError
+            memset(items + self.room, 0, room - self.room)
+            self.items = items
+            self.room = room
+        if not self.items[at] >> (ordinal & 7) & 1:
+            self.items[at] |= 1 << (ordinal & 7)
+            self.count += 1
+        return 0
+
+    cdef void drop(self, uint32_t ordinal) noexcept:
+        if self.has(ordinal):
+            self.items[ordinal >> 3] &= <uint8_t>~(1 << (ordinal & 7))
+            self.count -= 1
+
+    def __contains__(self, uint32_t ordinal):
+        return self.has(ordinal)
+
+    def __len__(self):
+        return self.count
+
+    def add(self, uint32_t ordinal):
+        self.put(ordinal)
+
+    def add_run(self, uint32_t start, uint32_t count):
+        cdef uint64_t ordinal
+        for ordinal in range(start, min(<uint64_t>start + count, <uint64_t>1 << 32)):
+            self.put(<uint32_t>ordinal)
+
+
+cdef class Slot:
+    """What the schedule knows of one slot file; the engine adds the rest."""
+
+    def __init__(self, int64_t number, int64_t next_ns):
+        self.number = number
+        self.next_ns = next_ns
+        self.known = Bits()
+        self.place = -1
+
+
+cdef inline bint earlier(Entry* a, Entry* b) noexcept nogil:
+    if a.due_ns != b.due_ns:
+        return a.due_ns < b.due_ns
+    if a.slot != b.slot:
+        return a.slot < b.slot
+    return a.ordinal < b.ordinal
+
+
+cdef int by_place(const void* a, const void* b) noexcept nogil:
+    cdef Entry* x = <Entry*>a
+    cdef Entry* y = <Entry*>b
+    if x.slot != y.slot:
+        return -1 if x.slot < y.slot else 1
+    return -1 if x.offset < y.offset else 1
+
+
+cdef void select(Entry* items, Py_ssize_t count, Py_ssize_t keep) noexcept nogil:
+    # Reorders so that the ``keep`` earliest come first (quickselect, middle element as pivot).
+    cdef Py_ssize_t low = 0, high = count - 1, i, j
+    cdef Entry pivot
+    while low < high:
+        pivot = items[(low + high) // 2]
+        i = low
+        j = high
+        while i <= j:
+            while earlier(&items[i], &pivot):
+                i += 1
+            while earlier(&pivot, &items[j]):
+                j -= 1
+            if i <= j:
+                items[i], items[j] = items[j], items[i]
+                i += 1
+                j -= 1
+        if keep <= j:
+            high = j
+        elif keep >= i:
+            low = i
+        else:
+            return
+
+
+cdef class Taken:
+    """Entries taken from a schedule, with the bytes still to be read."""
+
+    def __dealloc__(self):
+        free(self.items)
+
+    def ranges(self, Py_ssize_t gap_max, Py_ssize_t size_max):
+        """What to read: (slot, offset, size, first, end), neighbours in a file as one range."""
+        cdef Py_ssize_t i = 0, first
+        cdef int64_t start, stop
+        cdef list found = []
+        if self.count > 1:
+            qsort(self.items, self.count, sizeof(Entry), by_place)
+        while i < self.count:
+            first = i
+            start = self.items[i].offset
+            stop = start + self.items[i].size
+            i += 1
+            while (
+                i < self.count
+                and self.items[i].slot == self.items[first].slot
+                and self.items[i].offset - stop <= gap_max
+                and self.items[i].offset + self.items[i].size - start <= size_max
+            ):
+                stop = self.items[i].offset + self.items[i].size
+                i += 1
+            found.append((self.slots[self.items[first].slot], start, stop - start, first, i))
+        return found
+
+    def parse(self, Slot slot, bytes data not None, int64_t offset, Py_ssize_t first, Py_ssize_t end, list out):
+        """Put the messages of one range into ``out`` by rank; returns the ordinals left out.
+
+        Left out is what is void, uncounted here, and what is damaged: (void ordinals, damaged ones).
+        """
+        cdef Py_ssize_t i, at
+        cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Entry* entry
+        cdef Due due
+        cdef list void = [], damaged = []
+        for i in range(first, end):
+            entry = &self.items[i]
+            at = entry.offset - offset
+            due = None
+            if at + <Py_ssize_t>entry.size <= size:
+                due = parse(start + at, entry.size, slot.number, entry.ordinal, entry.offset)
+            if due is None:
+                # Whose it was is not known any more: its topic's count stays one too high.
+                damaged.append(entry.ordinal)
+            elif due.body is None:
+                self.tallies.change(due.instance, due.due_ns, due.stamp, -1)
+                damaged.append(entry.ordinal)
+            elif due.stamp < self.tallies.tally(due.instance).void_before:
+                void.append(entry.ordinal)
+            else:
+                out[entry.rank] = due
+        return void, damaged
+
+
+cdef class Schedule:
+    """The near entries of all slots, soonest first; see the rules above."""
+
+    def __init__(self, Tallies tallies, Py_ssize_t count_max):
+        if count_max < 4:
+            raise ValueError("a schedule needs room for four entries")
+        self.tallies = tallies
+        self.count_max = count_max
+        self.slots = []
+        self.free_places = []
+        self.fallen = []
+
+    def __dealloc__(self):
+        free(self.items)
+
+    def __len__(self):
+        return self.count
+
+    def attach(self, Slot slot):
+        if self.free_places:
+            slot.place = self.free_places.pop()
+            self.slots[slot.place] = slot
+        else:
+            slot.place = len(self.slots)
+            self.slots.append(slot)
+
+    def detach(self, Slot slot):
+        assert slot.near_count == 0 and slot.firing_count == 0
+        self.slots[slot.place] = None
+        self.free_places.append(slot.place)
+        slot.place = -1
+
+    def index(self, Slot slot, Records records):
+        """Count what was not counted yet, and take in what is near; returns what has fired already.
+
+        The latter are (ordinal, topic, instance) of records whose origins were found in a topic log
+        after a restart.
+        """
+        cdef Py_ssize_t i
+        cdef Record* record
+        cdef Entry entry
+        cdef list fired = []
+        cdef Bits known = slot.known
+        entry.slot = <uint32_t>slot.place
+        entry.rank = 0
+        for i in range(records.count):
+            record = &records.items[i]
+            if not known.has(record.ordinal):
+                if slot.origins is not None and slot.origins.has(record.ordinal):
+                    known.put(record.ordinal)
+                    fired.append((record.ordinal, records.topic_at(i), record.instance))
+                else:
+                    if record.ordinal >= slot.counted_end:
+                        self.tallies.change(record.instance, record.due_ns, record.stamp, 1)
+                    if slot.loading or record.due_ns < slot.next_ns:
+                        entry.due_ns = record.due_ns
+                        entry.offset = records.base + record.offset
+                        entry.ordinal = record.ordinal
+                        entry.size = record.size
+                        if self.limited and earlier(&self.limit, &entry):
+                            self.fall(slot, entry.due_ns)
+                        else:
+                            known.put(record.ordinal)
+                            slot.near_count += 1
+                            self.push(entry)
+            if record.ordinal >= slot.counted_end:
+                slot.counted_end = <int64_t>record.ordinal + 1
+        return fired
+
+    @property
+    def top_ns(self):
+        """When the soonest is due."""
+        return self.items[0].due_ns if self.count else NEVER_NS
+
+    @property
+    def limit_ns(self):
+        """Nothing due later than this is taken in now."""
+        return self.limit.due_ns if self.limited else NEVER_NS
+
+    def take(self, int64_t until_ns, Py_ssize_t count_max, int64_t size_max):
+        """Take at most ``count_max`` entries and ``size_max`` bytes (but one entry) due by ``until_ns``."""
+        cdef Taken taken = Taken()
+        cdef int64_t size = 0
+        cdef Slot slot
+        cdef Py_ssize_t room = min(count_max, self.count)
+        taken.slots = self.slots
+        taken.tallies = self.tallies
+        taken.items = <Entry*>malloc(max(1, room) * sizeof(Entry))
+        if taken.items == NULL:
+            raise MemoryError
+        while taken.count < room and self.items[0].due_ns <= until_ns:
+            size += self.items[0].size
+            if size > size_max and taken.count:
+                break
+            taken.items[taken.count] = self.items[0]
+            taken.items[taken.count].rank = <uint32_t>taken.count
+            slot = <Slot>self.slots[self.items[0].slot]
+            slot.near_count -= 1
+            slot.firing_count += 1
+            taken.count += 1
+            self.pop_top()
+        if self.limited and self.count < self.count_max // 2:
+            self.limited = False
+        if self.room > 4096 and self.count < self.room // 4:
+            self.resize(self.room // 2)
+        return taken
+
+    def put_back(self, Taken taken, Py_ssize_t first, Py_ssize_t end, int64_t due_ns):
+        """Entries ``first`` to ``end`` could not be read: they are tried again at ``due_ns``."""
+        cdef Py_ssize_t i
+        cdef Slot slot
+        for i in range(first, end):
+            slot = <Slot>self.slots[taken.items[i].slot]
+            slot.firing_count -= 1
+            slot.near_count += 1
+            taken.items[i].due_ns = max(taken.items[i].due_ns, due_ns)
+            self.push(taken.items[i])
+
+    def retry(self, Slot slot, Due due, int64_t due_ns):
+        """A message that was taken could not be fired: it is taken again at ``due_ns``."""
+        cdef Entry entry
+        entry.due_ns = max(due.due_ns, due_ns)
+        entry.offset = due.offset
+        entry.ordinal = due.ordinal
+        entry.size = due.size
+        entry.slot = <uint32_t>slot.place
+        entry.rank = 0
+        slot.firing_count -= 1
+        slot.near_count += 1
+        self.push(entry)
+
+    def settle(self, Slot slot, int64_t count):
+        """``count`` records of ``slot`` that were taken are fired or void."""
+        assert 0 <= count <= slot.firing_count
+        slot.firing_count -= count
+
+    def group(self, list dues):
+        """Uncount the messages and return their ordinals by (slot number, instance), with the topic."""
+        cdef dict groups = {}
+        cdef Due due
+        cdef int64_t slot = -1
+        cdef uint64_t instance = 0
+        cdef list ordinals = None
+        for due in dues:
+            self.tallies.change(due.instance, due.due_ns, due.stamp, -1)
+            if due.slot != slot or due.instance != instance or ordinals is None:
+                slot = due.slot
+                instance = due.instance
+                found = groups.get((slot, instance))
+                if found is None:
+                    found = groups[(slot, instance)] = (due.topic, [])
+                ordinals = found[1]
+            ordinals.append(due.ordinal)
+        return groups
+
+    cdef int resize(self, Py_ssize_t room) except -1:
+        cdef Entry* items = <Entry*>realloc(self.items, room * sizeof(Entry))
+        if items == NULL:
+            raise MemoryError
+        self.items = items
+        self.room = room
+        return 0
+
+    cdef int push(self, Entry entry) except -1:
+        if self.count >= self.count_max:
+            self.shrink()
+        if self.count >= self.room:
+            self.resize(min(max(64, self.room * 2), self.count_max))
+        self.items[self.count] = entry
+        self.count += 1
+        self.sift_up(self.count - 1)
+        return 0
+
+    cdef void pop_top(self) noexcept:
+        self.count -= 1
+        if self.count:
+            self.items[0] = self.items[self.count]
+            self.sift_down(0)
+
+    cdef void sift_up(self, Py_ssize_t at) noexcept:
+        cdef Entry entry = self.items[at]
+        cdef Py_ssize_t parent
+        while at:
+            parent = (at - 1) >> 1
+            if not earlier(&entry, &self.items[parent]):
+                break
+            self.items[at] = self.items[parent]
+            at = parent
+        self.items[at] = entry
+
+    cdef void sift_down(self, Py_ssize_t at) noexcept:
+        cdef Entry entry = self.items[at]
+        cdef Py_ssize_t child = 2 * at + 1
+        while child < self.count:
+            if child + 1 < self.count and earlier(&self.items[child + 1], &self.items[child]):
+                child += 1
+            if not earlier(&self.items[child], &entry):
+                break
+            self.items[at] = self.items[child]
+            at = child
+            child = 2 * at + 1
+        self.items[at] = entry
+
+    cdef int shrink(self) except -1:
+        # The latest quarter goes, in one sweep (25 ms at a million): one by one would need a second heap.
+        cdef Py_ssize_t keep = self.count - self.count // 4, i
+        cdef Slot slot
+        select(self.items, self.count, keep)
+        for i in range(keep, self.count):
+            slot = <Slot>self.slots[self.items[i].slot]
+            slot.near_count -= 1
+            slot.known.drop(self.items[i].ordinal)
+            self.fall(slot, self.items[i].due_ns)
+        self.count = keep
+        self.limited = True
+        self.limit = self.items[0]
+        for i in range(1, keep):
+            if earlier(&self.limit, &self.items[i]):
+                self.limit = self.items[i]
+        for i in range((keep - 2) // 2, -1, -1):
+            self.sift_down(i)
+        return 0
+
+    cdef int fall(self, Slot slot, int64_t due_ns) except -1:
+        # A live record of ``slot`` is only in the file now.
+        if due_ns < slot.next_ns:
+            if slot.next_ns == NEVER_NS or not slot.loading:
+                self.fallen.append(slot)
+            slot.next_ns = due_ns
+        return 0
+
+    def check(self):
+        """Raise AssertionError if the heap or the counts of its slots do not hold."""
+        cdef Py_ssize_t i
+        cdef dict counts = {}
+        for i in range(self.count):
+            if i:
+                assert not earlier(&self.items[i], &self.items[(i - 1) >> 1]), "heap order"
+            slot = <Slot>self.slots[self.items[i].slot]
+            assert (<Slot>slot).known.has(self.items[i].ordinal), "entry without its bit"
+            counts[id(slot)] = counts.get(id(slot), 0) + 1
+        for slot in self.slots:
+            if slot is not None:
+                assert counts.get(id(slot), 0) == (<Slot>slot).near_count, "near_count"
+        assert self.count <= self.count_max
+
+
+def pack_runs(ordinals):
+    """Ordinals as (start u32, count u32) runs, big-endian, ascending."""
+    cdef uint64_t start, end
+    cdef list numbers = sorted(ordinals)
+    cdef object runs = array("I")
+    if not numbers:
+        return b""
+    start = numbers[0]
+    end = start + 1
+    for ordinal in numbers[1:]:
+        if ordinal > end:
+            runs.extend((start, end - start))
+            start = ordinal
+        end = ordinal + 1
+    runs.extend((start, end - start))
+    runs.byteswap()
+    return runs.tobytes()

@@ -1,0 +1,250 @@
+"""Deferred messages on their way into slot files.
+
+All messages accepted for a slot in one loop turn are one append and one ticket.
+
+Rule 1: a message is in the schedule only after its record is written (and synced, if asked for).
+Rule 2: a failed append leaves nothing behind; where it cannot be undone, its ordinals are void.
+Rule 3: one write at a time per file, so that what fails can be cut off again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from penstock.core.schedule import NEVER
+from penstock.core.slots import Batch
+from penstock.engine.slot_file import SlotFile, SlotTable
+from penstock.engine.ticket import Ticket
+from penstock.errors import StorageError, UncutError
+from penstock.storage.slots import HEADER, SlotName, new_generation
+
+MS = 1_000_000
+MINUTE_MS = 60_000
+HOUR_MS = 3_600_000
+
+# Slots that begin within this are kept in the schedule from the start.
+NEAR_NS = 120 * 1_000_000_000
+
+# An hour with more records than this goes on in slots of a minute, so that it is read in parts.
+HOUR_COUNT_MAX = 100_000
+
+# A larger file would be long to write again after a failed sync.
+FILE_SIZE_MAX = 256 * 1024 * 1024
+
+# An inline append that took longer sends the next second's to another thread (R9).
+SLOW_NS = 10 * MS
+SLOW_PAUSE_NS = 1000 * MS
+
+
+class SlotWriter:
+    """Accepts messages into batches and writes them; ``changed`` hears of each outcome."""
+
+    def __init__(
+        self,
+        table: SlotTable,
+        *,
+        synced: bool,
+        dirty: Callable[[], None],
+        changed: Callable[[SlotFile], None],
+        void: Callable[[SlotFile, list[int]], None],
+        generation: Callable[[], int] = new_generation,
+    ) -> None:
+        self._table = table
+        self._synced = synced
+        self._dirty = dirty
+        self._changed = changed
+        self._void = void
+        self._generation = generation
+        self._open: dict[tuple[int, int], SlotFile] = {}
+        self._waiting: list[SlotFile] = []
+        self._slow_until_ns = 0
+        self.pending_size = 0
+        self.unsynced_count = 0
+
+    def defer(
+        self, topic: str, instance: int, body: bytes, timestamp_ns: int, due_ns: int, stamp: int
+    ) -> Ticket:
+        file = self._file_for(due_ns, timestamp_ns)
+        batch, ticket = file.batch, file.ticket
+        if batch is None or ticket is None:
+            batch = file.batch = Batch(file.number)
+            ticket = file.ticket = Ticket()
+            self._waiting.append(file)
+            if len(self._waiting) == 1:
+                self._dirty()
+        size = batch.size
+        batch.add(file.ordinal, topic.encode(), instance, body, timestamp_ns, due_ns, stamp)
+        file.ordinal += 1
+        self.pending_size += batch.size - size
+        return ticket
+
+    def _file_for(self, due_ns: int, now_ns: int) -> SlotFile:
+        due_ms = due_ns // MS
+        if due_ns - now_ns > HOUR_MS * MS:
+            file = self._open_file(due_ms - due_ms % HOUR_MS, HOUR_MS)
+            if file.ordinal < HOUR_COUNT_MAX:
+                return file
+        return self._open_file(due_ms - due_ms % MINUTE_MS, MINUTE_MS)
+
+    def _open_file(self, start_ms: int, length_ms: int) -> SlotFile:
+        file = self._open.get((start_ms, length_ms))
+        if file is None or file.sealed or file.size > FILE_SIZE_MAX:
+            name = SlotName(start_ms, length_ms, self._generation())
+            while name.number in self._table.files or not name.number:
+                name = name._replace(generation=self._generation())
+            near = name.start_ns <= self._table.clock.wall_ns() + NEAR_NS
+            file = SlotFile(name, NEVER if near else name.start_ns, found=False)
+            self._table.add(file)
+            self._open[start_ms, length_ms] = file
+        return file
+
+    def retire(self, file: SlotFile) -> None:
+        """The file is finished: nothing may be appended to it any more, nor need it be synced."""
+        self._seal(file)
+        self.unsynced_count -= file.unsynced_count
+        file.unsynced_count = 0
+
+    def _seal(self, file: SlotFile) -> None:
+        file.sealed = True
+        key = (file.name.start_ms, file.name.length_ms)
+        if self._open.get(key) is file:
+            del self._open[key]
+
+    def flush(self) -> None:
+        """Write what was accepted in this turn."""
+        waiting, self._waiting = self._waiting, []
+        for file in waiting:
+            if not file.writing:
+                self._write(file)
+
+    def _write(self, file: SlotFile) -> None:
+        batch, ticket = file.batch, file.ticket
+        assert batch is not None and ticket is not None
+        file.batch = file.ticket = None
+        file.writing = file.begun = True
+        table = self._table
+        started_ns = table.clock.monotonic_ns()
+        work = partial(self._store, file, file.size, batch.packed())
+        if self._synced or started_ns < self._slow_until_ns:
+            table.disk.submit(work, partial(self._written, file, batch, ticket))
+            return
+        try:
+            size = work()
+        except (OSError, StorageError) as error:
+            self._written(file, batch, ticket, None, error)
+        else:
+            self._written(file, batch, ticket, size, None)
+        if table.clock.monotonic_ns() - started_ns > SLOW_NS:
+            self._slow_until_ns = started_ns + SLOW_PAUSE_NS
+
+    def _store(self, file: SlotFile, old_size: int, packed: bytes) -> int:
+        # Runs on the loop or on another thread; touches nothing of ``file`` that changes.
+        store = self._table.store
+        size = store.append(file.name, packed, fresh=old_size == 0)
+        if self._synced:
+            try:
+                store.sync(file.name, fresh=old_size == 0)
+            except OSError as error:
+                try:
+                    store.cut(file.name, old_size)
+                except OSError as second:
+                    raise UncutError(f"{file.name.slot_file}: {error}; and {second}") from error
+                raise
+        return size
+
+    def _written(
+        self,
+        file: SlotFile,
+        batch: Batch,
+        ticket: Ticket,
+        size: int | None,
+        error: BaseException | None,
+    ) -> None:
+        file.writing = False
+        self.pending_size -= batch.size
+        if size is None:
+            self._not_written(file, batch, error)
+        else:
+            batch.settle(file.size or HEADER.size)
+            file.size = size
+            self._table.schedule.index(file, batch)
+            if self._synced:
+                file.name_synced = True
+            else:
+                file.unsynced_count += batch.count
+                self.unsynced_count += batch.count
+        if file.batch is not None:
+            self._write(file)
+        self._changed(file)
+        ticket.settle(error if isinstance(error, Exception) else None)
+
+    def _not_written(self, file: SlotFile, batch: Batch, error: BaseException | None) -> None:
+        self._table.error_count += 1
+        if self._synced or isinstance(error, UncutError):
+            self._seal(file)
+        if isinstance(error, UncutError):
+            # A restart may find these records, though their publishers were told of the failure.
+            self._void(file, [row[0] for row in batch.rows()])
+            late, ticket = file.batch, file.ticket
+            file.batch = file.ticket = None
+            if late is not None and ticket is not None:
+                self.pending_size -= late.size
+                ticket.settle(error)
+
+    def sync(self, done: Callable[[BaseException | None], None] | None = None) -> None:
+        """Sync what was written since the last sync, on another thread."""
+        files = [
+            f
+            for f in self._table.files.values()
+            if f.unsynced_count and not f.syncing and not (f.rewrite and (f.writing or f.batch))
+        ]
+        counts = [f.unsynced_count for f in files]
+        fresh = [not f.name_synced for f in files]
+        for file in files:
+            file.syncing = True
+        if files:
+            work = partial(self._sync_all, files, fresh)
+            self._table.disk.submit(work, partial(self._synced_all, files, counts, done))
+        elif done is not None:
+            done(None)
+
+    def _sync_all(self, files: list[SlotFile], fresh: list[bool]) -> list[OSError | None]:
+        outcomes: list[OSError | None] = []
+        store = self._table.store
+        for file, is_fresh in zip(files, fresh, strict=True):
+            try:
+                if file.rewrite:
+                    store.rewrite(file.name)
+                else:
+                    store.sync(file.name, fresh=is_fresh)
+            except OSError as error:
+                outcomes.append(error)
+            else:
+                outcomes.append(None)
+        return outcomes
+
+    def _synced_all(
+        self,
+        files: list[SlotFile],
+        counts: list[int],
+        done: Callable[[BaseException | None], None] | None,
+        outcomes: list[OSError | None] | None,
+        error: BaseException | None,
+    ) -> None:
+        results = outcomes if outcomes is not None else [error] * len(files)
+        for file, count, failure in zip(files, counts, results, strict=True):
+            file.syncing = False
+            if failure is None:
+                file.name_synced = True
+                file.rewrite = False
+                file.unsynced_count -= count
+                self.unsynced_count -= count
+            else:
+                # The kernel forgets what it could not write: next time a new file is written (R8).
+                self._table.error_count += 1
+                file.rewrite = True
+                self._seal(file)
+            self._changed(file)
+        if done is not None:
+            done(next((failure for failure in results if failure is not None), None))
