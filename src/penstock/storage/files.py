@@ -11,7 +11,7 @@
 # pass tests/crash/test_files.py.
 
 # Paths are str because a pathlib call costs more than the system call it wraps.
-# ruff: noqa: PTH
+# ruff: noqa: PTH103, PTH104, PTH106, PTH108, PTH112, PTH114, PTH120, PTH208
 
 from __future__ import annotations
 

@@ -1,0 +1,349 @@
+# The ack journal of a topic: what its channels have finished, and what the topic itself is.
+#
+#     magic "PJ" | type u8 | zero u8 | payload size u32 | crc32c u32 | payload       big-endian
+#
+# The payloads stand in docs/storage-format.md.  The journal is a history: a later record adds to
+# or overrides an earlier one, so losing its tail delivers messages again and never loses one.
+#
+# Rule 1: a finish is for ever.  Runs only add up and `low` only rises, whatever the order.
+# Rule 2: a torn tail is cut; a bad record in the middle is stepped over and counted.
+# Rule 3: compaction writes a new file and renames it; there is no moment without a journal.
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from google_crc32c import value as crc32c
+
+from penstock.storage.files import Files
+
+MAGIC = b"PJ"
+HEADER_SIZE = 12
+
+TOPIC = 1
+CHANNEL = 2
+GONE = 3
+PROGRESS = 4
+SYNCED = 5
+
+# A larger PROGRESS is split: a record that cannot be trusted costs this much at most, and a size
+# field that lies cannot make a reader skip the rest of the file.
+RUNS_PER_RECORD = 4096
+MARKS_PER_RECORD = 4096
+PAYLOAD_SIZE_MAX = 256 * 1024
+
+_HEADER = struct.Struct(">2sBBII")
+_HEAD_CRC = struct.Struct(">BBI")
+_TOPIC = struct.Struct(">QBBq")
+_CHANNEL = struct.Struct(">IQBq")
+_ID = struct.Struct(">I")
+_PROGRESS = struct.Struct(">IQ")
+_RUN = struct.Struct(">QQ")
+_MARK = struct.Struct(">QHq")
+_SYNCED = struct.Struct(">QQ")
+
+Run = tuple[int, int]
+Mark = tuple[int, int]
+
+
+@dataclass
+class ChannelState:
+    """A channel as its journal tells it: everything below ``low`` and in ``runs`` is finished."""
+
+    id: int
+    name: str
+    start: int
+    paused: bool = False
+    defer_stamp: int = 0
+    low: int = 0
+    runs: list[Run] = field(default_factory=list)
+    marks: dict[int, Mark] = field(default_factory=dict)
+
+
+@dataclass
+class TopicState:
+    """A topic as its journal tells it; ``index_max`` is one past the largest index named in it."""
+
+    released: int = 0
+    frozen: bool = False
+    paused: bool = False
+    void_stamp: int = 0
+    channels: dict[str, ChannelState] = field(default_factory=dict)
+    synced: tuple[int, int] | None = None
+    index_max: int = 0
+    channel_id_max: int = 0
+    corrupt_count: int = 0
+    torn_size: int = 0
+
+
+def encode_topic(released: int, frozen: bool, paused: bool, void_stamp: int) -> bytes:
+    return _record(TOPIC, _TOPIC.pack(released, frozen, paused, void_stamp))
+
+
+def encode_channel(id: int, start: int, paused: bool, defer_stamp: int, name: str) -> bytes:
+    return _record(CHANNEL, _CHANNEL.pack(id, start, paused, defer_stamp) + name.encode())
+
+
+def encode_gone(id: int) -> bytes:
+    return _record(GONE, _ID.pack(id))
+
+
+def encode_progress(
+    id: int, low: int, runs: Sequence[Run] = (), marks: Mapping[int, Mark] | None = None
+) -> bytes:
+    """One record, or several if there is more than fits one."""
+    entries = list(marks.items()) if marks else []
+    encoded: list[bytes] = []
+    at = 0
+    while True:
+        some_runs = runs[at * RUNS_PER_RECORD : (at + 1) * RUNS_PER_RECORD]
+        some_marks = entries[at * MARKS_PER_RECORD : (at + 1) * MARKS_PER_RECORD]
+        if at and not some_runs and not some_marks:
+            return b"".join(encoded)
+        parts = [_PROGRESS.pack(id, low), _ID.pack(len(some_runs))]
+        parts += [_RUN.pack(*run) for run in some_runs]
+        parts.append(_ID.pack(len(some_marks)))
+        parts += [_MARK.pack(index, *mark) for index, mark in some_marks]
+        encoded.append(_record(PROGRESS, b"".join(parts)))
+        at += 1
+
+
+def encode_packed_progress(id: int, low: int, runs: bytes, marks: bytes) -> bytes:
+    """``encode_progress`` of runs and marks that are already in the form the record has."""
+    encoded: list[bytes] = []
+    run_at = mark_at = 0
+    while True:
+        some_runs = runs[run_at : run_at + RUNS_PER_RECORD * _RUN.size]
+        some_marks = marks[mark_at : mark_at + MARKS_PER_RECORD * _MARK.size]
+        if encoded and not some_runs and not some_marks:
+            return b"".join(encoded)
+        run_count, mark_count = len(some_runs) // _RUN.size, len(some_marks) // _MARK.size
+        parts = [_PROGRESS.pack(id, low), _ID.pack(run_count), some_runs]
+        parts += [_ID.pack(mark_count), some_marks]
+        encoded.append(_record(PROGRESS, b"".join(parts)))
+        run_at += len(some_runs)
+        mark_at += len(some_marks)
+
+
+def encode_synced(base: int, offset: int) -> bytes:
+    return _record(SYNCED, _SYNCED.pack(base, offset))
+
+
+def snapshot(state: TopicState) -> list[bytes]:
+    """The records that say what ``state`` says, and nothing more."""
+    encoded = [encode_topic(state.released, state.frozen, state.paused, state.void_stamp)]
+    for channel in state.channels.values():
+        encoded.append(
+            encode_channel(
+                channel.id, channel.start, channel.paused, channel.defer_stamp, channel.name
+            )
+        )
+        encoded.append(encode_progress(channel.id, channel.low, channel.runs, channel.marks))
+    if state.synced is not None:
+        encoded.append(encode_synced(*state.synced))
+    return encoded
+
+
+def records(data: bytes) -> Iterable[tuple[int, int, bytes | None]]:
+    """(offset, type, payload) of each record; a payload of None stands for bad bytes.
+
+    Bad bytes at the very end come out too: the offset is where the good ones end.
+    """
+    at = 0
+    bad_at = -1
+    while at < len(data):
+        payload = _payload_at(data, at)
+        if payload is None:
+            if bad_at < 0:
+                bad_at = at
+            at = data.find(MAGIC, at + 1)
+            if at < 0:
+                break
+            continue
+        if bad_at >= 0:
+            yield bad_at, 0, None
+            bad_at = -1
+        yield at, data[at + 2], payload
+        at += HEADER_SIZE + len(payload)
+    if bad_at >= 0:
+        yield bad_at, 0, None
+
+
+def replay(data: bytes) -> TopicState:
+    """What a journal says.  Bad records are counted, bad bytes at the end measured."""
+    return _Replay().run(data)
+
+
+class _Replay:
+    def __init__(self) -> None:
+        self.state = TopicState()
+        self.channels: dict[int, ChannelState] = {}
+
+    def run(self, data: bytes) -> TopicState:
+        bad_at = -1
+        for at, kind, payload in records(data):
+            if payload is None:
+                bad_at = at
+                continue
+            if bad_at >= 0:
+                self.state.corrupt_count += 1
+                bad_at = -1
+            try:
+                self.apply(kind, payload)
+            except (struct.error, UnicodeDecodeError):
+                self.state.corrupt_count += 1
+        if bad_at >= 0:
+            self.state.torn_size = len(data) - bad_at
+        for channel in self.channels.values():
+            _settle(channel)
+            self.state.channels[channel.name] = channel
+        return self.state
+
+    def apply(self, kind: int, payload: bytes) -> None:
+        state = self.state
+        if kind == TOPIC:
+            state.released, frozen, paused, state.void_stamp = _TOPIC.unpack(payload)
+            state.frozen, state.paused = bool(frozen), bool(paused)
+            self.saw(state.released)
+        elif kind == CHANNEL:
+            self.apply_channel(payload)
+        elif kind == GONE:
+            self.channels.pop(_ID.unpack(payload)[0], None)
+        elif kind == PROGRESS:
+            self.apply_progress(payload)
+        elif kind == SYNCED:
+            state.synced = _SYNCED.unpack(payload)
+
+    def apply_channel(self, payload: bytes) -> None:
+        id, start, paused, defer_stamp = _CHANNEL.unpack_from(payload)
+        name = payload[_CHANNEL.size :].decode()
+        self.state.channel_id_max = max(self.state.channel_id_max, id)
+        self.saw(start)
+        channel = self.channels.get(id)
+        if channel is None:
+            # A name has one channel: an older one of that name lost its GONE record.
+            for other in [c.id for c in self.channels.values() if c.name == name]:
+                del self.channels[other]
+            channel = self.channels[id] = ChannelState(id, name, start, low=start)
+        channel.paused = bool(paused)
+        channel.defer_stamp = defer_stamp
+
+    def apply_progress(self, payload: bytes) -> None:
+        id, low = _PROGRESS.unpack_from(payload)
+        at = _PROGRESS.size
+        (run_count,) = _ID.unpack_from(payload, at)
+        at += 4
+        runs_end = at + run_count * _RUN.size
+        runs = list(_RUN.iter_unpack(payload[at:runs_end]))
+        (mark_count,) = _ID.unpack_from(payload, runs_end)
+        marks_end = runs_end + 4 + mark_count * _MARK.size
+        marks = list(_MARK.iter_unpack(payload[runs_end + 4 : marks_end]))
+        self.saw(low)
+        if runs:
+            self.saw(max(end for _, end in runs))
+        if marks:
+            self.saw(max(mark[0] for mark in marks) + 1)
+        channel = self.channels.get(id)
+        if channel is None:
+            return  # its channel is gone
+        channel.low = max(channel.low, low)
+        channel.runs.extend(runs)
+        for index, attempts, due_ns in marks:
+            channel.marks[index] = (attempts, due_ns)
+
+    def saw(self, index: int) -> None:
+        if index > self.state.index_max:
+            self.state.index_max = index
+
+
+def _settle(channel: ChannelState) -> None:
+    """Merge the runs, let ``low`` swallow what touches it, drop marks of finished messages."""
+    merged: list[Run] = []
+    for start, end in sorted(run for run in channel.runs if run[1] > channel.low):
+        if start <= channel.low:
+            channel.low = max(channel.low, end)
+        elif merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        elif start < end:
+            merged.append((start, end))
+    channel.runs = merged
+    place = 0
+    marks: dict[int, Mark] = {}
+    for index in sorted(index for index in channel.marks if index >= channel.low):
+        while place < len(merged) and merged[place][1] <= index:
+            place += 1
+        if place == len(merged) or index < merged[place][0]:
+            marks[index] = channel.marks[index]
+    channel.marks = marks
+
+
+def _record(kind: int, payload: bytes) -> bytes:
+    assert len(payload) <= PAYLOAD_SIZE_MAX
+    crc = crc32c(_HEAD_CRC.pack(kind, 0, len(payload)) + payload)
+    return _HEADER.pack(MAGIC, kind, 0, len(payload), crc) + payload
+
+
+def _payload_at(data: bytes, at: int) -> bytes | None:
+    if data[at : at + 2] != MAGIC or at + HEADER_SIZE > len(data):
+        return None
+    _, _, _, size, crc = _HEADER.unpack_from(data, at)
+    if size > PAYLOAD_SIZE_MAX or at + HEADER_SIZE + size > len(data):
+        return None
+    payload = data[at + HEADER_SIZE : at + HEADER_SIZE + size]
+    return payload if crc32c(data[at + 2 : at + 8] + payload) == crc else None
+
+
+class Journal:
+    """The file.  ``add`` and ``take`` belong to the loop, ``write`` and ``compact`` may block."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files = files
+        self.path = path
+        self.size = files.size(path) if files.exists(path) else 0
+        self._buffer: list[bytes] = []
+        self.buffer_size = 0
+
+    def add(self, record: bytes) -> None:
+        self._buffer.append(record)
+        self.buffer_size += len(record)
+
+    def take(self) -> bytes:
+        """The records added since the last call; they are the caller's to write."""
+        taken = b"".join(self._buffer)
+        self._buffer.clear()
+        self.buffer_size = 0
+        return taken
+
+    def write(self, data: bytes) -> None:
+        """Append records; blocking.  After an error nothing of them is in the file."""
+        if not data:
+            return
+        made = self.size == 0
+        self.size = self._files.append(self.path, [data])
+        if made:
+            self._files.sync_folder(self.path.rpartition("/")[0])
+
+    def sync(self) -> None:
+        if self.size:
+            self._files.sync(self.path)
+
+    def compact(self, records: Iterable[bytes]) -> None:
+        """Replace the file by ``records``; blocking.
+
+        The caller sees to it that nothing is written meanwhile: what was taken before must be in
+        ``records``, what is added later waits in the buffer.
+        """
+        data = b"".join(records)
+        temporary = f"{self.path}.new"
+        self._files.unlink(temporary)
+        try:
+            self._files.append(temporary, [data])
+            self._files.sync(temporary)
+            self._files.rename(temporary, self.path)
+        except OSError:
+            self._files.unlink(temporary)
+            raise
+        self.size = len(data)
+        self._files.sync_folder(self.path.rpartition("/")[0])

@@ -1,0 +1,211 @@
+# Reading whole batches out of segments, from the loop (never waiting) or from a reader thread.
+#
+# Rule 1: nothing here changes the log.  Damage is noted in a list that the loop collects.
+# Rule 2: a snapshot of the segment list is read.  If a file vanishes or looks damaged and the
+#         list has changed meanwhile, the snapshot was stale: look again.  Otherwise it is true.
+# Rule 3: every turn of a loop moves the offset on or asks for more bytes of one batch, so a
+#         damaged file ends.
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.core.block import Block
+from penstock.core.segment import (
+    BAD_HEADER,
+    BAD_PAYLOAD,
+    BATCH_HEADER_SIZE,
+    ScanResult,
+    resync,
+    scan,
+)
+from penstock.storage.files import Files
+from penstock.storage.segment import STRIDE, Segment, Visible
+from penstock.storage.survey import read_through_errors
+
+if TYPE_CHECKING:
+    from penstock.core.segment import Batch
+
+# Where a sequential reader stopped, so that its next read starts at the byte.  Each entry saves
+# re-reading up to one stride; losing them all costs nothing else.
+HINT_MAX = 256
+
+# Damage noted and not yet collected; more of it is found again by a later read.
+DAMAGE_MAX = 1024
+
+RESYNC_SIZE = 1024 * 1024
+
+
+class Damage(NamedTuple):
+    """Bytes of a segment that cannot be read any more, and the indexes that are lost with them."""
+
+    path: str
+    offset: int
+    end: int
+    index_start: int
+    index_end: int
+
+
+class _Found(NamedTuple):
+    data: bytes
+    offset: int
+    result: ScanResult
+
+
+class LogReader:
+    """Reads segments of one log and remembers what it saw of damage."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._hints: dict[tuple[str, int], int] = {}
+        self.damage: dict[tuple[str, int], Damage] = {}
+
+    def read(self, segment: Segment, index: int, size_max: int, wait: bool) -> Block | None:
+        """Batches of ``segment`` from the one that holds ``index``, or the next, on.
+
+        An empty block if there are none left, None if it would wait.
+        """
+        found = self.find(segment, index, size_max, wait)
+        if found is None:
+            return None
+        if found.result.reason >= BAD_HEADER and not found.result.batches:
+            return Block(b"", [], segment.node_id)
+        spans = found.result.spans(index)
+        block = Block(found.data, spans, segment.node_id)
+        if spans:
+            if len(self._hints) >= HINT_MAX:
+                self._hints.clear()
+            self._hints[segment.path, block.end] = found.offset + found.result.stop
+        return block
+
+    def find(self, segment: Segment, index: int, size_max: int, wait: bool) -> _Found | None:
+        """The bytes that hold ``index`` or the next batch, scanned and verified.
+
+        The result has no batches if the segment ends first.  None if it would wait.
+        """
+        visible = segment.visible
+        place = self._start(segment, index, wait)
+        if place is None:
+            return None
+        expected, offset = place
+        bad: tuple[int, int] | None = None
+        want = size_max + STRIDE
+        while offset < visible.size:
+            size = min(want, visible.size - offset)
+            data = self._pread(segment.path, offset, size, wait)
+            if data is None:
+                return None
+            result = scan(data, 0, True, expected)
+            if bad is not None and result.batches:
+                self._note(segment, bad, offset, result.batches[0][0])
+                bad = None
+            if result.batches:
+                last = result.batches[-1]
+                expected = last[0] + last[1]
+                if expected > index:
+                    return _Found(data, offset, result)
+            if result.reason in (BAD_HEADER, BAD_PAYLOAD):
+                bad = bad or (offset + result.stop, expected)
+                after = self._skip(segment.path, visible, offset, result, expected, wait)
+                if after is None:
+                    return None
+                if result.reason == BAD_PAYLOAD:
+                    expected = result.first + result.count
+                    self._note(segment, bad, after, expected)
+                    bad = None
+                offset = after
+            elif result.stop:
+                offset += result.stop
+                want = size_max + STRIDE
+            elif len(data) < size and not wait:
+                return None  # only some of the bytes were in the page cache
+            elif len(data) < size or size == visible.size - offset:
+                bad = bad or (offset, expected)  # the file is shorter than it was, or a size lies
+                break
+            else:
+                want = max(result.size, want + STRIDE)
+        if bad is not None:
+            self._note(segment, bad, visible.size, visible.end)
+        return _Found(b"", visible.size, scan(b"", 0, False))
+
+    def batches(self, segment: Segment, index: int) -> Iterator[tuple[bytes, Batch]]:
+        """All batches that end behind ``index``, with the bytes they lie in; waits."""
+        while index < segment.visible.end:
+            found = self.find(segment, index, 1 << 20, True)
+            if found is None or not found.result.batches:
+                return
+            for batch in found.result.batches:
+                if batch[0] + batch[1] > index:
+                    yield found.data, batch
+            index = found.result.batches[-1][0] + found.result.batches[-1][1]
+
+    def seek(self, segment: Segment, append_ns: int) -> int | None:
+        """The first index of ``segment`` appended at or after ``append_ns``; waits."""
+        tables = segment.load_tables(self._files, True)
+        assert tables is not None
+        place = max(0, bisect_left(tables.times, append_ns) - 1)
+        for _data, batch in self.batches(segment, tables.indexes[place]):
+            if batch[4] >= append_ns:
+                return batch[0]
+        return None
+
+    def note_missing(self, segment: Segment) -> None:
+        """The file is gone: so are all its messages."""
+        visible = segment.visible
+        self._note(segment, (0, segment.first), visible.size, visible.end)
+
+    def _start(self, segment: Segment, index: int, wait: bool) -> tuple[int, int] | None:
+        hint = self._hints.pop((segment.path, index), None)
+        if hint is not None and hint < segment.visible.size:
+            return index, hint
+        tables = segment.load_tables(self._files, wait)
+        return None if tables is None else tables.before(index)
+
+    def _pread(self, path: str, offset: int, size: int, wait: bool) -> bytes | None:
+        if wait:
+            return read_through_errors(self._files, path, offset, size)
+        try:
+            return self._files.pread(path, offset, size, False)
+        except OSError:
+            return None  # let a thread look at it closely
+
+    def _skip(
+        self,
+        path: str,
+        visible: Visible,
+        offset: int,
+        result: ScanResult,
+        index_min: int,
+        wait: bool,
+    ) -> int | None:
+        # Where to go on after bad bytes: behind the bad payload, or at the next good header.
+        if result.reason == BAD_PAYLOAD:
+            return offset + result.stop + result.size
+        offset += result.stop + 1
+        while offset + BATCH_HEADER_SIZE <= visible.size:
+            size = min(RESYNC_SIZE, visible.size - offset)
+            data = self._pread(path, offset, size, wait)
+            if data is None or (not wait and len(data) < size):
+                return None
+            found = resync(data, 0, index_min)
+            if found >= 0:
+                return offset + found
+            offset += max(1, size - BATCH_HEADER_SIZE + 1)
+        return visible.size
+
+    def _note(self, segment: Segment, bad: tuple[int, int], end: int, index_end: int) -> None:
+        offset, index = bad
+        if len(self.damage) < DAMAGE_MAX:
+            damage = Damage(segment.path, offset, end, index, max(index, index_end))
+            self.damage[segment.path, offset] = damage
+
+
+def locate(segments: tuple[Segment, ...], index: int) -> int:
+    """The place of the segment that holds ``index``, or of the next one."""
+    return bisect_right(segments, index, key=_end_of)
+
+
+def _end_of(segment: Segment) -> int:
+    return segment.visible.end

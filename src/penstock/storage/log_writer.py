@@ -1,0 +1,282 @@
+# The writing half of a topic log: files grow, are synced, sealed and, after a failed sync, copied.
+#
+# Runs on the loop or on a writer thread, one call at a time.  It owns `active`, its tally and its
+# counters; what it did reaches the loop as events, in order (topic_log.py).
+#
+# Rule 1: a batch is written whole or not at all, and only behind batches that are.
+# Rule 2: a segment and its folder are synced before its successor is made.
+# Rule 3: batches that a failed sync should have covered are never trusted to the same file again.
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass
+
+from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE
+from penstock.errors import UncutError
+from penstock.storage.files import Files
+from penstock.storage.segment import Segment, Tally, Visible, encode_header, segment_path
+from penstock.storage.survey import survey
+
+SEGMENT_SIZE_MAX = 64 * 1024 * 1024
+
+# An active segment whose messages are all finished is rolled, so that it can go, from this size.
+ROLL_SIZE_FINISHED = 4 * 1024 * 1024
+
+COPY_SIZE = 1024 * 1024
+
+_BATCH = struct.Struct(">4sIIIQIHHqqq")
+
+
+@dataclass(frozen=True, slots=True)
+class SyncToken:
+    """What a sync covered; ``base`` and ``offset`` are what a SYNCED record wants."""
+
+    base: int
+    offset: int
+    end: int
+    count: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A batch is in the file and waits for its commit."""
+
+    segment: Segment
+    first: int
+    visible: Visible
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A segment got its footer."""
+
+    segment: Segment
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The batches of ``old`` behind ``keep`` are in ``new`` now (R8)."""
+
+    old: Segment
+    keep: Visible
+    new: Segment
+    visible: Visible
+
+
+Event = Written | Sealed | Moved
+
+
+class LogWriter:
+    """Appends to the last segment of a folder, and opens the next."""
+
+    def __init__(
+        self,
+        files: Files,
+        folder: str,
+        instance: int,
+        node_id: int,
+        end: int,
+        segment_size_max: int = SEGMENT_SIZE_MAX,
+    ) -> None:
+        self._files = files
+        self._folder = folder
+        self._instance = instance
+        self._node_id = node_id
+        self.segment_size_max = segment_size_max
+        self.active: Segment | None = None
+        self.events: deque[Event] = deque()
+        self.cuts: deque[tuple[Segment, int]] = deque()
+        self.folder_dirty = False
+        self.end = end  # one past the last index written; 0 if there is none
+        self.count = 0
+        self.size = 0
+
+    def write(self, header: bytes, payload: bytes) -> None:
+        """Put a batch into the file; commit() makes it visible.  Blocking.
+
+        Whole or nothing: after an OSError or StorageError the batch is not in the log, and its
+        indexes must be given up with abandon().
+        """
+        _, _, _, _, first, count, flags, _, append_ns, _, slot = _BATCH.unpack(header)
+        self._cut_moved()
+        segment = self.active
+        if segment is not None and (segment.closed or segment.failed):
+            if segment.failed:
+                segment = self._rewrite(segment)
+            if segment.closed:
+                self._seal(segment)
+                segment = None
+        if segment is None:
+            segment = self._start_segment(first, append_ns, header, payload)
+        else:
+            try:
+                self._files.append(segment.path, [header, payload])
+            except UncutError:
+                segment.closed = True
+                raise
+        tally = segment.tally
+        assert tally is not None
+        offset = tally.size
+        size = BATCH_HEADER_SIZE + len(payload)
+        tally.add(offset, first, count, offset + size, append_ns, slot, flags)
+        self.end = tally.end
+        self.count += count
+        self.size += size
+        self.events.append(Written(segment, first, tally.visible()))
+
+    def needs_roll(self, low: int = 0) -> bool:
+        """Whether the active segment is full, or is all below ``low`` and worth removing."""
+        segment = self.active
+        if segment is None or segment.closed or segment.tally is None:
+            return False
+        size = segment.tally.size
+        if size >= self.segment_size_max:
+            return True
+        return size >= ROLL_SIZE_FINISHED and segment.tally.end <= low
+
+    def sync(self) -> SyncToken:
+        """Make durable what was written so far; hand the token to synced().  Blocking.
+
+        After an OSError the unsynced batches are not to be trusted to the old file: the next
+        sync, roll or write copies them to a new one first (R8).
+        """
+        self._cut_moved()
+        segment = self.active
+        if segment is not None and segment.failed:
+            segment = self._rewrite(segment)
+        token = self._token()
+        if segment is not None:
+            assert segment.tally is not None
+            reached = segment.tally.visible()
+            if segment.synced.size < reached.size:
+                self._sync_file(segment, reached)
+        self._sync_folder()
+        return token
+
+    def roll(self) -> SyncToken:
+        """Seal the active segment; hand the token to synced().  Blocking."""
+        self._cut_moved()
+        segment = self.active
+        if segment is not None:
+            if segment.failed:
+                segment = self._rewrite(segment)
+            self._seal(segment)
+        self._sync_folder()
+        return self._token()
+
+    def _start_segment(self, first: int, append_ns: int, header: bytes, payload: bytes) -> Segment:
+        path = segment_path(self._folder, first)
+        previous_end = self.end or first
+        segment_header = encode_header(
+            self._node_id, first, previous_end, append_ns, self._instance
+        )
+        self.folder_dirty = True
+        try:
+            self._files.append(path, [segment_header, header, payload])
+        except (OSError, UncutError):
+            self._files.unlink(path)
+            raise
+        segment = Segment.from_tally(path, first, self._node_id, Tally(first))
+        self.active = segment
+        return segment
+
+    def _token(self) -> SyncToken:
+        segment = self.active
+        base = segment.base if segment is not None else 0
+        offset = segment.tally.size if segment is not None and segment.tally is not None else 0
+        end = self.end
+        return SyncToken(base, offset, end, self.count, self.size)
+
+    def _sync_file(self, segment: Segment, reached: Visible) -> None:
+        try:
+            self._files.sync(segment.path)
+        except OSError:
+            segment.failed = True
+            raise
+        segment.synced = reached
+
+    def _sync_folder(self) -> None:
+        if self.folder_dirty:
+            self._files.sync_folder(self._folder)
+            self.folder_dirty = False
+
+    def _seal(self, segment: Segment) -> None:
+        # The batches are synced before the footer is written, so a footer that survives a power
+        # cut stands for batches that did.  A footer that does not survive costs a scan at start.
+        tally = segment.tally
+        assert tally is not None
+        if segment.synced.size < tally.size:
+            self._sync_file(segment, tally.visible())
+        if self._files.size(segment.path) > tally.size:
+            self._files.truncate(segment.path, tally.size)
+        size = self._files.append(segment.path, [tally.footer()])
+        self.active = None
+        self.events.append(Sealed(segment, size))
+        self._files.sync(segment.path)
+        self._sync_folder()
+
+    # A failed sync
+
+    def _rewrite(self, old: Segment) -> Segment:
+        # The kernel may have dropped the pages that a failed sync could not write, or call them
+        # clean: a second sync of the same file proves nothing.  So the bytes go to a new file.
+        # If nothing of the old one was synced, the copy takes its name, byte for byte.
+        tally = old.tally
+        assert tally is not None
+        whole = old.synced.size <= HEADER_SIZE
+        base = old.base if whole else old.synced.end
+        path = segment_path(self._folder, base)
+        start = 0 if whole else old.synced.size
+        if not whole:
+            header = encode_header(
+                old.node_id, base, old.synced.end, tally.append_ns_last, self._instance
+            )
+        self._copy(old.path, path, start, tally.size, b"" if whole else header)
+        self.folder_dirty = False
+        if whole:
+            old.synced = tally.visible()
+            old.failed = False
+            return old
+        found = survey(self._files, path, base)
+        if found.size > found.tally.size:  # bytes that were lost from the page cache
+            self._files.truncate(path, found.tally.size)
+        new = Segment.from_tally(path, base, old.node_id, found.tally)
+        new.closed = old.closed
+        new.synced = found.tally.visible()
+        self.active = new
+        self.events.append(Moved(old, old.synced, new, new.synced))
+        return new
+
+    def _copy(self, source: str, target: str, start: int, end: int, header: bytes) -> None:
+        temporary = f"{target}.new"
+        self._files.unlink(temporary)
+        try:
+            if header:
+                self._files.append(temporary, [header])
+            for offset in range(start, end, COPY_SIZE):
+                size = min(COPY_SIZE, end - offset)
+                self._files.append(
+                    temporary, [self._files.pread(source, offset, size, True) or b""]
+                )
+            self._files.sync(temporary)
+            self._files.rename(temporary, target)
+        except (OSError, UncutError):
+            self._files.unlink(temporary)
+            raise
+        self._files.sync_folder(self._folder)
+
+    def _cut_moved(self) -> None:
+        # Recovery ignores what was moved, so a cut that fails is only tried again.
+        while self.cuts:
+            segment, size = self.cuts[0]
+            try:
+                self._files.truncate(segment.path, size)
+            except FileNotFoundError:
+                pass  # retired meanwhile
+            except OSError:
+                return
+            self.cuts.popleft()

@@ -1,0 +1,284 @@
+# Opening a topic's folder after any kind of end: clean, killed, or a power cut.
+#
+# Rule 1: sealed files are known by their header and trailer; only files without a good trailer are
+#         walked.  10 GB of sealed backlog cost two reads a segment.
+# Rule 2: bad bytes behind the synced offset are torn: cut off if nothing good follows, otherwise
+#         a gap.  In front of it they are corrupt: counted, copied aside, stepped over (R3).
+# Rule 3: good batches are kept, whatever else is damaged.
+# Rule 4: the next index lies above everything that anybody may have seen (R1).
+# Rule 5: recovering twice gives the same; a crash during recovery is one more crash.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS, scan
+from penstock.errors import StorageError
+from penstock.storage.evidence import keep_evidence
+from penstock.storage.files import Files
+from penstock.storage.journal import Journal, TopicState, replay
+from penstock.storage.log_writer import SEGMENT_SIZE_MAX
+from penstock.storage.segment import (
+    TRAILER_SIZE,
+    VERSION,
+    Header,
+    Segment,
+    Trailer,
+    Visible,
+    decode_header,
+    decode_trailer,
+)
+from penstock.storage.survey import Survey, decode_ordinals, read_through_errors, survey
+from penstock.storage.topic_log import TopicLog
+
+
+@dataclass
+class RecoveredTopic:
+    """A topic as it was found.  ``fired`` is asked about the slots in ``live_slots`` only."""
+
+    log: TopicLog
+    state: TopicState
+    journal: Journal
+    torn_count: int = 0
+    corrupt_count: int = 0
+    fired: dict[int, list[int]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def recover_topic(
+    files: Files,
+    folder: str,
+    node_id: int,
+    base_floor: int,
+    live_slots: Iterable[int] = (),
+    segment_size_max: int = SEGMENT_SIZE_MAX,
+    instance: int | None = None,
+) -> RecoveredTopic:
+    """Open ``folder``; blocking.  The log's end is where the next message may go (R1).
+
+    The instance is taken from the folder's name unless it is given.
+    """
+    if instance is None:
+        instance = int(folder.rpartition("~")[2], 16)
+    recovery = _Recovery(files, folder, set(live_slots))
+    recovery.remove_leftovers()
+    state, journal = recovery.open_journal()
+    segments = recovery.open_segments(state.synced)
+    end = max([base_floor, state.index_max, *(s.visible.end for s in segments)])
+    log = TopicLog(files, folder, instance, node_id, segments, end, segment_size_max)
+    if segments and not segments[-1].sealed:
+        log.resume(segments[-1], recovery.synced)
+    log.torn_count, log.corrupt_count = recovery.torn_count, recovery.corrupt_count
+    return RecoveredTopic(
+        log,
+        state,
+        journal,
+        recovery.torn_count,
+        recovery.corrupt_count,
+        recovery.fired,
+        recovery.notes,
+    )
+
+
+class _Recovery:
+    def __init__(self, files: Files, folder: str, live_slots: set[int]) -> None:
+        self.files = files
+        self.folder = folder
+        self.live_slots = live_slots
+        self.torn_count = 0
+        self.corrupt_count = 0
+        self.fired: dict[int, list[int]] = {}
+        self.notes: list[str] = []
+        self.synced = Visible(0, 0, 0)
+        self.names = files.list(folder)
+
+    def remove_leftovers(self) -> None:
+        """Files that were never renamed to what they were to be."""
+        for name in self.names:
+            if name.endswith((".new", ".tmp")):
+                self.files.unlink(f"{self.folder}/{name}")
+        self.names = [name for name in self.names if not name.endswith((".new", ".tmp"))]
+
+    def open_journal(self) -> tuple[TopicState, Journal]:
+        path = f"{self.folder}/journal"
+        data = self.files.read(path) if "journal" in self.names else b""
+        state = replay(data)
+        if state.corrupt_count:
+            self.corrupt_count += state.corrupt_count
+            self.notes.append(f"{path}: {state.corrupt_count} bad records stepped over")
+        if state.torn_size:
+            self.torn_count += 1
+            self.notes.append(f"{path}: torn, {state.torn_size} bytes cut off the end")
+            self.files.truncate(path, len(data) - state.torn_size)
+        return state, Journal(self.files, path)
+
+    def open_segments(self, synced: tuple[int, int] | None) -> list[Segment]:
+        logs = sorted(_bases(self.names, ".log"))
+        opened: list[Segment] = []
+        limit = 1 << 54
+        for place in reversed(range(len(logs))):
+            last = place == len(logs) - 1
+            segment = self.open_log(logs[place], limit, last, synced)
+            if segment is not None:
+                opened.append(segment)
+                limit = segment.first
+        opened += self.open_sides({segment.base for segment in opened})
+        return sorted(opened, key=lambda segment: segment.first)
+
+    def open_log(
+        self, base: int, limit: int, last: bool, synced: tuple[int, int] | None
+    ) -> Segment | None:
+        path = f"{self.folder}/{base:020d}.log"
+        size = self.files.size(path)
+        header, trailer = self.read_ends(path, size)
+        if trailer is not None and trailer.end <= limit:
+            segment = self.open_sealed(path, base, size, header, trailer)
+            if segment is not None:
+                return segment
+        found = survey(self.files, path, base, limit)
+        # A segment is synced before the next one is made, so only the last one can be torn.
+        synced_offset = size if not last else synced[1] if synced and synced[0] == base else 0
+        if header is None and size >= HEADER_SIZE:
+            self.judge(path, 0, HEADER_SIZE, synced_offset, "header")
+        if found.errors:
+            # What cannot be read today may be readable tomorrow: cut nothing, add nothing.
+            self.notes.append(f"{path}: {found.errors[0]}")
+            synced_offset, last = size, False
+        for bad in found.bad:
+            self.judge(path, bad.offset, bad.end, synced_offset, "batch")
+        if not found.tally.count:
+            if not found.errors:
+                self.notes.append(f"{path}: holds no message, removed")
+                self.files.unlink(path)
+            return None
+        if last and found.size > found.tally.size:
+            self.files.truncate(path, found.tally.size)
+        node_id = header.node_id if header is not None else found.node_id or 0
+        segment = Segment.from_tally(path, base, node_id, found.tally)
+        segment.sealed = segment.closed = not last
+        self.take_fired(found)
+        if last:
+            self.synced = _reached(segment, synced_offset)
+        else:
+            segment.synced = segment.visible
+        return segment
+
+    def read_ends(self, path: str, size: int) -> tuple[Header | None, Trailer | None]:
+        header = decode_header(read_through_errors(self.files, path, 0, min(HEADER_SIZE, size)))
+        if header is not None and header.version > VERSION:
+            raise StorageError(f"{path}: written by a later version (format {header.version})")
+        if size < HEADER_SIZE + TRAILER_SIZE:
+            return header, None
+        end = read_through_errors(self.files, path, size - TRAILER_SIZE, TRAILER_SIZE)
+        return header, decode_trailer(end, size)
+
+    def open_sealed(
+        self, path: str, base: int, size: int, header: Header | None, trailer: Trailer
+    ) -> Segment | None:
+        # None if the tables are needed and bad: then the file is walked.
+        node_id = header.node_id if header is not None else None
+        if node_id is None:
+            self.judge(path, 0, HEADER_SIZE, size, "header")
+            node_id = _node_id_by_frames(self.files, path, base) or 0
+        segment = Segment.from_trailer(path, base, node_id, size, trailer)
+        if header is not None:
+            segment.origin = header.origin or base
+        may_have_fired = any(trailer.slot_min <= s <= trailer.slot_max for s in self.live_slots)
+        if trailer.gap_count or (trailer.origin_count and may_have_fired):
+            tables = segment.load_tables(self.files, True)
+            assert tables is not None
+            if len(tables.gaps) != trailer.gap_count or len(tables.origins) != trailer.origin_count:
+                return None
+            if may_have_fired:
+                self.read_origins(segment)
+        return segment
+
+    def open_sides(self, log_bases: set[int]) -> list[Segment]:
+        """The side files that count: see relocation.py for which of several does."""
+        sides: dict[int, Segment] = {}
+        for base in sorted(_bases(self.names, ".side")):
+            path = f"{self.folder}/{base:020d}.side"
+            segment = self.open_side(path, base)
+            if segment is None or segment.origin in log_bases or segment.origin in sides:
+                self.files.unlink(path)
+            else:
+                sides[segment.origin] = segment
+        return list(sides.values())
+
+    def open_side(self, path: str, base: int) -> Segment | None:
+        size = self.files.size(path)
+        header, trailer = self.read_ends(path, size)
+        segment = None
+        if trailer is not None:
+            segment = self.open_sealed(path, base, size, header, trailer)
+        if segment is None:
+            # Side files appear synced and whole, so whatever is wrong with one is corruption.
+            found = survey(self.files, path, base)
+            for bad in found.bad:
+                self.judge(path, bad.offset, bad.end, size, "batch")
+            if not found.tally.count:
+                return None
+            node_id = header.node_id if header is not None else found.node_id or 0
+            segment = Segment.from_tally(path, base, node_id, found.tally)
+            segment.origin = header.origin if header is not None else base
+            segment.synced = segment.visible
+        segment.side = segment.sealed = segment.closed = True
+        return segment
+
+    def judge(self, path: str, offset: int, end: int, synced_offset: int, what: str) -> None:
+        """Torn or corrupt?"""
+        if offset >= synced_offset:
+            self.torn_count += 1
+            self.notes.append(f"{path}: torn {what} at {offset}, {end - offset} bytes")
+            return
+        self.corrupt_count += 1
+        kept = keep_evidence(self.files, path, offset, end)
+        where = f", copied to {kept}" if kept else ""
+        self.notes.append(f"{path}: corrupt {what} at {offset}, {end - offset} bytes{where}")
+
+    def take_fired(self, found: Survey) -> None:
+        for slot, ordinals in found.fired.items():
+            if slot in self.live_slots:
+                self.fired.setdefault(slot, []).extend(ordinals)
+
+    def read_origins(self, segment: Segment) -> None:
+        """Note what a sealed segment got from live slots, by its table of such batches."""
+        tables = segment.tables
+        assert tables is not None
+        segment.slots = set()
+        for offset in tables.origins:
+            head = read_through_errors(self.files, segment.path, offset, BATCH_HEADER_SIZE)
+            size = scan(head, 0, False).size
+            batch = read_through_errors(self.files, segment.path, offset, size)
+            for _first, count, _start, end, _ns, slot, flags in scan(batch, 0, True).batches:
+                segment.slots.add(slot)
+                if flags & ORIGINS and slot in self.live_slots:
+                    ordinals = decode_ordinals(batch[end : end + 4 * count])
+                    self.fired.setdefault(slot, []).extend(ordinals)
+
+
+def _bases(names: list[str], suffix: str) -> list[int]:
+    stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+    return [int(stem) for stem in stems if len(stem) == 20 and stem.isdecimal()]
+
+
+def _node_id_by_frames(files: Files, path: str, base: int) -> int | None:
+    return survey(files, path, base).node_id
+
+
+def _reached(segment: Segment, synced_offset: int) -> Visible:
+    """What of an unsealed segment is known to be synced: the batches up to the offset."""
+    tally = segment.tally
+    assert tally is not None
+    if synced_offset >= tally.size:
+        return tally.visible()
+    # Between two entries of the sparse index nothing is known; the earlier one is safe.
+    size, end, count = 0, segment.first, 0
+    for index, offset in zip(tally.tables.indexes, tally.tables.offsets, strict=True):
+        if offset > synced_offset:
+            break
+        size, end = offset, index
+    gaps = sum(b - a for a, b in tally.tables.gaps if b <= end)
+    count = end - segment.first - gaps
+    return Visible(size, end, count)

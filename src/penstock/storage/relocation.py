@@ -1,0 +1,84 @@
+# Stragglers: the few unfinished messages of an old segment, copied out so that it can go (R5).
+#
+# A side file is a sealed segment with one message a batch.  Its header names the base of the
+# segment its messages came from (origin); its own base, which is its name, is the old file's base,
+# or one more when the old file was a side file itself.  So the copy never has the name of what it
+# replaces, readers of the old file are not disturbed, and after a crash with both present the
+# older one, which holds all messages of the newer, wins.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, encode_batch_header
+from penstock.storage.files import Files
+from penstock.storage.log_reader import LogReader
+from penstock.storage.segment import Segment, Tally, encode_header, segment_path
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """A side file on the disk that is not yet part of the log; None if nothing was to be kept."""
+
+    segment: Segment
+    side: Segment | None
+
+
+def write_side(
+    files: Files,
+    reader: LogReader,
+    folder: str,
+    instance: int,
+    segment: Segment,
+    indexes: list[int],
+) -> Relocation:
+    """Write and sync the side file of ``segment`` with ``indexes``; blocking.
+
+    Indexes that cannot be read any more are left out; the reader has noted the damage.
+    """
+    base = segment.base + 1 if segment.side else segment.base
+    path = segment_path(folder, base, "side")
+    tally = Tally(base)
+    parts = [b""]
+    for index, frame, append_ns in _frames(reader, segment, sorted(set(indexes))):
+        publish_ns = int.from_bytes(frame[8:16], "big", signed=True)
+        parts += [encode_batch_header(frame, index, 1, append_ns, publish_ns), frame]
+        end = tally.size + BATCH_HEADER_SIZE + len(frame)
+        tally.add(tally.size, index, 1, end, append_ns, 0, 0)
+    if not tally.count:
+        return Relocation(segment, None)
+    parts[0] = encode_header(
+        segment.node_id, base, base, tally.append_ns_first, instance, origin=segment.origin
+    )
+    assert len(parts[0]) == HEADER_SIZE
+    parts.append(tally.footer())
+    files.write_new(path, b"".join(parts))
+    side = Segment.from_tally(path, base, segment.node_id, tally)
+    side.side = side.sealed = side.closed = True
+    side.origin = segment.origin
+    side.synced = side.visible
+    side.file_size = sum(map(len, parts))
+    return Relocation(segment, side)
+
+
+def _frames(
+    reader: LogReader, segment: Segment, indexes: list[int]
+) -> list[tuple[int, bytes, int]]:
+    frames = []
+    place = 0
+    while place < len(indexes):
+        found = reader.find(segment, indexes[place], 1, True)
+        if found is None or not found.result.batches:
+            break
+        for first, count, start, _end, append_ns, _slot, _flags in found.result.batches:
+            while place < len(indexes) and indexes[place] < first:
+                place += 1  # a gap
+            at, index = start, first
+            while place < len(indexes) and indexes[place] < first + count:
+                while index < indexes[place]:
+                    at += 4 + int.from_bytes(found.data[at : at + 4], "big")
+                    index += 1
+                size = 4 + int.from_bytes(found.data[at : at + 4], "big")
+                frames.append((index, found.data[at : at + size], append_ns))
+                place += 1
+    return frames

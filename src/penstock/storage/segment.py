@@ -1,0 +1,351 @@
+# One file of a topic log: its header, its footer, and what is known of it in memory.
+#
+#     header 64 | batch | batch | ... | tables | trailer 96          (the last two once sealed)
+#
+# The layout of every byte stands in docs/storage-format.md.
+#
+# Rule 1: a tally belongs to whoever writes the file; `visible` belongs to the loop, is replaced
+#         as one value and never shrinks under a reader's feet except through a new segment list.
+# Rule 2: a reader looks at nothing behind `visible`.
+# Rule 3: a damaged header or trailer costs a full scan, never a message.
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from google_crc32c import value as crc32c
+
+from penstock.core.segment import HEADER_SIZE, ORIGINS
+
+if TYPE_CHECKING:
+    from penstock.storage.files import Files
+
+MAGIC = b"PENSTLOG"
+VERSION = 1
+TRAILER_MAGIC = b"PSFOOTER"
+TRAILER_SIZE = 96
+
+# One entry of the sparse index for at least so many bytes: a lookup reads about as much, and 10 GB
+# of log cost 8 MB of tables.
+STRIDE = 32 * 1024
+
+_HEADER = struct.Struct(">HHQQqQQ8x")
+_TRAILER = struct.Struct(">QQQQqqIII4xqq")
+_SPARSE = struct.Struct(">QQq")
+_GAP = struct.Struct(">QQ")
+_OFFSET = struct.Struct(">Q")
+
+NO_SLOT_MIN = (1 << 63) - 1
+NO_SLOT_MAX = -(1 << 63)
+
+
+class Header(NamedTuple):
+    """The first 64 bytes.  ``origin`` is set in side files: the base their messages came from."""
+
+    version: int
+    node_id: int
+    base: int
+    previous_end: int
+    created_ns: int
+    instance: int
+    origin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """The last 96 bytes of a sealed file."""
+
+    tables_crc: int
+    tables_offset: int
+    first: int
+    end: int
+    count: int
+    append_ns_first: int
+    append_ns_last: int
+    sparse_count: int
+    gap_count: int
+    origin_count: int
+    slot_min: int
+    slot_max: int
+
+    @property
+    def tables_size(self) -> int:
+        return self.sparse_count * 24 + self.gap_count * 16 + self.origin_count * 8
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """What readers may see of a segment: bytes, one past the last index, messages."""
+
+    size: int
+    end: int
+    count: int
+
+
+@dataclass(slots=True)
+class Tables:
+    """Where things are in a segment; ascending."""
+
+    indexes: array[int]
+    offsets: array[int]
+    times: array[int]
+    gaps: list[tuple[int, int]]
+    origins: array[int]
+
+    @staticmethod
+    def empty() -> Tables:
+        return Tables(array("Q"), array("Q"), array("q"), [], array("Q"))
+
+    def before(self, index: int) -> tuple[int, int]:
+        """(index, offset) of the last noted batch that starts at or below ``index``."""
+        place = bisect_right(self.indexes, index) - 1
+        if place < 0:
+            place = 0
+        return self.indexes[place], self.offsets[place]
+
+    def encode(self) -> bytes:
+        sparse = zip(self.indexes, self.offsets, self.times, strict=True)
+        parts = [_SPARSE.pack(*entry) for entry in sparse]
+        parts += [_GAP.pack(*gap) for gap in self.gaps]
+        parts += [_OFFSET.pack(offset) for offset in self.origins]
+        return b"".join(parts)
+
+    @staticmethod
+    def decode(data: bytes, trailer: Trailer) -> Tables:
+        tables = Tables.empty()
+        gaps_at = trailer.sparse_count * 24
+        origins_at = gaps_at + trailer.gap_count * 16
+        for index, offset, append_ns in _SPARSE.iter_unpack(data[:gaps_at]):
+            tables.indexes.append(index)
+            tables.offsets.append(offset)
+            tables.times.append(append_ns)
+        tables.gaps.extend(_GAP.iter_unpack(data[gaps_at:origins_at]))
+        tables.origins.extend(entry[0] for entry in _OFFSET.iter_unpack(data[origins_at:]))
+        return tables
+
+
+class Tally:
+    """What a segment holds so far, kept by the one who writes or scans it."""
+
+    __slots__ = (
+        "append_ns_first",
+        "append_ns_last",
+        "count",
+        "end",
+        "first",
+        "size",
+        "slots",
+        "tables",
+    )
+
+    def __init__(self, base: int) -> None:
+        self.first = base
+        self.end = base
+        self.count = 0
+        self.size = HEADER_SIZE
+        self.append_ns_first = 0
+        self.append_ns_last = 0
+        self.slots: set[int] = set()
+        self.tables = Tables.empty()
+
+    def add(
+        self, offset: int, first: int, count: int, end: int, append_ns: int, slot: int, flags: int
+    ) -> None:
+        """Note a batch at ``offset`` that takes the bytes up to ``end``."""
+        tables = self.tables
+        if not self.count:
+            self.first = first
+            self.append_ns_first = append_ns
+        elif first > self.end:
+            tables.gaps.append((self.end, first))
+        if not tables.offsets or offset - tables.offsets[-1] >= STRIDE:
+            tables.indexes.append(first)
+            tables.offsets.append(offset)
+            tables.times.append(append_ns)
+        if flags & ORIGINS:
+            tables.origins.append(offset)
+            self.slots.add(slot)
+        self.end = first + count
+        self.count += count
+        self.size = end
+        self.append_ns_last = append_ns
+
+    def visible(self) -> Visible:
+        return Visible(self.size, self.end, self.count)
+
+    def footer(self) -> bytes:
+        """The bytes that seal a segment whose batches end at ``size``."""
+        tables = self.tables.encode()
+        fields = _TRAILER.pack(
+            self.size,
+            self.first,
+            self.end,
+            self.count,
+            self.append_ns_first,
+            self.append_ns_last,
+            len(self.tables.indexes),
+            len(self.tables.gaps),
+            len(self.tables.origins),
+            min(self.slots, default=NO_SLOT_MIN),
+            max(self.slots, default=NO_SLOT_MAX),
+        )
+        checked = _crc(tables) + fields
+        return tables + TRAILER_MAGIC + _crc(checked) + checked
+
+
+class Segment:
+    """A segment or side file of a topic, as its log knows it."""
+
+    __slots__ = (
+        "append_ns_first",
+        "base",
+        "closed",
+        "failed",
+        "file_size",
+        "first",
+        "node_id",
+        "origin",
+        "path",
+        "pin_count",
+        "sealed",
+        "side",
+        "slot_max",
+        "slot_min",
+        "slots",
+        "synced",
+        "tables",
+        "tally",
+        "trailer",
+        "visible",
+    )
+
+    def __init__(self, path: str, base: int, node_id: int, *, side: bool = False) -> None:
+        self.path = path
+        self.base = base
+        self.node_id = node_id
+        self.side = side
+        self.origin = base
+        self.first = base
+        self.visible = Visible(0, base, 0)
+        self.file_size = 0
+        self.tally: Tally | None = None
+        self.tables: Tables | None = None
+        self.trailer: Trailer | None = None
+        self.slots: set[int] | None = None  # None: only the range in the trailer is known
+        self.slot_min = NO_SLOT_MIN
+        self.slot_max = NO_SLOT_MAX
+        self.append_ns_first = 0
+        self.sealed = False
+        self.closed = False  # nothing more is appended to it
+        self.failed = False  # a sync failed: what is behind `synced` may not be on the disk
+        self.synced = Visible(0, base, 0)
+        self.pin_count = 0
+
+    @staticmethod
+    def from_tally(path: str, base: int, node_id: int, tally: Tally) -> Segment:
+        segment = Segment(path, base, node_id)
+        segment.tally = tally
+        segment.tables = tally.tables
+        segment.slots = tally.slots
+        segment.first = tally.first
+        segment.append_ns_first = tally.append_ns_first
+        segment.visible = tally.visible()
+        segment.file_size = tally.size
+        segment.synced = Visible(0, tally.first, 0)
+        return segment
+
+    @staticmethod
+    def from_trailer(path: str, base: int, node_id: int, size: int, trailer: Trailer) -> Segment:
+        segment = Segment(path, base, node_id)
+        segment.trailer = trailer
+        segment.first = trailer.first
+        segment.append_ns_first = trailer.append_ns_first
+        segment.visible = Visible(trailer.tables_offset, trailer.end, trailer.count)
+        segment.synced = segment.visible
+        segment.file_size = size
+        segment.slot_min = trailer.slot_min
+        segment.slot_max = trailer.slot_max
+        if not trailer.origin_count:
+            segment.slots = set()
+        segment.sealed = segment.closed = True
+        return segment
+
+    @property
+    def append_ns_last(self) -> int:
+        if self.tally is not None:
+            return self.tally.append_ns_last
+        return self.trailer.append_ns_last if self.trailer is not None else 0
+
+    def holds_slot_of(self, slots: set[int]) -> bool:
+        """Whether messages here came, or may have come, from one of ``slots``."""
+        if self.slots is not None:
+            return not slots.isdisjoint(self.slots)
+        return any(self.slot_min <= slot <= self.slot_max for slot in slots)
+
+    def load_tables(self, files: Files, wait: bool) -> Tables | None:
+        """The tables, read from the footer if need be; None if that would wait."""
+        tables = self.tables
+        if tables is not None:
+            return tables
+        assert self.trailer is not None
+        data = files.pread(self.path, self.trailer.tables_offset, self.trailer.tables_size, wait)
+        if data is None or (not wait and len(data) < self.trailer.tables_size):
+            return None
+        if len(data) != self.trailer.tables_size or crc32c(data) != self.trailer.tables_crc:
+            # Without its tables a segment can still be walked from the start.
+            tables = Tables.empty()
+            tables.indexes.append(self.first)
+            tables.offsets.append(HEADER_SIZE)
+            tables.times.append(self.append_ns_first)
+        else:
+            tables = Tables.decode(data, self.trailer)
+        self.tables = tables
+        return tables
+
+    def drop_tables(self) -> None:
+        """Forget tables that can be read again."""
+        if self.trailer is not None:
+            self.tables = None
+
+
+def _crc(data: bytes) -> bytes:
+    crc: int = crc32c(data)
+    return crc.to_bytes(4, "big")
+
+
+def encode_header(
+    node_id: int, base: int, previous_end: int, created_ns: int, instance: int, origin: int = 0
+) -> bytes:
+    rest = _HEADER.pack(VERSION, node_id, base, previous_end, created_ns, instance, origin)
+    return MAGIC + _crc(rest) + rest
+
+
+def decode_header(data: bytes) -> Header | None:
+    """The header, or None if these are not 64 good bytes of one that this version can read."""
+    if len(data) < HEADER_SIZE or data[:8] != MAGIC:
+        return None
+    rest = data[12:HEADER_SIZE]
+    if crc32c(rest) != int.from_bytes(data[8:12], "big"):
+        return None
+    return Header(*_HEADER.unpack(rest))
+
+
+def decode_trailer(data: bytes, file_size: int) -> Trailer | None:
+    """The trailer in the last 96 bytes of a file, or None if it is not sealed or not readable."""
+    if len(data) != TRAILER_SIZE or data[:8] != TRAILER_MAGIC:
+        return None
+    checked = data[12:]
+    if crc32c(checked) != int.from_bytes(data[8:12], "big"):
+        return None
+    trailer = Trailer(int.from_bytes(checked[:4], "big"), *_TRAILER.unpack(checked[4:]))
+    if trailer.tables_offset + trailer.tables_size + TRAILER_SIZE != file_size:
+        return None
+    return trailer
+
+
+def segment_path(folder: str, base: int, suffix: str = "log") -> str:
+    return f"{folder}/{base:020d}.{suffix}"

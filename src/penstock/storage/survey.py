@@ -1,0 +1,168 @@
+# A full walk over a segment file, for the ones whose footer is missing or not to be trusted.
+#
+# Reads piece by piece, so that a segment of any size costs a few megabytes of memory.
+#
+# Rule 1: good batches are kept, whatever lies between them.
+# Rule 2: a batch whose header is good but whose payload is not is stepped over as a whole; only
+#         behind a bad header is the next magic searched for.
+# Rule 3: this only reads.  What damage means (torn or corrupt) is decided in recovery.
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.core.segment import (
+    BAD_PAYLOAD,
+    BATCH_HEADER_SIZE,
+    HEADER_SIZE,
+    ORIGINS,
+    PARTIAL,
+    resync,
+    scan,
+)
+from penstock.storage.files import Files
+from penstock.storage.segment import Tally
+
+if TYPE_CHECKING:
+    from penstock.core.segment import Batch
+
+PIECE_SIZE = 4 * 1024 * 1024
+BLOCK_SIZE = 4096  # what a disk cannot read any more is given up in pieces of this size
+
+
+class BadBytes(NamedTuple):
+    """Bytes of a segment that are not a good batch, and the indexes that may have been there."""
+
+    offset: int
+    end: int
+    index_start: int
+    index_end: int
+
+
+@dataclass
+class Survey:
+    """What a file holds."""
+
+    tally: Tally
+    bad: list[BadBytes] = field(default_factory=list)
+    size: int = 0
+    fired: dict[int, list[int]] = field(default_factory=dict)
+    node_id: int | None = None
+    errors: list[OSError] = field(default_factory=list)
+
+
+class _Walk:
+    def __init__(self, files: Files, path: str, base: int, index_limit: int) -> None:
+        self.files = files
+        self.path = path
+        self.index_limit = index_limit
+        self.result = Survey(Tally(base))
+        self.bad_from: int | None = None
+        self.index = 0  # one past the last good batch
+        self.base = base
+
+    def keep(self, piece: bytes, at: int, batch: Batch) -> bool:
+        first, count, start, end, append_ns, slot, flags = batch
+        if first >= self.index_limit:
+            return False
+        offset = at + start - BATCH_HEADER_SIZE
+        self.close_bad(offset, first)
+        if self.result.node_id is None:
+            self.result.node_id = node_id_of(piece[start + 18 : start + 34])
+        payload_end = end + (4 * count if flags & ORIGINS else 0)
+        if flags & ORIGINS:
+            ordinals = self.result.fired.setdefault(slot, [])
+            ordinals += decode_ordinals(piece[end:payload_end])
+        self.result.tally.add(offset, first, count, at + payload_end, append_ns, slot, flags)
+        self.index = first + count
+        return True
+
+    def open_bad(self, offset: int) -> None:
+        if self.bad_from is None:
+            self.bad_from = offset
+
+    def close_bad(self, offset: int, index_end: int) -> None:
+        if self.bad_from is not None:
+            start = self.index or self.base
+            self.result.bad.append(BadBytes(self.bad_from, offset, start, max(start, index_end)))
+            self.bad_from = None
+
+    def run(self) -> Survey:
+        size = self.result.size = self.files.size(self.path)
+        offset = HEADER_SIZE
+        want = PIECE_SIZE
+        while offset < size:
+            piece = self.read(offset, min(want, size - offset))
+            want = PIECE_SIZE
+            found = scan(piece, 0, True, self.index)
+            for batch in found.batches:
+                if not self.keep(piece, offset, batch):
+                    return self.result  # from here on it was written again elsewhere
+            at_end = offset + len(piece) >= size or not piece
+            if found.reason == BAD_PAYLOAD:
+                self.open_bad(offset + found.stop)
+                offset += found.stop + found.size
+            elif found.stop == len(piece):
+                offset += found.stop
+            elif found.reason == PARTIAL and not at_end:  # the batch goes on behind the piece
+                offset += found.stop
+                want = max(PIECE_SIZE, found.size)
+            elif found.size:  # a good header whose payload runs past the end of the file
+                self.open_bad(offset + found.stop)
+                break
+            else:
+                self.open_bad(offset + found.stop)
+                offset = self.find_next(offset + found.stop + 1, size)
+        self.close_bad(size, self.index)
+        return self.result
+
+    def read(self, offset: int, size: int) -> bytes:
+        return read_through_errors(self.files, self.path, offset, size, self.result.errors)
+
+    def find_next(self, offset: int, size: int) -> int:
+        while offset + BATCH_HEADER_SIZE <= size:
+            piece = self.read(offset, min(PIECE_SIZE, size - offset))
+            found = resync(piece, 0, self.index)
+            if found >= 0:
+                return offset + found
+            offset += max(1, len(piece) - BATCH_HEADER_SIZE + 1)
+        return size
+
+
+def survey(files: Files, path: str, base: int, index_limit: int = 1 << 54) -> Survey:
+    """Walk the file at ``path``; batches from ``index_limit`` on are none of its business."""
+    return _Walk(files, path, base, index_limit).run()
+
+
+def read_through_errors(
+    files: Files, path: str, offset: int, size: int, errors: list[OSError] | None = None
+) -> bytes:
+    """Read, with zeros in the place of blocks that the disk cannot read any more."""
+    try:
+        return files.pread(path, offset, size, True) or b""
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if errors is not None:
+            errors.append(error)
+    pieces = []
+    for at in range(offset, offset + size, BLOCK_SIZE):
+        block_size = min(BLOCK_SIZE, offset + size - at)
+        try:
+            pieces.append(files.pread(path, at, block_size, True) or b"")
+        except OSError:
+            pieces.append(bytes(block_size))
+    return b"".join(pieces)
+
+
+def node_id_of(message_id: bytes) -> int | None:
+    """The node id in the 16 hex digits of a message id."""
+    try:
+        return int(message_id, 16) >> 54
+    except ValueError:
+        return None
+
+
+def decode_ordinals(data: bytes) -> list[int]:
+    return [int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data), 4)]

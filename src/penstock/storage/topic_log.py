@@ -1,0 +1,446 @@
+# The log of one topic: segments and side files in one folder (docs/storage-format.md).
+#
+#     [side] [ sealed ] [ sealed ] [ active ]      index ->
+#
+# Three kinds of callers, and what each may call:
+#   the loop     everything without "blocking" in its first line; it alone changes what is seen.
+#   one writer   write, sync, roll, rewrite_unsynced (blocking): one at a time per log.
+#   readers      read, frame, seek, relocate (blocking with wait=True): any number of threads.
+#
+# What the writer does reaches the loop as events, in order; commit() and synced() work them off.
+# So a batch is seen only after its commit, and a sealed segment counts as sealed only after the
+# commits of all batches in it, however far the writer has run ahead.
+#
+# Invariants, see check():
+#  1. segments ascend and do not overlap; a batch is in exactly one of them.
+#  2. the runs are exactly the indexes in the segments, less what damage took.
+#  3. first <= synced_end <= end; an index below end is decided: it exists or is a gap for ever.
+#  4. a file is made at the first append, never by opening a log: idle topics cost no files.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.core.block import Block
+from penstock.core.segment import HEADER_SIZE
+from penstock.storage.evidence import keep_evidence
+from penstock.storage.files import Files
+from penstock.storage.log_reader import Damage, LogReader, locate
+from penstock.storage.log_writer import (
+    SEGMENT_SIZE_MAX,
+    LogWriter,
+    Moved,
+    Sealed,
+    SyncToken,
+    Written,
+)
+from penstock.storage.relocation import Relocation, write_side
+from penstock.storage.runs import Runs
+from penstock.storage.segment import Segment, Visible
+
+# Sealed segments whose sparse index stays in memory: 64 of them are 3 MB.
+TABLES_MAX = 64
+
+# A read on a stale list of segments starts again at most so often before it gives up as "would
+# wait"; each time the loop must have changed the list meanwhile.
+STALE_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecord:
+    """What the engine may want to know of a segment or side file."""
+
+    base: int
+    first: int
+    end: int
+    count: int
+    size: int
+    sealed: bool
+    side: bool
+    slot_min: int
+    slot_max: int
+    append_ns_first: int
+    append_ns_last: int
+    path: str
+
+
+class TopicLog:
+    """Messages of a topic instance by index."""
+
+    def __init__(
+        self,
+        files: Files,
+        folder: str,
+        instance: int,
+        node_id: int,
+        segments: list[Segment],
+        end: int,
+        segment_size_max: int = SEGMENT_SIZE_MAX,
+    ) -> None:
+        self._files = files
+        self._reader = LogReader(files)
+        self.folder = folder
+        self.instance = instance
+        self.node_id = node_id
+        self.pinned_slots: set[int] = set()
+        self.corrupt_count = 0
+        self.torn_count = 0
+        self.end = end
+        self._segments = tuple(segments)
+        self._runs = Runs()
+        self._synced_count = 0
+        self._synced_size = 0
+        self.synced_end = end
+        for segment in self._segments:
+            for start, stop in _runs_of(segment):
+                self._runs.add(start, stop)
+        written_end = segments[-1].visible.end if segments else 0
+        self._writer = LogWriter(files, folder, instance, node_id, written_end, segment_size_max)
+        self._events = self._writer.events
+
+    @staticmethod
+    def create(
+        files: Files,
+        folder: str,
+        instance: int,
+        node_id: int,
+        base: int,
+        segment_size_max: int = SEGMENT_SIZE_MAX,
+    ) -> TopicLog:
+        """The log of a new topic, whose first message gets ``base``.  Blocking.
+
+        Makes the folder if it is missing, and nothing in it.
+        """
+        if not files.exists(folder):
+            files.make_folder(folder)
+            files.sync_folder(folder.rpartition("/")[0])
+        return TopicLog(files, folder, instance, node_id, [], base, segment_size_max)
+
+    def resume(self, tail: Segment, synced: Visible) -> None:
+        """Take over an unsealed last segment; it is sealed before the first append."""
+        tail.closed = True
+        tail.synced = synced
+        self._writer.active = tail
+        self.synced_end = synced.end
+        self._writer.count = tail.visible.count - synced.count
+        self._writer.size = max(0, tail.visible.size - max(synced.size, HEADER_SIZE))
+        self._writer.folder_dirty = True
+
+    # What is there
+
+    @property
+    def first(self) -> int:
+        """The smallest index present, or ``end`` if there is none."""
+        first = self._runs.first
+        return self.end if first is None else first
+
+    @property
+    def count(self) -> int:
+        """Messages present, those in side files included."""
+        return self._runs.count
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk, headers and footers included."""
+        return sum(segment.file_size for segment in self._segments)
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """The ranges between ``first`` and ``end`` that hold nothing."""
+        gaps = []
+        at = self.first
+        for start, end in self._runs.between(at, self.end):
+            if start > at:
+                gaps.append((at, start))
+            at = end
+        if at < self.end:
+            gaps.append((at, self.end))
+        return gaps
+
+    @property
+    def unsynced_count(self) -> int:
+        return self._writer.count - self._synced_count
+
+    @property
+    def unsynced_size(self) -> int:
+        return self._writer.size - self._synced_size
+
+    def next_index(self, index: int) -> int:
+        """The smallest existing index at or above ``index``, or ``end``."""
+        found = self._runs.next(index)
+        return max(index, self.end) if found is None else found
+
+    def count_between(self, start: int, end: int) -> int:
+        """The messages in [start, end), exactly."""
+        return self._runs.count_between(start, end)
+
+    def existing(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The dense runs of existing indexes in [start, end)."""
+        return self._runs.between(start, end)
+
+    def segments(self) -> list[SegmentRecord]:
+        return [_record(segment) for segment in self._segments]
+
+    # Appending
+
+    def write(self, header: bytes, payload: bytes) -> None:
+        """Put a batch into the file; commit() makes it visible.  Blocking.
+
+        Whole or nothing: after an OSError or StorageError the batch is not in the log, and its
+        indexes must be given up with abandon().
+        """
+        self._writer.write(header, payload)
+
+    def commit(
+        self, first: int, count: int, payload_size: int, append_ns: int, slot: int = 0
+    ) -> None:
+        """Make the oldest written batch visible."""
+        self._work_off()
+        event = self._events.popleft()
+        assert isinstance(event, Written) and event.first == first, f"commit of {first}: {event}"
+        segment = event.segment
+        if not segment.visible.count:
+            self._segments = (*self._segments, segment)
+            segment.first = first
+            segment.append_ns_first = append_ns
+        segment.visible = event.visible
+        segment.file_size = event.visible.size
+        self._runs.add(first, first + count)
+        self.end = max(self.end, first + count)
+        self._work_off()
+
+    def abandon(self, end: int) -> None:
+        """Give up the indexes below ``end`` that a failed write was to have."""
+        self.end = max(self.end, end)
+
+    def needs_roll(self, low: int = 0) -> bool:
+        """Whether the active segment is full, or is all below ``low`` and worth removing."""
+        return self._writer.needs_roll(low)
+
+    def sync(self) -> SyncToken:
+        """Make durable what was written so far; hand the token to synced().  Blocking.
+
+        After an OSError the unsynced batches are not trusted to the old file: the next sync,
+        roll or write copies them to a new one first (R8).
+        """
+        return self._writer.sync()
+
+    def rewrite_unsynced(self) -> SyncToken:
+        """After a failed sync: copy what it should have covered to a new file.  Blocking.
+
+        Like sync(), which does the same when the sync before it failed.
+        """
+        return self._writer.sync()
+
+    def roll(self) -> SyncToken:
+        """Seal the active segment; hand the token to synced().  Blocking."""
+        return self._writer.roll()
+
+    def synced(self, token: SyncToken) -> None:
+        """Apply what a sync, roll or rewrite has reached."""
+        self._work_off()
+        self._synced_count = max(self._synced_count, token.count)
+        self._synced_size = max(self._synced_size, token.size)
+        reached = self.end if not self.unsynced_count else token.end
+        self.synced_end = max(self.synced_end, reached)
+
+    def _work_off(self) -> None:
+        while self._events and not isinstance(self._events[0], Written):
+            event = self._events.popleft()
+            if isinstance(event, Sealed):
+                event.segment.sealed = event.segment.closed = True
+                event.segment.file_size = event.size
+                self._bound_tables()
+            elif isinstance(event, Moved):
+                self._move(event)
+
+    def _move(self, event: Moved) -> None:
+        old, new = event.old, event.new
+        old.visible = event.keep
+        old.file_size = event.keep.size
+        old.sealed = old.closed = True
+        new.visible = event.visible
+        new.file_size = event.visible.size
+        if event.visible.count:
+            self._segments = (*self._segments, new)
+        if not event.keep.count:
+            self._segments = tuple(s for s in self._segments if s is not old)
+        self._runs.replace(event.keep.end, event.visible.end, _runs_of(new))
+        self._writer.cuts.append((old, event.keep.size))
+
+    # Reading
+
+    def read(self, index: int, size_max: int, wait: bool) -> Block | None:
+        """Whole batches from the one that holds ``index``, or the next existing one, on.
+
+        At least one batch and about ``size_max`` bytes, from one segment.  An empty block means
+        that nothing is left at or above ``index``; None, only without ``wait``, that the disk
+        would be waited for.  Damaged batches are left out: see take_damage().  Blocking with
+        ``wait``.
+        """
+        for _ in range(STALE_MAX):
+            segments = self._segments
+            noted = len(self._reader.damage)
+            block = self._read(segments, index, size_max, wait)
+            if noted == len(self._reader.damage) or segments is self._segments:
+                return block
+        return None if not wait else Block(b"", [], self.node_id)
+
+    def _read(
+        self, segments: tuple[Segment, ...], index: int, size_max: int, wait: bool
+    ) -> Block | None:
+        for segment in segments[locate(segments, index) :]:
+            try:
+                block = self._reader.read(segment, index, size_max, wait)
+            except FileNotFoundError:
+                self._reader.note_missing(segment)
+                continue
+            if block is None or block.span_count:
+                return block
+        return Block(b"", [], self.node_id)
+
+    def frame(self, index: int, wait: bool) -> bytes | None:
+        """The frame of one message; b"" if it does not exist, None if the disk would be waited for.
+
+        Blocking with ``wait``.
+        """
+        block = self.read(index, 1, wait)
+        if block is None:
+            return None
+        return block.frame(index) or b""
+
+    def seek(self, append_ns: int) -> int:
+        """The first index appended at or after ``append_ns``, or ``end``.  Blocking."""
+        for segment in self._segments:
+            if segment.append_ns_last >= append_ns:
+                found = self._reader.seek(segment, append_ns)
+                if found is not None:
+                    return found
+        return self.end
+
+    def take_damage(self) -> list[Damage]:
+        """What reads found damaged since the last call; it is a gap from now on."""
+        if not self._reader.damage:
+            return []
+        taken = []
+        current = {segment.path: segment for segment in self._segments}
+        while self._reader.damage:
+            damage = self._reader.damage.pop(next(iter(self._reader.damage)))
+            segment = current.get(damage.path)
+            if segment is None or damage.offset >= segment.visible.size:
+                continue  # seen by a reader whose list of segments was out of date
+            if self._runs.count_between(damage.index_start, damage.index_end):
+                self._runs.replace(damage.index_start, damage.index_end)
+                self.corrupt_count += 1
+                taken.append(damage)
+        return taken
+
+    def keep_evidence(self, damage: Damage) -> None:
+        """Copy damaged bytes aside before their segment goes.  Blocking."""
+        keep_evidence(self._files, damage.path, damage.offset, damage.end)
+
+    # Removing
+
+    def pin(self, base: int) -> None:
+        """Keep the segment until unpin(); pins are counted."""
+        self._by_base(base).pin_count += 1
+
+    def unpin(self, base: int) -> None:
+        for segment in self._segments:
+            if segment.base == base and segment.pin_count:
+                segment.pin_count -= 1
+
+    def retire(self, low: int) -> list[str]:
+        """Forget the sealed segments wholly below ``low``; return their paths, to be unlinked."""
+        gone = [s for s in self._segments if s.visible.end <= low and self._removable(s)]
+        if not gone:
+            return []
+        for segment in gone:
+            self._runs.replace(segment.first, segment.visible.end)
+        self._segments = tuple(s for s in self._segments if s not in gone)
+        return [segment.path for segment in gone]
+
+    def relocate(self, base: int, indexes: list[int]) -> Relocation:
+        """Copy the frames of ``indexes`` to a side file; hand the result to relocated().  Blocking.
+
+        ``base`` names a sealed segment or a side file.  Without indexes nothing is written and
+        the segment just goes.
+        """
+        segment = self._by_base(base)
+        return write_side(self._files, self._reader, self.folder, self.instance, segment, indexes)
+
+    def relocated(self, relocation: Relocation) -> list[str]:
+        """Put the side file in the segment's place; return the paths to be unlinked."""
+        old, side = relocation.segment, relocation.side
+        if old not in self._segments or not self._removable(old):
+            return [side.path] if side is not None else []
+        place = self._segments.index(old)
+        fresh = (side,) if side is not None else ()
+        self._segments = self._segments[:place] + fresh + self._segments[place + 1 :]
+        runs = _runs_of(side) if side is not None else []
+        self._runs.replace(old.first, old.visible.end, runs)
+        return [old.path]
+
+    def _removable(self, segment: Segment) -> bool:
+        return (
+            segment.sealed
+            and not segment.pin_count
+            and not segment.holds_slot_of(self.pinned_slots)
+        )
+
+    def _by_base(self, base: int) -> Segment:
+        for segment in self._segments:
+            if segment.base == base:
+                return segment
+        raise KeyError(f"no segment with base {base} in {self.folder}")
+
+    def _bound_tables(self) -> None:
+        loaded = [s for s in self._segments if s.tables is not None and s.trailer is not None]
+        for segment in loaded[: max(0, len(loaded) - TABLES_MAX)]:
+            segment.drop_tables()
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        self._runs.check()
+        at = 0
+        for segment in self._segments:
+            assert at <= segment.first < segment.visible.end
+            assert segment.visible.count >= self._runs.count_between(
+                segment.first, segment.visible.end
+            )
+            at = segment.visible.end
+        assert at <= self.end and self.synced_end <= self.end
+        assert self.unsynced_count >= 0 and self.unsynced_size >= 0
+
+
+def _runs_of(segment: Segment) -> list[tuple[int, int]]:
+    # The dense runs of a segment whose tables are loaded, or that has no gaps.
+    runs = []
+    at = segment.first
+    for start, end in segment.tables.gaps if segment.tables is not None else ():
+        if start >= segment.visible.end:
+            break
+        runs.append((at, start))
+        at = end
+    if at < segment.visible.end:
+        runs.append((at, segment.visible.end))
+    return runs
+
+
+def _record(segment: Segment) -> SegmentRecord:
+    slots = segment.slots
+    return SegmentRecord(
+        base=segment.base,
+        first=segment.first,
+        end=segment.visible.end,
+        count=segment.visible.count,
+        size=segment.file_size,
+        sealed=segment.sealed,
+        side=segment.side,
+        slot_min=segment.slot_min if slots is None else min(slots, default=0),
+        slot_max=segment.slot_max if slots is None else max(slots, default=0),
+        append_ns_first=segment.append_ns_first,
+        append_ns_last=segment.append_ns_last,
+        path=segment.path,
+    )
