@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
 import socket
 import subprocess
 import sys
@@ -188,6 +191,27 @@ def test_the_result_for_people_and_the_json_file_agree(nsqd: Nsqd, tmp_path: Pat
     assert f"pub at {address} (nsqd {found['server_version']})" in result.stdout
     assert "published  100 messages in " in result.stdout
     assert "us of CPU a message" in result.stdout
+
+
+def test_progress_is_shown_on_a_terminal_only(nsqd: Nsqd) -> None:
+    ours, theirs = pty.openpty()
+    program = "import sys; from penstock.cli.bench import main; sys.exit(main())"
+    address = f"127.0.0.1:{nsqd.tcp_port}"
+    flags = ["pub", "--nsqd-tcp-address", address, "--duration", "0.7"]
+    result = subprocess.run(
+        [sys.executable, "-c", program, *flags],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        timeout=SECONDS_MAX,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert result.returncode == 0
+    assert "\x1b" not in result.stdout
+    assert re.search(r"published [\d,]+ \([\d,]+/s\)", shown)
 
 
 def test_a_json_file_that_cannot_be_written_is_reported(nsqd: Nsqd, tmp_path: Path) -> None:

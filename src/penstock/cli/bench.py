@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.cli.load import Task
-    from penstock.cli.measure import Flow, Progress, Report
+    from penstock.cli.measure import Flow, Report, Show
 
 DESCRIPTION = """\
 Load for any nsqd, ours or Go's, and what it took.
@@ -182,40 +182,58 @@ def tasks(options: argparse.Namespace) -> list[Task]:
     return [task for whole in kinds[options.command] for task in spread(whole, options.processes)]
 
 
-def progress_display(options: argparse.Namespace) -> tuple[Progress | None, Callable[[], None]]:
+def progress_display(options: argparse.Namespace) -> tuple[Show | None, Callable[[], None]]:
     """Something to watch on a terminal, nothing elsewhere; and what to call at the end."""
     if options.quiet or not sys.stderr.isatty():
         return None, lambda: None
     try:
         from rich.console import Console
-        from rich.live import Live
+        from rich.progress import BarColumn, Progress, TextColumn
     except ImportError:
-        return plain_display()
-    live = Live(console=Console(stderr=True), transient=True, refresh_per_second=5)
-    live.start()
-    rates = Rates()
+        return plain_display(options)
+    display = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[line]}", highlighter=None),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    bar = display.add_task(options.command, total=1.0, line="connecting")
+    display.start()
+    rates = Rates(options)
 
     def show(published: Flow, consumed: Flow) -> None:
-        live.update(rates.line(published, consumed), refresh=True)
+        line = rates.line(published, consumed)
+        display.update(bar, completed=rates.share(published, consumed), line=line)
 
-    return show, live.stop
+    return show, display.stop
 
 
-def plain_display() -> tuple[Progress, Callable[[], None]]:
-    rates = Rates()
+def plain_display(options: argparse.Namespace) -> tuple[Show, Callable[[], None]]:
+    rates = Rates(options)
 
     def show(published: Flow, consumed: Flow) -> None:
-        print(f"\r{rates.line(published, consumed)}\x1b[K", end="", file=sys.stderr, flush=True)
+        share, line = rates.share(published, consumed), rates.line(published, consumed)
+        print(f"\r{share:4.0%} {line}\x1b[K", end="", file=sys.stderr, flush=True)
 
     return show, lambda: print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 class Rates:
-    """Counts become rates of the last moment."""
+    """Counts become rates of the last moment, and a share of the whole run."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
         self.start_s = self.last_s = time.monotonic()
         self.last = {"published": 0, "consumed": 0}
+
+    def share(self, published: Flow, consumed: Flow) -> float:
+        """How much of the run is done, 0 to 1."""
+        total: float = self.options.messages or self.options.duration or DURATION_S
+        if not self.options.messages:
+            return min(1.0, (time.monotonic() - self.start_s) / total)
+        last = published if self.options.command == "pub" else consumed
+        return min(1.0, last.messages / total)
 
     def line(self, published: Flow, consumed: Flow) -> str:
         now_s = time.monotonic()

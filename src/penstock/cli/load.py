@@ -61,7 +61,6 @@ class Task:
     rate: float = 0.0
     output_buffer_size: int = 0
     output_buffer_timeout_ms: int = 0
-    defer_ms: int = 0
 
 
 class Board:
@@ -283,8 +282,6 @@ class Publisher(Worker):
         self.unanswered = 0
 
     def encode(self, body: bytes, count: int) -> bytes:
-        if self.task.defer_ms:
-            return commands.dpub(self.task.topic, self.task.defer_ms, body)
         if self.task.batch == 1:
             return commands.pub(self.task.topic, body)
         return commands.mpub(self.task.topic, [body] * count)

@@ -73,10 +73,11 @@ class Report:
         return parts
 
 
-Progress = Callable[[Flow, Flow], None]
+# What is called a few times a second with what has been published and consumed so far.
+Show = Callable[[Flow, Flow], None]
 
 
-def measure(tasks: list[Task], *, pid: int = 0, progress: Progress | None = None) -> Report:
+def measure(tasks: list[Task], *, pid: int = 0, progress: Show | None = None) -> Report:
     """Run ``tasks`` at once, each in a process of its own, and return what came of it.
 
     With ``pid`` the server's CPU time is read before the start and after it has gone quiet.
@@ -132,7 +133,7 @@ class Crew:
         for pipe in self.pipes:
             pipe.send("go")
 
-    def follow(self, report: Report, progress: Progress | None) -> bool:
+    def follow(self, report: Report, progress: Show | None) -> bool:
         """Gather the results; True if a person ended the run before its end."""
         waiting = set(self.pipes)
         done: set[int] = set()
