@@ -3,18 +3,19 @@
 # A schedule is one binary heap of 32-byte entries over all slot files that are near.  A record of a
 # slot file is in exactly one of these states:
 #
-#     unindexed   its bit in ``known`` is clear: it lies in the file only, due at Slot.next_ns or later
+#     unindexed   its bit in ``known`` is clear: in the file only, due at Slot.next_ns or later
 #     near        bit set, an entry in the heap
 #     firing      bit set, taken by the engine, counted in firing_count
 #     done        bit set: fired or void
 #
-# Invariant 1: an unindexed record that is still to fire is due at or after Slot.next_ns (NEVER: none).
-# Invariant 2: near_count and firing_count of a slot count its entries; a bit is set at most once, so a
-#              record that a second scan of the file finds again is not indexed twice.
-# Invariant 3: at most count_max entries; past that the latest go (``shrink``), their bits are cleared,
-#              next_ns of their slots falls, and the engine scans those files again when room is back.
-# Invariant 4: while ``limited``, nothing later than ``limit`` is taken in, so that what is in the heap is
-#              always earlier than what fell out of it.
+# Invariant 1: an unindexed record still to be fired is due at or after Slot.next_ns (NEVER: none).
+# Invariant 2: near_count and firing_count count a slot's entries; a bit is set at most once, so
+#              a record that a second scan of the file finds again is not indexed twice.
+# Invariant 3: at most count_max entries; past that the latest go (``shrink``), their bits are
+#              cleared, next_ns of their slots falls, and the engine scans those files again when
+#              there is room.
+# Invariant 4: while ``limited``, a scan takes in nothing later than ``limit``, so that what is in
+#              the heap is earlier than what fell out of it.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -158,10 +159,13 @@ cdef class Taken:
             found.append((self.slots[self.items[first].slot], start, stop - start, first, i))
         return found
 
-    def parse(self, Slot slot, bytes data not None, int64_t offset, Py_ssize_t first, Py_ssize_t end, list out):
-        """Put the messages of one range into ``out`` by rank; returns the ordinals left out.
+    def parse(
+        self, Slot slot, bytes data not None, int64_t offset,
+        Py_ssize_t first, Py_ssize_t end, list out,
+    ):
+        """Put the messages of one range into ``out`` by rank.
 
-        Left out is what is void, uncounted here, and what is damaged: (void ordinals, damaged ones).
+        Returns the ordinals left out: those that are void, and those that are damaged.
         """
         cdef Py_ssize_t i, at
         cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
@@ -268,7 +272,7 @@ cdef class Schedule:
         return self.limit.due_ns if self.limited else NEVER_NS
 
     def take(self, int64_t until_ns, Py_ssize_t count_max, int64_t size_max):
-        """Take at most ``count_max`` entries and ``size_max`` bytes (but one entry) due by ``until_ns``."""
+        """Take up to ``count_max`` entries and ``size_max`` bytes; one may be larger."""
         cdef Taken taken = Taken()
         cdef int64_t size = 0
         cdef Slot slot
@@ -325,7 +329,7 @@ cdef class Schedule:
         slot.firing_count -= count
 
     def group(self, list dues):
-        """Uncount the messages and return their ordinals by (slot number, instance), with the topic."""
+        """Uncount the messages; return topic and ordinals by (slot number, instance)."""
         cdef dict groups = {}
         cdef Due due
         cdef int64_t slot = -1
@@ -392,7 +396,8 @@ cdef class Schedule:
         self.items[at] = entry
 
     cdef int shrink(self) except -1:
-        # The latest quarter goes, in one sweep (25 ms at a million): one by one would need a second heap.
+        # The latest quarter goes, in one sweep (25 ms at a million): one by one would need a second
+        # heap.
         cdef Py_ssize_t keep = self.count - self.count // 4, i
         cdef Slot slot
         select(self.items, self.count, keep)

@@ -1,12 +1,13 @@
 # Records of deferred messages as they lie in a slot file: packed, found again, read back.
 #
-#     0  magic "PSD1"          4  header crc u32          8  size u32 (whole record)   12 body crc u32
-#     16 ordinal u32           20 topic size u8, zeros    24 instance u64              32 timestamp_ns i64
-#     40 due_ns i64            48 stamp i64               56 topic name, then the body
+#     0  magic "PSD1"      4  header crc u32         8  size u32 (whole record)   12 body crc u32
+#     16 ordinal u32       20 topic size u8, zeros   24 instance u64            32 timestamp_ns i64
+#     40 due_ns i64        48 stamp i64              56 topic name, then the body
 #
-# Rule 1: the header crc covers the slot's number and bytes 8 to the end of the topic name.  The number
-#         is partly random, so no body can be made to look like a record when a damaged file is searched.
-# Rule 2: a scan judges headers and steps over bodies; a body is judged when it is read to be delivered.
+# Rule 1: the header crc covers the slot's number and bytes 8 to the end of the topic name.  The
+#         number is partly random, so no body can be made to look like a record when a damaged file
+#         is searched.
+# Rule 2: a scan judges headers and steps over bodies; a body is judged when it is read to be fired.
 # Rule 3: no I/O and no clock.
 
 cimport cython
@@ -138,7 +139,7 @@ cdef class Records:
         return self.count
 
     def rows(self):
-        """(ordinal, offset in the file, size, due_ns, instance, stamp) of each, for tests and dumps."""
+        """(ordinal, offset in the file, size, due_ns, instance, stamp) of each."""
         cdef Py_ssize_t i
         return [
             (
@@ -214,9 +215,9 @@ cdef class Batch(Records):
 def scan(bytes data not None, int64_t base, int64_t end, int64_t number):
     """Find the records of slot ``number`` in ``data``, which starts at offset ``base`` of its file.
 
-    ``end`` is where the file ends.  ``next_offset`` of the result is where to read on: a header cut by
-    the end of ``data`` is left to the next call, a body is stepped over.  Damage is searched through
-    for the next good header; what no good record follows is torn, not corrupt.
+    ``end`` is where the file ends.  ``next_offset`` of the result is where to read on: a header cut
+    by the end of ``data`` is left to the next call, a body is stepped over.  Damage is searched
+    through for the next good header; what no good record follows is torn, not corrupt.
     """
     cdef Records found = Records()
     cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)

@@ -3,12 +3,13 @@
 #     stamps   ----------|cut|------------------|cut|---------->
 #     epochs      0              1                      2          each with its own counts by hour
 #
-# A cut is a stamp that will be asked about: what was accepted before it is void (topic emptied) or is
-# skipped by a channel (channel emptied).  Counts before a cut are exact; nothing is kept per message.
+# A cut is a stamp that will be asked about: what was accepted before it is void (topic emptied) or
+# is skipped by a channel (channel emptied).  Counts before a cut are exact; nothing is kept per
+# message.
 #
-# Rule 1: a cut is made before a message with a later stamp is counted.  A topic's are made when it is
-#         emptied, and after a restart before counting begins.
-# Rule 2: what is void is not counted, neither in nor out; void_before() of an instance is asked once.
+# Rule 1: a cut is made before a message with a later stamp is counted.  A topic's are made when it
+#         is emptied, and after a restart before counting begins.
+# Rule 2: what is void is not counted, neither in nor out; void_before() is asked once an instance.
 
 from bisect import bisect_left, bisect_right
 
@@ -78,8 +79,8 @@ cdef class Tally:
     def prune(self):
         """Merge empty epochs with their neighbours; only once everything is counted.
 
-        Cuts would otherwise grow with every emptying of a channel.  Below the floor the answer is 0;
-        an empty epoch in the middle answers like the one before it.
+        Cuts would otherwise grow with every emptying of a channel.  Below the floor the answer is
+        0; an empty epoch in the middle answers like the one before it.
         """
         while self.cuts and not self.hours[0]:
             self.floor = max(self.floor, self.cuts.pop(0))

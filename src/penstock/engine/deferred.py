@@ -83,6 +83,7 @@ class DeferredQueue:
             self._table,
             synced=sync_every == 1,
             dirty=dirty,
+            opened=self._opened,
             changed=self._changed,
             void=self._void_ordinals,
             generation=generation,
@@ -340,7 +341,7 @@ class DeferredQueue:
         self._tallies.cut(instance, stamp, self._loader.counted)
 
     def purge(self, instance: int, stamp: int) -> int:
-        """Messages accepted before ``stamp`` are void now, as ``void_before`` says; returns how many.
+        """Messages accepted before ``stamp`` are void now; returns how many were pending.
 
         The counts drop at once; the records themselves are passed over when they are due.
         """
@@ -384,6 +385,9 @@ class DeferredQueue:
         return len(self._schedule)
 
     # Between the parts
+
+    def _opened(self, file: SlotFile) -> None:
+        self._loader.add(file)
 
     def _changed(self, file: SlotFile) -> None:
         if self._schedule.fallen:

@@ -46,6 +46,7 @@ class SlotWriter:
         *,
         synced: bool,
         dirty: Callable[[], None],
+        opened: Callable[[SlotFile], None],
         changed: Callable[[SlotFile], None],
         void: Callable[[SlotFile, list[int]], None],
         generation: Callable[[], int] = new_generation,
@@ -53,6 +54,7 @@ class SlotWriter:
         self._table = table
         self._synced = synced
         self._dirty = dirty
+        self._opened = opened
         self._changed = changed
         self._void = void
         self._generation = generation
@@ -97,6 +99,7 @@ class SlotWriter:
             file = SlotFile(name, NEVER if near else name.start_ns, found=False)
             self._table.add(file)
             self._open[start_ms, length_ms] = file
+            self._opened(file)
         return file
 
     def retire(self, file: SlotFile) -> None:

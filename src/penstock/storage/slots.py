@@ -9,8 +9,8 @@
 #     .fired   records:  magic "PSF1" | crc32c u32 of the slot's number and of bytes 8..
 #                        | run count u32 | zero u32 | runs (first ordinal u32, count u32)
 #
-# The number of a slot file, `start seconds << 30 | generation`, is what messages fired from it carry
-# in their topic's log.  The generation is random:
+# The number of a slot file, `start seconds << 30 | generation`, is what messages fired from it
+# carry in their topic's log.  The generation is random:
 #
 # Rule 1: only the process that made a slot file appends to it, so an ordinal is never given twice,
 #         not even when a power cut took the file's tail and left the fired messages in their logs.
