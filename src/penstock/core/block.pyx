@@ -29,6 +29,9 @@ cdef class Block:
             first, count, start, end = spans[i]
             if not 0 <= start <= end <= len(data) or count < 1:
                 raise ValueError(f"span {spans[i]} lies outside of {len(data)} bytes")
+            if i and (first < self.spans[i - 1].first + self.spans[i - 1].count
+                      or start < self.spans[i - 1].end):
+                raise ValueError(f"span {spans[i]} does not lie behind the one before it")
             self.spans[i] = Span(first, count, start, end)
 
     def __dealloc__(self):
@@ -59,6 +62,9 @@ cdef class Block:
         if span < 0 or self.spans[span].first > index:
             return None
         cdef Py_ssize_t at = self.offset_of(span, index)
+        cdef Py_ssize_t end = self.spans[span].end
+        if at + 4 > end or at + 4 + load_u32(self.bytes_at + at) > end:
+            raise ValueError(f"frame of index {index} does not fit its span")
         return self.data[at:at + 4 + load_u32(self.bytes_at + at)]
 
     def head(self, int64_t count):
