@@ -142,7 +142,7 @@ cdef class Scanner:
         self._count_published()
         return self.published
 
-    def feed(self, bytes data):
+    def feed(self, bytes data not None):
         """Take in what was received; next() gives what it completes."""
         if self.at == self.end:
             self.chunk = data
@@ -180,7 +180,7 @@ cdef class Scanner:
         if size == 0:
             return MORE
         if (size >= FIN_LINE_SIZE and p[20] == c'\n' and memcmp(p, b"FIN ", 4) == 0
-                and self.consumer is not None):
+                and self.consumer is not None and self.window is not None):
             value = parse_id(p + 4)
             if value != -1 and self.window.finish(
                     self.consumer, value & ((<int64_t>1 << 54) - 1),
@@ -398,7 +398,7 @@ cdef class Scanner:
         cdef Owed owed
         self.last_published += count
         if self.owed:
-            owed = <Owed>self.owed[-1]
+            owed = <Owed>self.owed[len(self.owed) - 1]
             if owed.ticket is appender.ticket and owed.command is command:
                 owed.count += 1
                 return 0
@@ -450,6 +450,7 @@ cdef class Scanner:
             if due_ns:
                 due_ns += self.wall_ns
         value = parse_id(tokens[1].at)
+        assert self.window is not None and self.consumer is not None
         if value != -1:
             index = value & ((<int64_t>1 << 54) - 1)
             node_id = <int>(<uint64_t>value >> 54)
@@ -478,6 +479,7 @@ cdef class Scanner:
             return CONTINUE
         if self.state != STATE_SUBSCRIBED:
             return invalid("cannot RDY in current state")
+        assert self.consumer is not None
         if count > 1 and not parse_decimal(&tokens[1], &value):
             return invalid(f"RDY could not parse count {as_text(&tokens[1])}")
         if value > <uint64_t>self.ready_count_max:

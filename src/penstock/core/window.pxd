@@ -34,6 +34,7 @@ cdef class RunList:
     cdef Py_ssize_t capacity
 
     cdef int add(self, int64_t start, int64_t end) except -1
+    cdef int grow(self) except -1
     cdef void merge(self, int64_t low) noexcept
 
 
@@ -95,6 +96,7 @@ cdef class Window:
     cdef int requeue(self, Consumer consumer, int64_t index, int node_id, int64_t due_ns) except -1
     cdef int touch(self, Consumer consumer, int64_t index, int node_id, int64_t now_ns,
                    int64_t timeout_ns, int64_t timeout_max_ns) except -1
+    cdef bint holds(self, Consumer consumer) noexcept
     cdef int32_t owned(self, Consumer consumer, int64_t index, int node_id, int* status) noexcept
     cdef int32_t find(self, int64_t index) noexcept
     cdef int32_t append_entry(self, int64_t index) except -1
@@ -105,7 +107,8 @@ cdef class Window:
     cdef int note_finished(self, int64_t start, int64_t end) except -1
     cdef int mark(self, int64_t index) except -1
     cdef uint64_t random(self) noexcept
-    cdef Py_ssize_t frame_end(self, Py_ssize_t at, Py_ssize_t end) except -1
+    cdef Py_ssize_t frame_end(self, Py_ssize_t at, Py_ssize_t end) noexcept
+    cdef int refuse_frame(self) except -1
     cdef Py_ssize_t home(self, int64_t index) noexcept
     cdef int settle_cursor(self) except -1
     cdef int grow_entries(self) except -1

@@ -29,7 +29,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport qsort
 
-from penstock.core.block cimport Block
+from penstock.core.block cimport Block, Span
 from penstock.core.deadlines cimport DeadlineQueue
 
 cdef enum:
@@ -83,7 +83,6 @@ cdef class RunList:
 
     cdef int add(self, int64_t start, int64_t end) except -1:
         cdef Run* last
-        cdef Run* runs
         if self.size:
             last = &self.runs[self.size - 1]
             if last.end == start:
@@ -93,13 +92,18 @@ cdef class RunList:
                 last.start = start
                 return 0
         if self.size == self.capacity:
-            self.capacity = max(64, self.capacity * 2)
-            runs = <Run*>PyMem_Realloc(self.runs, self.capacity * sizeof(Run))
-            if runs == NULL:
-                raise MemoryError
-            self.runs = runs
+            self.grow()
         self.runs[self.size] = Run(start, end)
         self.size += 1
+        return 0
+
+    cdef int grow(self) except -1:
+        cdef Py_ssize_t capacity = max(64, self.capacity * 2)
+        cdef Run* runs = <Run*>PyMem_Realloc(self.runs, capacity * sizeof(Run))
+        if runs == NULL:
+            raise MemoryError
+        self.runs = runs
+        self.capacity = capacity
         return 0
 
     cdef void merge(self, int64_t low) noexcept:
@@ -215,7 +219,7 @@ cdef class Window:
 
     # ---- consumers
 
-    def join(self, Consumer consumer):
+    def join(self, Consumer consumer not None):
         assert consumer.number < 0
         if self.free_numbers:
             consumer.number = self.free_numbers.pop()
@@ -224,7 +228,8 @@ cdef class Window:
             consumer.number = <int32_t>len(self.consumers)
             self.consumers.append(consumer)
 
-    def leave(self, Consumer consumer, bint requeue, int64_t wall_ns, int64_t wait_ns):
+    def leave(self, Consumer consumer not None, bint requeue, int64_t wall_ns,
+              int64_t wait_ns):
         """A consumer has gone; return how many messages came back at once.
 
         With ``requeue`` a message on its first attempt is ready at once.  Later attempts wait,
@@ -236,6 +241,7 @@ cdef class Window:
         cdef Entry* entry
         cdef int64_t wait
         cdef int64_t back = self.ready_count
+        assert self.holds(consumer)
         cdef list slots = [
             self.deadlines.heap[i].item for i in range(self.deadlines.size)
             if self.entries[self.deadlines.heap[i].item].owner == consumer.number
@@ -262,6 +268,10 @@ cdef class Window:
         consumer.number = -1
         return self.ready_count - back
 
+    cdef bint holds(self, Consumer consumer) noexcept:
+        return (0 <= consumer.number < len(self.consumers)
+                and self.consumers[consumer.number] is consumer)
+
     def _index_of(self, int32_t slot):
         return self.entries[slot].index
 
@@ -277,7 +287,7 @@ cdef class Window:
         """Whether there is a block to deliver from at the cursor."""
         return self.block is not None
 
-    def deliver(self, Consumer consumer, Py_ssize_t count_max, Py_ssize_t size_max,
+    def deliver(self, Consumer consumer not None, Py_ssize_t count_max, Py_ssize_t size_max,
                 int64_t limit, int64_t now_ns):
         """Hand the next messages below ``limit`` to ``consumer``.
 
@@ -290,6 +300,7 @@ cdef class Window:
         cdef int64_t stop
         cdef int32_t slot
         cdef Block block
+        assert self.holds(consumer)
         if self.cursor >= self.next_skip:
             self.settle_cursor()
         if self.block is None or self.cursor >= limit:
@@ -302,6 +313,10 @@ cdef class Window:
         start = at = self.offset
         while count < count_max and self.cursor < stop:
             next_at = self.frame_end(at, end)
+            if next_at < 0:
+                if not count:
+                    self.refuse_frame()
+                break   # what came before is good and goes out; the next call raises
             if next_at - start > size_max and count:
                 break
             slot = self.append_entry(self.cursor)
@@ -320,8 +335,8 @@ cdef class Window:
             return PyBytes_FromStringAndSize(<const char*>data + start, at - start), count
         return memoryview(block.data)[start:at], count
 
-    def deliver_sampled(self, Consumer consumer, Py_ssize_t count_max, Py_ssize_t scan_max,
-                        int64_t limit, int64_t now_ns):
+    def deliver_sampled(self, Consumer consumer not None, Py_ssize_t count_max,
+                        Py_ssize_t scan_max, int64_t limit, int64_t now_ns):
         """As ``deliver`` for a client with a sample rate.
 
         A message is kept if a number in 0..99 is <= the rate; the others are finished unseen, as
@@ -330,13 +345,20 @@ cdef class Window:
         cdef list kept = []
         cdef Py_ssize_t at, next_at, seen = 0
         cdef int32_t slot
+        cdef Span span
+        assert self.holds(consumer)
         while len(kept) < count_max and seen < scan_max:
             if self.cursor >= self.next_skip:
                 self.settle_cursor()
             if self.block is None or self.cursor >= limit:
                 break
             at = self.offset
-            next_at = self.frame_end(at, self.block.spans[self.span].end)
+            span = self.block.spans[self.span]
+            next_at = self.frame_end(at, span.end)
+            if next_at < 0:
+                if not seen:
+                    self.refuse_frame()
+                break
             seen += 1
             self.queued_count -= 1
             if <int>(self.random() % 100) <= consumer.sample_rate:
@@ -349,16 +371,23 @@ cdef class Window:
                 self.note_finished(self.cursor, self.cursor + 1)
             self.offset = next_at
             self.cursor += 1
-            self.settle_cursor()
+            if self.cursor >= span.first + span.count:
+                self.settle_cursor()
         if not seen:
             return None
         return b"".join(kept), len(kept)
 
     def skip(self, int64_t start, int64_t end, int64_t count):
         """Finish ``count`` undelivered messages at or beyond the cursor without sending them."""
+        cdef Py_ssize_t last = len(self.skips) - 1
         assert self.cursor <= start < end
-        self.skips.append((start, end))
-        self.skips.sort()
+        if last >= 0 and self.skips[last][1] == start:
+            # Message by message is how they come: a run of them stays one.
+            self.skips[last] = (self.skips[last][0], end)
+        else:
+            self.skips.append((start, end))
+            if last >= 0 and start < self.skips[last][0]:
+                self.skips.sort()
         self.next_skip = self.skips[0][0]
         self.queued_count -= count
         self.note_finished(start, end)
@@ -366,6 +395,7 @@ cdef class Window:
     cdef int settle_cursor(self) except -1:
         # Put span and offset where the cursor is, past skipped runs and gaps in the log.
         cdef int64_t first
+        cdef Block block
         while True:
             while self.skips and self.cursor >= self.next_skip:
                 self.cursor = max(self.cursor, self.skips.pop(0)[1])
@@ -378,21 +408,25 @@ cdef class Window:
                 return 0
             first = self.block.spans[self.span].first
             if first <= self.cursor:
-                self.offset = self.block.offset_of(self.span, self.cursor)
+                block, self.block = self.block, None    # unless its frames hold together
+                self.offset = block.offset_of(self.span, self.cursor)
+                self.block = block
                 return 0
             self.cursor = first
             if self.cursor < self.next_skip:
                 self.offset = self.block.spans[self.span].start
                 return 0
 
-    cdef Py_ssize_t frame_end(self, Py_ssize_t at, Py_ssize_t end) except -1:
+    cdef Py_ssize_t frame_end(self, Py_ssize_t at, Py_ssize_t end) noexcept:
+        # -1 if the frame does not fit its span.
         cdef Py_ssize_t next_at
         if at + FRAME_HEADER > end:
-            raise ValueError(f"frame of index {self.cursor} is cut short")
-        next_at = at + 4 + load_u32(self.block.bytes_at + at)
-        if next_at > end or next_at < at + FRAME_HEADER:
-            raise ValueError(f"frame of index {self.cursor} does not fit its span")
-        return next_at
+            return -1
+        next_at = at + 4 + <Py_ssize_t>load_u32(self.block.bytes_at + at)
+        return next_at if at + FRAME_HEADER <= next_at <= end else -1
+
+    cdef int refuse_frame(self) except -1:
+        raise ValueError(f"frame of index {self.cursor} does not fit its span")
 
     # ---- redeliveries
 
@@ -401,13 +435,15 @@ cdef class Window:
         """Index of the message to send again next, or None."""
         return self.entries[self.ready_head].index if self.ready_head >= 0 else None
 
-    def redeliver(self, Consumer consumer, bytes frame, int64_t now_ns):
+    def redeliver(self, Consumer consumer not None, bytes frame not None, int64_t now_ns):
         """Send the next ready message again: its frame with the attempts it now has."""
-        cdef int32_t slot = self.pop_ready()
-        cdef Entry* entry = &self.entries[slot]
+        cdef int32_t slot
+        cdef Entry* entry
         cdef bytes copy
         cdef unsigned char* p
-        assert len(frame) >= FRAME_HEADER
+        assert self.ready_head >= 0 and self.holds(consumer) and len(frame) >= FRAME_HEADER
+        slot = self.pop_ready()
+        entry = &self.entries[slot]
         copy = PyBytes_FromStringAndSize(PyBytes_AS_STRING(frame), len(frame))
         p = <unsigned char*>PyBytes_AS_STRING(copy)
         entry.timestamp_ns = load_i64(p + 8)
@@ -420,6 +456,7 @@ cdef class Window:
 
     def drop_ready(self):
         """Finish the next ready message unsent: the log does not hold it any more."""
+        assert self.ready_head >= 0
         self.forget(self.pop_ready())
 
     cdef int send_entry(self, int32_t slot, Consumer consumer, int64_t now_ns) except -1:
@@ -442,7 +479,7 @@ cdef class Window:
                 or self.entries[slot].node_id != node_id):
             status[0] = NOT_IN_FLIGHT
             return -1
-        if self.entries[slot].owner != consumer.number:
+        if self.entries[slot].owner != consumer.number or consumer.number < 0:
             status[0] = NOT_OWNER
             return -1
         status[0] = DONE
@@ -491,15 +528,17 @@ cdef class Window:
             slot, min(now_ns + timeout_ns, self.entries[slot].delivered_ns + timeout_max_ns))
         return DONE
 
-    def finish_index(self, Consumer consumer, int64_t index, int node_id, int64_t wall_ns=0):
+    def finish_index(self, Consumer consumer not None, int64_t index, int node_id,
+                     int64_t wall_ns=0):
         """``finish`` for Python: 0 done, 1 not in flight, 2 owned by another client."""
         return self.finish(consumer, index, node_id, wall_ns)
 
-    def requeue_index(self, Consumer consumer, int64_t index, int node_id, int64_t due_ns):
+    def requeue_index(self, Consumer consumer not None, int64_t index, int node_id,
+                      int64_t due_ns):
         return self.requeue(consumer, index, node_id, due_ns)
 
-    def touch_index(self, Consumer consumer, int64_t index, int node_id, int64_t now_ns,
-                    int64_t timeout_ns, int64_t timeout_max_ns):
+    def touch_index(self, Consumer consumer not None, int64_t index, int node_id,
+                    int64_t now_ns, int64_t timeout_ns, int64_t timeout_max_ns):
         return self.touch(consumer, index, node_id, now_ns, timeout_ns, timeout_max_ns)
 
     # ---- time
@@ -509,7 +548,7 @@ cdef class Window:
         cdef set consumers = set()
         cdef int32_t slot
         cdef Entry* entry
-        while count_max and self.deadlines.soonest() <= now_ns:
+        while count_max > 0 and self.deadlines.size and self.deadlines.soonest() <= now_ns:
             count_max -= 1
             slot = self.deadlines.heap[0].item
             entry = &self.entries[slot]
@@ -527,7 +566,7 @@ cdef class Window:
         """Make ready the deferred messages that are due; return how many."""
         cdef Py_ssize_t fired = 0
         cdef int32_t slot
-        while fired < count_max and self.deferrals.soonest() <= wall_ns:
+        while fired < count_max and self.deferrals.size and self.deferrals.soonest() <= wall_ns:
             slot = self.deferrals.heap[0].item
             self.deferrals.drop(slot)
             self.push_ready(slot)
@@ -537,7 +576,10 @@ cdef class Window:
     # ---- emptying, restoring, journal
 
     def clear(self, int64_t end):
-        """Finish everything below ``end``: queued, in flight and deferred (channel empty)."""
+        """Finish everything below ``end``: queued, in flight and deferred (channel empty).
+
+        What was skipped beyond it stays skipped.
+        """
         while self.head >= 0:
             self.deadlines.drop(self.head)
             self.deferrals.drop(self.head)
@@ -547,11 +589,10 @@ cdef class Window:
         for consumer in self.consumers:
             if consumer is not None:
                 (<Consumer>consumer).in_flight_count = 0
-        self.skips = []
-        self.next_skip = INT64_MAX
         self.marked.clear()
         self.block = None
         self.cursor = max(self.cursor, end)
+        self.settle_cursor()
         self.changed = True
 
     def restore(self, int64_t index, int attempts, int64_t due_ns):
@@ -649,6 +690,8 @@ cdef class Window:
         self.latencies = [] if on else None
 
     def take_latencies(self):
+        if self.latencies is None:
+            return []
         latencies, self.latencies = self.latencies, []
         return latencies
 
@@ -660,6 +703,9 @@ cdef class Window:
                 # Memory between two drains follows the holes, not the count of finishes.
                 self.finished.merge(
                     self.entries[self.head].index if self.head >= 0 else self.cursor)
+                if self.finished.size * 2 > self.finished.capacity:
+                    # Or the next few finishes would each merge again.
+                    self.finished.grow()
         return 0
 
     cdef int mark(self, int64_t index) except -1:
@@ -722,6 +768,7 @@ cdef class Window:
 
     cdef void push_ready(self, int32_t slot) noexcept:
         self.entries[slot].state = READY
+        self.entries[slot].due_ns = 0
         self.entries[slot].next_ready = -1
         if self.ready_tail >= 0:
             self.entries[self.ready_tail].next_ready = slot
