@@ -1,0 +1,421 @@
+"""An HTTP/1.1 server on asyncio, for all daemons.
+
+    bytes -> reader -> waiting -> begun -> bytes          in order of arrival throughout
+                                  handler
+
+A handler is a plain function and returns a Response, or a Pending whose ticket is settled later:
+publishing costs no task and no future.  Pipelined requests run in order, side by side, and are
+answered in order.
+
+Rule 1: everything is bounded: what the reader keeps, exchanges that wait or run, time in every
+        phase, connections.
+Rule 2: a peer that does not read its answers stops being served, then being connected.
+Rule 3: whatever is not HTTP is answered with 400 and closed; an NSQ client that took the wrong
+        port finds out at once.
+Rule 4: when a request is answered before it is read to its end, the connection is closed slowly:
+        closing at once would reset it, and the peer might never see the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from ssl import SSLContext
+from typing import Any
+
+from penstock.engine.ticket import Ticket
+from penstock.server.http_message import INTERNAL_ERROR, HttpError, Pending, Request, Response
+from penstock.server.http_reader import BETWEEN, BODY, Incoming, ReadLimits, RequestReader, plain
+from penstock.server.http_router import Router
+
+LOGGER = logging.getLogger(__name__)
+
+# Answers are gathered up to this size before they are written.
+_WRITE_SIZE = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Rule 1 in numbers."""
+
+    read: ReadLimits = field(default_factory=ReadLimits)
+    begun_count_max: int = 64
+    # Bodies of requests that are begun but not answered; one is always allowed.
+    begun_size_max: int = 8 * 1024 * 1024
+    connection_count_max: int = 4096
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    body_rate_min: int = 16 * 1024  # that many bytes earn the sender a second more
+    idle_timeout_s: float = 75.0
+    write_timeout_s: float = 60.0
+    linger_timeout_s: float = 2.0
+
+
+class HttpServer:
+    """Serves one router on any number of listeners."""
+
+    def __init__(self, router: Router, limits: HttpLimits | None = None) -> None:
+        self.router = router
+        self.limits = limits or HttpLimits()
+        self.connections: set[HttpConnection] = set()
+        self.closing = False
+        # Deadlines need no more precision than the sweep's, so its clock is the only one read.
+        self.now_s = 0.0
+        self._listeners: list[asyncio.Server] = []
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._empty: asyncio.Event | None = None
+
+    async def listen(self, host: str, port: int, ssl: SSLContext | None = None) -> tuple[str, int]:
+        """Accept on a TCP address; return the real one."""
+        loop = self._start_sweeping()
+        listener = await loop.create_server(
+            self._connection, host, port, ssl=ssl, reuse_address=True, backlog=1024
+        )
+        self._listeners.append(listener)
+        address: tuple[str, int] = listener.sockets[0].getsockname()[:2]
+        return address
+
+    async def listen_unix(self, path: str) -> None:
+        """Accept on a unix socket."""
+        loop = self._start_sweeping()
+        self._listeners.append(await loop.create_unix_server(self._connection, path))
+
+    async def close(self, grace_s: float = 5.0) -> None:
+        """Stop accepting, answer what has begun for ``grace_s``, then close all connections."""
+        self.closing = True
+        for listener in self._listeners:
+            listener.close()
+        for connection in list(self.connections):
+            connection.drain()
+        if self.connections:
+            self._empty = asyncio.Event()
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._empty.wait()
+            except TimeoutError:
+                for connection in list(self.connections):
+                    connection.abort()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+
+    def forget(self, connection: HttpConnection) -> None:
+        self.connections.discard(connection)
+        if not self.connections and self._empty is not None:
+            self._empty.set()
+
+    def _connection(self) -> HttpConnection:
+        return HttpConnection(self)
+
+    def _start_sweeping(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if self._sweep_timer is None:
+            self._sweep(loop)
+        return loop
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look at every connection's deadline, instead of a timer for each request."""
+        self.now_s = loop.time()
+        for connection in list(self.connections):
+            connection.expire(self.now_s)
+        limits = self.limits
+        shortest_s = min(limits.head_timeout_s, limits.idle_timeout_s, limits.linger_timeout_s)
+        self._sweep_timer = loop.call_later(min(1.0, shortest_s / 4), self._sweep, loop)
+
+
+class _Exchange:
+    """A request and its answer, which may take its time."""
+
+    __slots__ = ("_connection", "_then", "logged", "partial", "request", "response", "size")
+
+    def __init__(self, connection: HttpConnection, request: Request) -> None:
+        self.request = request
+        self.response: Response | None = None
+        self.partial = False
+        self.logged = False
+        self.size = len(request.body)
+        self._connection = connection
+        self._then: Callable[[Ticket], Response] | None = None
+
+    def begin(self, incoming: Incoming) -> None:
+        route, request = incoming.route, self.request
+        self.partial = incoming.partial
+        if route is None or incoming.refusal is not None:
+            self.response = incoming.refusal
+            return
+        self.logged = route.logged
+        try:
+            if request.oversize and not route.judges_size:
+                raise HttpError(413, "BODY_TOO_BIG")
+            result = route.handler(request)
+        except Exception as error:
+            self.response = self._failure(error)
+        else:
+            if isinstance(result, Response):
+                self.response = result
+            else:
+                self._wait(result)
+        # The broker has what it needs; an answer that waits must not hold 5 MiB.
+        request.body = b""
+
+    def _wait(self, pending: Pending) -> None:
+        self._then = pending.then
+        if pending.ticket.done:
+            self._answer(pending.ticket)
+        else:
+            pending.ticket.add(self._settled)
+
+    def _settled(self, ticket: Ticket) -> None:
+        self._answer(ticket)
+        self._connection.advance()
+
+    def _answer(self, ticket: Ticket) -> None:
+        assert self._then is not None
+        try:
+            self.response = self._then(ticket)
+        except Exception as error:
+            self.response = self._failure(error)
+
+    def _failure(self, error: Exception) -> Response:
+        if isinstance(error, HttpError):
+            return error.response()
+        LOGGER.error("%s %s failed", self.request.method, self.request.target, exc_info=error)
+        return INTERNAL_ERROR
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection: reads, runs and answers its requests."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._limits = server.limits
+        self._transport: Any = None
+        self._reader = RequestReader(server.router, server.limits.read, "")
+        self._waiting: deque[Incoming] = deque()
+        self._begun: deque[_Exchange] = deque()
+        self._begun_size = 0
+        self._advancing = False
+        self._closing = False
+        self._read_paused = False
+        self._write_paused = False
+        self._eof = False
+        # Since when the peer owes us something: the rest of a request, a next one, reading.
+        self._owed_since_s = server.now_s
+        self._write_deadline_s = inf
+        self._close_deadline_s = inf
+
+    # asyncio's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        server = self._server
+        if server.closing or len(server.connections) >= self._limits.connection_count_max:
+            self._transport.write(_encode(plain(503), Request("", "", b""), keep_alive=False))
+            self._close(partial=False)
+            return
+        server.connections.add(self)
+        address = _address(transport.get_extra_info("peername"))
+        self._reader = RequestReader(server.router, self._limits.read, address)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._waiting.clear()
+        self._begun.clear()
+        self._server.forget(self)
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        if self._closing or reader.ended:
+            return
+        before = (reader.message_count, reader.phase)
+        self._waiting.extend(reader.feed(data))
+        if (reader.message_count, reader.phase) != before:
+            self._owed_since_s = self._server.now_s
+        self.advance()
+
+    def eof_received(self) -> bool:
+        self._eof = True
+        # True leaves our side open, to answer what was asked before.
+        return bool(self._waiting or self._begun)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._write_deadline_s = self._server.now_s + self._limits.write_timeout_s
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._write_deadline_s = inf
+        self.advance()
+
+    # Answering
+
+    def advance(self) -> None:
+        """Begin what may begin, write what is answered."""
+        if self._advancing or self._closing or self._transport is None:
+            return
+        self._advancing = True
+        try:
+            self._work()
+        finally:
+            self._advancing = False
+        if self._closing:
+            return
+        if bool(self._waiting) != self._read_paused:
+            self._read_paused = not self._read_paused
+            if self._read_paused:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+        if not self._waiting and not self._begun:
+            self._rest()
+
+    def _work(self) -> None:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            while self._begun and self._begun[0].response is not None:
+                exchange = self._begun.popleft()
+                self._begun_size -= exchange.size
+                part = self._answer(exchange)
+                parts.append(part)
+                size += len(part)
+                if not exchange.request.keep_alive:
+                    self._transport.write(b"".join(parts))
+                    self._close(exchange.partial)
+                    return
+            if size >= _WRITE_SIZE:
+                self._transport.write(b"".join(parts))
+                parts, size = [], 0
+            if not self._may_begin():
+                break
+            incoming = self._waiting.popleft()
+            exchange = _Exchange(self, incoming.request)
+            self._begun.append(exchange)
+            self._begun_size += exchange.size
+            exchange.begin(incoming)
+        if parts:
+            self._transport.write(b"".join(parts))
+
+    def _may_begin(self) -> bool:
+        if not self._waiting or self._write_paused:
+            return False
+        if not self._begun:
+            return True
+        limits = self._limits
+        return (
+            len(self._begun) < limits.begun_count_max and self._begun_size < limits.begun_size_max
+        )
+
+    def _answer(self, exchange: _Exchange) -> bytes:
+        request, response = exchange.request, exchange.response
+        assert response is not None
+        if self._server.closing and not self._waiting and not self._begun:
+            request.keep_alive = False
+        if exchange.logged:
+            LOGGER.info(
+                "%d %s %s (%s)",
+                response.status,
+                request.method,
+                request.target,
+                request.remote_address,
+            )
+        return _encode(response, request, request.keep_alive)
+
+    def _rest(self) -> None:
+        """Everything is answered."""
+        reader = self._reader
+        if reader.phase is BETWEEN:
+            self._owed_since_s = self._server.now_s
+        if self._eof:
+            self._close(partial=False)
+        elif reader.continue_due:
+            reader.continue_due = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    # Closing
+
+    def drain(self) -> None:
+        """Close once everything begun is answered; at once if nothing is."""
+        if not self._closing and not self._waiting and not self._begun:
+            self._close(partial=False)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def expire(self, now_s: float) -> None:
+        """Give up on a peer that takes too long."""
+        if now_s >= min(self._write_deadline_s, self._close_deadline_s):
+            self.abort()
+        elif self._closing or now_s < self._owed_since_s + self._patience_s():
+            return
+        elif self._reader.phase is BETWEEN:
+            self._close(partial=False)
+        else:
+            self._waiting.extend(self._reader.time_out())
+            self.advance()
+
+    def _patience_s(self) -> float:
+        limits, reader = self._limits, self._reader
+        if reader.phase is BODY:
+            return limits.body_timeout_s + reader.body_size / limits.body_rate_min
+        if reader.phase is not BETWEEN:
+            return limits.head_timeout_s
+        # While a request is being answered it is we who owe.
+        return inf if self._waiting or self._begun else limits.idle_timeout_s
+
+    def _close(self, partial: bool) -> None:
+        self._closing = True
+        self._waiting.clear()
+        self._begun.clear()
+        transport = self._transport
+        if partial and transport.can_write_eof():
+            transport.write_eof()
+            if self._read_paused:
+                transport.resume_reading()
+            self._close_deadline_s = self._server.now_s + self._limits.linger_timeout_s
+        else:
+            transport.close()
+            self._close_deadline_s = self._server.now_s + self._limits.write_timeout_s
+
+
+def _address(peername: object) -> str:
+    if isinstance(peername, tuple):
+        host, port = peername[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return "@"
+
+
+def _encode(response: Response, request: Request, keep_alive: bool) -> bytes:
+    head, connection = response.head, b""
+    if not keep_alive:
+        connection = b"Connection: close\r\n"
+    if request.version == "1.0":
+        head = b"HTTP/1.0" + head[8:]
+        if keep_alive:
+            connection = b"Connection: keep-alive\r\n"
+    body = b"" if request.method == "HEAD" else response.body
+    return b"".join((head, _date_header(), connection, b"\r\n", body))
+
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_date: tuple[int, bytes] = (-1, b"")
+
+
+def _date_header() -> bytes:
+    """Today's date, made once a second."""
+    global _date
+    second = int(time.time())
+    if second != _date[0]:
+        utc = time.gmtime(second)
+        text = (
+            f"Date: {_DAYS[utc.tm_wday]}, {utc.tm_mday:02d} {_MONTHS[utc.tm_mon - 1]} "
+            f"{utc.tm_year} {utc.tm_hour:02d}:{utc.tm_min:02d}:{utc.tm_sec:02d} GMT\r\n"
+        )
+        _date = (second, text.encode())
+    return _date[1]

@@ -1,0 +1,222 @@
+"""nsqd's HTTP API, except publishing.
+
+Texts and the order of checks are nsqd's.  Note its two spellings: topic routes and publishing
+say INVALID_TOPIC, channel routes INVALID_ARG_TOPIC.  An invalid name that is only looked up is
+TOPIC_NOT_FOUND.
+
+What changes something is answered when it is on disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from penstock.engine import stats
+from penstock.engine.memory import Memory
+from penstock.engine.names import is_valid_name
+from penstock.engine.options import LOG_LEVELS, hostname
+from penstock.engine.ticket import Ticket
+from penstock.engine.views import BrokerView, ChannelView, TopicView
+from penstock.server import log
+from penstock.server.http_message import (
+    EMPTY,
+    INTERNAL_ERROR,
+    TEXT,
+    HttpError,
+    Pending,
+    Request,
+    Response,
+    json_response,
+    text_response,
+)
+from penstock.server.http_publish import Publishing, flag
+from penstock.server.http_router import Route, Router
+from penstock.settings import config_values
+from penstock.version import NSQ_VERSION
+
+_PING_OK = Response(200, b"OK", (TEXT,))
+
+
+class NsqdApi:
+    """The routes of one nsqd.  The daemon sets the ports once it listens; -1: a unix socket."""
+
+    def __init__(self, broker: BrokerView, memory: Memory) -> None:
+        self.tcp_port = -1
+        self.http_port = -1
+        self.router = Router()
+        self._broker = broker
+        self._memory = memory
+        Publishing(broker).add_routes(self.router)
+        self._get("/ping", self.ping)
+        self._get("/info", self.info)
+        self._get("/stats", self.stats)
+        for action in ("create", "delete", "empty", "pause", "unpause"):
+            self._post(f"/topic/{action}", getattr(self, f"topic_{action}"))
+            self._post(f"/channel/{action}", getattr(self, f"channel_{action}"))
+        self._get("/config/:opt", self.get_config)
+        put = Route(
+            self.put_config,
+            body_size_max=broker.options.max_msg_size,
+            judges_size=True,
+            logged=True,
+        )
+        self.router.add("PUT", "/config/:opt", put)
+
+    def _get(self, pattern: str, handler: Callable[[Request], Response]) -> None:
+        self.router.add("GET", pattern, Route(handler))
+
+    def _post(self, pattern: str, handler: Callable[[Request], Pending]) -> None:
+        self.router.add("POST", pattern, Route(handler, logged=True))
+
+    # Looking
+
+    def ping(self, request: Request) -> Response:
+        if self._broker.healthy:
+            return _PING_OK
+        return Response(500, self._broker.health.encode("utf-8", "replace"), (TEXT,))
+
+    def info(self, request: Request) -> Response:
+        options = self._broker.options
+        return json_response(
+            {
+                "version": NSQ_VERSION,
+                "broadcast_address": options.broadcast_address,
+                "hostname": hostname(),
+                "http_port": self.http_port,
+                "tcp_port": self.tcp_port,
+                "start_time": self._broker.start_time,
+                "max_heartbeat_interval": options.max_heartbeat_interval_ns,
+                "max_output_buffer_size": options.max_output_buffer_size,
+                "max_output_buffer_timeout": options.max_output_buffer_timeout_ns,
+                "max_deflate_level": options.max_deflate_level,
+                "topology_zone": options.topology_zone,
+                "topology_region": options.topology_region,
+                "node_uuid": self._broker.node_uuid,
+            }
+        )
+
+    def stats(self, request: Request) -> Response:
+        query = request.query
+        numbers = stats.snapshot(
+            self._broker,
+            topic=query.get("topic", ""),
+            channel=query.get("channel", ""),
+            include_clients=flag(request, "include_clients", absent=True),
+            memory=self._memory.figures() if flag(request, "include_mem", absent=True) else None,
+        )
+        if query.get("format") == "json":
+            return json_response(numbers)
+        return text_response(stats.text(numbers, time.time_ns()))
+
+    # Topics
+
+    def topic_create(self, request: Request) -> Pending:
+        name = _argument(request, "topic")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_TOPIC")
+        return _when(self._broker.create_topic(name)[1])
+
+    def topic_delete(self, request: Request) -> Pending:
+        return _when(self._broker.delete_topic(self._topic(request).name))
+
+    def topic_empty(self, request: Request) -> Pending:
+        if not is_valid_name(_argument(request, "topic")):
+            raise HttpError(400, "INVALID_TOPIC")
+        return _when(self._topic(request).empty())
+
+    def topic_pause(self, request: Request) -> Pending:
+        return _when(self._topic(request).pause(True))
+
+    def topic_unpause(self, request: Request) -> Pending:
+        return _when(self._topic(request).pause(False))
+
+    def _topic(self, request: Request) -> TopicView:
+        topic = self._broker.topics.get(_argument(request, "topic"))
+        if topic is None:
+            raise HttpError(404, "TOPIC_NOT_FOUND")
+        return topic
+
+    # Channels
+
+    def channel_create(self, request: Request) -> Pending:
+        topic, name = self._channel_place(request)
+        return _when(topic.create_channel(name)[1])
+
+    def channel_delete(self, request: Request) -> Pending:
+        topic, channel = self._channel(request)
+        return _when(topic.delete_channel(channel.name))
+
+    def channel_empty(self, request: Request) -> Pending:
+        return _when(self._channel(request)[1].empty())
+
+    def channel_pause(self, request: Request) -> Pending:
+        return _when(self._channel(request)[1].pause(True))
+
+    def channel_unpause(self, request: Request) -> Pending:
+        return _when(self._channel(request)[1].pause(False))
+
+    def _channel_place(self, request: Request) -> tuple[TopicView, str]:
+        """The topic, which must exist, and the channel's name."""
+        if not is_valid_name(_argument(request, "topic")):
+            raise HttpError(400, "INVALID_ARG_TOPIC")
+        name = _argument(request, "channel")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        return self._topic(request), name
+
+    def _channel(self, request: Request) -> tuple[TopicView, ChannelView]:
+        topic, name = self._channel_place(request)
+        channel = topic.channels.get(name)
+        if channel is None:
+            raise HttpError(404, "CHANNEL_NOT_FOUND")
+        return topic, channel
+
+    # Options
+
+    def get_config(self, request: Request) -> Response:
+        values = config_values(self._broker.options)
+        option = request.params["opt"]
+        if option not in values:
+            raise HttpError(400, "INVALID_OPTION")
+        value = values[option]
+        if option == "statsd_prefix":
+            value = self.statsd_prefix()
+        return text_response(value) if isinstance(value, str) else json_response(value)
+
+    def put_config(self, request: Request) -> Response:
+        """Change an option of the running daemon, until it ends."""
+        if request.oversize or not request.body:
+            raise HttpError(413, "INVALID_VALUE")
+        if request.params["opt"] != "log_level":
+            raise HttpError(400, "INVALID_OPTION")
+        level = request.body.decode("utf-8", "replace").lower()
+        if level not in LOG_LEVELS:
+            raise HttpError(400, "INVALID_VALUE")
+        self._broker.options = dataclasses.replace(self._broker.options, log_level=level)
+        log.set_level(level)
+        return self.get_config(request)
+
+    def statsd_prefix(self) -> str:
+        """The prefix as it is sent: ``%s`` stands for this node, a dot ends it unless empty."""
+        options = self._broker.options
+        port = options.broadcast_http_port or self.http_port
+        node = f"{options.broadcast_address}:{port}".replace(".", "_").replace(":", "_")
+        prefix = options.statsd_prefix.replace("%s", node)
+        return prefix if not prefix or prefix.endswith(".") else prefix + "."
+
+
+def _argument(request: Request, name: str) -> str:
+    value = request.query.get(name)
+    if value is None:
+        raise HttpError(400, f"MISSING_ARG_{name.upper()}")
+    return value
+
+
+def _when(ticket: Ticket) -> Pending:
+    return Pending(ticket, _done)
+
+
+def _done(ticket: Ticket) -> Response:
+    return EMPTY if ticket.error is None else INTERNAL_ERROR

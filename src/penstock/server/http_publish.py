@@ -1,0 +1,145 @@
+"""POST /pub and /mpub.
+
+The order of checks is nsqd's: /pub judges its body before its topic, /mpub its declared size
+first and its contents last, and both create the topic before anything else can fail.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from penstock.engine.names import is_valid_name
+from penstock.engine.ticket import Ticket, after, settled
+from penstock.engine.views import BrokerView, TopicView
+from penstock.errors import StorageError
+from penstock.server.http_message import (
+    OK,
+    HttpError,
+    Pending,
+    Request,
+    Response,
+    error_response,
+)
+from penstock.server.http_router import Route, Router
+
+MS_NS = 1_000_000
+
+_EXITING = error_response(503, "EXITING")
+_DECIMAL = re.compile(r"[+-]?[0-9]{1,19}")
+_SIZE = struct.Struct(">i")
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Publishing:
+    """The two routes for messages."""
+
+    def __init__(self, broker: BrokerView) -> None:
+        self._broker = broker
+
+    def add_routes(self, router: Router) -> None:
+        options = self._broker.options
+        pub = Route(self.pub, body_size_max=options.max_msg_size, judges_size=True)
+        router.add("POST", "/pub", pub)
+        mpub = Route(self.mpub, body_size_max=options.max_body_size, judges_size=True)
+        router.add("POST", "/mpub", mpub)
+
+    def pub(self, request: Request) -> Response | Pending:
+        body = request.body
+        if request.oversize:
+            raise HttpError(413, "MSG_TOO_BIG")
+        if not body:
+            raise HttpError(400, "MSG_EMPTY")
+        topic, created = self._topic(request)
+        delay_ns = self._delay_ns(request)
+        try:
+            if delay_ns:
+                ticket = self._broker.defer(topic, body, delay_ns)
+            else:
+                ticket = topic.publish([body])
+        except (OSError, StorageError):
+            return _EXITING
+        return _pending(created, ticket)
+
+    def mpub(self, request: Request) -> Response | Pending:
+        if request.oversize and request.content_size is not None:
+            raise HttpError(413, "BODY_TOO_BIG")
+        topic, created = self._topic(request)
+        if request.oversize:
+            raise HttpError(413, "BODY_TOO_BIG")
+        if flag(request, "binary", absent=False):
+            bodies = self._binary(request.body)
+        else:
+            bodies = self._lines(request.body)
+        try:
+            ticket = topic.publish(bodies) if bodies else settled()
+        except (OSError, StorageError):
+            return _EXITING
+        return _pending(created, ticket)
+
+    def _topic(self, request: Request) -> tuple[TopicView, Ticket | None]:
+        """The topic to publish to; the ticket if it had to be created."""
+        name = request.query.get("topic")
+        if name is None:
+            raise HttpError(400, "MISSING_ARG_TOPIC")
+        topic = self._broker.topics.get(name)
+        if topic is not None:
+            return topic, None
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_TOPIC")
+        return self._broker.create_topic(name)
+
+    def _delay_ns(self, request: Request) -> int:
+        text = request.query.get("defer")
+        if text is None:
+            return 0
+        if _DECIMAL.fullmatch(text):
+            delay_ns = int(text) * MS_NS
+            if 0 <= delay_ns <= self._broker.options.max_defer_ns:
+                return delay_ns
+        raise HttpError(400, "INVALID_DEFER")
+
+    def _lines(self, body: bytes) -> list[bytes]:
+        """One message a line; a CR belongs to it, empty lines do not count."""
+        bodies = [line for line in body.split(b"\n") if line]
+        size_max = self._broker.options.max_msg_size
+        if len(body) > size_max and any(len(line) > size_max for line in bodies):
+            raise HttpError(413, "MSG_TOO_BIG")
+        return bodies
+
+    def _binary(self, body: bytes) -> list[bytes]:
+        """MPUB's layout without its outer size.  nsqd answers 413 to every violation."""
+        options = self._broker.options
+        if len(body) < 4:
+            raise HttpError(413, "BAD_BODY")
+        (count,) = _SIZE.unpack_from(body)
+        if not 1 <= count <= (options.max_body_size - 4) // 5:
+            raise HttpError(413, "BAD_BODY")
+        size_max, end = options.max_msg_size, len(body)
+        bodies = []
+        offset = 4
+        for _ in range(count):
+            if offset + 4 > end:
+                raise HttpError(413, "BAD_MESSAGE")
+            (size,) = _SIZE.unpack_from(body, offset)
+            offset += 4
+            if not 0 < size <= size_max or offset + size > end:
+                raise HttpError(413, "BAD_MESSAGE")
+            bodies.append(body[offset : offset + size])
+            offset += size
+        return bodies
+
+
+def flag(request: Request, name: str, *, absent: bool) -> bool:
+    """A boolean parameter; nsqd takes anything it does not know for true."""
+    value = request.query.get(name)
+    return absent if value is None else _BOOLEANS.get(value, True)
+
+
+def _pending(created: Ticket | None, published: Ticket) -> Pending:
+    """A new topic must be as durable as its first message before either is answered for."""
+    return Pending(published if created is None else after(created, published), _published)
+
+
+def _published(ticket: Ticket) -> Response:
+    return OK if ticket.error is None else _EXITING

@@ -1,0 +1,268 @@
+"""Bytes in, requests out: httptools' parser, with limits on everything it would keep.
+
+Rule 1: no I/O, no clock.  Where the bytes are split never changes the result.
+Rule 2: sizes are judged when declared, else as they come, before anything is kept.
+Rule 3: a body beyond its route's limit ends the reading: the request comes out as ``oversize``
+        and nothing after it is looked at.  So does anything that is not HTTP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, NoReturn
+
+import httptools
+
+from penstock.server.http_message import TEXT, Request, Response, has_bad_escape, unescape
+from penstock.server.http_router import Route, Router
+
+HEAD, BODY, BETWEEN = "head", "body", "between"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """What a request may weigh; bodies are limited by their route."""
+
+    target_size_max: int = 8 * 1024
+    head_size_max: int = 64 * 1024
+    header_count_max: int = 100
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A request to answer: by its route, or with ``refusal`` because it is not a proper one.
+
+    ``partial``: it was not read to its end, and nothing after it will be.
+    """
+
+    request: Request
+    route: Route | None
+    refusal: Response | None = None
+    partial: bool = False
+
+
+class _StopError(Exception):
+    """Leaves the parser from inside a callback; what comes after does not matter any more."""
+
+
+class RequestReader:
+    """Reads the requests of one connection.  The ``on_*`` methods are httptools' callbacks."""
+
+    def __init__(self, router: Router, limits: ReadLimits, remote_address: str) -> None:
+        self.ended = False  # nothing more will be read
+        self.phase = BETWEEN
+        self.message_count = 0
+        self.body_size = 0
+        self.continue_due = False  # the client waits for "100 Continue" before its body
+        self._router = router
+        self._limits = limits
+        self._remote_address = remote_address
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._out: list[Incoming] = []
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._header_count = 0
+        self._head_size = 0
+        self._head_fed_size = 0
+        self._request: Request | None = None
+        self._route: Route | None = None
+        self._body: list[bytes] = []
+        self._upgrade = False
+        self._resuming = False
+
+    def feed(self, data: bytes) -> list[Incoming]:
+        """Return the requests that ``data`` completes."""
+        if self.ended:
+            return []
+        message_count = self.message_count
+        self._feed(data)
+        # The parser keeps an unfinished header line, of any length, to itself.
+        if self.phase is HEAD and self.message_count == message_count:
+            self._head_fed_size += len(data)
+            if self._head_fed_size > self._limits.head_size_max:
+                self.refuse(431)
+        out, self._out = self._out, []
+        return out
+
+    def time_out(self) -> list[Incoming]:
+        """Return the refusal of a request that takes too long to arrive."""
+        self.refuse(408)
+        out, self._out = self._out, []
+        return out
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, _StopError):
+                raise
+        except httptools.HttpParserError:
+            # After "Connection: close" anything more is an error to the parser; not to us.
+            if not self.ended:
+                self.refuse(400)
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Serve a request that would rather upgrade (Java's client offers h2c) as it is.
+
+        The parser stops at such a head.  A new one is told of the body's framing, then goes on.
+        """
+        request = self._request
+        assert request is not None
+        self._upgrade = False
+        if request.method == "CONNECT":
+            request.keep_alive = False
+            self.on_message_complete()
+            return
+        head = b"POST / HTTP/1.1\r\n"
+        for name in (b"content-length", b"transfer-encoding"):
+            if name in self._headers:
+                head += name + b": " + self._headers[name] + b"\r\n"
+        self._parser = httptools.HttpRequestParser(self)
+        self._resuming = True
+        self._feed(head + b"\r\n")
+        self._resuming = False
+        if rest and not self.ended:
+            self._feed(rest)
+
+    # httptools' callbacks
+
+    def on_message_begin(self) -> None:
+        if self._resuming:
+            return
+        self.message_count += 1
+        self.phase = HEAD
+        self._target = b""
+        self._headers = {}
+        self._header_count = 0
+        self._head_size = 0
+        self._head_fed_size = 0
+        self._request = None
+
+    def on_url(self, url: bytes) -> None:
+        if self._resuming:
+            return
+        self._target += url
+        if len(self._target) > self._limits.target_size_max:
+            self._stop(414)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._resuming:
+            return
+        self._header_count += 1
+        self._head_size += len(name) + len(value)
+        limits = self._limits
+        if self._header_count > limits.header_count_max or self._head_size > limits.head_size_max:
+            self._stop(431)
+        if self._request is None:  # not a trailer
+            self._headers.setdefault(name.lower(), value)
+
+    def on_headers_complete(self) -> None:
+        if self._resuming:
+            return
+        parser = self._parser
+        request = self._request = self._read_head(parser.get_method().decode("ascii"))
+        request.version = parser.get_http_version()
+        request.keep_alive = parser.should_keep_alive()
+        self._upgrade = parser.should_upgrade()
+        if request.version not in ("1.1", "1.0"):
+            self._stop(505)
+        if request.version == "1.1" and b"host" not in self._headers:
+            self._stop(400, "missing required Host header")
+        route, request.params = self._router.resolve(request.method, request.path)
+        self._route = route
+        self._body = []
+        self.body_size = 0
+        self.phase = BODY
+        if request.content_size is not None and request.content_size > route.body_size_max:
+            self._stop_oversize()
+        if b"expect" in self._headers:
+            self._expect(request)
+
+    def on_body(self, data: bytes) -> None:
+        assert self._route is not None
+        self.continue_due = False
+        self.body_size += len(data)
+        if self.body_size > self._route.body_size_max:
+            self._stop_oversize()
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        if self._upgrade:
+            return
+        request = self._request
+        assert request is not None
+        body = self._body
+        request.body = body[0] if len(body) == 1 else b"".join(body)
+        self._body = []
+        self.phase = BETWEEN
+        self.continue_due = False
+        self._out.append(Incoming(request, self._route))
+        if not request.keep_alive:
+            self.ended = True
+
+    # Judging
+
+    def _read_head(self, method: str) -> Request:
+        raw_path, _, raw_query = self._target.partition(b"?")
+        if not raw_path.startswith(b"/"):
+            raw_path = _origin_form(raw_path)
+        if b"%" in raw_path:
+            if has_bad_escape(raw_path):
+                self._stop(400)
+            path = unescape(raw_path)
+        else:
+            path = raw_path.decode("latin-1")
+        request = Request(method, path, raw_query)
+        request.headers = self._headers
+        request.remote_address = self._remote_address
+        content_size = self._headers.get(b"content-length")
+        if content_size is not None:
+            request.content_size = int(content_size)
+        return request
+
+    def _expect(self, request: Request) -> None:
+        if self._headers[b"expect"].lower() != b"100-continue":
+            self._stop(417)
+        has_body = request.content_size or b"transfer-encoding" in self._headers
+        self.continue_due = bool(has_body) and request.version == "1.1"
+
+    def _stop_oversize(self) -> NoReturn:
+        request = self._request
+        assert request is not None
+        request.oversize = True
+        self._end(Incoming(request, self._route, partial=True))
+        raise _StopError
+
+    def _stop(self, status: int, text: str = "") -> NoReturn:
+        self.refuse(status, text)
+        raise _StopError
+
+    def refuse(self, status: int, text: str = "") -> None:
+        """Answer what is no proper request, and read no more."""
+        request = self._request or Request("", "", b"")
+        self._end(Incoming(request, None, plain(status, text), partial=True))
+
+    def _end(self, last: Incoming) -> None:
+        last.request.keep_alive = False
+        self.ended = True
+        self.phase = BETWEEN
+        self.continue_due = False
+        self._body = []
+        self._out.append(last)
+
+
+def plain(status: int, text: str = "") -> Response:
+    """An answer below NSQ's API, in the form Go's server gives it."""
+    line = f"{status} {HTTPStatus(status).phrase}" + (f": {text}" if text else "")
+    return Response(status, line.encode(), (TEXT,))
+
+
+def _origin_form(raw_path: bytes) -> bytes:
+    """The path of a target as a proxy would send it, ``http://host/path``, or "*"."""
+    _, separator, rest = raw_path.partition(b"://")
+    if not separator:
+        return b"*"
+    return b"/" + rest.partition(b"/")[2]
