@@ -1,0 +1,102 @@
+# What lies where in a data path.
+#
+#     nsqd.dat                                      metadata.py
+#     penstock/node.json  penstock/reserve          node.py, reserve.py
+#     penstock/topics/<topic>~<instance, 16 hex digits>/
+#                     <base>.log  <base>.side  journal  *.corrupt
+#     penstock/topics/<topic>~<instance>.deleted/   on its way out
+#     penstock/deferred/                            slots.py
+#
+# A topic's name is at most 64 of [.a-zA-Z0-9_-], so `~` separates it for good, and the suffix
+# makes "." and ".." harmless.  The instance makes a re-created topic another folder: what is left
+# of the old one can never be taken for the new one's (R6).
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from penstock.storage.files import Files
+
+DELETED = ".deleted"
+
+_FOLDER = re.compile(r"([.a-zA-Z0-9_-]{1,64})~([0-9a-f]{16})")
+
+
+class TopicFolder(NamedTuple):
+    """A topic's folder, by what its name says."""
+
+    topic: str
+    instance: int
+    path: str
+
+
+class DataPath:
+    """The layout under one folder.  All methods may block."""
+
+    def __init__(self, files: Files, root: str) -> None:
+        self.files = files
+        self.root = str(root).rstrip("/") or "/"
+        self.metadata = f"{self.root}/nsqd.dat"
+        self.own = f"{self.root}/penstock"
+        self.node = f"{self.own}/node.json"
+        self.reserve = f"{self.own}/reserve"
+        self.topics = f"{self.own}/topics"
+        self.deferred = f"{self.own}/deferred"
+
+    def open(self) -> None:
+        """Lock the data path, make what is missing and remove what deletes left behind."""
+        self.files.lock(self.root)
+        for folder in (self.topics, self.deferred):
+            if not self.files.exists(folder):
+                self.files.make_folder(folder)
+        self.files.sync_folder(self.root)
+        self.files.sync_folder(self.own)
+        self.clean()
+
+    def topic_folder(self, topic: str, instance: int) -> str:
+        folder = f"{topic}~{instance:016x}"
+        if _FOLDER.fullmatch(folder) is None:
+            raise ValueError(f"{folder!r} is no name for a topic's folder")
+        return f"{self.topics}/{folder}"
+
+    def create_topic(self, topic: str, instance: int) -> str:
+        """Make the folder of a new topic instance, durably; return its path."""
+        folder = self.topic_folder(topic, instance)
+        self.files.make_folder(folder)
+        self.files.sync_folder(self.topics)
+        return folder
+
+    def topic_folders(self) -> list[TopicFolder]:
+        """The folders of all topics that are not deleted."""
+        found = (parse_folder(f"{self.topics}/{name}") for name in self.files.list(self.topics))
+        return [folder for folder in found if folder is not None]
+
+    def delete_topic(self, folder: str) -> str:
+        """Rename a topic's folder away, durably; return the path to give to remove()."""
+        gone = folder + DELETED
+        self.files.rename(folder, gone)
+        self.files.sync_folder(self.topics)
+        return gone
+
+    def remove(self, gone: str) -> None:
+        """Unlink what delete_topic() renamed."""
+        self.files.remove_tree(gone)
+
+    def clean(self) -> None:
+        """Remove what a crash left of deleted topics and of files on their way to be renamed."""
+        for name in self.files.list(self.topics):
+            if name.endswith(DELETED):
+                self.files.remove_tree(f"{self.topics}/{name}")
+        for folder in (self.root, self.own):
+            for name in self.files.list(folder):
+                if re.fullmatch(r"(nsqd\.dat|node\.json)\.[0-9a-f]{12}\.tmp", name):
+                    self.files.unlink(f"{folder}/{name}")
+
+
+def parse_folder(path: str) -> TopicFolder | None:
+    """The topic and instance in the name of a folder; None if it is not a topic's."""
+    match = _FOLDER.fullmatch(path.rpartition("/")[2])
+    if match is None:
+        return None
+    return TopicFolder(match[1], int(match[2], 16), path)

@@ -1,0 +1,98 @@
+# nsqd.dat: the topics and channels of a data path, as nsqd writes them.
+#
+#     {"topics":[{"name":"orders","paused":false,"channels":[{"name":"billing","paused":false}]}],
+#      "version":"1.3.0"}                                       on one line, without a newline
+#
+# nsqd and its tools read this file, so its shape is theirs: `topics` and `channels` are null when
+# empty, ephemeral ones are left out (by the caller), unknown fields are ignored.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import CorruptError
+from penstock.storage.files import Files
+
+
+@dataclass
+class ChannelEntry:
+    name: str
+    paused: bool = False
+
+
+@dataclass
+class TopicEntry:
+    name: str
+    paused: bool = False
+    channels: list[ChannelEntry] = field(default_factory=list)
+
+
+@dataclass
+class Metadata:
+    topics: list[TopicEntry] = field(default_factory=list)
+    version: str = ""
+
+
+def encode_metadata(topics: Iterable[TopicEntry], version: str) -> bytes:
+    entries = [
+        {
+            "name": topic.name,
+            "paused": topic.paused,
+            "channels": [{"name": c.name, "paused": c.paused} for c in topic.channels] or None,
+        }
+        for topic in topics
+    ]
+    whole = {"topics": entries or None, "version": version}
+    return json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def decode_metadata(data: bytes, path: str = "nsqd.dat") -> Metadata:
+    """What the file says; CorruptError if it is not JSON of that shape."""
+    try:
+        whole = json.loads(data)
+    except ValueError as error:  # also what is not UTF-8
+        raise CorruptError(f"failed to parse metadata in {path} - {error}") from error
+    try:
+        return Metadata(
+            [_topic(entry) for entry in _typed(whole, dict).get("topics") or []],
+            _typed(whole.get("version") or "", str),
+        )
+    except (TypeError, AttributeError) as error:
+        raise CorruptError(f"failed to parse metadata in {path} - {error}") from error
+
+
+def load_metadata(files: Files, path: str) -> Metadata:
+    """A file that is missing is a fresh start; blocking."""
+    return decode_metadata(files.read(path), path) if files.exists(path) else Metadata()
+
+
+def write_metadata(files: Files, path: str, topics: Iterable[TopicEntry], version: str) -> None:
+    """Replace the file, synced; blocking."""
+    files.write_new(path, encode_metadata(topics, version))
+
+
+def _topic(entry: Any) -> TopicEntry:
+    channels = [
+        ChannelEntry(_typed(channel["name"], str), _typed(channel.get("paused", False), bool))
+        for channel in _named(_typed(entry, dict).get("channels") or [])
+    ]
+    (named,) = _named([entry])
+    return TopicEntry(
+        _typed(named["name"], str), _typed(entry.get("paused", False), bool), channels
+    )
+
+
+def _named(entries: Any) -> list[dict[str, Any]]:
+    for entry in _typed(entries, list):
+        if "name" not in _typed(entry, dict):
+            raise TypeError("an entry has no name")
+    return list(entries)
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r:.40} is not of type {kind.__name__}")
+    return value
