@@ -43,8 +43,8 @@ FOREVER = (1 << 63) - 1
 NEAR_COUNT_MAX = 1_000_000
 
 # Neighbours in a file are read as one when no more than this lies between them.
-GAP_SIZE_MAX = 4096
-READ_SIZE_MAX = 256 * 1024
+GAP_SIZE_MAX = 16 * 1024  # a read of its own would cost as much as copying 30 KB
+READ_SIZE_MAX = 512 * 1024
 
 # A message that could not be fired, or not be read, is tried again after this.
 RETRY_NS = 100_000_000

@@ -27,7 +27,6 @@ class SlotFile(Slot):
         self.ticket: Ticket | None = None
         self.begun = found  # there may be a file on disk
         self.writing = False
-        self.sealed = found
         self.unsynced_count = 0
         self.syncing = False
         self.name_synced = found

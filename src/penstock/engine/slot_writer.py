@@ -58,7 +58,9 @@ class SlotWriter:
         self._changed = changed
         self._void = void
         self._generation = generation
-        self._open: dict[tuple[int, int], SlotFile] = {}
+        # The files that are appended to, by start_ms; a sealed one is not among them.
+        self._minutes: dict[int, SlotFile] = {}
+        self._hours: dict[int, SlotFile] = {}
         self._waiting: list[SlotFile] = []
         self._slow_until_ns = 0
         self.pending_size = 0
@@ -84,23 +86,26 @@ class SlotWriter:
     def _file_for(self, due_ns: int, now_ns: int) -> SlotFile:
         due_ms = due_ns // MS
         if due_ns - now_ns > HOUR_MS * MS:
-            file = self._open_file(due_ms - due_ms % HOUR_MS, HOUR_MS)
+            start_ms = due_ms - due_ms % HOUR_MS
+            file = self._hours.get(start_ms) or self._open(start_ms, HOUR_MS)
             if file.ordinal < HOUR_COUNT_MAX:
                 return file
-        return self._open_file(due_ms - due_ms % MINUTE_MS, MINUTE_MS)
+        start_ms = due_ms - due_ms % MINUTE_MS
+        return self._minutes.get(start_ms) or self._open(start_ms, MINUTE_MS)
 
-    def _open_file(self, start_ms: int, length_ms: int) -> SlotFile:
-        file = self._open.get((start_ms, length_ms))
-        if file is None or file.sealed or file.size > FILE_SIZE_MAX:
+    def _open(self, start_ms: int, length_ms: int) -> SlotFile:
+        name = SlotName(start_ms, length_ms, self._generation())
+        while name.number in self._table.files:
             name = SlotName(start_ms, length_ms, self._generation())
-            while name.number in self._table.files or not name.number:
-                name = name._replace(generation=self._generation())
-            near = name.start_ns <= self._table.clock.wall_ns() + NEAR_NS
-            file = SlotFile(name, NEVER if near else name.start_ns, found=False)
-            self._table.add(file)
-            self._open[start_ms, length_ms] = file
-            self._opened(file)
+        near = name.start_ns <= self._table.clock.wall_ns() + NEAR_NS
+        file = SlotFile(name, NEVER if near else name.start_ns, found=False)
+        self._table.add(file)
+        self._open_files(file)[start_ms] = file
+        self._opened(file)
         return file
+
+    def _open_files(self, file: SlotFile) -> dict[int, SlotFile]:
+        return self._hours if file.name.length_ms == HOUR_MS else self._minutes
 
     def retire(self, file: SlotFile) -> None:
         """The file is finished: nothing may be appended to it any more, nor need it be synced."""
@@ -109,10 +114,9 @@ class SlotWriter:
         file.unsynced_count = 0
 
     def _seal(self, file: SlotFile) -> None:
-        file.sealed = True
-        key = (file.name.start_ms, file.name.length_ms)
-        if self._open.get(key) is file:
-            del self._open[key]
+        files = self._open_files(file)
+        if files.get(file.name.start_ms) is file:
+            del files[file.name.start_ms]
 
     def flush(self) -> None:
         """Write what was accepted in this turn."""
@@ -172,6 +176,8 @@ class SlotWriter:
             batch.settle(file.size or HEADER.size)
             file.size = size
             self._table.schedule.index(file, batch)
+            if size > FILE_SIZE_MAX:
+                self._seal(file)
             if self._synced:
                 file.name_synced = True
             else:

@@ -25,6 +25,8 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import google_crc32c
@@ -63,7 +65,8 @@ class FilesLike(Protocol):
     def unlink(self, path: str) -> None: ...
 
 
-class SlotName(NamedTuple):
+@dataclass(frozen=True, order=True)
+class SlotName:
     """Which due times a slot file is for, and which of several such files it is."""
 
     start_ms: int
@@ -71,24 +74,20 @@ class SlotName(NamedTuple):
     generation: int
 
     @property
-    def number(self) -> int:
-        return self.start_ms // 1000 << GENERATION_BITS | self.generation
-
-    @property
     def start_ns(self) -> int:
         return self.start_ms * 1_000_000
 
-    @property
-    def stem(self) -> str:
-        return f"{self.start_ms}-{self.length_ms}-{self.generation:08x}"
+    @cached_property
+    def number(self) -> int:
+        return self.start_ms // 1000 << GENERATION_BITS | self.generation
 
-    @property
+    @cached_property
     def slot_file(self) -> str:
-        return f"{self.stem}.slot"
+        return f"{self.start_ms}-{self.length_ms}-{self.generation:08x}.slot"
 
-    @property
+    @cached_property
     def fired_file(self) -> str:
-        return f"{self.stem}.fired"
+        return f"{self.start_ms}-{self.length_ms}-{self.generation:08x}.fired"
 
 
 def slot_name(file: str) -> SlotName | None:
