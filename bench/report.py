@@ -30,6 +30,7 @@ METRICS = {
     "journal_growth_kib": ("growth of the journal, KiB", "{:,.0f}"),
     "stored_mib": ("data path, MiB", "{:,.0f}"),
     "cold_mib": ("cold bytes read, MiB", "{:,.0f}"),
+    "cold_s": ("cold reading lasted, s", "{:.1f}"),
     "cold_mib_s": ("cold reading, MiB/s", "{:,.0f}"),
 }
 PREFIXES = {"term_": "clean restart: ", "kill_": "kill -9: "}

@@ -244,6 +244,7 @@ def cold_read(broker: Broker, *, count: int, size: int, rate: int, seconds: int)
         **times(report.latency),
         "missing": report.published.messages - report.consumed.messages,
         "cold_mib": cold.consumed.size / 2**20,
+        "cold_s": cold.consumed.seconds,
         "cold_mib_s": cold.consumed.size / 2**20 / max(cold.consumed.seconds, 1e-9),
     }
 
