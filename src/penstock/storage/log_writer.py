@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE
 from penstock.errors import UncutError
+from penstock.storage.copying import copy_bytes
 from penstock.storage.files import Files
 from penstock.storage.segment import Segment, Tally, Visible, encode_header, segment_path
 from penstock.storage.survey import survey
@@ -23,8 +24,6 @@ SEGMENT_SIZE_MAX = 64 * 1024 * 1024
 
 # An active segment whose messages are all finished is rolled, so that it can go, from this size.
 ROLL_SIZE_FINISHED = 4 * 1024 * 1024
-
-COPY_SIZE = 1024 * 1024
 
 _BATCH = struct.Struct(">4sIIIQIHHqqq")
 
@@ -209,15 +208,16 @@ class LogWriter:
         # cut stands for batches that did.  A footer that does not survive costs a scan at start.
         tally = segment.tally
         assert tally is not None
+        segment.closed = True
+        if self._files.size(segment.path) > tally.size:  # a write or a footer that failed
+            self._files.truncate(segment.path, tally.size)
         if segment.synced.size < tally.size:
             self._sync_file(segment, tally.visible())
-        if self._files.size(segment.path) > tally.size:
-            self._files.truncate(segment.path, tally.size)
         size = self._files.append(segment.path, [tally.footer()])
-        self.active = None
-        self.events.append(Sealed(segment, size))
         self._files.sync(segment.path)
         self._sync_folder()
+        self.active = None
+        self.events.append(Sealed(segment, size))
 
     # A failed sync
 
@@ -231,11 +231,10 @@ class LogWriter:
         base = old.base if whole else old.synced.end
         path = segment_path(self._folder, base)
         start = 0 if whole else old.synced.size
+        header = b""
         if not whole:
-            header = encode_header(
-                old.node_id, base, old.synced.end, tally.append_ns_last, self._instance
-            )
-        self._copy(old.path, path, start, tally.size, b"" if whole else header)
+            header = encode_header(old.node_id, base, base, tally.append_ns_last, self._instance)
+        copy_bytes(self._files, old.path, path, start, tally.size, header)
         self.folder_dirty = False
         if whole:
             old.synced = tally.visible()
@@ -250,24 +249,6 @@ class LogWriter:
         self.active = new
         self.events.append(Moved(old, old.synced, new, new.synced))
         return new
-
-    def _copy(self, source: str, target: str, start: int, end: int, header: bytes) -> None:
-        temporary = f"{target}.new"
-        self._files.unlink(temporary)
-        try:
-            if header:
-                self._files.append(temporary, [header])
-            for offset in range(start, end, COPY_SIZE):
-                size = min(COPY_SIZE, end - offset)
-                self._files.append(
-                    temporary, [self._files.pread(source, offset, size, True) or b""]
-                )
-            self._files.sync(temporary)
-            self._files.rename(temporary, target)
-        except (OSError, UncutError):
-            self._files.unlink(temporary)
-            raise
-        self._files.sync_folder(self._folder)
 
     def _cut_moved(self) -> None:
         # Recovery ignores what was moved, so a cut that fails is only tried again.

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 
 from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS, scan
 from penstock.errors import StorageError
+from penstock.storage.copying import copy_bytes
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
 from penstock.storage.journal import Journal, TopicState, replay
+from penstock.storage.log_reader import LogReader
 from penstock.storage.log_writer import SEGMENT_SIZE_MAX
 from penstock.storage.segment import (
     TRAILER_SIZE,
@@ -28,8 +30,15 @@ from penstock.storage.segment import (
     Visible,
     decode_header,
     decode_trailer,
+    encode_header,
 )
-from penstock.storage.survey import Survey, decode_ordinals, read_through_errors, survey
+from penstock.storage.survey import (
+    Survey,
+    decode_ordinals,
+    node_id_of,
+    read_through_errors,
+    survey,
+)
 from penstock.storage.topic_log import TopicLog
 
 
@@ -61,7 +70,7 @@ def recover_topic(
     """
     if instance is None:
         instance = int(folder.rpartition("~")[2], 16)
-    recovery = _Recovery(files, folder, set(live_slots))
+    recovery = _Recovery(files, folder, instance, set(live_slots))
     recovery.remove_leftovers()
     state, journal = recovery.open_journal()
     segments = recovery.open_segments(state.synced)
@@ -69,6 +78,7 @@ def recover_topic(
     log = TopicLog(files, folder, instance, node_id, segments, end, segment_size_max)
     if segments and not segments[-1].sealed:
         log.resume(segments[-1], recovery.synced)
+        recovery.settle_holes(log)
     log.torn_count, log.corrupt_count = recovery.torn_count, recovery.corrupt_count
     return RecoveredTopic(
         log,
@@ -82,15 +92,17 @@ def recover_topic(
 
 
 class _Recovery:
-    def __init__(self, files: Files, folder: str, live_slots: set[int]) -> None:
+    def __init__(self, files: Files, folder: str, instance: int, live_slots: set[int]) -> None:
         self.files = files
         self.folder = folder
+        self.instance = instance
         self.live_slots = live_slots
         self.torn_count = 0
         self.corrupt_count = 0
         self.fired: dict[int, list[int]] = {}
         self.notes: list[str] = []
         self.synced = Visible(0, 0, 0)
+        self.holes = False
         self.names = files.list(folder)
 
     def remove_leftovers(self) -> None:
@@ -116,22 +128,21 @@ class _Recovery:
     def open_segments(self, synced: tuple[int, int] | None) -> list[Segment]:
         logs = sorted(_bases(self.names, ".log"))
         opened: list[Segment] = []
-        limit = 1 << 54
         for place in reversed(range(len(logs))):
             last = place == len(logs) - 1
-            segment = self.open_log(logs[place], limit, last, synced)
+            segment = self.open_log(logs[place], opened[-1] if opened else None, last, synced)
             if segment is not None:
                 opened.append(segment)
-                limit = segment.first
         opened += self.open_sides({segment.base for segment in opened})
         return sorted(opened, key=lambda segment: segment.first)
 
     def open_log(
-        self, base: int, limit: int, last: bool, synced: tuple[int, int] | None
+        self, base: int, after: Segment | None, last: bool, synced: tuple[int, int] | None
     ) -> Segment | None:
         path = f"{self.folder}/{base:020d}.log"
         size = self.files.size(path)
         header, trailer = self.read_ends(path, size)
+        limit = after.first if after is not None else 1 << 54
         if trailer is not None and trailer.end <= limit:
             segment = self.open_sealed(path, base, size, header, trailer)
             if segment is not None:
@@ -146,19 +157,28 @@ class _Recovery:
             self.notes.append(f"{path}: {found.errors[0]}")
             synced_offset, last = size, False
         for bad in found.bad:
-            self.judge(path, bad.offset, bad.end, synced_offset, "batch")
+            # The next header says where this segment ended: bad bytes behind its last message
+            # are what is left of a footer or of a write that failed.
+            whole = after is not None and found.tally.end >= after.previous_end and not found.errors
+            known = min(synced_offset, found.tally.size) if whole else synced_offset
+            self.judge(path, bad.offset, bad.end, known, "batch")
         if not found.tally.count:
             if not found.errors:
                 self.notes.append(f"{path}: holds no message, removed")
                 self.files.unlink(path)
             return None
-        if last and found.size > found.tally.size:
-            self.files.truncate(path, found.tally.size)
         node_id = header.node_id if header is not None else found.node_id or 0
+        if last and header is None:
+            fresh = encode_header(node_id, base, base, found.tally.append_ns_first, self.instance)
+            copy_bytes(self.files, path, path, HEADER_SIZE, found.tally.size, fresh)
+        elif last and found.size > found.tally.size:
+            self.files.truncate(path, found.tally.size)
         segment = Segment.from_tally(path, base, node_id, found.tally)
+        segment.previous_end = header.previous_end if header is not None else base
         segment.sealed = segment.closed = not last
         self.take_fired(found)
         if last:
+            self.holes = any(bad.end <= found.tally.size for bad in found.bad)
             self.synced = _reached(segment, synced_offset)
         else:
             segment.synced = segment.visible
@@ -180,10 +200,12 @@ class _Recovery:
         node_id = header.node_id if header is not None else None
         if node_id is None:
             self.judge(path, 0, HEADER_SIZE, size, "header")
-            node_id = _node_id_by_frames(self.files, path, base) or 0
-        segment = Segment.from_trailer(path, base, node_id, size, trailer)
+        segment = Segment.from_trailer(path, base, node_id or 0, size, trailer)
+        if node_id is None:
+            segment.node_id = self.node_id_by_frame(segment)
         if header is not None:
             segment.origin = header.origin or base
+            segment.previous_end = header.previous_end
         may_have_fired = any(trailer.slot_min <= s <= trailer.slot_max for s in self.live_slots)
         if trailer.gap_count or (trailer.origin_count and may_have_fired):
             tables = segment.load_tables(self.files, True)
@@ -193,6 +215,25 @@ class _Recovery:
             if may_have_fired:
                 self.read_origins(segment)
         return segment
+
+    def settle_holes(self, log: TopicLog) -> None:
+        """Seal a last segment with bad bytes between good batches.
+
+        The footer knows them as a gap.  Otherwise the synced offset would pass them, and what is
+        torn today would be called corrupt at the next start.
+        """
+        if not self.holes:
+            return
+        try:
+            log.synced(log.roll())
+        except OSError as error:
+            self.notes.append(f"{self.folder}: not sealed yet: {error}")
+
+    def node_id_by_frame(self, segment: Segment) -> int:
+        """The node id in the first message, for want of a header."""
+        block = LogReader(self.files).read(segment, segment.first, 1, True)
+        frame = block.frame(segment.first) if block is not None else None
+        return (node_id_of(frame[18:34]) if frame is not None else None) or 0
 
     def open_sides(self, log_bases: set[int]) -> list[Segment]:
         """The side files that count: see relocation.py for which of several does."""
@@ -261,10 +302,6 @@ class _Recovery:
 def _bases(names: list[str], suffix: str) -> list[int]:
     stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
     return [int(stem) for stem in stems if len(stem) == 20 and stem.isdecimal()]
-
-
-def _node_id_by_frames(files: Files, path: str, base: int) -> int | None:
-    return survey(files, path, base).node_id
 
 
 def _reached(segment: Segment, synced_offset: int) -> Visible:

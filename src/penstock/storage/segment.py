@@ -211,6 +211,7 @@ class Segment:
         "origin",
         "path",
         "pin_count",
+        "previous_end",
         "sealed",
         "side",
         "slot_max",
@@ -229,6 +230,7 @@ class Segment:
         self.node_id = node_id
         self.side = side
         self.origin = base
+        self.previous_end = base
         self.first = base
         self.visible = Visible(0, base, 0)
         self.file_size = 0
