@@ -260,7 +260,6 @@ def test_creating_twice_is_fine(nsqd: Nsqd, topic: str) -> None:
 
 
 def test_emptying_a_topic_discards_its_own_messages_only(nsqd: Nsqd, topic: str) -> None:
-    nsqd.post(f"/channel/create?topic={topic}&channel=c")
     nsqd.post(f"/topic/create?topic={topic}")
     nsqd.post(f"/channel/create?topic={topic}&channel=c")
     nsqd.post(f"/pub?topic={topic}", b"in the channel")
@@ -313,7 +312,7 @@ def test_emptying_a_channel_discards_what_is_queued_in_flight_and_deferred(
         stats = nsqd.channel(topic, "c")
         counts = (stats["depth"], stats["in_flight_count"], stats["deferred_count"])
         assert counts == (0, 0, 0)
-        kind, data = raw.command(commands.fin(second.id))
+        _, data = raw.command(commands.fin(second.id))
         assert data.endswith(b"failed ID not in flight")
         nsqd.post(f"/pub?topic={topic}", b"f")
         assert raw.message().body == b"f"
