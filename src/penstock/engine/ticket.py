@@ -36,3 +36,19 @@ def settled() -> Ticket:
     ticket = Ticket()
     ticket.done = True
     return ticket
+
+
+def after(*tickets: Ticket) -> Ticket:
+    """A ticket that is settled when all of ``tickets`` are, with the first error among them."""
+    whole = Ticket()
+    left = len(tickets)
+
+    def one_settled(_: Ticket) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            whole.settle(next((t.error for t in tickets if t.error is not None), None))
+
+    for ticket in tickets:
+        ticket.add(one_settled)
+    return whole

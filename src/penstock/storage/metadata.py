@@ -37,16 +37,22 @@ class Metadata:
 
 
 def encode_metadata(topics: Iterable[TopicEntry], version: str) -> bytes:
-    entries = [
-        {
-            "name": topic.name,
-            "paused": topic.paused,
-            "channels": [{"name": c.name, "paused": c.paused} for c in topic.channels] or None,
-        }
-        for topic in topics
-    ]
-    whole = {"topics": entries or None, "version": version}
-    return json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode()
+    return join_entries([encode_entry(topic) for topic in topics], version)
+
+
+def encode_entry(topic: TopicEntry) -> bytes:
+    """One topic's part of the file, for a caller that keeps the parts of many topics."""
+    channels = [{"name": c.name, "paused": c.paused} for c in topic.channels] or None
+    return _json({"name": topic.name, "paused": topic.paused, "channels": channels})
+
+
+def join_entries(entries: list[bytes], version: str) -> bytes:
+    topics = b"[" + b",".join(entries) + b"]" if entries else b"null"
+    return b'{"topics":' + topics + b',"version":' + _json(version) + b"}"
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def decode_metadata(data: bytes, path: str = "nsqd.dat") -> Metadata:

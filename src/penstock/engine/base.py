@@ -1,0 +1,155 @@
+"""What durable and ephemeral topics have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from penstock.core.appender import Appender
+from penstock.core.block import Block
+from penstock.engine.channel import Channel
+from penstock.engine.deferred import Due
+from penstock.engine.tail import Tail
+from penstock.engine.ticket import Ticket, settled
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+
+
+class BaseTopic(ABC):
+    """Channels, counters and the appender that publishes meet in."""
+
+    ephemeral: bool
+
+    def __init__(self, broker: Broker, name: str, instance: int, node_id: int, first: int) -> None:
+        self.broker = broker
+        self.name = name
+        self.instance = instance
+        self.channels: dict[str, Channel] = {}
+        self.paused = False
+        self.closed = False
+        self.released = first
+        self.void_stamp = 0
+        self.message_count = 0
+        self.message_bytes = 0
+        self.held_count = 0
+        self.created: Ticket = settled()
+        self.tail = Tail(broker.tail_budget)
+        self.appender = Appender(name, node_id, first, self._batch_opened)
+
+    @property
+    def frozen(self) -> bool:
+        return self.paused or not self.channels
+
+    @property
+    def depth(self) -> int:
+        """Messages that no channel may read yet."""
+        return self.held_count
+
+    @property
+    def backend_depth(self) -> int:
+        return max(0, self.depth - self.broker.options.mem_queue_size)
+
+    def deferred_pending(self, stamp: int) -> int:
+        """Deferred publishes accepted at or after ``stamp`` and not due yet."""
+        deferred = self.broker.deferred
+        return deferred.pending_count(self.instance) - deferred.pending_before(self.instance, stamp)
+
+    def _batch_opened(self) -> None:
+        self.appender.ticket = Ticket()
+        self.broker.flush_later(self)
+
+    def publish(self, bodies: list[bytes]) -> Ticket:
+        """Append messages, all or none; the ticket is settled when they are stored."""
+        if self.closed:
+            refused = Ticket()
+            refused.settle(OSError("exiting"))
+            return refused
+        now_ns = self.broker.clock.wall_ns()
+        for body in bodies:
+            self.appender.add(body, now_ns)
+        ticket: Ticket = self.appender.ticket
+        return ticket
+
+    def count_in(self, block: Block, body_size: int) -> None:
+        """A stored batch becomes visible: count it and let the channels have it."""
+        self.message_count += block.count
+        self.message_bytes += body_size
+        if self.frozen:
+            self.held_count += block.count
+        else:
+            self.released = block.end
+            for channel in self.channels.values():
+                channel.arrive(block)
+
+    def skip_void(self, dues: list[Due], first: int) -> None:
+        """A channel emptied after a deferred publish was accepted does not get it (R17)."""
+        for channel in self.channels.values():
+            for index, due in enumerate(dues, first):
+                if due.stamp < channel.defer_stamp:
+                    channel.skip(index)
+
+    def release(self) -> None:
+        """Let the channels read to the end, unless the topic is frozen."""
+        if self.frozen:
+            return
+        start, end = self.released, self.end
+        if start < end:
+            self.released = end
+            for channel in self.channels.values():
+                channel.release(start, end, self.held_count)
+        self.held_count = 0
+
+    def close(self) -> None:
+        """Stop for good: refuse publishes and disconnect consumers."""
+        self.closed = self.appender.closed = True
+        self.tail.clear()
+        for channel in list(self.channels.values()):
+            channel.close()
+
+    @property
+    @abstractmethod
+    def end(self) -> int:
+        """One past the last stored message."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Store what is pending."""
+
+    @abstractmethod
+    def fire(self, dues: list[Due]) -> None:
+        """Append deferred messages that are due, all of one slot (R16)."""
+
+    @abstractmethod
+    def create_channel(self, name: str) -> tuple[Channel, Ticket]:
+        """The channel ``name``, made if need be; the ticket is settled when that is durable."""
+
+    @abstractmethod
+    def delete_channel(self, name: str) -> Ticket:
+        """Remove a channel and disconnect its consumers."""
+
+    @abstractmethod
+    def pause(self, paused: bool) -> Ticket: ...
+
+    @abstractmethod
+    def empty(self) -> Ticket:
+        """Discard the topic's own queue and its pending deferred publishes, not the channels'."""
+
+    @abstractmethod
+    def block_at(self, index: int, size_max: int, *, wait: bool) -> Block | None:
+        """The block with ``index`` or the next one there is; None: the disk must be waited for.
+
+        With ``wait`` only files are read, so another thread may call it.
+        """
+
+    @abstractmethod
+    def frame(self, index: int, wait: bool) -> bytes | None:
+        """One message; b"" if it is gone, None if the disk must be waited for."""
+
+    @abstractmethod
+    def save_channel(self, channel: Channel) -> Ticket:
+        """Make a channel's pause, progress and the like durable."""
+
+    @abstractmethod
+    def journal_later(self) -> None:
+        """A channel has progress to journal."""

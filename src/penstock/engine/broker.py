@@ -1,0 +1,446 @@
+"""The broker: all topics, and the turns in which their work is done.
+
+One thread, the event loop, owns everything here.  What arrives in one turn of the loop is
+gathered and done together at its end:
+
+    turn:   flush     topics that got publishes write one batch each
+            pump      channels that got messages, or room at a consumer, send
+            arm       the timer is set to the next deadline
+    tick:   expire    timed-out and deferred messages come back, due deferred publishes fire
+
+Slower rounds journal what was finished (5 a second), sync, retire segments and look after the
+disk's health (once a second).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from penstock.core.appender import Appender
+from penstock.core.deadlines import NEVER_NS
+from penstock.engine.base import BaseTopic
+from penstock.engine.channel import Channel
+from penstock.engine.clock import Clock
+from penstock.engine.deferred import FOREVER, DeferredQueue, Due
+from penstock.engine.disk import Disk
+from penstock.engine.ephemeral import EphemeralTopic
+from penstock.engine.health import Health
+from penstock.engine.identity import Identity
+from penstock.engine.names import is_ephemeral
+from penstock.engine.options import Options
+from penstock.engine.registry import Registry
+from penstock.engine.scan import DeadlineScan, SampleScan, Scan
+from penstock.engine.tail import TailBudget
+from penstock.engine.ticket import Ticket, after, settled
+from penstock.engine.topic import Topic
+from penstock.engine.turns import Timer, Turns
+from penstock.storage.datapath import DataPath
+from penstock.storage.files import Files
+from penstock.storage.journal import Journal
+from penstock.storage.slots import SlotStore
+from penstock.storage.topic_log import TopicLog
+
+log = logging.getLogger(__name__)
+
+JOURNAL_INTERVAL_NS = 200_000_000
+UPKEEP_INTERVAL_NS = 1_000_000_000
+# Channels served before the loop looks at its sockets again.
+PUMP_COUNT_MAX = 256
+# Deferred publishes fired at once.
+FIRE_COUNT_MAX = 4096
+FIRE_SIZE_MAX = 4 << 20
+# While deferred publishes wait, the wall clock is looked at this often, since it may be stepped.
+WALL_LOOK_NS = 250_000_000
+
+
+class Broker:
+    """Topics by name, and what they share."""
+
+    def __init__(
+        self,
+        options: Options,
+        data: DataPath,
+        files: Files,
+        disk: Disk,
+        turns: Turns,
+        clock: Clock,
+    ) -> None:
+        self.options = options
+        self.data = data
+        self.files = files
+        self.disk = disk
+        self.turns = turns
+        self.clock = clock
+        self.start_time = clock.wall_ns() // 1_000_000_000
+        self.topics: dict[str, BaseTopic] = {}
+        self.appenders: dict[bytes, Appender] = {}
+        self.clients: set[Any] = set()
+        self.tail_budget = TailBudget()
+        self.exiting = False
+        self.scan: Scan = (
+            SampleScan(clock, options) if options.queue_scan == "sample" else DeadlineScan(clock)
+        )
+        self.deferred = DeferredQueue(
+            SlotStore(files, data.deferred),
+            disk,
+            clock,
+            void_before=self._void_before,
+            dirty=self._turn_soon,
+            wake=self._fire_soon,
+            sync_every=options.sync_every,
+            memory_count_max=options.mem_queue_size,
+        )
+        self.health_of_disk = Health(self)
+        self.identity = Identity(self)
+        self.registry = Registry(self)
+        # Called with a topic or channel that came or went; nsqlookupd is told by it.
+        self.on_change: Callable[[BaseTopic | Channel, bool], None] = lambda _what, _exists: None
+        self._by_instance: dict[int, BaseTopic] = {}
+        self._random = random.SystemRandom()
+        self._stamp = 0
+        self._channel_number = 0
+        self._dirty: list[BaseTopic] = []
+        self._woken: deque[Channel] = deque()
+        self._progressed: set[Topic] = set()
+        self._unsynced: set[Topic] = set()
+        self._used: set[Topic] = set()
+        self._turn_asked = False
+        self._timer: Timer | None = None
+        self._timer_ns = NEVER_NS
+        self._rounds: list[Timer] = []
+
+    # ---- what others ask
+
+    @property
+    def healthy(self) -> bool:
+        return self.health_of_disk.error is None
+
+    @property
+    def health(self) -> str:
+        error = self.health_of_disk.error
+        return "OK" if error is None else f"NOK - {error}"
+
+    @property
+    def node_uuid(self) -> str:
+        return self.identity.uuid
+
+    @property
+    def node_id(self) -> int:
+        return self.options.node_id
+
+    # ---- topics
+
+    def create_topic(self, name: str) -> tuple[BaseTopic, Ticket]:
+        """The topic ``name``, made if need be; the ticket is settled when that is durable (R6)."""
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic, topic.created
+        if is_ephemeral(name):
+            topic = EphemeralTopic(self, name, self.node_id, self.identity.next_base())
+            self.add_topic(topic)
+            return topic, settled()
+        instance = self.new_instance()
+        folder = self.data.topic_folder(name, instance)
+        durable = Topic(
+            self,
+            name,
+            TopicLog(
+                self.files,
+                folder,
+                instance,
+                self.node_id,
+                [],
+                self.identity.next_base(),
+                self.options.max_bytes_per_file,
+            ),
+            Journal(self.files, f"{folder}/journal"),
+            instance,
+        )
+        durable.created = Ticket()
+        self.add_topic(durable)
+        self.disk.submit(
+            lambda: self.data.create_topic(name, instance),
+            lambda _, error: self._made(durable, error),
+        )
+        return durable, durable.created
+
+    def _made(self, topic: Topic, error: BaseException | None) -> None:
+        created = topic.created
+        if error is not None:
+            failure = error if isinstance(error, Exception) else OSError(str(error))
+            self.health_of_disk.failed(failure)
+            self._drop_topic(topic)
+            topic.fail(failure)
+            created.settle(failure)
+            return
+        topic.open()
+        topic.save().add(lambda ticket: created.settle(ticket.error))
+
+    def add_topic(self, topic: BaseTopic) -> None:
+        self.topics[topic.name] = topic
+        self.appenders[topic.name.encode()] = topic.appender
+        self._by_instance[topic.instance] = topic
+        log.info("topic=%s: created", topic.name)
+        self.on_change(topic, True)
+
+    def delete_topic(self, name: str) -> Ticket:
+        """Remove a topic with all it holds; KeyError if there is none."""
+        topic = self.topics[name]
+        self._drop_topic(topic)
+        self.deferred.purge(topic.instance, FOREVER)
+        log.info("topic=%s: deleted", name)
+        if not isinstance(topic, Topic):
+            return settled()
+        ticket = Ticket()
+        folder = topic.log.folder
+
+        def renamed(deleted: str | None, error: BaseException | None) -> None:
+            if deleted is None:
+                ticket.settle(error if isinstance(error, Exception) else OSError(str(error)))
+                return
+            self.registry.save(topic).add(lambda saved: ticket.settle(saved.error))
+            self.disk.submit(lambda: self.data.remove(deleted), self._removed)
+
+        self.disk.submit(lambda: self.data.delete_topic(folder), renamed)
+        return ticket
+
+    def _drop_topic(self, topic: BaseTopic) -> None:
+        del self.topics[topic.name]
+        del self.appenders[topic.name.encode()]
+        del self._by_instance[topic.instance]
+        self.identity.saw(topic.end)
+        topic.close()
+        self.on_change(topic, False)
+
+    def _removed(self, _: None, error: BaseException | None) -> None:
+        if error is not None:
+            self.report("deleted topic", error)
+
+    def channel_created(self, channel: Channel) -> None:
+        log.info("topic=%s channel=%s: created", channel.topic.name, channel.name)
+        self.on_change(channel, True)
+
+    def channel_deleted(self, channel: Channel) -> None:
+        log.info("topic=%s channel=%s: deleted", channel.topic.name, channel.name)
+        self.on_change(channel, False)
+
+    def save_metadata(self, topic: BaseTopic) -> Ticket:
+        return self.registry.save(topic)
+
+    # ---- numbers
+
+    def new_instance(self) -> int:
+        return self._random.getrandbits(63) or 1
+
+    def seed(self) -> int:
+        return self._random.getrandbits(63)
+
+    def channel_number(self) -> int:
+        self._channel_number += 1
+        return self._channel_number
+
+    def stamp(self) -> int:
+        """Ascending over all deferred publishes and purges, also over restarts."""
+        self._stamp = max(self._stamp + 1, self.clock.wall_ns())
+        return self._stamp
+
+    def raise_stamp(self, stamp: int) -> None:
+        self._stamp = max(self._stamp, stamp)
+
+    # ---- deferred publishing
+
+    def defer(self, topic: BaseTopic, body: bytes, delay_ns: int) -> Ticket:
+        """Accept a message to be published ``delay_ns`` from now."""
+        refusal = self.health_of_disk.refusal()
+        ticket = Ticket()
+        if topic.closed or refusal is not None:
+            ticket.settle(refusal or OSError("exiting"))
+            return ticket
+        now_ns = self.clock.wall_ns()
+        due_ns = now_ns + delay_ns
+        stamp = self.stamp()
+        if topic.ephemeral:
+            # Past the bound it is dropped, as an ephemeral topic drops.
+            self.deferred.defer_memory(topic.name, topic.instance, body, now_ns, due_ns, stamp)
+            self._arm()
+            return settled()
+        self._turn_soon()
+        accepted = self.deferred.defer(topic.name, topic.instance, body, now_ns, due_ns, stamp)
+        # The topic must be there when the message is due, so its creation is waited for too.
+        return accepted if topic.created.done else after(accepted, topic.created)
+
+    def _void_before(self, instance: int) -> int:
+        topic = self._by_instance.get(instance)
+        return FOREVER if topic is None else topic.void_stamp
+
+    def _fire_soon(self) -> None:
+        self.turns.soon(self._tick)
+
+    def _fire_deferred(self) -> None:
+        wall_ns = self.clock.wall_ns()
+        if self.deferred.next_due_ns > wall_ns:
+            return
+        groups: dict[tuple[int, int], list[Due]] = {}
+        for due in self.deferred.take(wall_ns, FIRE_COUNT_MAX, FIRE_SIZE_MAX):
+            groups.setdefault((due.instance, due.slot), []).append(due)
+        for (instance, _), dues in groups.items():
+            topic = self._by_instance.get(instance)
+            if topic is None:
+                self.deferred.void(dues)
+            else:
+                topic.fire(dues)
+
+    # ---- turns
+
+    def flush_later(self, topic: BaseTopic) -> None:
+        self._dirty.append(topic)
+        self._turn_soon()
+
+    def wake(self, channel: Channel) -> None:
+        self._woken.append(channel)
+        self._turn_soon()
+
+    def watch(self, channel: Channel) -> None:
+        self.scan.watch(channel)
+        if self.scan.next_ns < self._timer_ns:
+            self._turn_soon()
+
+    def _turn_soon(self) -> None:
+        if not self._turn_asked:
+            self._turn_asked = True
+            self.turns.soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_asked = False
+        dirty, self._dirty = self._dirty, []
+        for topic in dirty:
+            topic.flush()
+        self.deferred.flush()
+        now_ns = self.clock.monotonic_ns()
+        for _ in range(min(len(self._woken), PUMP_COUNT_MAX)):
+            self._woken.popleft().pump(now_ns)
+        if self._woken:
+            self._turn_soon()
+        self._arm()
+
+    def _tick(self) -> None:
+        self._timer_ns = NEVER_NS
+        if self.exiting:
+            return
+        self.scan.run()
+        self._fire_deferred()
+        self._turn()
+
+    def _arm(self) -> None:
+        """Set the timer to what is due next."""
+        next_ns = self.scan.next_ns
+        due_ns = self.deferred.next_due_ns
+        if due_ns < NEVER_NS:
+            wait_ns = max(0, min(due_ns - self.clock.wall_ns(), WALL_LOOK_NS))
+            next_ns = min(next_ns, self.clock.monotonic_ns() + wait_ns)
+        if next_ns < self._timer_ns and not self.exiting:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_ns = next_ns
+            delay_ns = max(0, next_ns - self.clock.monotonic_ns())
+            self._timer = self.turns.after(delay_ns, self._tick)
+
+    # ---- rounds
+
+    def start(self) -> None:
+        """Begin the rounds; the broker is recovered and nobody is connected yet."""
+        self._every(JOURNAL_INTERVAL_NS, self._journal_round)
+        self._every(self.options.sync_timeout_ns, self._sync_round)
+        self._every(UPKEEP_INTERVAL_NS, self._upkeep_round)
+        self._turn_soon()
+
+    def _every(self, interval_ns: int, call: Callable[[], None]) -> None:
+        def again() -> None:
+            if not self.exiting:
+                call()
+                self.turns.after(interval_ns, again)
+
+        self.turns.after(interval_ns, again)
+
+    def written(self, topic: Topic) -> None:
+        self._unsynced.add(topic)
+        self._used.add(topic)
+
+    def journal_later(self, topic: Topic) -> None:
+        self._progressed.add(topic)
+
+    def _journal_round(self) -> None:
+        progressed, self._progressed = self._progressed, set()
+        for topic in progressed:
+            if not topic.closed:
+                topic.write_progress()
+                self._used.add(topic)
+
+    def _sync_round(self) -> None:
+        unsynced, self._unsynced = self._unsynced, set()
+        for topic in unsynced:
+            if not topic.closed:
+                topic.writer.start_sync()
+        if self.deferred.unsynced_count:
+            self.deferred.sync()
+
+    def _upkeep_round(self) -> None:
+        used, self._used = self._used, set()
+        for topic in used:
+            if not topic.closed:
+                topic.retire()
+                self.identity.saw(topic.end)
+        self._checkpoint()
+        self.health_of_disk.look()
+
+    def _checkpoint(self) -> None:
+        """Sync the logs that deferred messages went to, then let go of their slots (R16)."""
+        if not self.deferred.checkpoint_wanted:
+            return
+        fired = self.deferred.checkpoint_due()
+        topics = {f.instance: self._by_instance.get(f.instance) for f in fired}
+        syncs = [topic.writer.sync() for topic in topics.values() if isinstance(topic, Topic)]
+
+        def synced(ticket: Ticket) -> None:
+            self.deferred.checkpoint([] if ticket.error is not None else fired)
+
+        after(*syncs, settled()).add(synced)
+
+    # ---- disk trouble
+
+    def set_health(self, error: BaseException | None) -> None:
+        self.health_of_disk.heard(error)
+
+    def set_journal_health(self, error: BaseException | None) -> None:
+        self.health_of_disk.heard_journal(error)
+
+    def refusal(self) -> Exception | None:
+        return self.health_of_disk.refusal()
+
+    def exit(self) -> Ticket:
+        """Refuse everything new, and write down all there is; settled when it is durable."""
+        self.exiting = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tickets = []
+        for topic in self.topics.values():
+            topic.flush()
+            topic.appender.closed = True
+            if isinstance(topic, Topic):
+                tickets += topic.save_exit()
+        self.appenders.clear()
+        self.deferred.flush()
+        done = Ticket()
+        self.deferred.sync(lambda _error: done.settle())
+        return after(*tickets, self.registry.save_all(), done)
+
+    def report(self, where: str, error: BaseException | None) -> None:
+        log.error("%s: %s", where, error if error is not None else "failed")
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Try something again that failed, in a while."""
+        self.turns.after(UPKEEP_INTERVAL_NS, call)

@@ -1,0 +1,356 @@
+"""A channel: a cursor over its topic's log, and the consumers that share what it delivers."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.core.block import Block
+from penstock.core.window import Consumer, Window
+from penstock.engine.ticket import Ticket, settled
+
+if TYPE_CHECKING:
+    from penstock.engine.base import BaseTopic
+
+# One turn of the loop hands out at most this much of one channel (R13).
+TURN_COUNT_MAX = 4096
+# One consumer gets at most this many in a row while others are ready too.
+SHARE_COUNT_MAX = 512
+CHUNK_SIZE_MAX = 256 << 10
+READ_SIZE = 256 << 10
+REDELIVERY_SIZE = 32 << 10
+# Messages that one call may expire or fire before the loop serves others.
+DUE_COUNT_MAX = 2048
+# A lost consumer's message waits 1 s, 2 s, 4 s ... from its second delivery on (R14).
+LOST_WAIT_NS = 1_000_000_000
+
+
+class Channel:
+    """Delivery of one topic to one group of consumers."""
+
+    ephemeral = False
+
+    def __init__(
+        self, topic: BaseTopic, name: str, number: int, window: Window, *, id: int = 0
+    ) -> None:
+        self.topic = topic
+        self.name = name
+        self.number = number
+        self.id = id
+        self.window = window
+        self.paused = False
+        self.closed = False
+        self.message_count = 0
+        self.defer_stamp = 0
+        self.created: Ticket = settled()
+        self.consumers: list[Consumer] = []
+        self._ready: deque[Consumer] = deque()
+        self._woken = False
+        self._reading = False
+        self._redelivery: Block | None = None
+        self._cold_frame: tuple[int, bytes] | None = None
+
+    # ---- what /stats shows
+
+    @property
+    def depth(self) -> int:
+        return self.window.depth
+
+    @property
+    def backend_depth(self) -> int:
+        """What NSQ would have on disk: the part of the depth beyond its memory queue."""
+        return max(0, self.depth - self.topic.broker.options.mem_queue_size)
+
+    @property
+    def in_flight_count(self) -> int:
+        return self.window.in_flight_count
+
+    @property
+    def deferred_count(self) -> int:
+        """Requeued with a delay, and the topic's deferred publishes that will come here."""
+        return self.window.deferred_count + self.topic.deferred_pending(self.defer_stamp)
+
+    @property
+    def requeue_count(self) -> int:
+        return self.window.requeue_count
+
+    @property
+    def timeout_count(self) -> int:
+        return self.window.timeout_count
+
+    @property
+    def clients(self) -> list[object]:
+        return [consumer.client for consumer in self.consumers]
+
+    # ---- consumers
+
+    def join(self, consumer: Consumer) -> None:
+        self.window.join(consumer)
+        self.consumers.append(consumer)
+
+    def leave(self, consumer: Consumer) -> None:
+        """A consumer has gone: its messages come back (R14)."""
+        broker = self.topic.broker
+        self.consumers.remove(consumer)
+        if consumer.offered:
+            self._ready.remove(consumer)
+            consumer.offered = False
+        self.window.leave(
+            consumer,
+            broker.options.requeue_on_disconnect and not self.closed,
+            broker.clock.wall_ns(),
+            LOST_WAIT_NS,
+        )
+        if not self.closed:
+            broker.watch(self)
+            self.touched()
+            self.wake()
+        self.left()
+
+    def left(self) -> None:
+        """Hook for ephemeral channels, which go with their last consumer."""
+
+    def offer(self, consumer: Consumer) -> None:
+        """``consumer`` answered or changed RDY; serve it if it has room."""
+        self.touched()
+        if consumer.ready and not consumer.offered:
+            consumer.offered = True
+            self._ready.append(consumer)
+        if self._ready:
+            self.wake()
+        else:
+            self.topic.broker.watch(self)
+
+    def wake(self) -> None:
+        """Have pump() called in this turn of the loop."""
+        if not self._woken and not self.closed:
+            self._woken = True
+            self.topic.broker.wake(self)
+
+    def touched(self) -> None:
+        """Something happened that the journal should hear of."""
+        self.topic.journal_later()
+
+    # ---- delivery
+
+    def arrive(self, block: Block) -> None:
+        """New messages were released to this channel."""
+        self.window.queued_count += block.count
+        self.message_count += block.count
+        if self._ready:
+            self.wake()
+
+    def release(self, start: int, end: int, count: int) -> None:
+        """What the topic held back may be read now."""
+        self.window.queued_count += count
+        self.message_count += count
+        self.wake()
+
+    def skip(self, index: int) -> None:
+        """Finish a message that was not delivered yet."""
+        if index >= self.window.cursor:
+            self.window.skip(index, index + 1, int(index < self.topic.released))
+            self.touched()
+
+    def skip_range(self, start: int, end: int) -> None:
+        """Finish messages that were never released to this channel."""
+        self.window.skip(start, end, 0)
+        self.touched()
+
+    def pump(self, now_ns: int) -> None:
+        """Send what can be sent, a bounded amount, turn by turn over the ready consumers."""
+        self._woken = False
+        budget = TURN_COUNT_MAX
+        while self._ready and budget > 0 and not self.paused and not self.closed:
+            consumer = self._ready.popleft()
+            count = self._serve(consumer, now_ns) if consumer.ready else 0
+            budget -= count
+            if not consumer.ready:
+                consumer.offered = False
+            elif count:
+                self._ready.append(consumer)
+            else:
+                self._ready.appendleft(consumer)
+                break
+        self.topic.broker.watch(self)
+        if self._ready and budget <= 0:
+            self.wake()
+
+    def _serve(self, consumer: Consumer, now_ns: int) -> int:
+        """Give ``consumer`` its share; return how many messages it got.
+
+        Requeued and fresh messages take turns: half of the share each while both wait (R13).
+        """
+        window = self.window
+        # This consumer was taken off the queue, so it counts beside those still on it.
+        even = -(-window.depth // (len(self._ready) + 1))
+        share = min(consumer.room, SHARE_COUNT_MAX, even)
+        if share <= 0:
+            return 0
+        parts: list[bytes | memoryview] = []
+        again = share if not window.queued_count else (share + 1) // 2
+        sent = self._send_again(consumer, min(again, window.ready_count), now_ns, parts)
+        sent += self._send_fresh(consumer, share - sent, now_ns, parts)
+        if parts:
+            consumer.client.send(parts)
+        return sent
+
+    def _send_fresh(
+        self, consumer: Consumer, want: int, now_ns: int, parts: list[bytes | memoryview]
+    ) -> int:
+        window = self.window
+        limit = self.topic.released
+        sent = 0
+        while sent < want:
+            if not window.loaded and not self._load():
+                break
+            given: tuple[bytes | memoryview, int] | None
+            if consumer.sample_rate:
+                given = window.deliver_sampled(consumer, want - sent, TURN_COUNT_MAX, limit, now_ns)
+            else:
+                given = window.deliver(consumer, want - sent, CHUNK_SIZE_MAX, limit, now_ns)
+            if given is None:
+                if window.cursor >= limit:
+                    break
+                continue
+            frames, count = given
+            if count:
+                parts.append(frames)
+            sent += count
+        return sent
+
+    def _load(self) -> bool:
+        """Give the window the block at its cursor; False: nothing there, or being read."""
+        window = self.window
+        if self._reading or window.cursor >= self.topic.released:
+            return False
+        block = self.topic.block_at(window.cursor, READ_SIZE, wait=False)
+        if block is None:
+            self._reading = True
+            self.topic.broker.disk.submit(
+                partial(self.topic.block_at, window.cursor, READ_SIZE, wait=True), self._loaded
+            )
+            return False
+        return self._take_block(block)
+
+    def _take_block(self, block: Block) -> bool:
+        window = self.window
+        if block.count and block.end > window.cursor:
+            window.load(block)
+        else:
+            # Nothing is left there: damage or retention took it.  Go on behind it.
+            window.advance(self.topic.released)
+        if window.cursor >= self.topic.released:
+            window.queued_count = 0
+        return window.loaded
+
+    def _loaded(self, block: Block | None, error: BaseException | None) -> None:
+        self._reading = False
+        if self.closed:
+            return
+        if error is not None or block is None:
+            self.topic.broker.report(f"topic={self.topic.name} channel={self.name}", error)
+            self.topic.broker.later(self.wake)
+            return
+        # The channel may have been emptied while the disk was read.
+        if not self.window.loaded and block.end > self.window.cursor:
+            self._take_block(block)
+        self.wake()
+
+    def _send_again(
+        self, consumer: Consumer, want: int, now_ns: int, parts: list[bytes | memoryview]
+    ) -> int:
+        sent = 0
+        while sent < want:
+            index = self.window.next_ready
+            if index is None:
+                break
+            frame = self._frame(index)
+            if frame is None:
+                break
+            if not frame:
+                self.window.drop_ready()
+                continue
+            parts.append(self.window.redeliver(consumer, frame, now_ns))
+            sent += 1
+        return sent
+
+    def _frame(self, index: int) -> bytes | None:
+        """The frame of a message to send again; b"" if the log has lost it, None while reading."""
+        if self._redelivery is not None:
+            frame = self._redelivery.frame(index)
+            if frame is not None:
+                return frame
+        if self._cold_frame is not None and self._cold_frame[0] == index:
+            return self._cold_frame[1]
+        if self._reading:
+            return None
+        # What is sent again is often a run of neighbours: read a block of them at once.
+        block = self.topic.block_at(index, REDELIVERY_SIZE, wait=False)
+        if block is not None:
+            self._redelivery = block
+            frame = block.frame(index)
+            if frame is not None:
+                return frame
+        found = self.topic.frame(index, wait=False)
+        if found is None:
+            self._reading = True
+            self.topic.broker.disk.submit(
+                partial(self.topic.frame, index, wait=True), partial(self._frame_read, index)
+            )
+        return found
+
+    def _frame_read(self, index: int, found: bytes | None, error: BaseException | None) -> None:
+        self._reading = False
+        if found is not None:
+            self._cold_frame = (index, found)
+        if error is not None:
+            self.topic.broker.report(f"topic={self.topic.name} channel={self.name}", error)
+            self.topic.broker.later(self.wake)
+        else:
+            self.wake()
+
+    # ---- time
+
+    def expire(self, now_ns: int) -> bool:
+        """Put back what was not answered in time; whether there was any."""
+        consumers = self.window.expire(now_ns, DUE_COUNT_MAX)
+        for consumer in consumers:
+            self.offer(consumer)
+        if consumers or self.window.ready_count:
+            self.touched()
+            self.wake()
+        return bool(consumers)
+
+    def fire(self, wall_ns: int) -> bool:
+        """Put back what was deferred until now; whether there was any."""
+        fired = self.window.fire(wall_ns, DUE_COUNT_MAX)
+        if fired:
+            self.wake()
+        return bool(fired)
+
+    # ---- operations
+
+    def pause(self, paused: bool) -> Ticket:
+        self.paused = paused
+        if not paused:
+            self.wake()
+        return self.topic.save_channel(self)
+
+    def empty(self) -> Ticket:
+        """Discard what is queued, in flight and deferred."""
+        self.window.clear(self.topic.released)
+        self._redelivery = self._cold_frame = None
+        self.defer_stamp = self.topic.broker.stamp()
+        self.topic.broker.deferred.cut(self.topic.instance, self.defer_stamp)
+        for consumer in self.consumers:
+            self.offer(consumer)
+        return self.topic.save_channel(self)
+
+    def close(self) -> None:
+        """Stop delivering and disconnect the consumers (channel or topic deleted)."""
+        self.closed = True
+        self.topic.broker.scan.forget(self)
+        for consumer in list(self.consumers):
+            consumer.client.close()

@@ -1,0 +1,207 @@
+"""Ephemeral channels and topics: memory only, bounded, gone with their last user (R15).
+
+An ephemeral channel decides when a message arrives: past ``mem_queue_size`` the newest are
+dropped, as nsqd does.  It holds the blocks it accepted itself and so never pins a segment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from penstock.core.block import Block
+from penstock.core.window import Window
+from penstock.engine.base import BaseTopic
+from penstock.engine.channel import READ_SIZE, Channel
+from penstock.engine.deferred import Due
+from penstock.engine.names import is_ephemeral
+from penstock.engine.ticket import Ticket, settled
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+
+# Delivered blocks kept whole; of older ones only the unfinished messages are kept.
+SENT_BLOCK_COUNT = 8
+
+
+class EphemeralChannel(Channel):
+    """Delivers from its own bounded queue of blocks."""
+
+    ephemeral = True
+
+    def __init__(self, topic: BaseTopic, name: str, number: int) -> None:
+        window = Window(topic.released, False, topic.broker.seed())
+        super().__init__(topic, name, number, window)
+        self._blocks: deque[Block] = deque()
+        self._sent: deque[Block] = deque()
+        self._held: dict[int, bytes] = {}
+
+    @property
+    def backend_depth(self) -> int:
+        return 0
+
+    def arrive(self, block: Block) -> None:
+        room = self.topic.broker.options.mem_queue_size - self.window.depth
+        if room <= 0:
+            return
+        accepted = block if block.count <= room else block.head(room)
+        self._blocks.append(accepted)
+        super().arrive(accepted)
+
+    def release(self, start: int, end: int, count: int) -> None:
+        """Accept what the topic held, as far as there is room."""
+        room = self.topic.broker.options.mem_queue_size
+        while start < end and self.window.depth < room:
+            block = self.topic.block_at(start, READ_SIZE, wait=True)
+            if block is None or block.end <= start:
+                break
+            self.arrive(block)
+            start = block.end
+
+    def skip(self, index: int) -> None:
+        if index >= self.window.cursor:
+            self.window.skip(index, index + 1, 1)
+
+    def touched(self) -> None:
+        """Nothing of an ephemeral channel is journaled."""
+
+    def left(self) -> None:
+        if not self.consumers and not self.closed and is_ephemeral(self.name):
+            self.topic.delete_channel(self.name)
+
+    def empty(self) -> Ticket:
+        self._blocks.clear()
+        self._sent.clear()
+        self._held.clear()
+        return super().empty()
+
+    def _load(self) -> bool:
+        while self._blocks:
+            block = self._blocks.popleft()
+            if block.end > self.window.cursor:
+                self.window.load(block)
+                self._sent.append(block)
+                self._shed()
+                return self.window.loaded
+        return False
+
+    def _shed(self) -> None:
+        """Let go of sent blocks, keeping copies of the messages that may be sent again."""
+        while len(self._sent) > SENT_BLOCK_COUNT:
+            block = self._sent.popleft()
+            for index in self.window.unfinished(block.first, block.end, block.count) or ():
+                frame = block.frame(index)
+                if frame is not None:
+                    self._held[index] = frame
+        if len(self._held) > 2 * self.window.unfinished_count + 64:
+            self._held = {i: f for i, f in self._held.items() if self.window.describe(i)}
+
+    def _frame(self, index: int) -> bytes | None:
+        for block in reversed(self._sent):
+            frame = block.frame(index)
+            if frame is not None:
+                return frame
+        return self._held.get(index, b"")
+
+
+class EphemeralTopic(BaseTopic):
+    """A topic without a log: blocks go straight to the channels, or wait in a bounded queue."""
+
+    ephemeral = True
+
+    def __init__(self, broker: Broker, name: str, node_id: int, first: int) -> None:
+        super().__init__(broker, name, broker.new_instance(), node_id, first)
+        self._waiting: deque[Block] = deque()
+        self._fired: deque[list[Due]] = deque()
+        self._end = first
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    @property
+    def backend_depth(self) -> int:
+        return 0
+
+    def flush(self) -> None:
+        while self.appender.count or self._fired:
+            dues: list[Due] = []
+            if not self.appender.count:
+                dues = self._fired.popleft()
+                for due in dues:
+                    self.appender.add(due.body, due.timestamp_ns)
+            ticket: Ticket = self.appender.ticket
+            payload, first, count, _, body_size = self.appender.seal()
+            block = Block(payload, [(first, count, 0, len(payload))], self.appender.node_id)
+            self._end = block.end
+            if self.frozen:
+                self._wait(block)
+                self.message_count += count
+                self.message_bytes += body_size
+            else:
+                self.count_in(block, body_size)
+            self.skip_void(dues, first)
+            ticket.settle()
+            if dues:
+                self.broker.deferred.fired(dues)
+
+    def _wait(self, block: Block) -> None:
+        room = self.broker.options.mem_queue_size - self.held_count
+        if room > 0:
+            kept = block if block.count <= room else block.head(room)
+            self._waiting.append(kept)
+            self.held_count += kept.count
+
+    def release(self) -> None:
+        if not self.frozen:
+            self.released = self._end
+            while self._waiting:
+                block = self._waiting.popleft()
+                for channel in self.channels.values():
+                    channel.arrive(block)
+            self.held_count = 0
+
+    def fire(self, dues: list[Due]) -> None:
+        self._fired.append(dues)
+        self.flush()
+
+    def create_channel(self, name: str) -> tuple[Channel, Ticket]:
+        channel = self.channels.get(name)
+        if channel is None:
+            channel = EphemeralChannel(self, name, self.broker.channel_number())
+            self.channels[name] = channel
+            self.release()
+            self.broker.channel_created(channel)
+        return channel, settled()
+
+    def delete_channel(self, name: str) -> Ticket:
+        channel = self.channels.pop(name)
+        channel.close()
+        self.broker.channel_deleted(channel)
+        if not self.channels and not self.closed:
+            self.broker.delete_topic(self.name)
+        return settled()
+
+    def pause(self, paused: bool) -> Ticket:
+        self.paused = paused
+        self.release()
+        return settled()
+
+    def empty(self) -> Ticket:
+        self._waiting.clear()
+        self.held_count = 0
+        self.void_stamp = self.broker.stamp()
+        self.broker.deferred.purge(self.instance, self.void_stamp)
+        return settled()
+
+    def block_at(self, index: int, size_max: int, *, wait: bool) -> Block | None:
+        return None
+
+    def frame(self, index: int, wait: bool) -> bytes | None:
+        return b""
+
+    def save_channel(self, channel: Channel) -> Ticket:
+        return settled()
+
+    def journal_later(self) -> None:
+        """Nothing of an ephemeral topic is journaled."""

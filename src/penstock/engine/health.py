@@ -1,0 +1,89 @@
+"""The health of the disk: what went wrong, whether to accept publishes, when it is over (R8).
+
+A reserve of disk space is held back.  When a journal finds the disk full the reserve is freed,
+so that finishing and emptying go on and make room; publishes are refused until it can be held
+again.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.storage.reserve import Reserve
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+
+log = logging.getLogger(__name__)
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Health:
+    """The outcome of the most recent writes, and the reserve."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.reserve = Reserve(broker.files, broker.data.reserve)
+        self.error: BaseException | None = None
+        self._looking = False
+
+    def heard(self, error: BaseException | None) -> None:
+        """A write of a log ended so."""
+        if error is not None:
+            self.failed(error)
+        elif self.error is not None and self.reserve.held:
+            self._recovered()
+
+    def heard_journal(self, error: BaseException | None) -> None:
+        """A write of a journal or of metadata ended so."""
+        if error is None:
+            return
+        self.failed(error)
+        if is_full(error) and self.reserve.held:
+            self.reserve.held = False
+            self._broker.disk.submit(self.reserve.free, lambda _result, _error: None)
+
+    def failed(self, error: BaseException) -> None:
+        if self.error is None or str(self.error) != str(error):
+            log.error("storage: %s", error)
+        self.error = error
+
+    def refusal(self) -> Exception | None:
+        """Why publishes are refused right now, or None."""
+        if self.reserve.held:
+            return None
+        return OSError(errno.ENOSPC, "disk full, waiting for room")
+
+    def look(self) -> None:
+        """While something is wrong, try whether it still is."""
+        if self._looking or (self.error is None and self.reserve.held):
+            return
+        self._looking = True
+        self._broker.disk.submit(self._try, self._tried)
+
+    def _try(self) -> bool:
+        """Blocking: take the reserve and write a small file."""
+        if not self.reserve.hold():
+            return False
+        probe = f"{self._broker.data.own}/probe"
+        self._broker.files.write_new(probe, b"penstock\n")
+        self._broker.files.unlink(probe)
+        return True
+
+    def _tried(self, room: bool | None, error: BaseException | None) -> None:
+        self._looking = False
+        if error is not None:
+            self.failed(error)
+        elif room and self.error is not None:
+            self._recovered()
+
+    def _recovered(self) -> None:
+        log.info("storage: writing works again")
+        self.error = None
+
+
+def is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in FULL

@@ -1,0 +1,69 @@
+"""Who this node is (R7), and the indexes it may give (R1).
+
+A floor is persisted that lies above every index given so far, by a wide margin; it is raised
+before the margin is used up.  So an index never comes back, even when a power cut took the log's
+end and the clock was set back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.storage.node import Node, load_node
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+
+# At two million messages a second a margin lasts half an hour; 54 bits hold two million margins.
+MARGIN = 1 << 32
+
+
+class Identity:
+    """The node's UUID and index floor."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._node: Node | None = None
+        self._highest = 0
+        self._raising = False
+
+    @property
+    def uuid(self) -> str:
+        return self._node.uuid if self._node is not None else ""
+
+    def open(self) -> int:
+        """Load or make the identity; return the lowest index to give.  Blocking."""
+        self._node = load_node(self._broker.files, self._broker.data.node)
+        self._highest = max(self._node.index_floor, self._by_clock())
+        return self._highest
+
+    def lease(self, end: int) -> None:
+        """Persist a floor above ``end`` before anything is given.  Blocking."""
+        assert self._node is not None
+        self._highest = max(self._highest, end)
+        self._node.raise_floor(self._broker.files, self._highest + MARGIN)
+
+    def next_base(self) -> int:
+        """Where a new topic starts: above all that other topics, also deleted ones, reached."""
+        self._highest = max(self._highest, self._by_clock())
+        return self._highest
+
+    def saw(self, end: int) -> None:
+        """A topic has reached ``end``."""
+        assert self._node is not None
+        node = self._node
+        self._highest = max(self._highest, end)
+        if self._highest > node.index_floor - MARGIN // 2 and not self._raising:
+            self._raising = True
+            floor = self._highest + MARGIN
+            self._broker.disk.submit(
+                lambda: node.raise_floor(self._broker.files, floor), self._raised
+            )
+
+    def _raised(self, _: None, error: BaseException | None) -> None:
+        self._raising = False
+        if error is not None:
+            self._broker.set_journal_health(error)
+
+    def _by_clock(self) -> int:
+        return self._broker.clock.wall_ns() // 1_000_000 << 12

@@ -1,0 +1,173 @@
+"""From a data path to a running broker: what was there before is there again.
+
+Blocking; it runs before anybody is connected.  Topics and channels exist before the first
+overdue deferred message is delivered (S2-2).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from penstock.core.window import Window
+from penstock.engine.broker import Broker
+from penstock.engine.channel import Channel
+from penstock.engine.names import is_ephemeral, is_valid_name
+from penstock.engine.topic import Topic
+from penstock.errors import CorruptError
+from penstock.storage.datapath import TopicFolder
+from penstock.storage.journal import ChannelState, TopicState
+from penstock.storage.metadata import Metadata, load_metadata
+from penstock.storage.recovery import RecoveredTopic, recover_topic
+
+log = logging.getLogger(__name__)
+
+# Undelivered messages between two finished runs: from here on the second one is taken for a
+# range that was skipped ahead of the cursor, not for something delivered out of order.
+AHEAD_COUNT_MIN = 100_000
+
+
+def open_broker(broker: Broker) -> None:
+    """Lock the data path and recover everything in it."""
+    broker.data.open()
+    floor = broker.identity.open()
+    broker.health_of_disk.reserve.hold()
+    live_slots = broker.deferred.find()
+    fired: dict[int, list[int]] = {}
+    end = floor
+    for folder in _newest(broker, broker.data.topic_folders()):
+        found = recover_topic(
+            broker.files,
+            folder.path,
+            broker.node_id,
+            floor,
+            live_slots,
+            broker.options.max_bytes_per_file,
+        )
+        for note in found.notes:
+            log.warning("topic=%s: %s", folder.topic, note)
+        for slot, ordinals in found.fired.items():
+            fired.setdefault(slot, []).extend(ordinals)
+        broker.add_topic(_restore(broker, folder, found))
+        end = max(end, found.log.end)
+    broker.identity.lease(end)
+    broker.deferred.recover(fired)
+    _add_listed(broker, _metadata(broker))
+    broker.registry.save_all()
+
+
+def _newest(broker: Broker, folders: list[TopicFolder]) -> Iterator[TopicFolder]:
+    """One folder a topic: a second one is what a delete could not rename."""
+    by_name: dict[str, list[TopicFolder]] = {}
+    for folder in folders:
+        by_name.setdefault(folder.topic, []).append(folder)
+    for found in by_name.values():
+        found.sort(key=lambda folder: max(broker.files.list(folder.path), default=""))
+        for old in found[:-1]:
+            log.warning("topic=%s: removing the folder of a deleted instance", old.topic)
+            broker.data.remove(broker.data.delete_topic(old.path))
+        yield found[-1]
+
+
+def _metadata(broker: Broker) -> Metadata:
+    """nsqd.dat; the folders are the truth, so a damaged file is put aside and written anew."""
+    try:
+        return load_metadata(broker.files, broker.data.metadata)
+    except CorruptError as error:
+        log.error("%s; kept as nsqd.dat.bad", error)
+        broker.files.rename(broker.data.metadata, f"{broker.data.metadata}.bad")
+        return Metadata()
+
+
+def _add_listed(broker: Broker, metadata: Metadata) -> None:
+    """Create what nsqd.dat names and no folder holds: it may come from a Go nsqd."""
+    for entry in metadata.topics:
+        if not is_valid_name(entry.name):
+            log.warning("nsqd.dat: skipping creation of invalid topic %s", entry.name)
+            continue
+        if entry.name in broker.topics or is_ephemeral(entry.name):
+            continue
+        topic, _ = broker.create_topic(entry.name)
+        for channel_entry in entry.channels:
+            if not is_valid_name(channel_entry.name):
+                log.warning("nsqd.dat: skipping creation of invalid channel %s", channel_entry.name)
+                continue
+            channel, _ = topic.create_channel(channel_entry.name)
+            if channel_entry.paused:
+                channel.pause(True)
+        if entry.paused:
+            topic.pause(True)
+
+
+def _restore(broker: Broker, folder: TopicFolder, found: RecoveredTopic) -> Topic:
+    state, topic_log = found.state, found.log
+    topic = Topic(broker, folder.topic, topic_log, found.journal, folder.instance)
+    topic.paused = state.paused
+    topic.void_stamp = state.void_stamp
+    stamps = [state.void_stamp]
+    topic.released = _released(state, topic)
+    for channel_state in state.channels.values():
+        channel = _restore_channel(broker, topic, channel_state)
+        topic.add_recovered(channel)
+        stamps.append(channel.defer_stamp)
+    topic.held_count = topic_log.count_between(topic.released, topic_log.end)
+    topic.open()
+    for stamp in sorted(filter(None, stamps)):
+        broker.deferred.cut(folder.instance, stamp)
+        broker.raise_stamp(stamp)
+    return topic
+
+
+def _released(state: TopicState, topic: Topic) -> int:
+    if state.channels and not state.paused:
+        return topic.log.end
+    return min(max(state.released, topic.log.first), topic.log.end)
+
+
+def _restore_channel(broker: Broker, topic: Topic, state: ChannelState) -> Channel:
+    low = max(state.low, min(topic.log.first, topic.log.end))
+    cursor, ahead = _split_runs(topic, state, low)
+    window = Window(low, seed=broker.seed())
+    for index in _unfinished(topic, state, low, cursor):
+        attempts, due_ns = state.marks.get(index, (0, 0))
+        window.restore(index, attempts, due_ns)
+    window.advance(max(cursor, window.cursor))
+    window.queued_count = topic.log.count_between(window.cursor, topic.released)
+    for start, end in ahead:
+        window.skip(start, end, topic.log.count_between(start, min(end, topic.released)))
+    window.drain()
+    channel = Channel(topic, state.name, broker.channel_number(), window, id=state.id)
+    channel.paused = state.paused
+    channel.defer_stamp = state.defer_stamp
+    broker.scan.watch(channel)
+    return channel
+
+
+def _split_runs(topic: Topic, state: ChannelState, low: int) -> tuple[int, list[tuple[int, int]]]:
+    """The cursor, and the finished runs that lie beyond it.
+
+    Everything below the cursor without a finish was delivered, or lies between what was.
+    """
+    cursor = max([low, *(index + 1 for index in state.marks)])
+    runs = [run for run in state.runs if run[1] > cursor]
+    for place, (start, end) in enumerate(runs):
+        if topic.log.count_between(cursor, start) >= AHEAD_COUNT_MIN:
+            return cursor, [(max(cursor, a), b) for a, b in runs[place:]]
+        cursor = end
+    return cursor, []
+
+
+def _unfinished(topic: Topic, state: ChannelState, low: int, cursor: int) -> Iterator[int]:
+    """Existing indexes in low..cursor that no run covers, ascending."""
+    runs = [run for run in state.runs if run[0] < cursor]
+    place = 0
+    for start, end in topic.log.existing(low, cursor):
+        index = start
+        while index < end:
+            while place < len(runs) and runs[place][1] <= index:
+                place += 1
+            if place < len(runs) and runs[place][0] <= index:
+                index = runs[place][1]
+            else:
+                yield index
+                index += 1

@@ -1,0 +1,299 @@
+"""A topic: one log, and the channels that read it.
+
+``released`` (R2) is how far channels may read.  It follows the log's end while the topic runs
+and is frozen while the topic is paused or has no channels; new channels start at it.
+
+    log     |---------------------------|=================|
+            first                    released            end
+                 channels read here        the topic's own depth
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.core.block import Block
+from penstock.core.window import Window
+from penstock.engine.base import BaseTopic
+from penstock.engine.channel import Channel
+from penstock.engine.deferred import Due
+from penstock.engine.ephemeral import EphemeralChannel
+from penstock.engine.keeper import JournalKeeper
+from penstock.engine.names import is_ephemeral
+from penstock.engine.ticket import Ticket, after, settled
+from penstock.engine.writer import Batch, LogWriter
+from penstock.storage import journal as records
+from penstock.storage.journal import Journal
+from penstock.storage.relocation import Relocation
+from penstock.storage.topic_log import TopicLog
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+
+# A sealed segment whose unfinished messages are fewer than both of these is given up: they are
+# copied to a side file (R5).
+STRAGGLER_COUNT_MAX = 10_000
+STRAGGLER_SHARE_MAX = 0.1
+
+
+class Topic(BaseTopic):
+    """A durable topic."""
+
+    ephemeral = False
+
+    def __init__(
+        self, broker: Broker, name: str, log: TopicLog, journal: Journal, instance: int
+    ) -> None:
+        super().__init__(broker, name, instance, log.node_id, log.end)
+        self.log = log
+        self._channel_id = 0
+        self._opened = False
+        self._retiring = False
+        self._synced_told: tuple[int, int] | None = None
+        self.writer = LogWriter(
+            log,
+            self.appender,
+            broker.disk,
+            broker.clock,
+            broker.options.sync_every,
+            self._visible,
+            broker.deferred.failed,
+            broker.set_health,
+            broker.refusal,
+        )
+        self.keeper = JournalKeeper(journal, broker.disk, self._snapshot, broker.set_journal_health)
+
+    # ---- publishing
+
+    @property
+    def end(self) -> int:
+        return self.log.end
+
+    def open(self) -> None:
+        """The folder exists: publishes may be written."""
+        self._opened = True
+        self.flush()
+
+    def flush(self) -> None:
+        if self._opened:
+            self.writer.flush()
+
+    def fire(self, dues: list[Due]) -> None:
+        self.writer.fire(dues)
+        self.flush()
+
+    def _visible(self, batch: Batch) -> None:
+        block = Block(
+            batch.payload, [(batch.first, batch.count, 0, batch.frames_size)], self.log.node_id
+        )
+        self.tail.add(block)
+        self.count_in(block, batch.body_size)
+        if batch.dues:
+            self.skip_void(batch.dues, batch.first)
+            self.broker.deferred.fired(batch.dues)
+        self.broker.written(self)
+        batch.ticket.settle()
+
+    # ---- reading
+
+    def block_at(self, index: int, size_max: int, *, wait: bool) -> Block | None:
+        if not wait:
+            block = self.tail.find(index)
+            if block is not None:
+                return block
+        return self.log.read(index, size_max, wait)
+
+    def frame(self, index: int, wait: bool) -> bytes | None:
+        return self.log.frame(index, wait)
+
+    # ---- channels
+
+    def create_channel(self, name: str) -> tuple[Channel, Ticket]:
+        channel = self.channels.get(name)
+        if channel is not None:
+            return channel, channel.created
+        number = self.broker.channel_number()
+        if is_ephemeral(name):
+            channel = EphemeralChannel(self, name, number)
+        else:
+            self._channel_id += 1
+            window = Window(self.released, seed=self.broker.seed())
+            channel = Channel(self, name, number, window, id=self._channel_id)
+        start = self.released
+        self.channels[name] = channel
+        self.release()
+        self.broker.channel_created(channel)
+        if not channel.ephemeral:
+            self.keeper.add(self._channel_record(channel, start))
+            channel.created = self.save()
+        return channel, channel.created
+
+    def add_recovered(self, channel: Channel) -> None:
+        self._channel_id = max(self._channel_id, channel.id)
+        self.channels[channel.name] = channel
+
+    def delete_channel(self, name: str) -> Ticket:
+        channel = self.channels.pop(name)
+        channel.close()
+        self.broker.channel_deleted(channel)
+        if not channel.ephemeral:
+            self.keeper.add(records.encode_gone(channel.id))
+        return self.save()
+
+    # ---- operations
+
+    def pause(self, paused: bool) -> Ticket:
+        self.paused = paused
+        self.release()
+        return self.save()
+
+    def empty(self) -> Ticket:
+        end = self.log.end
+        if self.released < end:
+            for channel in self.channels.values():
+                channel.skip_range(self.released, end)
+            self.released = end
+        self.held_count = 0
+        self.void_stamp = self.broker.stamp()
+        self.broker.deferred.purge(self.instance, self.void_stamp)
+        self.write_progress()
+        return self.save()
+
+    # ---- journal
+
+    def journal_later(self) -> None:
+        self.broker.journal_later(self)
+
+    def save_channel(self, channel: Channel) -> Ticket:
+        if channel.ephemeral:
+            return settled()
+        self.keeper.add(self._channel_record(channel, channel.window.low))
+        self.write_progress()
+        return self.save()
+
+    def save(self) -> Ticket:
+        """Journal the topic's own state and write nsqd.dat; for what must be durable (R6)."""
+        self.keeper.add(self._topic_record())
+        return after(self.keeper.flush(), self.broker.save_metadata(self))
+
+    def write_progress(self) -> Ticket:
+        """Journal what the channels finished since the last time."""
+        durable = False
+        for channel in self.channels.values():
+            durable = durable or not channel.ephemeral
+            if channel.window.changed and not channel.ephemeral:
+                low, runs, marks = channel.window.drain()
+                self.keeper.add(records.encode_packed_progress(channel.id, low, runs, marks))
+        if self.channels and not durable:
+            # With ephemeral channels only, the released index is all there is to remember.
+            self.keeper.add(self._topic_record())
+        synced_at = self.writer.synced_at
+        if synced_at is not None and synced_at != self._synced_told:
+            self._synced_told = synced_at
+            self.keeper.add(records.encode_synced(*synced_at))
+        return self.keeper.flush()
+
+    def save_exit(self) -> list[Ticket]:
+        """Journal the attempts of everything in flight (R11) and sync the log."""
+        for channel in self.channels.values():
+            channel.window.mark_all()
+        tickets = [self.write_progress()]
+        if self.log.unsynced_count or not self.writer.idle:
+            tickets.append(self.writer.sync())
+        return tickets
+
+    def fail(self, error: Exception) -> None:
+        """The folder could not be made: whoever published waits for nothing."""
+        if self.appender.count:
+            ticket: Ticket = self.appender.ticket
+            self.appender.seal()
+            ticket.settle(error)
+
+    def _topic_record(self) -> bytes:
+        return records.encode_topic(self.released, self.frozen, self.paused, self.void_stamp)
+
+    def _channel_record(self, channel: Channel, start: int) -> bytes:
+        return records.encode_channel(
+            channel.id, start, channel.paused, channel.defer_stamp, channel.name
+        )
+
+    def _snapshot(self) -> list[bytes]:
+        whole = [self._topic_record()]
+        for channel in self.channels.values():
+            if channel.ephemeral:
+                continue
+            channel.window.drain()
+            whole.append(self._channel_record(channel, channel.window.low))
+            whole.append(records.encode_packed_progress(channel.id, *channel.window.snapshot()))
+        if self.writer.synced_at is not None:
+            whole.append(records.encode_synced(*self.writer.synced_at))
+        return whole
+
+    # ---- segments that nobody needs (R5)
+
+    def low(self) -> int:
+        """Below it nothing is needed by a channel or by the topic itself."""
+        low = self.released
+        for channel in self.channels.values():
+            if not channel.ephemeral:
+                low = min(low, channel.window.low)
+        return low
+
+    def retire(self) -> None:
+        """Remove segments that are finished, and relocate the stragglers of old ones."""
+        if self._retiring or self.closed:
+            return
+        for damage in self.log.take_damage():
+            self.broker.report(f"topic={self.name}: {damage}", None)
+        low = self.low()
+        self.log.pinned_slots = self.broker.deferred.open_slots()
+        self.writer.roll_if_finished(low)
+        paths = self.log.retire(low)
+        if paths:
+            self._unlink(paths)
+            return
+        base, stragglers = self._find_stragglers()
+        if base is not None:
+            self._retiring = True
+            self.broker.disk.submit(partial(self.log.relocate, base, stragglers), self._relocated)
+
+    def _unlink(self, paths: list[str]) -> None:
+        self._retiring = True
+
+        def unlink() -> None:
+            for path in paths:
+                self.broker.files.unlink(path)
+
+        self.broker.disk.submit(unlink, self._unlinked)
+
+    def _unlinked(self, _: None, error: BaseException | None) -> None:
+        self._retiring = False
+        if error is not None:
+            self.broker.report(f"topic={self.name}", error)
+
+    def _relocated(self, moved: Relocation | None, error: BaseException | None) -> None:
+        self._retiring = False
+        if moved is None:
+            self.broker.report(f"topic={self.name}", error)
+        elif not self.closed:
+            self._unlink(self.log.relocated(moved))
+
+    def _find_stragglers(self) -> tuple[int | None, list[int]]:
+        """A segment that all cursors have passed and of which little is alive."""
+        windows = [c.window for c in self.channels.values() if not c.ephemeral]
+        passed = min([self.released, *(window.cursor for window in windows)])
+        for segment in self.log.segments():
+            if not segment.sealed or segment.end > passed:
+                break
+            alive: set[int] = set()
+            limit = min(STRAGGLER_COUNT_MAX, int(segment.count * STRAGGLER_SHARE_MAX))
+            for window in windows:
+                found = window.unfinished(segment.base, segment.end, limit)
+                if found is None:
+                    break
+                alive.update(found)
+            else:
+                if len(alive) <= limit:
+                    return segment.base, sorted(alive)
+        return None, []

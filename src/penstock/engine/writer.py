@@ -1,0 +1,308 @@
+"""Takes a topic's batches to disk and says when they are there.
+
+    appender --seal--> batch --write--> (page cache) --commit--> visible, OK
+                                             `--fdatasync--> OK with --sync-every=1
+
+Rule 1: a batch is visible, and its publishers are answered, only after its write.
+Rule 2: the loop does not wait (R9).  A write goes straight into the page cache; once one was
+        slow, the next ones go through a thread for a while.  Rolling and syncing always do.
+Rule 3: one write and one sync at a time; what arrives meanwhile is the next batch, so with
+        --sync-every=1 one sync serves everybody who waits (group commit).
+Rule 4: a failed write leaves nothing behind but burned indexes (R1); its publishers get the
+        error, and the next batch is tried afresh (R8).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from penstock.core.appender import Appender
+from penstock.core.segment import ORIGINS, encode_batch_header
+from penstock.engine.clock import Clock
+from penstock.engine.deferred import Due
+from penstock.engine.disk import Disk
+from penstock.engine.ticket import Ticket
+from penstock.storage.log_writer import SyncToken
+from penstock.storage.topic_log import TopicLog
+
+# A write to the page cache takes microseconds; past this the kernel makes writers wait.
+SLOW_NS = 20_000_000
+SLOW_FOR_NS = 5_000_000_000
+# Bytes written and not synced before further batches wait for a sync.
+DIRTY_SIZE_MAX = 64 << 20
+# Bytes that may wait to be written before publishers are held back.
+PENDING_SIZE_MAX = 8 << 20
+
+
+@dataclass(slots=True)
+class Batch:
+    """One append to the log."""
+
+    payload: bytes
+    first: int
+    count: int
+    body_size: int
+    append_ns: int
+    publish_ns: int
+    ticket: Ticket
+    dues: list[Due] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+    @property
+    def slot(self) -> int:
+        return self.dues[0].slot if self.dues else 0
+
+    @property
+    def frames_size(self) -> int:
+        return len(self.payload) - 4 * len(self.dues)
+
+    def header(self) -> bytes:
+        return encode_batch_header(
+            self.payload,
+            self.first,
+            self.count,
+            self.append_ns,
+            self.publish_ns,
+            self.slot,
+            ORIGINS if self.dues else 0,
+        )
+
+
+class Waiting(NamedTuple):
+    """Who waits for the next sync."""
+
+    batches: list[Batch]
+    tickets: list[Ticket]
+
+
+class LogWriter:
+    """The way of one topic's batches into its log."""
+
+    def __init__(
+        self,
+        log: TopicLog,
+        appender: Appender,
+        disk: Disk,
+        clock: Clock,
+        sync_every: int,
+        visible: Callable[[Batch], None],
+        unfired: Callable[[list[Due]], None],
+        health: Callable[[BaseException | None], None],
+        refuse: Callable[[], Exception | None],
+    ) -> None:
+        self.log = log
+        self._appender = appender
+        self._disk = disk
+        self._clock = clock
+        self._sync_every = sync_every
+        self._visible = visible
+        self._unfired = unfired
+        self._health = health
+        self._refuse = refuse
+        self._fired: deque[list[Due]] = deque()
+        self._busy = False
+        self._exclusive = False
+        self._syncing = False
+        self._waiting = Waiting([], [])
+        self._lost: Waiting | None = None
+        self.synced_at: tuple[int, int] | None = None
+        self._append_ns = 0
+        # The first write opens a file, which may wait for the disk.
+        self._slow_until_ns = clock.monotonic_ns() + SLOW_FOR_NS
+        self._opened = False
+
+    @property
+    def idle(self) -> bool:
+        return not (self._busy or self._syncing or self._appender.count or self._fired)
+
+    @property
+    def backlogged(self) -> bool:
+        """Whether publishers should be held back."""
+        return self._appender.size > PENDING_SIZE_MAX
+
+    def fire(self, dues: list[Due]) -> None:
+        """Append deferred messages, all of one slot, that are due."""
+        self._fired.append(dues)
+
+    def flush(self) -> None:
+        """Write what is pending, as far as it goes without waiting."""
+        while not self._busy and (self._appender.count or self._fired or self._lost):
+            refusal = self._refuse()
+            if self._lost:
+                self._rewrite()
+            elif refusal is not None:
+                self._fail(self._seal(), refusal)
+            elif self.log.needs_roll():
+                if self._syncing:
+                    return
+                self._roll()
+            elif self.log.unsynced_size > DIRTY_SIZE_MAX:
+                self.start_sync()
+                return
+            else:
+                self._write(self._seal())
+
+    def roll_if_finished(self, low: int) -> None:
+        """Seal the active segment when all of it is finished, so that it can go."""
+        if not self._busy and not self._syncing and self.log.needs_roll(low):
+            self._roll()
+
+    def _roll(self) -> None:
+        self._busy = self._exclusive = True
+        self._disk.submit(self.log.roll, self._rolled)
+
+    def sync(self) -> Ticket:
+        """A ticket that is settled when everything written so far is durable."""
+        ticket = Ticket()
+        self._waiting.tickets.append(ticket)
+        self.start_sync()
+        return ticket
+
+    def start_sync(self) -> None:
+        """Sync what is written; a write may go on meanwhile, a roll may not."""
+        if self._syncing or self._exclusive or self._lost:
+            return
+        self._syncing = True
+        waiting, self._waiting = self._waiting, Waiting([], [])
+        self._disk.submit(self.log.sync, partial(self._synced, waiting))
+
+    def _seal(self) -> Batch:
+        """The next batch: plain publishes first, then fired deferrals slot by slot."""
+        dues: list[Due] = []
+        if not self._appender.count:
+            dues = self._fired.popleft()
+            for due in dues:
+                self._appender.add(due.body, due.timestamp_ns)
+        ticket: Ticket = self._appender.ticket
+        payload, first, count, publish_ns, body_size = self._appender.seal()
+        if dues:
+            payload += b"".join(due.ordinal.to_bytes(4, "big") for due in dues)
+        self._append_ns = max(self._append_ns, self._clock.wall_ns())
+        return Batch(payload, first, count, body_size, self._append_ns, publish_ns, ticket, dues)
+
+    def _write(self, batch: Batch) -> None:
+        started_ns = self._clock.monotonic_ns()
+        header = batch.header()
+        if not self._opened or started_ns < self._slow_until_ns:
+            self._busy = True
+            self._opened = True
+            self._disk.submit(
+                partial(self.log.write, header, batch.payload),
+                partial(self._written_elsewhere, batch, started_ns),
+            )
+            return
+        try:
+            self.log.write(header, batch.payload)
+        except OSError as error:
+            self._fail(batch, error)
+            return
+        self._pace(started_ns)
+        self._written(batch)
+
+    def _pace(self, started_ns: int) -> None:
+        """Choose thread or loop for the next writes by how long this one took."""
+        ended_ns = self._clock.monotonic_ns()
+        self._slow_until_ns = ended_ns + SLOW_FOR_NS if ended_ns - started_ns > SLOW_NS else 0
+
+    def _written_elsewhere(
+        self, batch: Batch, started_ns: int, _: None, error: BaseException | None
+    ) -> None:
+        self._busy = False
+        if error is not None:
+            self._fail(batch, error)
+        else:
+            self._pace(started_ns)
+            self._written(batch)
+        self._go_on()
+
+    def _written(self, batch: Batch) -> None:
+        self.log.commit(batch.first, batch.count, len(batch.payload), batch.append_ns, batch.slot)
+        self._health(None)
+        if self._sync_every == 1:
+            self._waiting.batches.append(batch)
+            self.start_sync()
+            return
+        self._visible(batch)
+        if self.log.unsynced_count >= self._sync_every:
+            self.start_sync()
+
+    def _fail(self, batch: Batch, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            raise error
+        self.log.abandon(batch.end)
+        self._health(error)
+        if batch.dues:
+            self._unfired(batch.dues)
+        batch.ticket.settle(error)
+
+    def _rolled(self, token: SyncToken | None, error: BaseException | None) -> None:
+        self._busy = self._exclusive = False
+        if token is None:
+            # The segment could not be sealed.  Fail what waits; the next publish tries again.
+            self._health(error)
+            if error is not None and (self._appender.count or self._fired):
+                self._fail(self._seal(), error)
+        else:
+            self._apply(token)
+        self._go_on()
+
+    def _apply(self, token: SyncToken) -> None:
+        self.log.synced(token)
+        if token.base:
+            self.synced_at = (token.base, token.offset)
+
+    def _go_on(self) -> None:
+        if self._waiting.batches or self._waiting.tickets:
+            self.start_sync()
+        self.flush()
+
+    def _synced(
+        self, waiting: Waiting, token: SyncToken | None, error: BaseException | None
+    ) -> None:
+        self._syncing = False
+        if token is not None:
+            self._apply(token)
+            self._settle(waiting, None)
+        else:
+            # After a failed fdatasync the kernel may have dropped the pages (R8): what was
+            # not synced is written again, into a new segment, before anything else.
+            self._health(error)
+            self._lost = waiting
+        self._go_on()
+
+    def _rewrite(self) -> None:
+        waiting, self._lost = self._lost, None
+        assert waiting is not None
+        self._busy = self._exclusive = True
+
+        def rewritten(token: SyncToken | None, error: BaseException | None) -> None:
+            self._busy = self._exclusive = False
+            if token is not None:
+                self._apply(token)
+            self._health(error)
+            self._settle(waiting, error)
+            self._go_on()
+
+        self._disk.submit(self.log.rewrite_unsynced, rewritten)
+
+    def _settle(self, waiting: Waiting, error: BaseException | None) -> None:
+        failure = error if error is None or isinstance(error, Exception) else OSError(str(error))
+        for batch in waiting.batches:
+            if failure is None:
+                self._visible(batch)
+            else:
+                batch.ticket.settle(failure)
+        for ticket in waiting.tickets:
+            ticket.settle(failure)
+
+
+def disk_is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
