@@ -251,6 +251,8 @@ cdef class Schedule:
                         entry.offset = records.base + record.offset
                         entry.ordinal = record.ordinal
                         entry.size = record.size
+                        if self.count >= self.count_max:
+                            self.shrink()
                         if self.limited and earlier(&self.limit, &entry):
                             self.fall(slot, entry.due_ns)
                         else:

@@ -166,16 +166,20 @@ def _fired_end(seed: bytes, data: bytes, at: int) -> int | None:
 class SlotStore:
     """The slot files of one folder.  Every method may wait for the disk, but ``read_now``."""
 
-    def __init__(self, files: FilesLike, folder: str) -> None:
+    def __init__(self, files: FilesLike, folder: str, piece_size: int = PIECE_SIZE) -> None:
+        assert piece_size >= 512, "a piece must hold any header"
         self.files = files
         self.folder = folder
+        self.piece_size = piece_size
 
     def path(self, file: str) -> str:
         return f"{self.folder}/{file}"
 
     def list(self) -> list[SlotName]:
         """The slot files there are, soonest first; clears away what a crash left half done."""
-        self.files.make_folder(self.folder)
+        if not self.files.exists(self.folder):
+            self.files.make_folder(self.folder)
+            self.files.sync_folder(os.path.dirname(self.folder))  # noqa: PTH120
         names: dict[str, list[SlotName]] = {"slot": [], "fired": []}
         for file in self.files.list(self.folder):
             name = slot_name(file)
@@ -219,8 +223,9 @@ class SlotStore:
     def scan(self, name: SlotName, offset: int, end: int) -> Records:
         """The records found in the piece of the file at ``offset``."""
         path = self.path(name.slot_file)
-        data = self.files.pread(path, offset, min(PIECE_SIZE, end - offset), True) or b""
-        if len(data) < min(PIECE_SIZE, end - offset):
+        size = min(self.piece_size, end - offset)
+        data = self.files.pread(path, offset, size, True) or b""
+        if len(data) < size:
             end = offset + len(data)
         return scan(data, offset, end, name.number)
 
