@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from penstock.core.deadlines import NEVER_NS
 from penstock.core.scanner import CLOSING, SUBSCRIBED, Scanner
@@ -132,11 +132,10 @@ class Connection(asyncio.Protocol):
     # ---- the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=OUTPUT_SIZE_MAX)
-        set_no_delay(transport)
-        host, self.remote_address = peer_of(transport)
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=OUTPUT_SIZE_MAX)
+        set_no_delay(self._transport)
+        host, self.remote_address = peer_of(self._transport)
         self.settings = identify.initial(self._broker.options, host)
         self._scanner.msg_timeout_ns = self.settings.msg_timeout_ns
         self.connect_time = self._broker.clock.wall_ns() // 1_000_000_000
