@@ -22,6 +22,8 @@ from tests.daemon import ERROR, RESPONSE, Nsqd, Raw
 
 SILENCE_SECONDS = 0.03
 KINDS = {"response": RESPONSE, "error": ERROR}
+# What comes in its own time; what is sent after it is not moved before it.
+WAITED_FOR = ("message", 'response "_heartbeat_"')
 MODES = ("steps", "bytewise", "packet")
 
 
@@ -145,7 +147,7 @@ def gather(steps: list[Step]) -> list[Step]:
         if step.verb == ">":
             step = Step(step.line, step.who, step.verb, step.text)
             packets[step.who] = step
-        elif step.verb in ("eof", "silent") or step.text.startswith("message"):
+        elif step.verb in ("eof", "silent") or step.text.startswith(WAITED_FOR):
             packets.pop(step.who, None)
         gathered.append(step)
     return gathered
