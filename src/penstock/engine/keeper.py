@@ -35,6 +35,7 @@ class JournalKeeper:
         self._snapshot = snapshot
         self._health = health
         self._ticket: Ticket | None = None
+        self._opened = False
         self._writing = False
         self._whole = False
         self._compacted_size = 0
@@ -58,9 +59,20 @@ class JournalKeeper:
                 return settled()
             self._ticket = Ticket()
         ticket = self._ticket
-        if not self._writing:
+        if self._opened and not self._writing:
             self._write()
         return ticket
+
+    def open(self) -> None:
+        """The journal's folder exists."""
+        self._opened = True
+        self.flush()
+
+    def fail(self, error: Exception) -> None:
+        """The journal's folder could not be made."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.settle(error)
 
     def _write(self) -> None:
         ticket, self._ticket = self._ticket, None

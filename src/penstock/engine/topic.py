@@ -73,6 +73,7 @@ class Topic(BaseTopic):
     def open(self) -> None:
         """The folder exists: publishes may be written."""
         self._opened = True
+        self.keeper.open()
         self.flush()
 
     def flush(self) -> None:
@@ -209,6 +210,7 @@ class Topic(BaseTopic):
             ticket: Ticket = self.appender.ticket
             self.appender.seal()
             ticket.settle(error)
+        self.keeper.fail(error)
 
     def _topic_record(self) -> bytes:
         return records.encode_topic(self.released, self.frozen, self.paused, self.void_stamp)
