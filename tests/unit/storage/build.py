@@ -11,7 +11,9 @@ from penstock.storage.topic_log import TopicLog
 NODE_ID = 7
 
 
-def frame(index: int, body: bytes = b"body", timestamp_ns: int = 5, node_id: int = NODE_ID) -> bytes:
+def frame(
+    index: int, body: bytes = b"body", timestamp_ns: int = 5, node_id: int = NODE_ID
+) -> bytes:
     message_id = b"%016x" % (node_id << 54 | index)
     return struct.pack(">IIqH16s", 30 + len(body), 2, timestamp_ns, 1, message_id) + body
 

@@ -1,0 +1,150 @@
+"""The ack journal: records, replay, compaction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.storage.files import Files
+from penstock.storage.journal import (
+    ChannelState,
+    Journal,
+    TopicState,
+    encode_channel,
+    encode_gone,
+    encode_progress,
+    encode_synced,
+    encode_topic,
+    records,
+    replay,
+    snapshot,
+)
+
+
+def channel(*progress: bytes) -> ChannelState:
+    data = encode_channel(1, 100, False, 0, "c") + b"".join(progress)
+    return replay(data).channels["c"]
+
+
+def test_records_say_what_was_recorded() -> None:
+    data = b"".join(
+        [
+            encode_topic(150, True, False, 42),
+            encode_channel(7, 120, True, 99, "päckchen"),
+            encode_progress(7, 130, [(140, 145)], {132: (2, 0), 150: (1, 777)}),
+            encode_synced(100, 4096),
+        ]
+    )
+    state = replay(data)
+    assert (state.released, state.frozen, state.paused, state.void_stamp) == (150, True, False, 42)
+    assert state.synced == (100, 4096)
+    assert state.index_max == 151 and state.channel_id_max == 7
+    assert state.channels == {
+        "päckchen": ChannelState(
+            7, "päckchen", 120, True, 99, 130, [(140, 145)], {132: (2, 0), 150: (1, 777)}
+        )
+    }
+
+
+def test_finishes_add_up_and_low_swallows_what_touches_it() -> None:
+    found = channel(
+        encode_progress(1, 110, [(120, 125)]),
+        encode_progress(1, 105, [(125, 130), (110, 112), (140, 141)]),
+    )
+    assert (found.low, found.runs) == (112, [(120, 130), (140, 141)])
+
+
+def test_marks_of_finished_messages_are_dropped_and_the_last_mark_counts() -> None:
+    found = channel(
+        encode_progress(1, 100, [], {105: (1, 0), 120: (1, 0), 150: (1, 5)}),
+        encode_progress(1, 110, [(120, 121)], {150: (2, 0)}),
+    )
+    assert found.marks == {150: (2, 0)}
+
+
+def test_a_changed_channel_keeps_its_progress() -> None:
+    found = channel(encode_progress(1, 130), encode_channel(1, 0, True, 5, "c"))
+    assert (found.start, found.low, found.paused, found.defer_stamp) == (100, 130, True, 5)
+
+
+def test_a_deleted_channel_is_gone_and_its_name_can_come_back() -> None:
+    data = encode_channel(1, 100, False, 0, "c") + encode_progress(1, 130) + encode_gone(1)
+    assert replay(data).channels == {}
+    again = replay(data + encode_channel(2, 140, False, 0, "c") + encode_progress(1, 900))
+    assert (again.channels["c"].id, again.channels["c"].low) == (2, 140)
+    assert again.index_max == 900
+
+
+def test_records_of_a_later_kind_are_ignored() -> None:
+    from penstock.storage.journal import _record
+
+    state = replay(encode_synced(1, 2) + _record(77, b"future") + encode_synced(3, 4))
+    assert (state.synced, state.corrupt_count) == ((3, 4), 0)
+
+
+def test_a_progress_with_many_runs_becomes_several_records() -> None:
+    runs = [(200 + 3 * i, 201 + 3 * i) for i in range(10_000)]
+    marks = {100_000 + i: (1, i) for i in range(5_000)}
+    data = encode_progress(1, 110, runs, marks)
+    assert len(list(records(data))) == 3
+    found = channel(data)
+    assert (found.low, found.runs, found.marks) == (110, runs, marks)
+
+
+run = st.tuples(st.integers(0, 60), st.integers(0, 8)).map(lambda r: (r[0], r[0] + r[1]))
+progress = st.tuples(
+    st.integers(0, 60),
+    st.lists(run, max_size=4),
+    st.dictionaries(st.integers(0, 60), st.tuples(st.integers(1, 9), st.integers(0, 9))),
+)
+
+
+@given(st.lists(progress, max_size=6))
+def test_replay_is_the_union_of_all_finishes_and_a_snapshot_says_the_same(
+    history: list[tuple[int, list[tuple[int, int]], dict[int, tuple[int, int]]]],
+) -> None:
+    data = [encode_channel(1, 0, False, 0, "c")]
+    finished: set[int] = set()
+    marks: dict[int, tuple[int, int]] = {}
+    for low, runs, some in history:
+        data.append(encode_progress(1, low, runs, some))
+        finished |= set(range(low)) | {i for a, b in runs for i in range(a, b)}
+        marks |= some
+    state = replay(b"".join(data))
+    found = state.channels["c"]
+    told = set(range(found.low)) | {i for a, b in found.runs for i in range(a, b)}
+    assert told == finished
+    assert found.low not in finished
+    assert found.runs == sorted(found.runs)
+    assert all(a < b for a, b in found.runs)
+    assert found.marks == {i: mark for i, mark in marks.items() if i not in finished}
+    again = replay(b"".join(snapshot(state)))
+    again.index_max = state.index_max
+    assert again == state
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_can_be_replayed(data: bytes) -> None:
+    state = replay(data)
+    assert state.channels == {} and state.torn_size == len(data)
+
+
+def test_a_journal_buffers_writes_and_compacts(tmp_path: Path) -> None:
+    path = f"{tmp_path}/journal"
+    journal = Journal(Files(), path)
+    journal.add(encode_channel(1, 100, False, 0, "c"))
+    journal.add(encode_progress(1, 110))
+    assert journal.size == 0 and journal.buffer_size > 0
+    journal.write(journal.take())
+    assert journal.take() == b"" and journal.buffer_size == 0
+    assert journal.size == Path(path).stat().st_size
+    journal.add(encode_progress(1, 120))
+    state = TopicState(channels={"c": ChannelState(1, "c", 100, low=115)})
+    journal.compact(snapshot(state))
+    journal.write(journal.take())
+    journal.sync()
+    assert replay(Path(path).read_bytes()).channels["c"].low == 120
+    assert Journal(Files(), path).size == journal.size
+    assert [p.name for p in tmp_path.iterdir()] == ["journal"]
