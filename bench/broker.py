@@ -77,6 +77,11 @@ class Broker(Nsqd):
                 raise RuntimeError(f"{self.make.name}: topic={topic} has not {count} messages")
             time.sleep(0.1)
 
+    def unfinished(self, topic: str = "bench") -> int:
+        """How many messages the channel still has, waiting or in flight."""
+        channel = self.channel(topic, "bench")
+        return int(channel["depth"]) + int(channel["in_flight_count"])
+
     def empty(self, topic: str) -> None:
         reply = self.post(f"/channel/empty?topic={topic}&channel=bench")
         if reply.status != 200:

@@ -19,6 +19,7 @@ METRICS = {
     "p99_ms": ("p99, ms", "{:,.2f}"),
     "max_ms": ("max, ms", "{:,.2f}"),
     "missing": ("missing", "{:,.0f}"),
+    "doubled": ("delivered twice", "{:,.0f}"),
     "early": ("early", "{:,.0f}"),
     "rss_mib": ("resident memory, MiB", "{:,.0f}"),
     "rss_after_mib": ("resident after restart, MiB", "{:,.0f}"),

@@ -38,7 +38,7 @@ class Target:
 
     def __str__(self) -> str:
         sign = "at least" if self.at_least else "at most"
-        return f"{self.metric} {sign} {self.limit:g}{' times Go' if self.of_go else ''}"
+        return f"{self.metric} {sign} {self.limit:.3g}{' times Go' if self.of_go else ''}"
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Workload:
 
 
 COMPLETE = Target("missing", 0)
+ONCE = Target("doubled", 0)
 
 WORKLOADS = (
     Workload(
@@ -101,6 +102,7 @@ WORKLOADS = (
             Target("cpu_us", 1 / 3, of_go=True),
             Target("rate", 1.8, at_least=True, of_go=True),
             COMPLETE,
+            ONCE,
         ),
         go_flags=IN_MEMORY,
     ),
@@ -111,7 +113,7 @@ WORKLOADS = (
         full={"messages": 2_000_000, "connections": 4},
         quick={"messages": 300_000},
         rounds=2,
-        targets=(COMPLETE,),
+        targets=(COMPLETE, ONCE),
         go_flags=IN_MEMORY,
     ),
     Workload(

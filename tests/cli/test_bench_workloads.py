@@ -46,7 +46,7 @@ def test_a_workload_runs_and_its_figures_can_be_shown(workload: Workload, tmp_pa
     assert workload.title in report.text(workload, found)
     assert workload.title in report.markdown({"cores": "2"}, [(workload, found)])
     assert len(report.verdicts(workload, found)) == len(workload.targets)
-    for metric in ("missing", "early", "term_missing", "kill_missing"):
+    for metric in ("missing", "doubled", "early", "term_missing", "kill_missing"):
         assert found["penstock"].get(metric, 0) == 0
 
 
