@@ -94,6 +94,7 @@ class RawHttp:
             self._more()
         raw_head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         first, *lines = raw_head.decode("latin-1").split("\r\n")
+        assert first.startswith("HTTP/1."), first
         headers = {}
         for line in lines:
             name, _, value = line.partition(": ")

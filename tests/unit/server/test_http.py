@@ -197,6 +197,14 @@ def test_expect_100_is_skipped_when_the_body_is_there(http: Harness) -> None:
         assert raw.answer()[2] == b"POST hello"
 
 
+def test_expect_100_is_skipped_when_the_body_has_begun(http: Harness) -> None:
+    with http.connect() as raw:
+        raw.send(request("POST", "/echo", b"he", "Content-Length: 5", "Expect: 100-continue"))
+        assert raw.silent(0.05)
+        raw.send(b"llo")
+        assert raw.answer()[2] == b"POST hello"
+
+
 def test_expect_100_for_a_body_too_big_gets_413_instead(http: Harness) -> None:
     head = request("POST", "/echo", b"", "Content-Length: 1001", "Expect: 100-continue")
     with http.connect() as raw:
@@ -267,6 +275,16 @@ def test_a_bounded_size_runs_side_by_side(app: Application) -> None:
         raw.send(b"".join(post("/later", b"x" * 600) for n in range(5)))
         assert raw.silent(0.05)
         assert len(app.begun) == 2
+
+
+def test_what_cannot_begin_is_not_read(app: Application) -> None:
+    with Harness(app.router, limited(begun_count_max=1)) as http, http.connect() as raw:
+        raw.sock.settimeout(0.3)
+        sent = 0
+        with pytest.raises(TimeoutError):
+            while sent < 64 << 20:
+                sent += raw.sock.send(post("/later", b"x" * 1000) * 60)
+        assert len(app.begun) == 1
 
 
 def test_a_reader_that_does_not_read_is_not_served_on(http: Harness, app: Application) -> None:
