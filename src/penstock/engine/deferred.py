@@ -184,6 +184,9 @@ class DeferredQueue:
             due = self._ready.popleft()
             if due.stamp < self._tallies.void_stamp(due.instance):
                 self.void([due])
+            elif due.due_ns > now_ns:
+                # The clock stepped back while the body was read.
+                self._schedule.retry(self._table.files[due.slot], due, due.due_ns)
             else:
                 taken.append(due)
         count_max -= len(taken)

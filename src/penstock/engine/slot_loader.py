@@ -126,6 +126,7 @@ class SlotLoader:
             if next_ns - NEAR_NS <= self._now_ns and self._has_room():
                 heapq.heappop(self._queue)
                 self._start(self._table.files[number])
+                return True
         if self._current is not None:
             self._read(self._current, self._offset, self._end)
             return True
@@ -148,6 +149,8 @@ class SlotLoader:
     def _start(self, file: SlotFile) -> None:
         file.floor_ns = file.next_ns
         file.next_ns = NEVER
+        if file.primed and not file.size:
+            return  # its first write is still under way, and will find it near
         file.loading = True
         self._current = file
         self._offset = HEADER.size

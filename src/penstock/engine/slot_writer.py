@@ -122,7 +122,7 @@ class SlotWriter:
         """Write what was accepted in this turn."""
         waiting, self._waiting = self._waiting, []
         for file in waiting:
-            if not file.writing:
+            if file.batch is not None and not file.writing:
                 self._write(file)
 
     def _write(self, file: SlotFile) -> None:
@@ -190,8 +190,10 @@ class SlotWriter:
 
     def _not_written(self, file: SlotFile, batch: Batch, error: BaseException | None) -> None:
         self._table.error_count += 1
-        if self._synced or isinstance(error, UncutError):
+        if self._synced or file.size == 0 or isinstance(error, UncutError):
             self._seal(file)
+        if file.size == 0:
+            file.next_ns = NEVER  # there is nothing to be read later
         if isinstance(error, UncutError):
             # A restart may find these records, though their publishers were told of the failure.
             self._void(file, [row[0] for row in batch.rows()])

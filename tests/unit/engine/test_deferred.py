@@ -297,6 +297,19 @@ def test_bodies_on_a_cold_disk_are_read_in_the_background(world: World) -> None:
     assert world.fire() == [b"a", b"b"]
 
 
+def test_a_clock_that_steps_back_while_a_body_is_read_makes_it_wait(world: World) -> None:
+    """D-5, D-17: not even then is a message early."""
+    world.put(SECOND, b"x")
+    world.clock.advance(SECOND)
+    world.files.cold = True
+    assert world.queue.take(world.now_ns, 10, 1000) == []
+    world.disk.drain()
+    world.clock.step_wall(-1)
+    assert world.fire() == []
+    world.clock.advance(1)
+    assert world.fire() == [b"x"]
+
+
 def test_a_body_that_cannot_be_read_is_tried_again_and_holds_nobody_up(world: World) -> None:
     world.put(SECOND, b"bad")
     world.put(SECOND + MINUTE, b"good")

@@ -55,9 +55,15 @@ def test_a_name_holds_start_length_and_generation() -> None:
 
 @pytest.mark.parametrize(
     "file",
-    ["x.slot", "1-2.slot", "1800000000000-60000-7.slot", "1800000000001-60000-00000007.slot"]
-    + ["1800000000000-60000-ffffffff.slot", "1800000000000-60000-00000007.slot.corrupt"]
-    + ["99999999999999000-1000-00000007.slot"],
+    [
+        "x.slot",
+        "1-2.slot",
+        "1800000000000-60000-7.slot",
+        "1800000000001-60000-00000007.slot",
+        "1800000000000-60000-ffffffff.slot",
+        "1800000000000-60000-00000007.slot.corrupt",
+        "99999999999999000-1000-00000007.slot",
+    ],
 )
 def test_other_names_are_not_slots(file: str) -> None:
     assert slot_name(file) is None
