@@ -147,10 +147,12 @@ class SlotLoader:
             self.add(file)
 
     def _start(self, file: SlotFile) -> None:
-        file.floor_ns = file.next_ns
-        file.next_ns = NEVER
+        floor_ns, file.next_ns = file.next_ns, NEVER
         if file.primed and not file.size:
-            return  # its first write is still under way, and will find it near
+            # Empty; or its first write is still under way, and will find it near.
+            self._changed(file)
+            return
+        file.floor_ns = floor_ns
         file.loading = True
         self._current = file
         self._offset = HEADER.size
