@@ -49,8 +49,9 @@ class _Handle:
 class Files:
     """The files of a data path, on the real disk."""
 
-    def __init__(self, open_max: int = 256) -> None:
+    def __init__(self, open_max: int = 256, *, read_only: bool = False) -> None:
         self._open_max = open_max
+        self._access = os.O_RDONLY if read_only else os.O_RDWR
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
         self._lock = threading.Lock()
         self._name_changes = 0
@@ -260,7 +261,7 @@ class Files:
     def _pin_new(self, path: str, create: bool) -> _Handle:
         # The open itself may wait for a disk, so it happens outside of the lock.  If a name changed
         # meanwhile, the descriptor may belong to a file that has lost its name: open again.
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = self._access | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         while True:
             changes = self._name_changes
             fresh = _Handle(path, os.open(path, flags, MODE_FILE))

@@ -131,6 +131,39 @@ def encode_synced(base: int, offset: int) -> bytes:
     return _record(SYNCED, _SYNCED.pack(base, offset))
 
 
+def decode_topic(payload: bytes) -> tuple[int, bool, bool, int]:
+    """(released, frozen, paused, void stamp)"""
+    released, frozen, paused, void_stamp = _TOPIC.unpack(payload)
+    return released, bool(frozen), bool(paused), void_stamp
+
+
+def decode_channel(payload: bytes) -> ChannelState:
+    """The channel as it is at its creation."""
+    id, start, paused, defer_stamp = _CHANNEL.unpack_from(payload)
+    name = payload[_CHANNEL.size :].decode()
+    return ChannelState(id, name, start, bool(paused), defer_stamp, low=start)
+
+
+def decode_progress(
+    payload: bytes,
+) -> tuple[int, int, list[Run], list[tuple[int, int, int]]]:
+    """(id, low, runs, marks as (index, attempts, due_ns))"""
+    id, low = _PROGRESS.unpack_from(payload)
+    at = _PROGRESS.size
+    (run_count,) = _ID.unpack_from(payload, at)
+    runs_end = at + 4 + run_count * _RUN.size
+    runs: list[Run] = list(_RUN.iter_unpack(payload[at + 4 : runs_end]))
+    (mark_count,) = _ID.unpack_from(payload, runs_end)
+    marks_end = runs_end + 4 + mark_count * _MARK.size
+    return id, low, runs, list(_MARK.iter_unpack(payload[runs_end + 4 : marks_end]))
+
+
+def decode_synced(payload: bytes) -> tuple[int, int]:
+    """(segment base, offset)"""
+    base, offset = _SYNCED.unpack(payload)
+    return base, offset
+
+
 def snapshot(state: TopicState) -> list[bytes]:
     """The records that say what ``state`` says, and nothing more."""
     encoded = [encode_topic(state.released, state.frozen, state.paused, state.void_stamp)]
@@ -204,42 +237,32 @@ class _Replay:
     def apply(self, kind: int, payload: bytes) -> None:
         state = self.state
         if kind == TOPIC:
-            state.released, frozen, paused, state.void_stamp = _TOPIC.unpack(payload)
-            state.frozen, state.paused = bool(frozen), bool(paused)
+            state.released, state.frozen, state.paused, state.void_stamp = decode_topic(payload)
             self.saw(state.released)
         elif kind == CHANNEL:
-            self.apply_channel(payload)
+            self.apply_channel(decode_channel(payload))
         elif kind == GONE:
             self.channels.pop(_ID.unpack(payload)[0], None)
         elif kind == PROGRESS:
-            self.apply_progress(payload)
+            self.apply_progress(*decode_progress(payload))
         elif kind == SYNCED:
-            state.synced = _SYNCED.unpack(payload)
+            state.synced = decode_synced(payload)
 
-    def apply_channel(self, payload: bytes) -> None:
-        id, start, paused, defer_stamp = _CHANNEL.unpack_from(payload)
-        name = payload[_CHANNEL.size :].decode()
-        self.state.channel_id_max = max(self.state.channel_id_max, id)
-        self.saw(start)
-        channel = self.channels.get(id)
+    def apply_channel(self, told: ChannelState) -> None:
+        self.state.channel_id_max = max(self.state.channel_id_max, told.id)
+        self.saw(told.start)
+        channel = self.channels.get(told.id)
         if channel is None:
             # A name has one channel: an older one of that name lost its GONE record.
-            for other in [c.id for c in self.channels.values() if c.name == name]:
+            for other in [c.id for c in self.channels.values() if c.name == told.name]:
                 del self.channels[other]
-            channel = self.channels[id] = ChannelState(id, name, start, low=start)
-        channel.paused = bool(paused)
-        channel.defer_stamp = defer_stamp
+            self.channels[told.id] = told
+        else:
+            channel.paused, channel.defer_stamp = told.paused, told.defer_stamp
 
-    def apply_progress(self, payload: bytes) -> None:
-        id, low = _PROGRESS.unpack_from(payload)
-        at = _PROGRESS.size
-        (run_count,) = _ID.unpack_from(payload, at)
-        at += 4
-        runs_end = at + run_count * _RUN.size
-        runs = list(_RUN.iter_unpack(payload[at:runs_end]))
-        (mark_count,) = _ID.unpack_from(payload, runs_end)
-        marks_end = runs_end + 4 + mark_count * _MARK.size
-        marks = list(_MARK.iter_unpack(payload[runs_end + 4 : marks_end]))
+    def apply_progress(
+        self, id: int, low: int, runs: list[Run], marks: list[tuple[int, int, int]]
+    ) -> None:
         self.saw(low)
         if runs:
             self.saw(max(end for _, end in runs))

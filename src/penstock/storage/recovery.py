@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS, scan
+from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, INDEX_MAX, ORIGINS, scan
 from penstock.errors import StorageError
 from penstock.storage.copying import copy_bytes
 from penstock.storage.evidence import keep_evidence
@@ -142,7 +142,7 @@ class _Recovery:
         path = f"{self.folder}/{base:020d}.log"
         size = self.files.size(path)
         header, trailer = self.read_ends(path, size)
-        limit = after.first if after is not None else 1 << 54
+        limit = after.first if after is not None else INDEX_MAX
         if trailer is not None and trailer.end <= limit:
             segment = self.open_sealed(path, base, size, header, trailer)
             if segment is not None:

@@ -297,7 +297,7 @@ class Segment:
         data = files.pread(self.path, self.trailer.tables_offset, self.trailer.tables_size, wait)
         if data is None or (not wait and len(data) < self.trailer.tables_size):
             return None
-        if len(data) != self.trailer.tables_size or crc32c(data) != self.trailer.tables_crc:
+        if not tables_good(data, self.trailer):
             # Without its tables a segment can still be walked from the start.
             tables = Tables.empty()
             tables.indexes.append(self.first)
@@ -347,6 +347,10 @@ def decode_trailer(data: bytes, file_size: int) -> Trailer | None:
     if trailer.tables_offset + trailer.tables_size + TRAILER_SIZE != file_size:
         return None
     return trailer
+
+
+def tables_good(data: bytes, trailer: Trailer) -> bool:
+    return len(data) == trailer.tables_size and bool(crc32c(data) == trailer.tables_crc)
 
 
 def segment_path(folder: str, base: int, suffix: str = "log") -> str:

@@ -16,6 +16,7 @@ from penstock.core.segment import (
     BAD_PAYLOAD,
     BATCH_HEADER_SIZE,
     HEADER_SIZE,
+    INDEX_MAX,
     ORIGINS,
     PARTIAL,
     resync,
@@ -52,11 +53,16 @@ class Survey:
     errors: list[OSError] = field(default_factory=list)
 
 
-class _Walk:
-    def __init__(self, files: Files, path: str, base: int, index_limit: int) -> None:
+class Walk:
+    """One walk; a subclass may watch what it comes across, in the order of the file."""
+
+    def __init__(
+        self, files: Files, path: str, base: int, index_limit: int = INDEX_MAX, end: int = 0
+    ) -> None:
         self.files = files
         self.path = path
         self.index_limit = index_limit
+        self.end = end  # where the batches end, if that is known; 0: at the end of the file
         self.result = Survey(Tally(base))
         self.bad_from: int | None = None
         self.index = 0  # one past the last good batch
@@ -76,7 +82,14 @@ class _Walk:
             ordinals += decode_ordinals(piece[end:payload_end])
         self.result.tally.add(offset, first, count, at + payload_end, append_ns, slot, flags)
         self.index = first + count
+        self.saw_batch(offset, piece, batch)
         return True
+
+    def saw_batch(self, offset: int, piece: bytes, batch: Batch) -> None:
+        """A good batch at ``offset``; its own offsets count from the start of ``piece``."""
+
+    def saw_bad(self, bad: BadBytes) -> None:
+        """Bytes that are none."""
 
     def open_bad(self, offset: int) -> None:
         if self.bad_from is None:
@@ -85,11 +98,13 @@ class _Walk:
     def close_bad(self, offset: int, index_end: int) -> None:
         if self.bad_from is not None:
             start = self.index or self.base
-            self.result.bad.append(BadBytes(self.bad_from, offset, start, max(start, index_end)))
+            bad = BadBytes(self.bad_from, offset, start, max(start, index_end))
             self.bad_from = None
+            self.result.bad.append(bad)
+            self.saw_bad(bad)
 
     def run(self) -> Survey:
-        size = self.result.size = self.files.size(self.path)
+        size = self.result.size = self.end or self.files.size(self.path)
         offset = HEADER_SIZE
         want = PIECE_SIZE
         while offset < size:
@@ -130,9 +145,9 @@ class _Walk:
         return size
 
 
-def survey(files: Files, path: str, base: int, index_limit: int = 1 << 54) -> Survey:
+def survey(files: Files, path: str, base: int, index_limit: int = INDEX_MAX) -> Survey:
     """Walk the file at ``path``; batches from ``index_limit`` on are none of its business."""
-    return _Walk(files, path, base, index_limit).run()
+    return Walk(files, path, base, index_limit).run()
 
 
 def read_through_errors(

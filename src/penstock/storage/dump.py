@@ -1,0 +1,241 @@
+# The files of a data path, told to a person: offsets, fields, shortened bodies, damage.
+#
+# One line a thing, in the order of the file.  Lines about damage start with "!!".
+# Nothing is changed, and a file that a running nsqd writes can be looked at.
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TextIO
+
+from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS
+from penstock.errors import StorageError
+from penstock.storage import journal
+from penstock.storage.files import Files
+from penstock.storage.metadata import decode_metadata
+from penstock.storage.node import decode_node
+from penstock.storage.segment import (
+    MAGIC,
+    TRAILER_SIZE,
+    Tables,
+    Trailer,
+    decode_header,
+    decode_trailer,
+    tables_good,
+)
+from penstock.storage.survey import BadBytes, Walk, decode_ordinals
+
+if TYPE_CHECKING:
+    from penstock.core.segment import Batch
+
+BODY_SIZE_SHOWN = 60
+
+_RECORDS = {
+    journal.TOPIC: "topic",
+    journal.CHANNEL: "channel",
+    journal.GONE: "gone",
+    journal.PROGRESS: "progress",
+    journal.SYNCED: "synced",
+}
+
+
+def dump_file(files: Files, path: str, out: TextIO, *, brief: bool = False) -> int:
+    """Write what ``path`` holds to ``out``; return the number of damaged places.
+
+    With ``brief`` messages are left out.  StorageError if it is none of our files.
+    """
+    name = path.rpartition("/")[2]
+    start = files.pread(path, 0, HEADER_SIZE, True) or b""
+    if name.endswith((".slot", ".fired")):
+        return _dump_slot(path, out)
+    if name.endswith((".log", ".side")) or start.startswith(MAGIC):
+        return _dump_segment(files, path, start, out, brief)
+    if name == "node.json":
+        node = decode_node(files.read(path), path)
+        print(f"node uuid={node.uuid} index_floor={node.index_floor}", file=out)
+        return 0
+    if name == "nsqd.dat":
+        return _dump_metadata(files, path, out)
+    if name.startswith("journal") or start.startswith(journal.MAGIC):
+        return _dump_journal(files.read(path), out)
+    raise StorageError(f"{path}: not a file of Penstock's that can be shown")
+
+
+class _Printer(Walk):
+    """A walk over a segment that tells what it sees."""
+
+    out: TextIO
+    brief: bool
+
+    def saw_batch(self, offset: int, piece: bytes, batch: Batch) -> None:
+        first, count, start, end, append_ns, slot, flags = batch
+        publish_ns = _signed(piece[start - 16 : start - 8])
+        ordinals = decode_ordinals(piece[end : end + 4 * count]) if flags & ORIGINS else []
+        origin = f" slot={slot} ordinals={_short(ordinals)}" if ordinals else ""
+        print(
+            f"{offset:>12}  batch {first}..{first + count - 1} count={count}"
+            f" size={BATCH_HEADER_SIZE + end - start + 4 * len(ordinals)}"
+            f" appended={_time(append_ns)} published={_time(publish_ns)}{origin}",
+            file=self.out,
+        )
+        at = start
+        base = offset - start + BATCH_HEADER_SIZE
+        for index in range(first, first + count if not self.brief else first):
+            size = 4 + int.from_bytes(piece[at : at + 4], "big")
+            frame = piece[at : at + size]
+            print(
+                f"{base + at:>12}    {index} id={frame[18:34].decode('latin-1')}"
+                f" timestamp={_time(_signed(frame[8:16]))} {_body(frame[34:])}",
+                file=self.out,
+            )
+            at += size
+
+    def saw_bad(self, bad: BadBytes) -> None:
+        lost = f", index {bad.index_start} up to {bad.index_end}" * (
+            bad.index_end > bad.index_start
+        )
+        print(f"!! {bad.offset:>9}  {bad.end - bad.offset} bytes are no batch{lost}", file=self.out)
+
+
+def _dump_segment(files: Files, path: str, start: bytes, out: TextIO, brief: bool) -> int:
+    size = files.size(path)
+    header = decode_header(start)
+    damage = 0
+    if header is None:
+        damage += 1
+        print(f"!! {0:>9}  no good header; {size} bytes", file=out)
+    else:
+        origin = f" origin={header.origin}" if header.origin else ""
+        print(
+            f"{0:>12}  segment format={header.version} node_id={header.node_id}"
+            f" instance={header.instance:016x} base={header.base}"
+            f" previous_end={header.previous_end}{origin} created={_time(header.created_ns)}",
+            file=out,
+        )
+    trailer = None
+    if size >= HEADER_SIZE + TRAILER_SIZE:
+        trailer = decode_trailer(
+            files.pread(path, size - TRAILER_SIZE, TRAILER_SIZE, True) or b"", size
+        )
+    base = header.base if header is not None else 0
+    walk = _Printer(files, path, base, end=trailer.tables_offset if trailer is not None else 0)
+    walk.out, walk.brief = out, brief
+    damage += len(walk.run().bad)
+    if trailer is None:
+        print(f"{size:>12}  not sealed", file=out)
+        return damage
+    return damage + _dump_footer(files, path, trailer, out)
+
+
+def _dump_footer(files: Files, path: str, trailer: Trailer, out: TextIO) -> int:
+    data = files.pread(path, trailer.tables_offset, trailer.tables_size, True) or b""
+    damage = 0
+    if not tables_good(data, trailer):
+        damage = 1
+        print(f"!! {trailer.tables_offset:>9}  the tables of the footer are damaged", file=out)
+    else:
+        at = trailer.tables_offset
+        for size, line in _table_lines(Tables.decode(data, trailer)):
+            print(f"{at:>12}  {line}", file=out)
+            at += size
+    slots = f" slots={trailer.slot_min}..{trailer.slot_max}" if trailer.origin_count else ""
+    print(
+        f"{trailer.tables_offset + trailer.tables_size:>12}  sealed first={trailer.first}"
+        f" end={trailer.end} count={trailer.count}"
+        f" appended={_time(trailer.append_ns_first)}..{_time(trailer.append_ns_last)}{slots}",
+        file=out,
+    )
+    return damage
+
+
+def _table_lines(tables: Tables) -> Iterator[tuple[int, str]]:
+    """(size in the file, what it says) of each entry."""
+    for index, offset, append_ns in zip(tables.indexes, tables.offsets, tables.times, strict=True):
+        yield 24, f"sparse index={index} offset={offset} appended={_time(append_ns)}"
+    for start, end in tables.gaps:
+        yield 16, f"gap {start}..{end - 1}"
+    for offset in tables.origins:
+        yield 8, f"origins offset={offset}"
+
+
+def _dump_journal(data: bytes, out: TextIO) -> int:
+    damage = 0
+    for offset, kind, payload in journal.records(data):
+        if payload is None:
+            damage += 1
+            print(f"!! {offset:>9}  bytes that are no record", file=out)
+            continue
+        name = _RECORDS.get(kind, f"type {kind}")
+        print(f"{offset:>12}  {name} {_record(kind, payload)}", file=out)
+    return damage
+
+
+def _record(kind: int, payload: bytes) -> str:
+    if kind == journal.TOPIC:
+        released, frozen, paused, void_stamp = journal.decode_topic(payload)
+        return f"released={released} frozen={frozen} paused={paused} void_stamp={void_stamp}"
+    if kind == journal.CHANNEL:
+        channel = journal.decode_channel(payload)
+        return (
+            f"id={channel.id} name={channel.name} start={channel.start}"
+            f" paused={channel.paused} defer_stamp={channel.defer_stamp}"
+        )
+    if kind == journal.PROGRESS:
+        id, low, runs, marks = journal.decode_progress(payload)
+        told_runs = _short([f"{start}..{end - 1}" for start, end in runs])
+        told_marks = _short(
+            [
+                f"{index}(attempts={attempts}" + (f" due={_time(due_ns)})" if due_ns else ")")
+                for index, attempts, due_ns in marks
+            ]
+        )
+        return f"id={id} low={low} runs={told_runs} marks={told_marks}"
+    if kind == journal.SYNCED:
+        base, offset = journal.decode_synced(payload)
+        return f"base={base} offset={offset}"
+    if kind == journal.GONE:
+        return f"id={int.from_bytes(payload, 'big')}"
+    return f"{len(payload)} bytes"
+
+
+def _dump_metadata(files: Files, path: str, out: TextIO) -> int:
+    metadata = decode_metadata(files.read(path), path)
+    print(f"nsqd.dat version={metadata.version} topics={len(metadata.topics)}", file=out)
+    for topic in metadata.topics:
+        print(f"  topic={topic.name}{' paused' * topic.paused}", file=out)
+        for channel in topic.channels:
+            print(f"    channel={channel.name}{' paused' * channel.paused}", file=out)
+    return 0
+
+
+def _dump_slot(path: str, out: TextIO) -> int:
+    dump_slot = getattr(importlib.import_module("penstock.storage.slots"), "dump_slot", None)
+    if dump_slot is None:
+        raise StorageError(f"{path}: slot files cannot be shown")
+    return int(dump_slot(path, out) or 0)
+
+
+def _signed(data: bytes) -> int:
+    return int.from_bytes(data, "big", signed=True)
+
+
+def _time(time_ns: int) -> str:
+    """UTC to the microsecond; what is no time of this age stays a number."""
+    try:
+        moment = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(time_ns)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ns % 1_000_000_000 // 1000:06d}Z"
+
+
+def _body(body: bytes) -> str:
+    shown = repr(body[:BODY_SIZE_SHOWN])[1:]
+    more = "..." if len(body) > BODY_SIZE_SHOWN else ""
+    return f"body={len(body)}:{shown}{more}"
+
+
+def _short(items: list[int] | list[str]) -> str:
+    shown = ",".join(map(str, items[:8]))
+    return f"[{shown}{f',... {len(items)}' if len(items) > 8 else ''}]"

@@ -1,0 +1,141 @@
+"""`penstock dump`: files told to a person."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.dump import main
+from penstock.storage.files import Files
+from penstock.storage.journal import (
+    encode_channel,
+    encode_gone,
+    encode_progress,
+    encode_synced,
+    encode_topic,
+)
+from penstock.storage.metadata import ChannelEntry, TopicEntry, write_metadata
+from penstock.storage.node import load_node
+from penstock.storage.topic_log import TopicLog
+from tests.unit.storage.build import NODE_ID, append, append_many, batch
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> Path:
+    log = TopicLog.create(Files(), f"{tmp_path}/t", 0xAB, NODE_ID, 100)
+    append(log, batch(100, 2, append_ns=1_800_000_000_123_456_789, body=b"x" * 100))
+    log.abandon(110)
+    append(log, batch(110, 1, slot=77, ordinals=[4]))
+    log.synced(log.roll())
+    return Path(log.segments()[0].path)
+
+
+def test_a_segment_is_told_line_by_line(segment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(segment)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert lines[0].split()[:5] == [
+        *("0", "segment", "format=1", "node_id=7", "instance=00000000000000ab"),
+    ]
+    assert "64  batch 100..101 count=2 size=324 appended=2027-01-15T08:00:00.123456Z" in lines[1]
+    assert lines[2].endswith("body=100:'" + "x" * 60 + "'...")
+    assert "id=01c0000000000065" in lines[3] and lines[3].split()[0] == "254"
+    assert lines[4].endswith("slot=77 ordinals=[4]")
+    assert [line.split()[1] for line in lines[5:]] == ["110", "sparse", "gap", "origins", "sealed"]
+
+
+def test_brief_leaves_the_messages_out(segment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--brief", str(segment)]) == 0
+    assert "body=" not in capsys.readouterr().out
+
+
+def test_damage_is_shown_where_it_is(segment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = bytearray(segment.read_bytes())
+    data[70] ^= 1
+    segment.write_bytes(bytes(data))
+    assert main([str(segment)]) == 1
+    out, err = capsys.readouterr()
+    assert "!!        64  324 bytes are no batch, index 100 up to 110" in out
+    assert "batch 110..110" in out
+    assert "1 damaged places" in err
+
+
+def test_an_unsealed_segment_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = TopicLog.create(Files(), f"{tmp_path}/t", 1, NODE_ID, 100)
+    append_many(log, 1)
+    assert main([log.segments()[0].path]) == 0
+    assert capsys.readouterr().out.endswith("not sealed\n")
+
+
+def test_a_journal_is_told_record_by_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(
+        encode_topic(100, False, True, 7)
+        + encode_channel(1, 100, False, 0, "billing")
+        + b"junk"
+        + encode_progress(1, 110, [(115, 120)], {112: (3, 0), 113: (1, 1_800_000_000_000_000_000)})
+        + encode_gone(1)
+        + encode_synced(100, 4096)
+    )
+    assert main([str(path)]) == 1
+    told = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert told == [
+        "topic released=100 frozen=False paused=True void_stamp=7",
+        "channel id=1 name=billing start=100 paused=False defer_stamp=0",
+        "70  bytes that are no record",
+        "progress id=1 low=110 runs=[115..119]"
+        " marks=[112(attempts=3),113(attempts=1 due=2027-01-15T08:00:00.000000Z)]",
+        "gone id=1",
+        "synced base=100 offset=4096",
+    ]
+
+
+def test_node_and_metadata_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = load_node(Files(), f"{tmp_path}/node.json")
+    topics = [TopicEntry("orders", True, [ChannelEntry("billing")])]
+    write_metadata(Files(), f"{tmp_path}/nsqd.dat", topics, "1.3.0")
+    assert main([f"{tmp_path}/node.json", f"{tmp_path}/nsqd.dat"]) == 0
+    out = capsys.readouterr().out
+    assert node.uuid in out
+    assert "  topic=orders paused\n    channel=billing\n" in out
+
+
+def test_what_cannot_be_shown_does_not_stop_the_rest(
+    segment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").write_bytes(b"something else")
+    (tmp_path / "nsqd.dat").write_bytes(b"{")
+    wrong = [f"{tmp_path}/other", f"{tmp_path}/nsqd.dat", f"{tmp_path}/none", str(tmp_path)]
+    assert main([*wrong, str(segment)]) == 1
+    out, err = capsys.readouterr()
+    assert "batch 100..101" in out
+    assert len(err.splitlines()) == 4
+    assert "not a file of Penstock's" in err and "No such file" in err
+
+
+def test_wrong_use_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "examples:" in capsys.readouterr().out
+
+
+def test_a_closed_pipe_ends_it_quietly(tmp_path: Path) -> None:
+    log = TopicLog.create(Files(), f"{tmp_path}/t", 1, NODE_ID, 100)
+    append_many(log, 100, 20)
+    code = "import sys; from penstock.cli.dump import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, log.segments()[0].path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(10) == 0
