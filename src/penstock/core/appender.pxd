@@ -1,3 +1,4 @@
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
 
@@ -12,7 +13,9 @@ cdef class Appender:
     cdef public object ticket
     cdef public object opened
     cdef readonly str topic
+    cdef PyObject* payload
     cdef unsigned char* buffer
+    cdef Py_ssize_t expected
     cdef Py_ssize_t capacity
 
     cdef int append(self, const unsigned char* body, Py_ssize_t size,

@@ -6,19 +6,37 @@
 # Everything published to a topic in one turn of the loop meets here and becomes one batch with
 # one checksum, one write and one ticket.
 
-from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
+
+cdef extern from "Python.h":
+    PyObject* PyBytes_FromStringAndSize(const char* data, Py_ssize_t size) except NULL
+    int _PyBytes_Resize(PyObject** string, Py_ssize_t size) except -1
 
 cdef enum:
     FRAME_HEADER = 34
     FRAME_TYPE_MESSAGE = 2
-    CAPACITY_KEPT_MAX = 1 << 20     # a burst's buffer beyond this is given back
+    CAPACITY_MIN = 4096
+    CAPACITY_FIRST_MAX = 1 << 20    # what a new batch may take at once, going by the last one
 
 INDEX_BITS = 54
 
-cdef const char* HEX = b"0123456789abcdef"
+# The two hexadecimal digits of each byte value.
+cdef unsigned char[512] HEX
+
+
+cdef void fill_hex() noexcept:
+    cdef const unsigned char* digits = b"0123456789abcdef"
+    cdef int i
+    for i in range(256):
+        HEX[2 * i] = digits[i >> 4]
+        HEX[2 * i + 1] = digits[i & 15]
+
+
+fill_hex()
 
 
 cdef inline unsigned char* store_u32(unsigned char* p, uint32_t value) noexcept:
@@ -35,9 +53,8 @@ cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
 
 cdef inline void store_id(unsigned char* p, uint64_t value) noexcept:
     cdef int i
-    for i in range(15, -1, -1):
-        p[i] = HEX[value & 15]
-        value >>= 4
+    for i in range(8):
+        memcpy(p + 2 * i, &HEX[2 * ((value >> (56 - 8 * i)) & 0xFF)], 2)
 
 
 cdef class Appender:
@@ -51,7 +68,7 @@ cdef class Appender:
         self.ticket = None
 
     def __dealloc__(self):
-        PyMem_Free(self.buffer)
+        Py_XDECREF(self.payload)
 
     @property
     def next_index(self):
@@ -63,16 +80,20 @@ cdef class Appender:
 
     def seal(self):
         """End the batch: (payload, first, count, publish_ns, body_size); a new one begins."""
+        cdef object payload
         assert self.count
-        payload = PyBytes_FromStringAndSize(<const char*>self.buffer, self.size)
+        # The batch was built inside of a bytes object: cutting it to size copies nothing.
+        _PyBytes_Resize(&self.payload, self.size)
+        payload = <object>self.payload
+        Py_XDECREF(self.payload)
+        self.payload = NULL
+        self.buffer = NULL
+        self.capacity = 0
         sealed = payload, self.first, self.count, self.publish_ns, self.body_size
+        self.expected = min(self.size, CAPACITY_FIRST_MAX)
         self.first += self.count
         self.count = self.body_size = self.size = 0
         self.ticket = None
-        if self.capacity > CAPACITY_KEPT_MAX:
-            PyMem_Free(self.buffer)
-            self.buffer = NULL
-            self.capacity = 0
         return sealed
 
     cdef int open(self) except -1:
@@ -115,13 +136,13 @@ cdef class Appender:
 
     cdef int reserve(self, Py_ssize_t size) except -1:
         cdef Py_ssize_t capacity
-        cdef unsigned char* buffer
         if self.size + size <= self.capacity:
             return 0
-        capacity = max(4096, self.capacity * 2, self.size + size)
-        buffer = <unsigned char*>PyMem_Realloc(self.buffer, capacity)
-        if buffer == NULL:
-            raise MemoryError
-        self.buffer = buffer
+        capacity = max(CAPACITY_MIN, self.expected, self.capacity * 2, self.size + size)
+        if self.payload == NULL:
+            self.payload = PyBytes_FromStringAndSize(NULL, capacity)
+        else:
+            _PyBytes_Resize(&self.payload, capacity)
+        self.buffer = <unsigned char*>PyBytes_AS_STRING(<object>self.payload)
         self.capacity = capacity
         return 0

@@ -786,11 +786,13 @@ cdef class Window:
         return slot
 
     # The table maps index to slot: open addressing, linear probing, at most half full.
-    # Multiplying spreads dense runs; taking the index as it is would let two runs that
+    # Sixteen neighbours share a cache line, since they are finished one after the other; the
+    # lines are spread by multiplying.  Taking the index as it is would let two dense runs that
     # meet in the table cost thousands of probes.
 
     cdef inline Py_ssize_t home(self, int64_t index) noexcept:
-        return <Py_ssize_t>((<uint64_t>index * <uint64_t>0x9E3779B97F4A7C15) >> self.table_shift)
+        cdef uint64_t line = (<uint64_t>(index >> 4) * <uint64_t>0x9E3779B97F4A7C15)
+        return <Py_ssize_t>((line >> self.table_shift) << 4) | (index & 15)
 
     cdef int32_t find(self, int64_t index) noexcept:
         cdef Py_ssize_t place
@@ -835,7 +837,7 @@ cdef class Window:
         PyMem_Free(self.table)
         self.table = table
         self.table_mask = capacity - 1
-        self.table_shift = 64 - (capacity.bit_length() - 1)
+        self.table_shift = 64 + 4 - (capacity.bit_length() - 1)
         for i in range(capacity):
             table[i] = -1
         slot = self.head
