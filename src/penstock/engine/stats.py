@@ -6,69 +6,123 @@ exporters decode into typed structures:
     topics     null: the topic filter matches nothing; []: none, or not with that channel
     clients    null: not wanted; []: none
     producers  null: not wanted, or none
+
+With 10,000 channels this is 7 MB and a third of a second of work, so /stats makes it in pieces
+and lets the loop deliver messages in between (R9).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from penstock.engine.memory import Memory
 from penstock.engine.views import BrokerView, ChannelView, ConnectionView, TopicView
 from penstock.version import NSQ_VERSION, version_line
+from penstock.wire import gojson
 
 _SECOND_NS = 1_000_000_000
 # Nothing is configured to be tracked; nsqd then has the field all the same.
 _NO_LATENCY: dict[str, object] = {"count": 0, "percentiles": None}
 
 
-def snapshot(
-    broker: BrokerView,
-    *,
-    topic: str = "",
-    channel: str = "",
-    include_clients: bool = True,
-    memory: Mapping[str, int] | None = None,
-) -> dict[str, Any]:
-    """The structure of ``/stats?format=json``; an empty filter takes all."""
-    topics = _topics(broker, topic, channel, include_clients)
-    producers = None
-    if topics is not None and include_clients:
-        producers = [
-            _client(client, topic) for client in list(broker.clients) if client.pub_counts
-        ] or None
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is wanted; an empty name takes all."""
+
+    topic: str = ""
+    channel: str = ""
+    include_clients: bool = True
+    include_memory: bool = True
+
+
+def snapshot(broker: BrokerView, wanted: Selection, memory: Memory) -> dict[str, Any]:
+    """All of it at once, for few topics; with thousands of channels take the pieces."""
+    topics = _select(broker, wanted)
+    stats = _summary(broker, wanted, memory)
+    if topics is None:
+        return stats | {"topics": None}
+    stats["topics"] = [
+        _topic(topic, [_channel(channel, wanted) for channel in channels])
+        for topic, channels in topics
+    ]
+    stats["producers"] = [_client(client, wanted) for client in _producers(broker, wanted)] or None
+    return stats
+
+
+def json_pieces(broker: BrokerView, wanted: Selection, memory: Memory) -> Iterator[bytes]:
+    """The JSON of ``snapshot()``, piece by piece: other work may be done between two.
+
+    A piece is at most a channel with its clients.  Each shows its own moment, as in nsqd.
+    """
+    topics = _select(broker, wanted)
+    summary = gojson.encode(_summary(broker, wanted, memory) | {"topics": [], "producers": []})
+    head, _, rest = summary.partition(b'"topics":[]')
+    middle, _, tail = rest.partition(b'"producers":[]')
+    yield head + b'"topics":'
+    if topics is None:
+        yield b"null" + middle + b'"producers":null' + tail
+        return
+    yield b"["
+    for at, (topic, channels) in enumerate(topics):
+        opening, _, closing = gojson.encode(_topic(topic, [])).partition(b'"channels":[]')
+        yield (b"," if at else b"") + opening + b'"channels":['
+        yield from _listed(_channel(channel, wanted) for channel in channels)
+        yield b"]" + closing
+    yield b"]" + middle + b'"producers":'
+    producers = _producers(broker, wanted)
+    if producers:
+        yield b"["
+        yield from _listed(_client(client, wanted) for client in producers)
+        yield b"]" + tail
+    else:
+        yield b"null" + tail
+
+
+def _listed(values: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    for at, value in enumerate(values):
+        yield b"," + gojson.encode(value) if at else gojson.encode(value)
+
+
+def _summary(broker: BrokerView, wanted: Selection, memory: Memory) -> dict[str, Any]:
+    """Everything but topics and producers, with their places kept."""
     stats: dict[str, Any] = {
         "version": NSQ_VERSION,
         "health": broker.health,
         "start_time": broker.start_time,
-        "topics": topics,
+        "topics": None,
     }
-    if memory is not None:
-        stats["memory"] = dict(memory)
-    stats["producers"] = producers
+    if wanted.include_memory:
+        stats["memory"] = memory.figures()
+    stats["producers"] = None
     return stats
 
 
-def _topics(
-    broker: BrokerView, topic_name: str, channel_name: str, include_clients: bool
-) -> list[dict[str, Any]] | None:
-    if not topic_name:
+def _select(
+    broker: BrokerView, wanted: Selection
+) -> list[tuple[TopicView, list[ChannelView]]] | None:
+    """Topics and their channels by name; None if the topic filter matches nothing."""
+    if not wanted.topic:
         topics = [topic for _, topic in sorted(broker.topics.items())]
-    elif topic_name in broker.topics:
-        topics = [broker.topics[topic_name]]
+    elif wanted.topic in broker.topics:
+        topics = [broker.topics[wanted.topic]]
     else:
         return None
-    result = []
-    for topic in topics:
-        if not channel_name:
-            channels = [channel for _, channel in sorted(topic.channels.items())]
-        elif channel_name in topic.channels:
-            channels = [topic.channels[channel_name]]
-        else:
-            continue
-        filtered = [_channel(channel, topic_name, include_clients) for channel in channels]
-        result.append(_topic(topic, filtered))
-    return result
+    if not wanted.channel:
+        return [(topic, [c for _, c in sorted(topic.channels.items())]) for topic in topics]
+    return [
+        (topic, [topic.channels[wanted.channel]])
+        for topic in topics
+        if wanted.channel in topic.channels
+    ]
+
+
+def _producers(broker: BrokerView, wanted: Selection) -> list[ConnectionView]:
+    if not wanted.include_clients:
+        return []
+    return [client for client in list(broker.clients) if client.pub_counts]
 
 
 def _topic(topic: TopicView, channels: list[dict[str, Any]]) -> dict[str, Any]:
@@ -84,7 +138,7 @@ def _topic(topic: TopicView, channels: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _channel(channel: ChannelView, topic_name: str, include_clients: bool) -> dict[str, Any]:
+def _channel(channel: ChannelView, wanted: Selection) -> dict[str, Any]:
     clients = channel.clients
     return {
         "channel_name": channel.name,
@@ -96,13 +150,13 @@ def _channel(channel: ChannelView, topic_name: str, include_clients: bool) -> di
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
         "client_count": len(clients),
-        "clients": [_client(c, topic_name) for c in clients] if include_clients else None,
+        "clients": [_client(c, wanted) for c in clients] if wanted.include_clients else None,
         "paused": channel.paused,
         "e2e_processing_latency": _NO_LATENCY,
     }
 
 
-def _client(client: ConnectionView, topic_name: str) -> dict[str, Any]:
+def _client(client: ConnectionView, wanted: Selection) -> dict[str, Any]:
     stats: dict[str, Any] = {
         "client_id": client.client_id,
         "hostname": client.hostname,
@@ -122,7 +176,7 @@ def _client(client: ConnectionView, topic_name: str) -> dict[str, Any]:
         "topology_zone": client.topology_zone,
         "topology_region": client.topology_region,
     }
-    if pub_counts := _pub_counts(client.pub_counts, topic_name):
+    if pub_counts := _pub_counts(client.pub_counts, wanted.topic):
         stats["pub_counts"] = pub_counts
     stats |= {
         "tls": False,
@@ -142,46 +196,59 @@ def _pub_counts(pub_counts: Mapping[str, int], topic_name: str) -> list[dict[str
     return []
 
 
-def text(stats: Mapping[str, Any], now_ns: int) -> str:
-    """``stats`` of ``snapshot()`` as /stats shows them to people, byte by byte nsqd's."""
-    start_time = stats["start_time"]
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start_time))
-    lines = [
+def text_pieces(
+    broker: BrokerView, wanted: Selection, memory: Memory, now_ns: int
+) -> Iterator[bytes]:
+    """What /stats shows to people, byte by byte nsqd's; piece by piece as above."""
+    for lines in _text(broker, wanted, memory, now_ns):
+        yield "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+
+
+def _text(
+    broker: BrokerView, wanted: Selection, memory: Memory, now_ns: int
+) -> Iterator[list[str]]:
+    summary = _summary(broker, wanted, memory)
+    start_time = summary["start_time"]
+    head = [
         version_line("nsqd"),
-        f"start_time {started}",
+        "start_time " + time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start_time)),
         f"uptime {go_duration(now_ns - start_time * _SECOND_NS)}",
-        f"\nHealth: {stats['health']}",
+        f"\nHealth: {summary['health']}",
     ]
-    if "memory" in stats:
-        lines.append("\nMemory:")
-        lines += [f"   {name:<25}\t{value}" for name, value in stats["memory"].items()]
-    topics = stats["topics"]
-    # nsqd begins each topic's line with a newline; the first one ends the heading.
-    lines.append("\nTopics:" if topics else "\nTopics: None")
-    for at, topic in enumerate(topics or ()):
-        lines += _topic_lines(topic, now_ns, "\n" if at else "")
-    producers = stats["producers"]
-    lines.append("\nProducers:" if producers else "\nProducers: None")
-    lines += [f"   {_client_line(client, now_ns)}" for client in producers or ()]
-    return "\n".join(lines) + "\n"
+    if "memory" in summary:
+        head.append("\nMemory:")
+        head += [f"   {name:<25}\t{value}" for name, value in summary["memory"].items()]
+    topics = _select(broker, wanted)
+    yield [*head, "\nTopics:" if topics else "\nTopics: None"]
+    for at, (topic, channels) in enumerate(topics or ()):
+        # nsqd begins each topic's line with a newline; the first one ends the heading.
+        yield ["\n" * bool(at) + _topic_line(_topic(topic, []))]
+        for channel in channels:
+            yield _channel_lines(_channel(channel, wanted), now_ns)
+    producers = [] if topics is None else _producers(broker, wanted)
+    yield ["\nProducers:" if producers else "\nProducers: None"]
+    for client in producers:
+        yield [f"   {_client_line(_client(client, wanted), now_ns)}"]
 
 
-def _topic_lines(topic: Mapping[str, Any], now_ns: int, before: str) -> list[str]:
+def _topic_line(topic: Mapping[str, Any]) -> str:
     mark = "*P " if topic["paused"] else "   "
-    lines = [
-        f"{before}{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
+    return (
+        f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
         f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
-    ]
-    for channel in topic["channels"]:
-        mark = "   *P " if channel["paused"] else "      "
-        lines.append(
-            f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
-            f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
-            f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
-            f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: "
-        )
-        lines += [f"        {_client_line(c, now_ns)}" for c in channel["clients"] or ()]
-    return lines
+    )
+
+
+def _channel_lines(channel: Mapping[str, Any], now_ns: int) -> list[str]:
+    mark = "   *P " if channel["paused"] else "      "
+    line = (
+        f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
+        f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
+        f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
+        f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: "
+    )
+    clients = channel["clients"] or ()
+    return [line, *(f"        {_client_line(client, now_ns)}" for client in clients)]
 
 
 def _client_line(client: Mapping[str, Any], now_ns: int) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 
 from penstock.engine import stats
 from penstock.engine.memory import Memory
@@ -20,10 +19,13 @@ from penstock.engine.options import LOG_LEVELS, hostname
 from penstock.engine.ticket import Ticket
 from penstock.engine.views import BrokerView, ChannelView, TopicView
 from penstock.server import log
+from penstock.server.http_gather import gather
 from penstock.server.http_message import (
     EMPTY,
     INTERNAL_ERROR,
+    JSON,
     TEXT,
+    V1,
     HttpError,
     Pending,
     Request,
@@ -32,7 +34,7 @@ from penstock.server.http_message import (
     text_response,
 )
 from penstock.server.http_publish import Publishing, flag
-from penstock.server.http_router import Route, Router
+from penstock.server.http_router import Handler, Route, Router
 from penstock.settings import config_values
 from penstock.version import NSQ_VERSION
 
@@ -64,10 +66,10 @@ class NsqdApi:
         )
         self.router.add("PUT", "/config/:opt", put)
 
-    def _get(self, pattern: str, handler: Callable[[Request], Response]) -> None:
+    def _get(self, pattern: str, handler: Handler) -> None:
         self.router.add("GET", pattern, Route(handler))
 
-    def _post(self, pattern: str, handler: Callable[[Request], Pending]) -> None:
+    def _post(self, pattern: str, handler: Handler) -> None:
         self.router.add("POST", pattern, Route(handler, logged=True))
 
     # Looking
@@ -97,18 +99,18 @@ class NsqdApi:
             }
         )
 
-    def stats(self, request: Request) -> Response:
+    def stats(self, request: Request) -> Response | Pending:
         query = request.query
-        numbers = stats.snapshot(
-            self._broker,
+        wanted = stats.Selection(
             topic=query.get("topic", ""),
             channel=query.get("channel", ""),
             include_clients=flag(request, "include_clients", absent=True),
-            memory=self._memory.figures() if flag(request, "include_mem", absent=True) else None,
+            include_memory=flag(request, "include_mem", absent=True),
         )
         if query.get("format") == "json":
-            return json_response(numbers)
-        return text_response(stats.text(numbers, time.time_ns()))
+            return gather(stats.json_pieces(self._broker, wanted, self._memory), (JSON, V1))
+        now_ns = time.time_ns()
+        return gather(stats.text_pieces(self._broker, wanted, self._memory, now_ns), (TEXT, V1))
 
     # Topics
 

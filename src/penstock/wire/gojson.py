@@ -26,6 +26,7 @@ _INTEGER = re.compile(r"-?[0-9]+")
 _INTEGER_CHARS_MAX = 20
 _FOLD = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 _FOLD |= {0x017F: ord("s"), 0x212A: ord("k")}
+_ESCAPED = re.compile("[<>&\u2028\u2029]")
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -78,8 +79,11 @@ def decode(raw: bytes) -> object:
 
 def encode(value: object) -> bytes:
     """Return ``value`` as Go would marshal it."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.translate(_ESCAPES).encode("utf-8", "replace")
+    text = _ENCODER.encode(value)
+    # Rare, and translating costs more than all the rest.
+    if _ESCAPED.search(text):
+        text = text.translate(_ESCAPES)
+    return text.encode("utf-8", "replace")
 
 
 def _typed(value: object, kind: type, bits: int) -> Value:
@@ -111,6 +115,8 @@ def _replace_bytewise(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeDecodeError)
     return _REPLACEMENT * (error.end - error.start), error.end
 
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 codecs.register_error("penstock-bytewise", _replace_bytewise)
 

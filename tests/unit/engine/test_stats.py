@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from penstock.engine import stats
 from penstock.engine.memory import Memory
+from penstock.engine.stats import Selection
 from tests.unit.server.memory_broker import MemoryBroker, MemoryConnection
 
 START_NS = 1_794_717_442 * 10**9
@@ -27,6 +29,25 @@ EXPECTED = (
     f'"depth":0,"backend_depth":0,"message_count":7,"message_bytes":59,"paused":false,{LATENCY}}}],'
     f'"producers":[{CLIENT}]}}'
 )
+
+
+class FixedMemory(Memory):
+    def figures(self) -> dict[str, int]:
+        return {"heap_objects": 5, "gc_total_runs": 0}
+
+
+def snapshot(broker: MemoryBroker, include_memory: bool = False, **wanted: Any) -> Any:
+    """The statistics, which must be the same at once and in pieces."""
+    selection = Selection(include_memory=include_memory, **wanted)
+    whole = stats.snapshot(broker, selection, FixedMemory())
+    pieces = b"".join(stats.json_pieces(broker, selection, FixedMemory()))
+    assert pieces == json.dumps(whole, separators=(",", ":")).encode()
+    return whole
+
+
+def text(broker: MemoryBroker, now_ns: int, include_memory: bool = False) -> str:
+    selection = Selection(include_memory=include_memory)
+    return b"".join(stats.text_pieces(broker, selection, FixedMemory(), now_ns)).decode()
 
 
 def client() -> MemoryConnection:
@@ -59,12 +80,12 @@ def broker() -> MemoryBroker:
 
 
 def test_fields_stand_in_nsqds_order(broker: MemoryBroker) -> None:
-    assert json.dumps(stats.snapshot(broker), separators=(",", ":")) == EXPECTED
+    assert json.dumps(snapshot(broker), separators=(",", ":")) == EXPECTED
 
 
 def test_memory_stands_before_the_producers(broker: MemoryBroker) -> None:
-    snapshot = stats.snapshot(broker, memory={"heap_objects": 1})
-    assert list(snapshot)[-2:] == ["memory", "producers"]
+    told = snapshot(broker, include_memory=True)
+    assert list(told)[-2:] == ["memory", "producers"]
 
 
 def test_a_client_that_never_published_has_no_pub_counts_and_is_no_producer(
@@ -72,25 +93,25 @@ def test_a_client_that_never_published_has_no_pub_counts_and_is_no_producer(
 ) -> None:
     (consumer,) = broker.clients
     consumer.pub_counts = {}
-    snapshot = stats.snapshot(broker)
-    assert snapshot["producers"] is None
-    assert "pub_counts" not in snapshot["topics"][0]["channels"][0]["clients"][0]
+    told = snapshot(broker)
+    assert told["producers"] is None
+    assert "pub_counts" not in told["topics"][0]["channels"][0]["clients"][0]
 
 
 def test_only_one_pub_count_is_told(broker: MemoryBroker) -> None:
     (producer,) = broker.clients
     producer.pub_counts = {"a": 1, "orders": 2}
-    assert len(stats.snapshot(broker)["producers"][0]["pub_counts"]) == 1
-    (told,) = stats.snapshot(broker, topic="orders")["producers"][0]["pub_counts"]
+    assert len(snapshot(broker)["producers"][0]["pub_counts"]) == 1
+    (told,) = snapshot(broker, topic="orders")["producers"][0]["pub_counts"]
     assert told == {"topic": "orders", "count": 2}
 
 
 def test_empty_and_absent_differ(broker: MemoryBroker) -> None:
-    assert stats.snapshot(MemoryBroker())["topics"] == []
-    assert stats.snapshot(broker, topic="no")["topics"] is None
-    assert stats.snapshot(broker, topic="no")["producers"] is None
-    assert stats.snapshot(broker, topic="orders", channel="no")["topics"] == []
-    without = stats.snapshot(broker, include_clients=False)
+    assert snapshot(MemoryBroker())["topics"] == []
+    assert snapshot(broker, topic="no")["topics"] is None
+    assert snapshot(broker, topic="no")["producers"] is None
+    assert snapshot(broker, topic="orders", channel="no")["topics"] == []
+    without = snapshot(broker, include_clients=False)
     assert without["producers"] is None
     assert without["topics"][0]["channels"][0]["clients"] is None
     assert without["topics"][0]["channels"][0]["client_count"] == 1
@@ -101,7 +122,7 @@ def test_topics_and_channels_are_sorted() -> None:
     for topic in "bca":
         for channel in "yxz":
             broker.create_topic(topic)[0].create_channel(channel)
-    topics = stats.snapshot(broker)["topics"]
+    topics = snapshot(broker)["topics"]
     assert [topic["topic_name"] for topic in topics] == ["a", "b", "c"]
     assert [channel["channel_name"] for channel in topics[0]["channels"]] == ["x", "y", "z"]
 
@@ -113,9 +134,8 @@ def test_the_text_is_nsqds(broker: MemoryBroker) -> None:
     topic, _ = broker.create_topic("paused")
     topic.create_channel("c")
     topic.paused = topic.channels["c"].paused = True
-    snapshot = stats.snapshot(broker, memory={"heap_objects": 5, "gc_total_runs": 0})
-    text = stats.text(snapshot, START_NS + 2_419_151_120)
-    first, *lines = text.split("\n")
+    shown = text(broker, START_NS + 2_419_151_120, include_memory=True)
+    first, *lines = shown.split("\n")
     assert first.startswith("nsqd v1.3.0 (built w/go")
     expected = f"""\
 start_time 2026-11-15T04:37:22Z
@@ -145,12 +165,12 @@ Producers:
 
 
 def test_the_text_of_an_empty_broker() -> None:
-    text = stats.text(stats.snapshot(MemoryBroker()), START_NS)
-    assert text.endswith("\nuptime 0s\n\nHealth: OK\n\nTopics: None\n\nProducers: None\n")
+    shown = text(MemoryBroker(), START_NS)
+    assert shown.endswith("\nuptime 0s\n\nHealth: OK\n\nTopics: None\n\nProducers: None\n")
 
 
 @pytest.mark.parametrize(
-    ("duration_ns", "text"),
+    ("duration_ns", "words"),
     [
         (0, "0s"),
         (1, "1ns"),
@@ -164,8 +184,8 @@ def test_the_text_of_an_empty_broker() -> None:
         (-1_000_000_000, "-1s"),
     ],
 )
-def test_durations_are_gos(duration_ns: int, text: str) -> None:
-    assert stats.go_duration(duration_ns) == text
+def test_durations_are_gos(duration_ns: int, words: str) -> None:
+    assert stats.go_duration(duration_ns) == words
 
 
 def test_memory_figures_have_gos_names_and_sense() -> None:
