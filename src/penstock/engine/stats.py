@@ -40,13 +40,13 @@ class Selection:
 
 def snapshot(broker: BrokerView, wanted: Selection, memory: Memory) -> dict[str, Any]:
     """All of it at once, for few topics; with thousands of channels take the pieces."""
-    topics = _select(broker, wanted)
+    topics = _topics(broker, wanted)
     stats = _summary(broker, wanted, memory)
     if topics is None:
         return stats | {"topics": None}
     stats["topics"] = [
-        _topic(topic, [_channel(channel, wanted) for channel in channels])
-        for topic, channels in topics
+        _topic(topic, [_channel(channel, wanted) for channel in _channels(topic, wanted)])
+        for topic in topics
     ]
     stats["producers"] = [_client(client, wanted) for client in _producers(broker, wanted)] or None
     return stats
@@ -57,7 +57,7 @@ def json_pieces(broker: BrokerView, wanted: Selection, memory: Memory) -> Iterat
 
     A piece is at most a channel with its clients.  Each shows its own moment, as in nsqd.
     """
-    topics = _select(broker, wanted)
+    topics = _topics(broker, wanted)
     summary = gojson.encode(_summary(broker, wanted, memory) | {"topics": [], "producers": []})
     head, _, rest = summary.partition(b'"topics":[]')
     middle, _, tail = rest.partition(b'"producers":[]')
@@ -66,10 +66,10 @@ def json_pieces(broker: BrokerView, wanted: Selection, memory: Memory) -> Iterat
         yield b"null" + middle + b'"producers":null' + tail
         return
     yield b"["
-    for at, (topic, channels) in enumerate(topics):
+    for at, topic in enumerate(topics):
         opening, _, closing = gojson.encode(_topic(topic, [])).partition(b'"channels":[]')
         yield (b"," if at else b"") + opening + b'"channels":['
-        yield from _listed(_channel(channel, wanted) for channel in channels)
+        yield from _listed(_channel(channel, wanted) for channel in _channels(topic, wanted))
         yield b"]" + closing
     yield b"]" + middle + b'"producers":'
     producers = _producers(broker, wanted)
@@ -100,22 +100,23 @@ def _summary(broker: BrokerView, wanted: Selection, memory: Memory) -> dict[str,
     return stats
 
 
-def _select(
-    broker: BrokerView, wanted: Selection
-) -> list[tuple[TopicView, list[ChannelView]]] | None:
-    """Topics and their channels by name; None if the topic filter matches nothing."""
+def _topics(broker: BrokerView, wanted: Selection) -> list[TopicView] | None:
+    """The topics by name; None if the topic filter matches nothing."""
     if not wanted.topic:
         topics = [topic for _, topic in sorted(broker.topics.items())]
     elif wanted.topic in broker.topics:
         topics = [broker.topics[wanted.topic]]
     else:
         return None
-    if not wanted.channel:
-        return [(topic, [c for _, c in sorted(topic.channels.items())]) for topic in topics]
+    if wanted.channel:
+        topics = [topic for topic in topics if wanted.channel in topic.channels]
+    return topics
+
+
+def _channels(topic: TopicView, wanted: Selection) -> list[ChannelView]:
+    """The topic's channels by name; the channel asked for may have gone since."""
     return [
-        (topic, [topic.channels[wanted.channel]])
-        for topic in topics
-        if wanted.channel in topic.channels
+        channel for name, channel in sorted(topic.channels.items()) if wanted.channel in ("", name)
     ]
 
 
@@ -218,12 +219,12 @@ def _text(
     if "memory" in summary:
         head.append("\nMemory:")
         head += [f"   {name:<25}\t{value}" for name, value in summary["memory"].items()]
-    topics = _select(broker, wanted)
+    topics = _topics(broker, wanted)
     yield [*head, "\nTopics:" if topics else "\nTopics: None"]
-    for at, (topic, channels) in enumerate(topics or ()):
+    for at, topic in enumerate(topics or ()):
         # nsqd begins each topic's line with a newline; the first one ends the heading.
         yield ["\n" * bool(at) + _topic_line(_topic(topic, []))]
-        for channel in channels:
+        for channel in _channels(topic, wanted):
             yield _channel_lines(_channel(channel, wanted), now_ns)
     producers = [] if topics is None else _producers(broker, wanted)
     yield ["\nProducers:" if producers else "\nProducers: None"]
