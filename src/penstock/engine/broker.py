@@ -18,6 +18,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.core.appender import Appender
@@ -212,7 +213,7 @@ class Broker:
         del self.topics[topic.name]
         del self.appenders[topic.name.encode()]
         del self._by_instance[topic.instance]
-        self.identity.saw(topic.end)
+        self.identity.saw(topic.appender.next_index)
         topic.close()
         self.on_change(topic, False)
 
@@ -305,8 +306,7 @@ class Broker:
         self._turn_soon()
 
     def watch(self, channel: Channel) -> None:
-        self.scan.watch(channel)
-        if self.scan.next_ns < self._timer_ns:
+        if self.scan.watch(channel):
             self._turn_soon()
 
     def _turn_soon(self) -> None:
@@ -318,16 +318,26 @@ class Broker:
         self._turn_asked = False
         dirty, self._dirty = self._dirty, []
         for topic in dirty:
-            topic.flush()
+            self._guard(topic.name, topic.flush)
         self.deferred.flush()
         now_ns = self.clock.monotonic_ns()
         for _ in range(min(len(self._woken), PUMP_COUNT_MAX)):
-            self._woken.popleft().pump(now_ns)
+            channel = self._woken.popleft()
+            self._guard(f"{channel.topic.name}:{channel.name}", partial(channel.pump, now_ns))
         if self._woken:
             self._turn_soon()
         self._arm()
 
+    def _guard(self, what: str, call: Callable[[], None]) -> None:
+        """A defect in one topic must not stop the others."""
+        try:
+            call()
+        except Exception:
+            log.exception("%s: unexpected", what)
+
     def _tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer_ns = NEVER_NS
         if self.exiting:
             return
@@ -393,7 +403,7 @@ class Broker:
         for topic in used:
             if not topic.closed:
                 topic.retire()
-                self.identity.saw(topic.end)
+                self.identity.saw(topic.appender.next_index)
         self._checkpoint()
         self.health_of_disk.look()
 
@@ -421,22 +431,26 @@ class Broker:
     def refusal(self) -> Exception | None:
         return self.health_of_disk.refusal()
 
-    def exit(self) -> Ticket:
-        """Refuse everything new, and write down all there is; settled when it is durable."""
+    def refuse_all(self) -> None:
+        """The end has begun: no new publishes or subscriptions; what is pending is written."""
         self.exiting = True
+        self.appenders.clear()
         if self._timer is not None:
             self._timer.cancel()
-        tickets = []
         for topic in self.topics.values():
             topic.flush()
             topic.appender.closed = True
+        self.deferred.flush()
+
+    def save_all(self) -> Ticket:
+        """Write down all there is; settled when it is done."""
+        tickets = [self.registry.save_all()]
+        for topic in self.topics.values():
             if isinstance(topic, Topic):
                 tickets += topic.save_exit()
-        self.appenders.clear()
-        self.deferred.flush()
-        done = Ticket()
-        self.deferred.sync(lambda _error: done.settle())
-        return after(*tickets, self.registry.save_all(), done)
+        deferred = Ticket()
+        self.deferred.sync(lambda error: deferred.settle())
+        return after(*tickets, deferred)
 
     def report(self, where: str, error: BaseException | None) -> None:
         log.error("%s: %s", where, error if error is not None else "failed")

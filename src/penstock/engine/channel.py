@@ -13,7 +13,7 @@ from penstock.engine.ticket import Ticket, settled
 if TYPE_CHECKING:
     from penstock.engine.base import BaseTopic
 
-# One turn of the loop hands out at most this much of one channel (R13).
+# One turn of the loop hands out at most this many messages, or KiB, of one channel (R13).
 TURN_COUNT_MAX = 4096
 # One consumer gets at most this many in a row while others are ready too.
 SHARE_COUNT_MAX = 512
@@ -100,7 +100,7 @@ class Channel:
             consumer,
             broker.options.requeue_on_disconnect and not self.closed,
             broker.clock.wall_ns(),
-            LOST_WAIT_NS,
+            0 if broker.exiting else LOST_WAIT_NS,
         )
         if not self.closed:
             broker.watch(self)
@@ -164,8 +164,8 @@ class Channel:
         budget = TURN_COUNT_MAX
         while self._ready and budget > 0 and not self.paused and not self.closed:
             consumer = self._ready.popleft()
-            count = self._serve(consumer, now_ns) if consumer.ready else 0
-            budget -= count
+            count, size = self._serve(consumer, now_ns) if consumer.ready else (0, 0)
+            budget -= max(count, size >> 10)
             if not consumer.ready:
                 consumer.offered = False
             elif count:
@@ -177,8 +177,8 @@ class Channel:
         if self._ready and budget <= 0:
             self.wake()
 
-    def _serve(self, consumer: Consumer, now_ns: int) -> int:
-        """Give ``consumer`` its share; return how many messages it got.
+    def _serve(self, consumer: Consumer, now_ns: int) -> tuple[int, int]:
+        """Give ``consumer`` its share; return how many messages and bytes it got.
 
         Requeued and fresh messages take turns: half of the share each while both wait (R13).
         """
@@ -187,22 +187,22 @@ class Channel:
         even = -(-window.depth // (len(self._ready) + 1))
         share = min(consumer.room, SHARE_COUNT_MAX, even)
         if share <= 0:
-            return 0
+            return 0, 0
         parts: list[bytes | memoryview] = []
         again = share if not window.queued_count else (share + 1) // 2
         sent = self._send_again(consumer, min(again, window.ready_count), now_ns, parts)
         sent += self._send_fresh(consumer, share - sent, now_ns, parts)
         if parts:
             consumer.client.send(parts)
-        return sent
+        return sent, sum(map(len, parts))
 
     def _send_fresh(
         self, consumer: Consumer, want: int, now_ns: int, parts: list[bytes | memoryview]
     ) -> int:
         window = self.window
         limit = self.topic.released
-        sent = 0
-        while sent < want:
+        sent = size = 0
+        while sent < want and size < CHUNK_SIZE_MAX:
             if not window.loaded and not self._load():
                 break
             given: tuple[bytes | memoryview, int] | None
@@ -218,12 +218,16 @@ class Channel:
             if count:
                 parts.append(frames)
             sent += count
+            size += len(frames)
         return sent
 
     def _load(self) -> bool:
         """Give the window the block at its cursor; False: nothing there, or being read."""
         window = self.window
-        if self._reading or window.cursor >= self.topic.released:
+        if window.cursor >= self.topic.released:
+            window.queued_count = 0
+            return False
+        if self._reading:
             return False
         block = self.topic.block_at(window.cursor, READ_SIZE, wait=False)
         if block is None:
@@ -261,8 +265,8 @@ class Channel:
     def _send_again(
         self, consumer: Consumer, want: int, now_ns: int, parts: list[bytes | memoryview]
     ) -> int:
-        sent = 0
-        while sent < want:
+        sent = size = 0
+        while sent < want and size < CHUNK_SIZE_MAX:
             index = self.window.next_ready
             if index is None:
                 break
@@ -274,6 +278,7 @@ class Channel:
                 continue
             parts.append(self.window.redeliver(consumer, frame, now_ns))
             sent += 1
+            size += len(frame)
         return sent
 
     def _frame(self, index: int) -> bytes | None:

@@ -41,8 +41,8 @@ class Scan(Protocol):
     def next_ns(self) -> int:
         """When ``run`` wants to be called, monotonic."""
 
-    def watch(self, channel: Scanned) -> None:
-        """Take note of the channel's earliest deadlines; cheap when they are known."""
+    def watch(self, channel: Scanned) -> bool:
+        """Take note of the channel's earliest deadlines; whether they are earlier than known."""
 
     def forget(self, channel: Scanned) -> None: ...
 
@@ -73,18 +73,22 @@ class DeadlineScan:
             next_ns = min(next_ns, now_ns + max(0, min(wait_ns, WALL_LOOK_NS)))
         return next_ns
 
-    def watch(self, channel: Scanned) -> None:
+    def watch(self, channel: Scanned) -> bool:
         number = channel.number
+        earlier = False
         deadline_ns = channel.window.next_deadline_ns
         if deadline_ns < self._bounds.get(number, NEVER_NS):
             self._bounds[number] = deadline_ns
             self._channels[number] = channel
             self._deadlines.set(number, deadline_ns)
+            earlier = True
         deferral_ns = channel.window.next_deferral_ns
         if deferral_ns < self._wall_bounds.get(number, NEVER_NS):
             self._wall_bounds[number] = deferral_ns
             self._channels[number] = channel
             self._deferrals.set(number, deferral_ns)
+            earlier = True
+        return earlier
 
     def forget(self, channel: Scanned) -> None:
         self._deadlines.remove(channel.number)
@@ -129,8 +133,9 @@ class SampleScan:
     def next_ns(self) -> int:
         return self._next_ns
 
-    def watch(self, channel: Scanned) -> None:
+    def watch(self, channel: Scanned) -> bool:
         self._known[channel.number] = channel
+        return False
 
     def forget(self, channel: Scanned) -> None:
         self._known.pop(channel.number, None)

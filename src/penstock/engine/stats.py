@@ -24,7 +24,7 @@ from penstock.version import NSQ_VERSION, version_line
 from penstock.wire import gojson
 
 _SECOND_NS = 1_000_000_000
-# Nothing is configured to be tracked; nsqd then has the field all the same.
+# End-to-end latency is not tracked; this is what nsqd shows without percentiles.
 _NO_LATENCY: dict[str, object] = {"count": 0, "percentiles": None}
 
 

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 # copied to a side file (R5).
 STRAGGLER_COUNT_MAX = 10_000
 STRAGGLER_SHARE_MAX = 0.1
+# Looking for them walks what is unfinished: not too often, and not when that is a lot.
+STRAGGLER_INTERVAL_NS = 5_000_000_000
+UNFINISHED_COUNT_MAX = 200_000
 
 
 class Topic(BaseTopic):
@@ -50,7 +53,9 @@ class Topic(BaseTopic):
         self._channel_id = 0
         self._opened = False
         self._retiring = False
+        self._straggler_ns = 0
         self._synced_told: tuple[int, int] | None = None
+        self._visible_end = log.end
         self.writer = LogWriter(
             log,
             self.appender,
@@ -59,16 +64,16 @@ class Topic(BaseTopic):
             broker.options.sync_every,
             self._visible,
             broker.deferred.failed,
-            broker.set_health,
+            self._heard_log,
             broker.refusal,
         )
-        self.keeper = JournalKeeper(journal, broker.disk, self._snapshot, broker.set_journal_health)
+        self.keeper = JournalKeeper(journal, broker.disk, self._snapshot, self._heard_journal)
 
     # ---- publishing
 
     @property
     def end(self) -> int:
-        return self.log.end
+        return self._visible_end
 
     def open(self) -> None:
         """The folder exists: publishes may be written."""
@@ -84,11 +89,21 @@ class Topic(BaseTopic):
         self.writer.fire(dues)
         self.flush()
 
+    def _heard_log(self, error: BaseException | None) -> None:
+        # The files of a deleted topic vanish under its last writes; that is no disk trouble.
+        if not self.closed:
+            self.broker.set_health(error)
+
+    def _heard_journal(self, error: BaseException | None) -> None:
+        if not self.closed:
+            self.broker.set_journal_health(error)
+
     def _visible(self, batch: Batch) -> None:
         block = Block(
             batch.payload, [(batch.first, batch.count, 0, batch.frames_size)], self.log.node_id
         )
         self.tail.add(block)
+        self._visible_end = batch.end
         self.count_in(block, batch.body_size)
         if batch.dues:
             self.skip_void(batch.dues, batch.first)
@@ -150,7 +165,7 @@ class Topic(BaseTopic):
         return self.save()
 
     def empty(self) -> Ticket:
-        end = self.log.end
+        end = self._visible_end
         if self.released < end:
             for channel in self.channels.values():
                 channel.skip_range(self.released, end)
@@ -283,19 +298,29 @@ class Topic(BaseTopic):
 
     def _find_stragglers(self) -> tuple[int | None, list[int]]:
         """A segment that all cursors have passed and of which little is alive."""
+        now_ns = self.broker.clock.monotonic_ns()
         windows = [c.window for c in self.channels.values() if not c.ephemeral]
+        unfinished_count = sum(window.unfinished_count for window in windows)
+        if now_ns < self._straggler_ns or unfinished_count > UNFINISHED_COUNT_MAX:
+            return None, []
         passed = min([self.released, *(window.cursor for window in windows)])
         for segment in self.log.segments():
             if not segment.sealed or segment.end > passed:
                 break
-            alive: set[int] = set()
             limit = min(STRAGGLER_COUNT_MAX, int(segment.count * STRAGGLER_SHARE_MAX))
-            for window in windows:
-                found = window.unfinished(segment.base, segment.end, limit)
-                if found is None:
-                    break
-                alive.update(found)
-            else:
-                if len(alive) <= limit:
-                    return segment.base, sorted(alive)
+            alive = _alive(windows, segment.first, segment.end, limit)
+            if alive is not None:
+                return segment.base, alive
+        self._straggler_ns = now_ns + STRAGGLER_INTERVAL_NS
         return None, []
+
+
+def _alive(windows: list[Window], start: int, end: int, count_max: int) -> list[int] | None:
+    """What any channel has not finished in start..end, or None if that is too much."""
+    alive: set[int] = set()
+    for window in windows:
+        found = window.unfinished(start, end, count_max)
+        if found is None:
+            return None
+        alive.update(found)
+    return sorted(alive) if len(alive) <= count_max else None

@@ -14,7 +14,6 @@ Rule 4: a failed write leaves nothing behind but burned indexes (R1); its publis
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from penstock.engine.clock import Clock
 from penstock.engine.deferred import Due
 from penstock.engine.disk import Disk
 from penstock.engine.ticket import Ticket
+from penstock.errors import PenstockError
 from penstock.storage.log_writer import SyncToken
 from penstock.storage.topic_log import TopicLog
 
@@ -207,7 +207,7 @@ class LogWriter:
             return
         try:
             self.log.write(header, batch.payload)
-        except OSError as error:
+        except (OSError, PenstockError) as error:
             self._fail(batch, error)
             return
         self._pace(started_ns)
@@ -310,7 +310,3 @@ class LogWriter:
                 batch.ticket.settle(failure)
         for ticket in waiting.tickets:
             ticket.settle(failure)
-
-
-def disk_is_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 # How long the end may take before the process leaves anyway; what was answered OK is in the
 # logs by then in any case, only finishes of the last moment could be missing.
 EXIT_TIMEOUT_S = 10.0
+CLIENT_TIMEOUT_S = 0.5
 BACKLOG = 1024
 
 
@@ -114,18 +115,27 @@ class Daemon:
     async def _end(self) -> None:
         if self._tcp is not None:
             self._tcp.close()
-        saved = self.broker.exit()
+        self.broker.refuse_all()
+        await self._close_clients()
         await self._http.close(grace_s=1.0)
-        for client in list(self.broker.clients):
-            client.abort()
         try:
-            await asyncio.wait_for(self._settled(saved), EXIT_TIMEOUT_S)
+            await asyncio.wait_for(self._settled(self.broker.save_all()), EXIT_TIMEOUT_S)
         except TimeoutError:
             log.warning("NSQ: the disk did not answer in %g s, leaving", EXIT_TIMEOUT_S)
         else:
             self._disk.close()
             self._files.close()
         log.info("NSQ: bye")
+
+    async def _close_clients(self) -> None:
+        """Let replies go out, then cut off whoever does not leave."""
+        for client in list(self.broker.clients):
+            client.close()
+        deadline_s = self._loop.time() + CLIENT_TIMEOUT_S
+        while self.broker.clients and self._loop.time() < deadline_s:
+            await asyncio.sleep(0.01)
+        for client in list(self.broker.clients):
+            client.abort()
 
     async def _settled(self, ticket: Ticket) -> None:
         done = asyncio.Event()

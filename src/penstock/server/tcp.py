@@ -239,8 +239,9 @@ class Connection(asyncio.Protocol):
         """Do not read on while what was read cannot be executed or stored."""
         scanner = self._scanner
         full = self._waiting and scanner.buffered_size > BUFFERED_SIZE_MAX
-        if scanner.owed and scanner.pending_size > PENDING_SIZE_MAX:
-            full = True
+        if scanner.owed:
+            pending_size = max(scanner.pending_size, self._broker.deferred.pending_size)
+            full = full or pending_size > PENDING_SIZE_MAX
         if full and not self._held and not self._closed and self._transport is not None:
             self._held = True
             self._transport.pause_reading()
