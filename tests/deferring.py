@@ -7,7 +7,7 @@ was not synced.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.engine.clock import ManualClock
@@ -74,7 +74,7 @@ class World:
         self.clock = ManualClock()
         self.options = {"near_count_max": 1000, "piece_size": 512 * 1024} | options
         self.stamps = itertools.count(1)
-        self.generations = itertools.count(1)
+        self.generations: Iterator[int] = itertools.count(1)
         self.void: dict[int, int] = {}
         self.log: list[Logged] = []
         self.dirty_count = 0

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.engine.slot_file import SlotFile, SlotTable
+from penstock.errors import StorageError
 from penstock.storage.slots import SlotName
 
 
@@ -93,14 +94,14 @@ class Checkpoints:
         else:
             self._remove()
 
-    def _append_all(self, batch: list[_Entry]) -> list[OSError | None]:
+    def _append_all(self, batch: list[_Entry]) -> list[Exception | None]:
         # Runs on another thread.
-        outcomes: list[OSError | None] = []
+        outcomes: list[Exception | None] = []
         for file, void, fired in batch:
             ordinals = void + [ordinal for part in fired for ordinal in part.ordinals]
             try:
                 self._table.store.append_fired(file.name, ordinals, fresh=not file.fired_named)
-            except OSError as error:
+            except (OSError, StorageError) as error:
                 outcomes.append(error)
             else:
                 outcomes.append(None)
@@ -109,7 +110,7 @@ class Checkpoints:
     def _appended(
         self,
         batch: list[_Entry],
-        outcomes: list[OSError | None] | None,
+        outcomes: list[Exception | None] | None,
         error: BaseException | None,
     ) -> None:
         self._busy = False

@@ -40,14 +40,15 @@ class SlotFile(Slot):
 
     @property
     def finished(self) -> bool:
-        """Nothing in the file is needed any more, and nothing is on its way into it."""
+        """Nothing in the file is needed any more, and nothing is on its way into it.
+
+        A file found at start has a ``next_ns`` until it is read, and its origins with it.
+        """
         return (
             self.next_ns == NEVER
             and not (self.near_count or self.firing_count or self.unchecked_count)
             and not (self.loading or self.writing or self.syncing)
-            and self.primed
             and self.batch is None
-            and self.origins is None
         )
 
 

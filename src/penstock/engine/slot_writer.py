@@ -220,8 +220,9 @@ class SlotWriter:
         elif done is not None:
             done(None)
 
-    def _sync_all(self, files: list[SlotFile], fresh: list[bool]) -> list[OSError | None]:
-        outcomes: list[OSError | None] = []
+    def _sync_all(self, files: list[SlotFile], fresh: list[bool]) -> list[Exception | None]:
+        # Runs on another thread.
+        outcomes: list[Exception | None] = []
         store = self._table.store
         for file, is_fresh in zip(files, fresh, strict=True):
             try:
@@ -229,7 +230,7 @@ class SlotWriter:
                     store.rewrite(file.name)
                 else:
                     store.sync(file.name, fresh=is_fresh)
-            except OSError as error:
+            except (OSError, StorageError) as error:
                 outcomes.append(error)
             else:
                 outcomes.append(None)
@@ -240,7 +241,7 @@ class SlotWriter:
         files: list[SlotFile],
         counts: list[int],
         done: Callable[[BaseException | None], None] | None,
-        outcomes: list[OSError | None] | None,
+        outcomes: list[Exception | None] | None,
         error: BaseException | None,
     ) -> None:
         results = outcomes if outcomes is not None else [error] * len(files)

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import errno
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
 
+import google_crc32c
 import pytest
 
 from penstock.engine import slot_writer
-from penstock.engine.deferred import FOREVER, NEVER
+from penstock.engine.clock import ManualClock
+from penstock.engine.deferred import FOREVER, NEVER, DeferredQueue
+from penstock.storage.files import Files
+from penstock.storage.slots import SlotStore
 from tests.deferring import FOLDER, HOUR, MINUTE, SECOND, World
 
 MS = 1_000_000
@@ -93,7 +105,8 @@ def test_a_failed_write_is_told_and_leaves_nothing_to_fire(sync_every: int, acti
     world = World(sync_every=sync_every)
     world.put(SECOND, b"before")
     world.files.fail(action, errno.ENOSPC)
-    ticket = world.defer(SECOND, b"refused")
+    for _ in range(5):  # where half of a write stays, whole records stay
+        ticket = world.defer(SECOND, b"refused")
     world.queue.flush()
     world.disk.drain()
     assert ticket.done and ticket.error is not None
@@ -125,9 +138,11 @@ def test_a_failed_background_sync_writes_the_file_anew(world: World) -> None:
     world.disk.drain()
     assert isinstance(outcomes[0], OSError) and world.queue.unsynced_count == 1
     world.put(SECOND, b"later")
+    world.files.trace.clear()
     world.queue.sync(outcomes.append)
     world.disk.drain()
     assert outcomes[1] is None and world.queue.unsynced_count == 0
+    assert sum(line.startswith("rename") for line in world.files.trace) == 1
     world.restart("lose")
     world.clock.advance(SECOND)
     assert sorted(world.fire()) == [b"kept", b"later"]
@@ -265,6 +280,31 @@ def test_delays_around_slot_borders_all_arrive_once(world: World) -> None:
     assert sorted(world.bodies) == sorted(expected)
     world.checkpoint()
     assert world.file_names() == []
+
+
+def test_a_message_accepted_while_its_slot_comes_to_an_end_is_kept(world: World) -> None:
+    """D-6: all earlier records are done and checkpointed, and one more is on its way."""
+    world.put(SECOND, b"first")
+    world.clock.advance(SECOND)
+    world.fire()
+    ticket = world.defer(SECOND, b"second")
+    world.checkpoint()
+    world.queue.flush()
+    assert ticket.done and ticket.error is None
+    world.restart()
+    world.clock.advance(SECOND)
+    assert world.fire() == [b"second"]
+
+
+def test_a_number_in_use_is_not_given_again() -> None:
+    world = World()
+    world.generations = itertools.chain([7, 7, 7, 8], itertools.count(9))
+    world.put(SECOND, b"a")
+    world.restart()
+    world.put(SECOND, b"b")
+    assert [name[-7:] for name in world.file_names()] == ["07.slot", "08.slot"]
+    world.clock.advance(SECOND)
+    assert sorted(world.fire()) == [b"a", b"b"]
 
 
 def test_a_message_for_a_slot_that_is_finished_gets_a_new_file(world: World) -> None:
@@ -409,6 +449,34 @@ def test_overdue_slots_at_start_are_fired_in_order_of_due_time(world: World) -> 
     assert world.fire(count_max=7) == [b"%d" % delay_ns for delay_ns in sorted(delays)]
 
 
+def test_what_is_still_to_be_read_goes_before_what_is_due_later(world: World) -> None:
+    """D-8, R17: in order, though the new message is in the schedule and the old one is not."""
+    world.put(SECOND, b"old")
+    world.clock.advance(MINUTE)
+    world.restart()
+    world.defer(SECOND, b"new")
+    world.queue.flush()
+    world.clock.advance(SECOND)
+    assert world.queue.take(world.now_ns, 10, 1000) == []
+    world.disk.drain()
+    assert world.fire() == [b"old", b"new"]
+
+
+def test_a_slot_that_cannot_be_read_is_tried_again_and_holds_nobody_up(world: World) -> None:
+    world.put(SECOND, b"old")
+    world.clock.advance(MINUTE)
+    world.restart()
+    world.put(SECOND, b"new")
+    world.clock.advance(SECOND)
+    world.files.fail("pread", errno.EIO)
+    assert world.fire() == [b"new"]
+    assert world.queue.error_count == 1 and not world.queue.counted
+    assert world.now_ns < world.queue.next_due_ns <= world.now_ns + SECOND
+    world.clock.advance(SECOND)
+    assert world.fire() == [b"old"]
+    assert world.queue.counted
+
+
 def test_what_is_in_a_log_is_not_fired_again(world: World) -> None:
     """R16, D-2: not even once, whether or not a checkpoint came in between."""
     for i in range(9):
@@ -448,14 +516,66 @@ def test_an_old_file_is_never_appended_to(world: World) -> None:
     assert len(world.file_names()) == 2
 
 
+def test_real_files_and_threads_do_the_same(tmp_path: Path) -> None:
+    """The same life on a disk, with work on other threads and answers in any turn of the loop."""
+    done: Queue[Callable[[], None]] = Queue()
+    pool = ThreadPoolExecutor(4)
+
+    class ThreadDisk:
+        def submit(self, work: Callable[[], Any], done_with: Callable[..., None]) -> None:
+            def run() -> None:
+                try:
+                    result = work()
+                except Exception as error:
+                    done.put(partial(done_with, None, error))
+                else:
+                    done.put(partial(done_with, result, None))
+
+            pool.submit(run)
+
+    clock = ManualClock()
+    queue = DeferredQueue(
+        SlotStore(Files(open_max=4), str(tmp_path / "deferred")),
+        ThreadDisk(),
+        clock,
+        void_before=lambda instance: 0,
+        dirty=lambda: None,
+        wake=lambda: None,
+        sync_every=1,
+        near_count_max=100,
+    )
+    queue.recover({})
+    seen: list[bytes] = []
+    for turn in range(2_000_000):
+        if turn < 100:
+            for i in range(10):
+                now_ns = clock.wall_ns()
+                delay_ns = (turn * 10 + i) * 7 % 200 * SECOND
+                body = b"%d %d" % (turn, i)
+                queue.defer("topic", 1, body, now_ns, now_ns + delay_ns, turn * 10 + i + 1)
+            queue.flush()
+        clock.advance(10 * MS if turn < 100 else SECOND)
+        taken = queue.take(clock.wall_ns(), 7, 1 << 20)
+        seen += [due.body for due in taken]
+        queue.fired(taken)
+        queue.checkpoint(queue.checkpoint_due())
+        if turn > 100 and len(seen) == 1000 and not queue.slot_count:
+            break
+        with suppress(Empty):
+            done.get(timeout=0.001)()
+            while True:
+                done.get_nowait()()
+    pool.shutdown()
+    assert sorted(seen) == sorted(b"%d %d" % (turn, i) for turn in range(100) for i in range(10))
+    assert queue.error_count == 0
+
+
 def test_a_slot_of_a_later_version_is_left_alone(world: World) -> None:
     world.put(SECOND)
     (name,) = world.file_names()
     path = f"{FOLDER}/{name}"
     header = bytearray(world.files.read(path)[:40])
     header[13] = 2
-    import google_crc32c
-
     header[8:12] = google_crc32c.value(bytes(header[12:40])).to_bytes(4, "big")
 
     def change(data: bytearray) -> None:
