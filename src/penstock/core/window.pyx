@@ -110,6 +110,8 @@ cdef class RunList:
         # Sort, join what touches, and drop what lies below ``low``.
         cdef Py_ssize_t i, kept = 0
         cdef Run run
+        if not self.size:
+            return
         qsort(self.runs, self.size, sizeof(Run), by_start)
         for i in range(self.size):
             run = self.runs[i]
