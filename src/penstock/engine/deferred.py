@@ -393,8 +393,6 @@ class DeferredQueue:
         self._loader.add(file)
 
     def _changed(self, file: SlotFile) -> None:
-        if self._schedule.fallen:
-            self._loader.take_fallen()
         self._checkpoints.settle(file)
 
     def _void_ordinals(self, file: SlotFile, ordinals: list[int]) -> None:

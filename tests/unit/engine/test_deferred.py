@@ -121,10 +121,11 @@ def test_a_failed_write_is_told_and_leaves_nothing_to_fire(sync_every: int, acti
 
 
 def test_a_first_write_that_fails_leaves_no_file(world: World) -> None:
-    world.files.fail("append", errno.ENOSPC)
-    ticket = world.defer(SECOND)
-    world.queue.flush()
-    assert isinstance(ticket.error, OSError)
+    for delay_ns in (SECOND, 50 * HOUR):
+        world.files.fail("append", errno.ENOSPC)
+        ticket = world.defer(delay_ns)
+        world.queue.flush()
+        assert isinstance(ticket.error, OSError)
     world.checkpoint()
     assert world.file_names() == [] and world.queue.slot_count == 0
 
@@ -146,6 +147,34 @@ def test_a_failed_background_sync_writes_the_file_anew(world: World) -> None:
     world.restart("lose")
     world.clock.advance(SECOND)
     assert sorted(world.fire()) == [b"kept", b"later"]
+
+
+def test_a_file_is_not_written_anew_while_something_is_on_its_way_into_it(world: World) -> None:
+    """A copy made meanwhile would not hold it."""
+    world.put(SECOND, b"a")
+    world.files.fail("sync", errno.EIO)
+    world.queue.sync()
+    world.defer(SECOND, b"b")
+    world.disk.drain()
+    world.queue.sync()
+    assert world.disk.queue == []
+    world.queue.flush()
+    world.queue.sync()
+    world.disk.drain()
+    assert world.queue.unsynced_count == 0
+    world.restart("lose")
+    world.clock.advance(SECOND)
+    assert world.fire() == [b"a", b"b"]
+
+
+def test_a_slot_that_comes_near_before_its_first_write_is_done_needs_no_reading() -> None:
+    world = World(sync_every=1)
+    world.defer(5 * HOUR, b"x")
+    world.queue.flush()
+    world.clock.step_wall(6 * HOUR)
+    assert world.queue.take(world.now_ns, 10, 1000) == []
+    world.disk.queue.reverse()
+    assert world.fire() == [b"x"] and world.queue.error_count == 0
 
 
 def test_slow_appends_move_to_another_thread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -791,15 +820,16 @@ def test_more_messages_than_the_schedule_holds_all_fire_in_order(near_count_max:
 
 
 def test_failing_logs_and_a_full_schedule_do_not_block_each_other() -> None:
-    world = World(near_count_max=8)
+    """D-11: messages that are tried again later do not wait for those there is no room for."""
+    world = World(near_count_max=16)
     for i in range(40):
         world.defer(SECOND + i, b"%d" % i)
     world.queue.flush()
     world.clock.advance(SECOND + 100)
     for _ in range(50):
-        world.queue.failed(world.take(3))
-        world.clock.advance(30 * MS)
+        world.queue.failed(world.take(1))
+        world.clock.advance(1 * MS)
     for _ in range(100):
-        world.fire(3)
+        world.fire(1)
         world.clock.advance(50 * MS)
     assert sorted(world.bodies, key=int) == [b"%d" % i for i in range(40)]
