@@ -103,7 +103,7 @@ def test_sealing_an_empty_batch_is_our_own_mistake() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4061, 4062, 4063, 1 << 20, (1 << 20) + 1])
 def test_bodies_of_every_size_around_the_buffers_are_kept(size: int) -> None:
-    """The buffer starts at 4096 bytes and is given back beyond 1 MiB."""
+    """The buffer starts at 4096 bytes, or up to 1 MiB if the last batch was large, and doubles."""
     body = bytes(i * 31 % 251 for i in range(size % 1000)) + b"\n" * (size - size % 1000)
     appender = Opened(first=0).appender
     for _ in range(3):
