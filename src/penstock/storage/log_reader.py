@@ -1,6 +1,6 @@
 # Reading whole batches out of segments, from the loop (never waiting) or from a reader thread.
 #
-# Rule 1: nothing here changes the log.  Damage is noted in a list that the loop collects.
+# Rule 1: nothing here changes the log.  Damage is noted in a list that the caller gives.
 # Rule 2: a snapshot of the segment list is read.  If a file vanishes or looks damaged and the
 #         list has changed meanwhile, the snapshot was stale: look again.  Otherwise it is true.
 # Rule 3: every turn of a loop moves the offset on or asks for more bytes of one batch, so a
@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +23,7 @@ from penstock.core.segment import (
     scan,
 )
 from penstock.storage.files import Files
-from penstock.storage.segment import STRIDE, Segment, Visible
+from penstock.storage.segment import STRIDE, Segment, Tables, Visible
 from penstock.storage.survey import read_through_errors
 
 if TYPE_CHECKING:
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
 # re-reading up to one stride; losing them all costs nothing else.
 HINT_MAX = 256
 
-# Damage noted and not yet collected; more of it is found again by a later read.
-DAMAGE_MAX = 1024
+# Sealed segments whose sparse index stays in memory: 64 of them are 3 MB.
+TABLES_MAX = 64
 
 RESYNC_SIZE = 1024 * 1024
+SEEK_SIZE = 1024 * 1024
 
 
 class Damage(NamedTuple):
@@ -60,18 +62,19 @@ class LogReader:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._hints: dict[tuple[str, int], int] = {}
-        self.damage: dict[tuple[str, int], Damage] = {}
+        self._loaded: deque[Segment] = deque()
 
-    def read(self, segment: Segment, index: int, size_max: int, wait: bool) -> Block | None:
+    def read(
+        self, segment: Segment, index: int, size_max: int, wait: bool, notes: list[Damage]
+    ) -> Block | None:
         """Batches of ``segment`` from the one that holds ``index``, or the next, on.
 
-        An empty block if there are none left, None if it would wait.
+        An empty block if there are none left, None if it would wait.  Damage on the way goes to
+        ``notes``.
         """
-        found = self.find(segment, index, size_max, wait)
+        found = self.find(segment, index, size_max, wait, notes)
         if found is None:
             return None
-        if found.result.reason >= BAD_HEADER and not found.result.batches:
-            return Block(b"", [], segment.node_id)
         spans = found.result.spans(index)
         block = Block(found.data, spans, segment.node_id)
         if spans:
@@ -80,7 +83,9 @@ class LogReader:
             self._hints[segment.path, block.end] = found.offset + found.result.stop
         return block
 
-    def find(self, segment: Segment, index: int, size_max: int, wait: bool) -> _Found | None:
+    def find(
+        self, segment: Segment, index: int, size_max: int, wait: bool, notes: list[Damage]
+    ) -> _Found | None:
         """The bytes that hold ``index`` or the next batch, scanned and verified.
 
         The result has no batches if the segment ends first.  None if it would wait.
@@ -99,7 +104,7 @@ class LogReader:
                 return None
             result = scan(data, 0, True, expected)
             if bad is not None and result.batches:
-                self._note(segment, bad, offset, result.batches[0][0])
+                notes.append(_damage(segment, bad, offset, result.batches[0][0]))
                 bad = None
             if result.batches:
                 last = result.batches[-1]
@@ -113,7 +118,7 @@ class LogReader:
                     return None
                 if result.reason == BAD_PAYLOAD:
                     expected = result.first + result.count
-                    self._note(segment, bad, after, expected)
+                    notes.append(_damage(segment, bad, after, expected))
                     bad = None
                 offset = after
             elif result.stop:
@@ -127,13 +132,15 @@ class LogReader:
             else:
                 want = max(result.size, want + STRIDE)
         if bad is not None:
-            self._note(segment, bad, visible.size, visible.end)
+            notes.append(_damage(segment, bad, visible.size, visible.end))
         return _Found(b"", visible.size, scan(b"", 0, False))
 
-    def batches(self, segment: Segment, index: int) -> Iterator[tuple[bytes, Batch]]:
+    def _batches(
+        self, segment: Segment, index: int, notes: list[Damage]
+    ) -> Iterator[tuple[bytes, Batch]]:
         """All batches that end behind ``index``, with the bytes they lie in; waits."""
         while index < segment.visible.end:
-            found = self.find(segment, index, 1 << 20, True)
+            found = self.find(segment, index, SEEK_SIZE, True, notes)
             if found is None or not found.result.batches:
                 return
             for batch in found.result.batches:
@@ -141,26 +148,35 @@ class LogReader:
                     yield found.data, batch
             index = found.result.batches[-1][0] + found.result.batches[-1][1]
 
-    def seek(self, segment: Segment, append_ns: int) -> int | None:
+    def seek(self, segment: Segment, append_ns: int, notes: list[Damage]) -> int | None:
         """The first index of ``segment`` appended at or after ``append_ns``; waits."""
-        tables = segment.load_tables(self._files, True)
+        tables = self._tables(segment, True)
         assert tables is not None
         place = max(0, bisect_left(tables.times, append_ns) - 1)
-        for _data, batch in self.batches(segment, tables.indexes[place]):
+        for _data, batch in self._batches(segment, tables.indexes[place], notes):
             if batch[4] >= append_ns:
                 return batch[0]
         return None
 
-    def note_missing(self, segment: Segment) -> None:
-        """The file is gone: so are all its messages."""
-        visible = segment.visible
-        self._note(segment, (0, segment.first), visible.size, visible.end)
+    def keeps_tables(self, segment: Segment) -> None:
+        """Bound the tables in memory: those that were loaded first go first."""
+        self._loaded.append(segment)
+        while len(self._loaded) > TABLES_MAX:
+            self._loaded.popleft().drop_tables()
+
+    def _tables(self, segment: Segment, wait: bool) -> Tables | None:
+        tables = segment.tables
+        if tables is None:
+            tables = segment.load_tables(self._files, wait)
+            if tables is not None:
+                self.keeps_tables(segment)
+        return tables
 
     def _start(self, segment: Segment, index: int, wait: bool) -> tuple[int, int] | None:
         hint = self._hints.pop((segment.path, index), None)
         if hint is not None and hint < segment.visible.size:
             return index, hint
-        tables = segment.load_tables(self._files, wait)
+        tables = self._tables(segment, wait)
         return None if tables is None else tables.before(index)
 
     def _pread(self, path: str, offset: int, size: int, wait: bool) -> bytes | None:
@@ -195,11 +211,15 @@ class LogReader:
             offset += max(1, size - BATCH_HEADER_SIZE + 1)
         return visible.size
 
-    def _note(self, segment: Segment, bad: tuple[int, int], end: int, index_end: int) -> None:
-        offset, index = bad
-        if len(self.damage) < DAMAGE_MAX:
-            damage = Damage(segment.path, offset, end, index, max(index, index_end))
-            self.damage[segment.path, offset] = damage
+
+def missing(segment: Segment) -> Damage:
+    """The file is gone: so are all its messages."""
+    return _damage(segment, (0, segment.first), segment.visible.size, segment.visible.end)
+
+
+def _damage(segment: Segment, bad: tuple[int, int], end: int, index_end: int) -> Damage:
+    offset, index = bad
+    return Damage(segment.path, offset, end, index, max(index, index_end))
 
 
 def locate(segments: tuple[Segment, ...], index: int) -> int:

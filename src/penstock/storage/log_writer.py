@@ -1,7 +1,8 @@
 # The writing half of a topic log: files grow, are synced, sealed and, after a failed sync, copied.
 #
-# Runs on the loop or on a writer thread, one call at a time.  It owns `active`, its tally and its
-# counters; what it did reaches the loop as events, in order (topic_log.py).
+# Runs on the loop or on a writer thread.  It owns `active`, its tally and its counters; what it did
+# reaches the loop as events, in order (topic_log.py).  Writes and rolls come one at a time; a sync
+# may run beside a write, which then waits for it only if a segment has to be sealed or copied.
 #
 # Rule 1: a batch is written whole or not at all, and only behind batches that are.
 # Rule 2: a segment and its folder are synced before its successor is made.
@@ -10,6 +11,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections import deque
 from dataclasses import dataclass
 
@@ -17,7 +19,16 @@ from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE
 from penstock.errors import UncutError
 from penstock.storage.copying import copy_bytes
 from penstock.storage.files import Files
-from penstock.storage.segment import Segment, Tally, Visible, encode_header, segment_path
+from penstock.storage.segment import (
+    TRAILER_SIZE,
+    Segment,
+    Tally,
+    Trailer,
+    Visible,
+    decode_trailer,
+    encode_header,
+    segment_path,
+)
 from penstock.storage.survey import survey
 
 SEGMENT_SIZE_MAX = 64 * 1024 * 1024
@@ -54,6 +65,7 @@ class Sealed:
 
     segment: Segment
     size: int
+    trailer: Trailer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +102,10 @@ class LogWriter:
         self.events: deque[Event] = deque()
         self.cuts: deque[tuple[Segment, int]] = deque()
         self.folder_dirty = False
+        # Taken in this order.  The first is held through every fdatasync, the second never is by
+        # a sync: it guards the tally and the events against the other thread.
+        self._sync_lock = threading.Lock()
+        self._lock = threading.RLock()
         self.end = end  # one past the last index written; 0 if there is none
         self.count = 0
         self.size = 0
@@ -100,15 +116,18 @@ class LogWriter:
         Whole or nothing: after an OSError or StorageError the batch is not in the log, and its
         indexes must be given up with abandon().
         """
-        _, _, _, _, first, count, flags, _, append_ns, _, slot = _BATCH.unpack(header)
-        self._cut_moved()
         segment = self.active
         if segment is not None and (segment.closed or segment.failed):
-            if segment.failed:
-                segment = self._rewrite(segment)
-            if segment.closed:
-                self._seal(segment)
-                segment = None
+            with self._sync_lock, self._lock:
+                self._mend()
+                if self.active is not None and self.active.closed:
+                    self._seal(self.active)
+        with self._lock:
+            self._append(header, payload)
+
+    def _append(self, header: bytes, payload: bytes) -> None:
+        _, _, _, _, first, count, flags, _, append_ns, _, slot = _BATCH.unpack(header)
+        segment = self.active
         if segment is None:
             segment = self._start_segment(first, append_ns, header, payload)
         else:
@@ -143,29 +162,30 @@ class LogWriter:
         After an OSError the unsynced batches are not to be trusted to the old file: the next
         sync, roll or write copies them to a new one first (R8).
         """
-        self._cut_moved()
-        segment = self.active
-        if segment is not None and segment.failed:
-            segment = self._rewrite(segment)
-        token = self._token()
-        if segment is not None:
-            assert segment.tally is not None
-            reached = segment.tally.visible()
-            if segment.synced.size < reached.size:
+        with self._sync_lock:
+            with self._lock:
+                self._mend()
+                segment = self.active
+                token = self._token()
+                reached = segment.tally.visible() if segment is not None and segment.tally else None
+            if segment is not None and reached is not None and segment.synced.size < reached.size:
                 self._sync_file(segment, reached)
-        self._sync_folder()
+            self._sync_folder()
         return token
 
     def roll(self) -> SyncToken:
         """Seal the active segment; hand the token to synced().  Blocking."""
+        with self._sync_lock, self._lock:
+            self._mend()
+            if self.active is not None:
+                self._seal(self.active)
+            self._sync_folder()
+            return self._token()
+
+    def _mend(self) -> None:
         self._cut_moved()
-        segment = self.active
-        if segment is not None:
-            if segment.failed:
-                segment = self._rewrite(segment)
-            self._seal(segment)
-        self._sync_folder()
-        return self._token()
+        if self.active is not None and self.active.failed:
+            self._rewrite(self.active)
 
     def _start_segment(self, first: int, append_ns: int, header: bytes, payload: bytes) -> Segment:
         path = segment_path(self._folder, first)
@@ -173,12 +193,12 @@ class LogWriter:
         segment_header = encode_header(
             self._node_id, first, previous_end, append_ns, self._instance
         )
-        self.folder_dirty = True
         try:
             self._files.append(path, [segment_header, header, payload])
         except (OSError, UncutError):
             self._files.unlink(path)
             raise
+        self.folder_dirty = True
         segment = Segment.from_tally(path, first, self._node_id, Tally(first))
         self.active = segment
         return segment
@@ -199,9 +219,15 @@ class LogWriter:
         segment.synced = reached
 
     def _sync_folder(self) -> None:
-        if self.folder_dirty:
-            self._files.sync_folder(self._folder)
-            self.folder_dirty = False
+        # Cleared first: a segment that is made while the folder is synced makes it dirty again.
+        with self._lock:
+            dirty, self.folder_dirty = self.folder_dirty, False
+        if dirty:
+            try:
+                self._files.sync_folder(self._folder)
+            except OSError:
+                self.folder_dirty = True
+                raise
 
     def _seal(self, segment: Segment) -> None:
         # The batches are synced before the footer is written, so a footer that survives a power
@@ -213,15 +239,16 @@ class LogWriter:
             self._files.truncate(segment.path, tally.size)
         if segment.synced.size < tally.size:
             self._sync_file(segment, tally.visible())
-        size = self._files.append(segment.path, [tally.footer()])
+        footer = tally.footer()
+        size = self._files.append(segment.path, [footer])
         self._files.sync(segment.path)
         self._sync_folder()
         self.active = None
-        self.events.append(Sealed(segment, size))
+        self.events.append(Sealed(segment, size, decode_trailer(footer[-TRAILER_SIZE:], size)))
 
     # A failed sync
 
-    def _rewrite(self, old: Segment) -> Segment:
+    def _rewrite(self, old: Segment) -> None:
         # The kernel may have dropped the pages that a failed sync could not write, or call them
         # clean: a second sync of the same file proves nothing.  So the bytes go to a new file.
         # If nothing of the old one was synced, the copy takes its name, byte for byte.
@@ -239,7 +266,7 @@ class LogWriter:
         if whole:
             old.synced = tally.visible()
             old.failed = False
-            return old
+            return
         found = survey(self._files, path, base)
         if found.size > found.tally.size:  # bytes that were lost from the page cache
             self._files.truncate(path, found.tally.size)
@@ -248,7 +275,6 @@ class LogWriter:
         new.synced = found.tally.visible()
         self.active = new
         self.events.append(Moved(old, old.synced, new, new.synced))
-        return new
 
     def _cut_moved(self) -> None:
         # Recovery ignores what was moved, so a cut that fails is only tried again.

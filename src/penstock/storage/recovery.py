@@ -143,7 +143,7 @@ class _Recovery:
         size = self.files.size(path)
         header, trailer = self.read_ends(path, size)
         limit = after.first if after is not None else INDEX_MAX
-        if trailer is not None and trailer.end <= limit:
+        if trailer is not None and trailer.count and trailer.end <= limit:
             segment = self.open_sealed(path, base, size, header, trailer)
             if segment is not None:
                 return segment
@@ -231,7 +231,7 @@ class _Recovery:
 
     def node_id_by_frame(self, segment: Segment) -> int:
         """The node id in the first message, for want of a header."""
-        block = LogReader(self.files).read(segment, segment.first, 1, True)
+        block = LogReader(self.files).read(segment, segment.first, 1, True, [])
         frame = block.frame(segment.first) if block is not None else None
         return (node_id_of(frame[18:34]) if frame is not None else None) or 0
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, encode_batch_header
 from penstock.storage.files import Files
-from penstock.storage.log_reader import LogReader
+from penstock.storage.log_reader import Damage, LogReader
 from penstock.storage.segment import Segment, Tally, encode_header, segment_path
 
 
@@ -22,6 +22,7 @@ class Relocation:
 
     segment: Segment
     side: Segment | None
+    notes: list[Damage]
 
 
 def write_side(
@@ -34,19 +35,20 @@ def write_side(
 ) -> Relocation:
     """Write and sync the side file of ``segment`` with ``indexes``; blocking.
 
-    Indexes that cannot be read any more are left out; the reader has noted the damage.
+    Indexes that cannot be read any more are left out, and the damage is noted.
     """
     base = segment.base + 1 if segment.side else segment.base
     path = segment_path(folder, base, "side")
     tally = Tally(base)
     parts = [b""]
-    for index, frame, append_ns in _frames(reader, segment, sorted(set(indexes))):
+    notes: list[Damage] = []
+    for index, frame, append_ns in _frames(reader, segment, sorted(set(indexes)), notes):
         publish_ns = int.from_bytes(frame[8:16], "big", signed=True)
         parts += [encode_batch_header(frame, index, 1, append_ns, publish_ns), frame]
         end = tally.size + BATCH_HEADER_SIZE + len(frame)
         tally.add(tally.size, index, 1, end, append_ns, 0, 0)
     if not tally.count:
-        return Relocation(segment, None)
+        return Relocation(segment, None, notes)
     parts[0] = encode_header(
         segment.node_id, base, base, tally.append_ns_first, instance, origin=segment.origin
     )
@@ -58,16 +60,16 @@ def write_side(
     side.origin = segment.origin
     side.synced = side.visible
     side.file_size = sum(map(len, parts))
-    return Relocation(segment, side)
+    return Relocation(segment, side, notes)
 
 
 def _frames(
-    reader: LogReader, segment: Segment, indexes: list[int]
+    reader: LogReader, segment: Segment, indexes: list[int], notes: list[Damage]
 ) -> list[tuple[int, bytes, int]]:
     frames = []
     place = 0
     while place < len(indexes):
-        found = reader.find(segment, indexes[place], 1, True)
+        found = reader.find(segment, indexes[place], 1, True, notes)
         if found is None or not found.result.batches:
             break
         for first, count, start, _end, append_ns, _slot, _flags in found.result.batches:

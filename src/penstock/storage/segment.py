@@ -278,9 +278,10 @@ class Segment:
 
     @property
     def append_ns_last(self) -> int:
-        if self.tally is not None:
-            return self.tally.append_ns_last
-        return self.trailer.append_ns_last if self.trailer is not None else 0
+        trailer, tally = self.trailer, self.tally
+        if trailer is not None:
+            return trailer.append_ns_last
+        return tally.append_ns_last if tally is not None else 0
 
     def holds_slot_of(self, slots: set[int]) -> bool:
         """Whether messages here came, or may have come, from one of ``slots``."""
@@ -308,10 +309,16 @@ class Segment:
         self.tables = tables
         return tables
 
+    def seal(self, size: int, trailer: Trailer | None) -> None:
+        """It got its footer; from now on its tables can be read again."""
+        self.sealed = self.closed = True
+        self.file_size = size
+        self.trailer = trailer
+
     def drop_tables(self) -> None:
         """Forget tables that can be read again."""
         if self.trailer is not None:
-            self.tables = None
+            self.tables = self.tally = None
 
 
 def _crc(data: bytes) -> bytes:

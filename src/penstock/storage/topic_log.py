@@ -26,7 +26,7 @@ from penstock.core.block import Block
 from penstock.core.segment import HEADER_SIZE
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
-from penstock.storage.log_reader import Damage, LogReader, locate
+from penstock.storage.log_reader import Damage, LogReader, locate, missing
 from penstock.storage.log_writer import (
     SEGMENT_SIZE_MAX,
     LogWriter,
@@ -39,8 +39,8 @@ from penstock.storage.relocation import Relocation, write_side
 from penstock.storage.runs import Runs
 from penstock.storage.segment import Segment, Visible
 
-# Sealed segments whose sparse index stays in memory: 64 of them are 3 MB.
-TABLES_MAX = 64
+# Damage found and not yet taken; more of it is found again by a later read.
+DAMAGE_MAX = 1024
 
 # A read on a stale list of segments starts again at most so often before it gives up as "would
 # wait"; each time the loop must have changed the list meanwhile.
@@ -80,6 +80,7 @@ class TopicLog:
     ) -> None:
         self._files = files
         self._reader = LogReader(files)
+        self._damage: dict[tuple[str, int], Damage] = {}
         self.folder = folder
         self.instance = instance
         self.node_id = node_id
@@ -95,6 +96,7 @@ class TopicLog:
         for segment in self._segments:
             for start, stop in _runs_of(segment):
                 self._runs.add(start, stop)
+            segment.drop_tables()
         written_end = segments[-1].visible.end if segments else 0
         self._writer = LogWriter(files, folder, instance, node_id, written_end, segment_size_max)
         self._events = self._writer.events
@@ -249,14 +251,16 @@ class TopicLog:
         while self._events and not isinstance(self._events[0], Written):
             event = self._events.popleft()
             if isinstance(event, Sealed):
-                event.segment.sealed = event.segment.closed = True
-                event.segment.file_size = event.size
-                self._bound_tables()
+                event.segment.seal(event.size, event.trailer)
+                self._reader.keeps_tables(event.segment)
             elif isinstance(event, Moved):
                 self._move(event)
 
     def _move(self, event: Moved) -> None:
         old, new = event.old, event.new
+        end = max(old.visible.end, event.visible.end)
+        if old.visible.count > event.keep.count + event.visible.count:
+            self.corrupt_count += 1  # the failed sync has taken batches out of the page cache
         old.visible = event.keep
         old.file_size = event.keep.size
         old.sealed = old.closed = True
@@ -266,7 +270,7 @@ class TopicLog:
             self._segments = (*self._segments, new)
         if not event.keep.count:
             self._segments = tuple(s for s in self._segments if s is not old)
-        self._runs.replace(event.keep.end, event.visible.end, _runs_of(new))
+        self._runs.replace(event.keep.end, end, _runs_of(new))
         self._writer.cuts.append((old, event.keep.size))
 
     # Reading
@@ -281,20 +285,33 @@ class TopicLog:
         """
         for _ in range(STALE_MAX):
             segments = self._segments
-            noted = len(self._reader.damage)
-            block = self._read(segments, index, size_max, wait)
-            if noted == len(self._reader.damage) or segments is self._segments:
+            notes: list[Damage] = []
+            block = self._read(segments, index, size_max, wait, notes)
+            if not notes:
+                return block
+            if segments is self._segments:
+                self._note(notes)
                 return block
         return None if not wait else Block(b"", [], self.node_id)
 
+    def _note(self, notes: list[Damage]) -> None:
+        for damage in notes:
+            if len(self._damage) < DAMAGE_MAX:
+                self._damage[damage.path, damage.offset] = damage
+
     def _read(
-        self, segments: tuple[Segment, ...], index: int, size_max: int, wait: bool
+        self,
+        segments: tuple[Segment, ...],
+        index: int,
+        size_max: int,
+        wait: bool,
+        notes: list[Damage],
     ) -> Block | None:
         for segment in segments[locate(segments, index) :]:
             try:
-                block = self._reader.read(segment, index, size_max, wait)
+                block = self._reader.read(segment, index, size_max, wait, notes)
             except FileNotFoundError:
-                self._reader.note_missing(segment)
+                notes.append(missing(segment))
                 continue
             if block is None or block.span_count:
                 return block
@@ -312,29 +329,30 @@ class TopicLog:
 
     def seek(self, append_ns: int) -> int:
         """The first index appended at or after ``append_ns``, or ``end``.  Blocking."""
+        notes: list[Damage] = []  # left to the reads that come this way
         for segment in self._segments:
             if segment.append_ns_last >= append_ns:
-                found = self._reader.seek(segment, append_ns)
+                found = self._reader.seek(segment, append_ns, notes)
                 if found is not None:
                     return found
         return self.end
 
     def take_damage(self) -> list[Damage]:
         """What reads found damaged since the last call; it is a gap from now on."""
-        if not self._reader.damage:
-            return []
-        taken = []
+        taken: list[Damage] = []
+        if not self._damage:
+            return taken
         current = {segment.path: segment for segment in self._segments}
-        while self._reader.damage:
-            damage = self._reader.damage.pop(next(iter(self._reader.damage)))
+        while self._damage:
+            _, damage = self._damage.popitem()
             segment = current.get(damage.path)
             if segment is None or damage.offset >= segment.visible.size:
-                continue  # seen by a reader whose list of segments was out of date
+                continue  # removed or moved since
             if self._runs.count_between(damage.index_start, damage.index_end):
                 self._runs.replace(damage.index_start, damage.index_end)
                 self.corrupt_count += 1
                 taken.append(damage)
-        return taken
+        return sorted(taken, key=lambda damage: damage.index_start)
 
     def keep_evidence(self, damage: Damage) -> None:
         """Copy damaged bytes aside before their segment goes.  Blocking."""
@@ -373,6 +391,7 @@ class TopicLog:
     def relocated(self, relocation: Relocation) -> list[str]:
         """Put the side file in the segment's place; return the paths to be unlinked."""
         old, side = relocation.segment, relocation.side
+        self._note(relocation.notes)
         if old not in self._segments or not self._removable(old):
             return [side.path] if side is not None else []
         place = self._segments.index(old)
@@ -394,11 +413,6 @@ class TopicLog:
             if segment.base == base:
                 return segment
         raise KeyError(f"no segment with base {base} in {self.folder}")
-
-    def _bound_tables(self) -> None:
-        loaded = [s for s in self._segments if s.tables is not None and s.trailer is not None]
-        for segment in loaded[: max(0, len(loaded) - TABLES_MAX)]:
-            segment.drop_tables()
 
     def check(self) -> None:
         """Assert the invariants; for tests."""

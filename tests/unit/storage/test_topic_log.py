@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import queue
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ import pytest
 from penstock.core.segment import HEADER_SIZE
 from penstock.errors import UncutError
 from penstock.storage.files import Files
+from penstock.storage.log_writer import SyncToken
+from penstock.storage.recovery import recover_topic
 from penstock.storage.segment import decode_header
 from penstock.storage.topic_log import TopicLog
 from tests.crash.lossy import LossyFiles
@@ -324,6 +329,57 @@ def test_readers_on_other_threads_see_every_message_while_segments_come_and_go(
     assert errors == [] and progress == [6000] * 3
     assert log.take_damage() == []
     files.close()
+
+
+class FlakyFiles(Files):
+    """Every third sync of a file fails."""
+
+    sync_count = 0
+
+    def sync(self, path: str) -> None:
+        self.sync_count += 1
+        if self.sync_count % 3 == 0:
+            raise OSError(errno.EIO, "told to fail")
+        super().sync(path)
+
+
+def test_syncs_that_fail_beside_writes_cost_nothing(tmp_path: Path) -> None:
+    files = FlakyFiles()
+    folder = f"{tmp_path}/t~0000000000000001"
+    log = TopicLog.create(files, folder, 1, NODE_ID, 0, 50_000)
+    tokens: queue.SimpleQueue[SyncToken] = queue.SimpleQueue()
+    done = threading.Event()
+
+    def sync() -> None:
+        while not done.is_set():
+            with suppress(OSError):
+                tokens.put(log.sync())
+
+    thread = threading.Thread(target=sync)
+    thread.start()
+    written: list[int] = []
+    while files.sync_count < 60 and len(written) < 100_000:
+        one = batch(log.end, 2, body=b"x" * 50)
+        try:
+            log.write(one.header, one.payload)
+        except OSError:  # the copy after a failed sync failed too
+            log.abandon(one.first + 2)
+            continue
+        log.commit(one.first, 2, len(one.payload), 1000, 0)
+        written += (one.first, one.first + 1)
+        while not tokens.empty():
+            log.synced(tokens.get())
+    done.set()
+    thread.join()
+    while not tokens.empty():
+        log.synced(tokens.get())
+    log.check()
+    assert sorted(read_all(log)) == written
+    assert log.take_damage() == []
+    files.close()
+    again = recover_topic(Files(), folder, NODE_ID, 0)
+    assert sorted(read_all(again.log)) == written
+    assert (again.corrupt_count, again.torn_count) == (0, 0), again.notes
 
 
 def test_sync_counts_what_it_covered(log: TopicLog) -> None:
