@@ -223,6 +223,7 @@ class Broker:
 
     def channel_created(self, channel: Channel) -> None:
         log.info("topic=%s channel=%s: created", channel.topic.name, channel.name)
+        self.scan.watch(channel)
         self.on_change(channel, True)
 
     def channel_deleted(self, channel: Channel) -> None:

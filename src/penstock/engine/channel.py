@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.engine.base import BaseTopic
 
 # One turn of the loop hands out at most this many messages, or KiB, of one channel (R13).
-TURN_COUNT_MAX = 4096
+TURN_COUNT_MAX = 1024
 # One consumer gets at most this many in a row while others are ready too.
 SHARE_COUNT_MAX = 512
 CHUNK_SIZE_MAX = 256 << 10
