@@ -287,7 +287,6 @@ class DeferredQueue:
             else:
                 heapq.heappush(self._memory, (max(due.due_ns, retry_ns), due.stamp, due))
                 self._memory_size += len(due.body)
-        self._loader.advance(self._table.clock.wall_ns())
 
     def void(self, dues: list[Due]) -> None:
         """These have nowhere to go: their topic is gone or was emptied."""

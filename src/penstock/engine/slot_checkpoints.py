@@ -7,7 +7,8 @@ Rule 3: a slot file goes only after all its records are done and in a durable ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -22,12 +23,12 @@ class Fired(NamedTuple):
     slot: int
     topic: str
     instance: int
-    ordinals: list[int]
+    ordinals: array[int]
 
 
 class _Entry(NamedTuple):
     file: SlotFile
-    ordinals: list[int]
+    void: array[int]
     fired: list[Fired]
 
 
@@ -39,7 +40,7 @@ class Checkpoints:
         self._retire = retire
         self._fired: dict[tuple[int, int], Fired] = {}
         self._offered: dict[int, Fired] = {}  # by id()
-        self._void: dict[int, list[int]] = {}
+        self._void: dict[int, array[int]] = {}
         self._gone: list[SlotFile] = []
         self._busy = False
 
@@ -47,20 +48,20 @@ class Checkpoints:
     def wanted(self) -> bool:
         return not self._busy and bool(self._fired or self._offered or self._void or self._gone)
 
-    def add(self, file: SlotFile, topic: str, instance: int, ordinals: list[int]) -> None:
+    def add(self, file: SlotFile, topic: str, instance: int, ordinals: Sequence[int]) -> None:
         """These are in the topic's log, which is not known to be synced."""
         file.unchecked_count += len(ordinals)
         fired = self._fired.get((file.number, instance))
         if fired is None:
-            self._fired[file.number, instance] = Fired(file.number, topic, instance, ordinals)
-        else:
-            fired.ordinals.extend(ordinals)
+            fired = Fired(file.number, topic, instance, array("I"))
+            self._fired[file.number, instance] = fired
+        fired.ordinals.extend(ordinals)
 
-    def add_void(self, file: SlotFile, ordinals: list[int]) -> None:
+    def add_void(self, file: SlotFile, ordinals: Sequence[int]) -> None:
         """These are in no log and never will be."""
         if ordinals:
             file.unchecked_count += len(ordinals)
-            self._void.setdefault(file.number, []).extend(ordinals)
+            self._void.setdefault(file.number, array("I")).extend(ordinals)
 
     def due(self) -> list[Fired]:
         """What waits for its log to be synced; the same again until ``write`` gets it."""
@@ -84,7 +85,7 @@ class Checkpoints:
                 continue
             entry = entries.get(fired.slot)
             if entry is None:
-                entry = entries[fired.slot] = _Entry(self._table.files[fired.slot], [], [])
+                entry = entries[fired.slot] = _Entry(self._table.files[fired.slot], array("I"), [])
             entry.fired.append(fired)
         if entries:
             self._busy = True
@@ -98,7 +99,9 @@ class Checkpoints:
         # Runs on another thread.
         outcomes: list[Exception | None] = []
         for file, void, fired in batch:
-            ordinals = void + [ordinal for part in fired for ordinal in part.ordinals]
+            ordinals = array("I", void)
+            for part in fired:
+                ordinals.extend(part.ordinals)
             try:
                 self._table.store.append_fired(file.name, ordinals, fresh=not file.fired_named)
             except (OSError, StorageError) as error:
@@ -120,7 +123,7 @@ class Checkpoints:
                 self._table.error_count += 1
                 self._offered.update((id(part), part) for part in fired)
                 if void:
-                    self._void.setdefault(file.number, []).extend(void)
+                    self._void.setdefault(file.number, array("I")).extend(void)
                 continue
             file.fired_named = True
             file.unchecked_count -= len(void) + sum(len(part.ordinals) for part in fired)

@@ -632,7 +632,7 @@ def test_a_slot_goes_only_after_its_logs_are_synced_and_its_checkpoint_written(
     world.fire()
     (name,) = world.file_names()
     (fired,) = world.queue.checkpoint_due()
-    assert (fired.topic, fired.instance, fired.ordinals) == ("topic3", 3, [0])
+    assert (fired.topic, fired.instance, list(fired.ordinals)) == ("topic3", 3, [0])
     assert world.queue.open_slots() == {fired.slot}
     world.queue.checkpoint([])  # no log was synced
     world.disk.drain()
@@ -683,7 +683,7 @@ def test_origins_stay_pinned_after_a_restart_until_they_are_checkpointed(world: 
     assert world.queue.open_slots() == {slot}
     world.fire()
     (fired,) = world.queue.checkpoint_due()
-    assert (fired.slot, fired.topic, fired.ordinals) == (slot, "topic1", [0])
+    assert (fired.slot, fired.topic, list(fired.ordinals)) == (slot, "topic1", [0])
     assert world.queue.open_slots() == {slot}
     world.checkpoint()
     assert world.queue.open_slots() == set() and len(world.file_names()) == 2
