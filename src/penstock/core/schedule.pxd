@@ -54,6 +54,7 @@ cdef class Schedule:
     cdef readonly list fallen
     cdef readonly Tallies tallies
 
+    cdef uint32_t place_of(self, Slot slot) except? 0
     cdef int resize(self, Py_ssize_t room) except -1
     cdef int push(self, Entry entry) except -1
     cdef void pop_top(self) noexcept

@@ -29,7 +29,6 @@ from penstock.core.tally cimport Tallies
 NEVER = 0x7FFFFFFFFFFFFFFF
 
 cdef int64_t NEVER_NS = 0x7FFFFFFFFFFFFFFF
-cdef int64_t HOUR_NS = 3_600_000_000_000
 
 
 cdef class Bits:
@@ -172,11 +171,13 @@ cdef class Taken:
         cdef Entry* entry
         cdef Due due
         cdef list void = [], damaged = []
+        if not 0 <= first <= end <= self.count or len(out) < self.count:
+            raise ValueError(f"{first}..{end} of {self.count} entries into {len(out)}")
         for i in range(first, end):
             entry = &self.items[i]
             at = entry.offset - offset
             due = None
-            if at + <Py_ssize_t>entry.size <= size:
+            if 0 <= at and at + <Py_ssize_t>entry.size <= size:
                 due = parse(start + at, entry.size, slot.number, entry.ordinal, entry.offset)
             if due is None:
                 # Whose it was is not known any more: its topic's count stays one too high.
@@ -217,7 +218,13 @@ cdef class Schedule:
             slot.place = len(self.slots)
             self.slots.append(slot)
 
+    cdef uint32_t place_of(self, Slot slot) except? 0:
+        if slot.place < 0 or self.slots[slot.place] is not slot:
+            raise ValueError(f"slot {slot.number} is not attached")
+        return <uint32_t>slot.place
+
     def detach(self, Slot slot):
+        self.place_of(slot)
         assert slot.near_count == 0 and slot.firing_count == 0
         self.slots[slot.place] = None
         self.free_places.append(slot.place)
@@ -234,7 +241,7 @@ cdef class Schedule:
         cdef Entry entry
         cdef list fired = []
         cdef Bits known = slot.known
-        entry.slot = <uint32_t>slot.place
+        entry.slot = self.place_of(slot)
         entry.rank = 0
         for i in range(records.count):
             record = &records.items[i]
@@ -304,6 +311,8 @@ cdef class Schedule:
         """Entries ``first`` to ``end`` could not be read: they are tried again at ``due_ns``."""
         cdef Py_ssize_t i
         cdef Slot slot
+        if not 0 <= first <= end <= taken.count:
+            raise ValueError(f"{first}..{end} of {taken.count} entries")
         for i in range(first, end):
             slot = <Slot>self.slots[taken.items[i].slot]
             slot.firing_count -= 1
@@ -318,8 +327,10 @@ cdef class Schedule:
         entry.offset = due.offset
         entry.ordinal = due.ordinal
         entry.size = due.size
-        entry.slot = <uint32_t>slot.place
+        entry.slot = self.place_of(slot)
         entry.rank = 0
+        if slot.firing_count < 1:
+            raise ValueError("nothing of this slot was taken")
         slot.firing_count -= 1
         slot.near_count += 1
         self.push(entry)

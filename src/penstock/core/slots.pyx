@@ -133,6 +133,8 @@ cdef class Records:
         return 0
 
     cdef str topic_at(self, Py_ssize_t i):
+        if self.data is None:
+            raise ValueError("the records of a batch have no bytes here")
         return decode_topic(<const uint8_t*>PyBytes_AS_STRING(self.data) + self.items[i].offset)
 
     def __len__(self):
@@ -164,6 +166,8 @@ cdef class Batch(Records):
         int64_t timestamp_ns, int64_t due_ns, int64_t stamp,
     ):
         """Pack one more record; the size of the batch is bounded by the caller."""
+        if topic is None or body is None or (self.size and self.buffer == NULL):
+            raise ValueError("a settled batch takes no more records, and none without a body")
         cdef Py_ssize_t topic_size = PyBytes_GET_SIZE(topic)
         cdef Py_ssize_t size = HEADER + topic_size + PyBytes_GET_SIZE(body)
         if not 1 <= topic_size <= 255 or size > <int64_t>0xFFFFFFFF:
@@ -202,6 +206,8 @@ cdef class Batch(Records):
 
     def packed(self):
         """The bytes to append."""
+        if self.size and self.buffer == NULL:
+            raise ValueError("the batch is settled")
         return PyBytes_FromStringAndSize(<char*>self.buffer, self.size)
 
     def settle(self, int64_t base):

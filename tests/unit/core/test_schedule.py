@@ -107,6 +107,24 @@ def test_a_slot_in_use_cannot_be_detached() -> None:
         schedule.detach(slots[5])
 
 
+def test_misuse_is_refused() -> None:
+    schedule, slots = schedule_of(100, {5: [1, 2]})
+    stranger = Slot(9, NEVER)
+    with pytest.raises(ValueError):
+        schedule.index(stranger, records(9, [1]))
+    with pytest.raises(ValueError):
+        schedule.detach(stranger)
+    taken = schedule.take(10, 10, 1 << 30)
+    for first, end in ((-1, 1), (0, 3), (2, 1)):
+        with pytest.raises(ValueError):
+            taken.parse(slots[5], b"", 0, first, end, [None, None])
+        with pytest.raises(ValueError):
+            schedule.put_back(taken, first, end, 0)
+    with pytest.raises(ValueError):
+        taken.parse(slots[5], b"", 0, 0, 2, [])
+    assert taken.parse(slots[5], b"", 1 << 40, 0, 2, [None, None]) == ([], [0, 1])
+
+
 def test_bits_are_a_set_of_ordinals() -> None:
     bits = Bits()
     model = set()

@@ -111,3 +111,14 @@ def test_a_topic_name_must_fit() -> None:
         with pytest.raises(ValueError):
             batch.add(0, topic, 1, b"", 0, 0, 1)
     assert batch.size == 0 and batch.count == 0
+
+
+def test_a_settled_batch_is_closed() -> None:
+    batch = Batch(NUMBER)
+    batch.add(0, b"orders", 1, b"", 0, 0, 1)
+    batch.settle(40)
+    assert batch.rows()[0][1] == 40
+    with pytest.raises(ValueError):
+        batch.add(1, b"orders", 1, b"", 0, 0, 2)
+    with pytest.raises(ValueError):
+        batch.packed()
