@@ -9,7 +9,7 @@
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 cdef extern from "Python.h":
@@ -57,6 +57,32 @@ cdef inline void store_id(unsigned char* p, uint64_t value) noexcept:
         memcpy(p + 2 * i, &HEX[2 * ((value >> (56 - 8 * i)) & 0xFF)], 2)
 
 
+def split_multi(bytes body, int64_t count_max, int64_t size_max):
+    """The messages of an MPUB body: count i32, then (length i32, bytes) each.
+
+    ValueError says BAD_BODY or BAD_MESSAGE; bytes after the last message are ignored, as in nsqd.
+    """
+    cdef const unsigned char* p = body
+    cdef Py_ssize_t at = 4, end = len(body)
+    cdef int64_t i, size, count
+    if end < 4:
+        raise ValueError("BAD_BODY")
+    count = <int32_t>load_u32(p)
+    if not 1 <= count <= count_max:
+        raise ValueError("BAD_BODY")
+    cdef list bodies = []
+    for i in range(count):
+        if at + 4 > end:
+            raise ValueError("BAD_MESSAGE")
+        size = <int32_t>load_u32(p + at)
+        at += 4
+        if not 0 < size <= size_max or at + size > end:
+            raise ValueError("BAD_MESSAGE")
+        bodies.append(body[at:at + size])
+        at += size
+    return bodies
+
+
 cdef class Appender:
     def __cinit__(self, str topic, int node_id, int64_t first, opened):
         """``opened()`` is called when a batch begins; it sets ``ticket`` for it."""
@@ -77,6 +103,12 @@ cdef class Appender:
     def add(self, bytes body, int64_t timestamp_ns):
         """Append one message."""
         self.append(body, len(body), timestamp_ns)
+
+    def extend(self, list bodies, int64_t timestamp_ns):
+        """Append many messages."""
+        cdef bytes body
+        for body in bodies:
+            self.append(body, len(body), timestamp_ns)
 
     def seal(self):
         """End the batch: (payload, first, count, publish_ns, body_size); a new one begins."""

@@ -65,9 +65,7 @@ class BaseTopic(ABC):
             refused = Ticket()
             refused.settle(OSError("exiting"))
             return refused
-        now_ns = self.broker.clock.wall_ns()
-        for body in bodies:
-            self.appender.add(body, now_ns)
+        self.appender.extend(bodies, self.broker.clock.wall_ns())
         ticket: Ticket = self.appender.ticket
         return ticket
 

@@ -7,8 +7,8 @@ first and its contents last, and both create the topic before anything else can 
 from __future__ import annotations
 
 import re
-import struct
 
+from penstock.core.appender import split_multi
 from penstock.engine.names import is_valid_name
 from penstock.engine.ticket import Ticket, after, settled
 from penstock.engine.views import BrokerView, TopicView
@@ -27,7 +27,6 @@ MS_NS = 1_000_000
 
 _EXITING = error_response(503, "EXITING")
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,19}")
-_SIZE = struct.Struct(">i")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -110,24 +109,10 @@ class Publishing:
     def _binary(self, body: bytes) -> list[bytes]:
         """MPUB's layout without its outer size.  nsqd answers 413 to every violation."""
         options = self._broker.options
-        if len(body) < 4:
-            raise HttpError(413, "BAD_BODY")
-        (count,) = _SIZE.unpack_from(body)
-        if not 1 <= count <= (options.max_body_size - 4) // 5:
-            raise HttpError(413, "BAD_BODY")
-        size_max, end = options.max_msg_size, len(body)
-        bodies = []
-        offset = 4
-        for _ in range(count):
-            if offset + 4 > end:
-                raise HttpError(413, "BAD_MESSAGE")
-            (size,) = _SIZE.unpack_from(body, offset)
-            offset += 4
-            if not 0 < size <= size_max or offset + size > end:
-                raise HttpError(413, "BAD_MESSAGE")
-            bodies.append(body[offset : offset + size])
-            offset += size
-        return bodies
+        try:
+            return split_multi(body, (options.max_body_size - 4) // 5, options.max_msg_size)
+        except ValueError as error:
+            raise HttpError(413, str(error)) from None
 
 
 def flag(request: Request, name: str, *, absent: bool) -> bool:
