@@ -107,3 +107,21 @@ def test_finding_a_message_does_not_slow_down_with_dense_runs() -> None:
         assert window.finish_index(consumer, index, NODE_ID) == 0
     assert window.unfinished_count == 0
     window.check()
+
+
+def test_every_message_is_found_whatever_lies_beside_it_in_the_table() -> None:
+    """S0-4: indexes far apart collide in the table; taking one out must not hide another."""
+    choose = random.Random(11)
+    indexes = sorted(choose.sample(range(1 << 54), 3000))
+    window = Window(0)
+    consumer = consumer_of(window)
+    for index in indexes:
+        window.restore(index, 0, 0)
+        window.redeliver(consumer, frame(index, b""), 0)
+    choose.shuffle(indexes)
+    for gone, index in enumerate(indexes, 1):
+        assert window.finish_index(consumer, index, NODE_ID) == 0
+        assert window.describe(index) is None
+        if gone % 100 == 0:
+            window.check()
+    assert window.unfinished_count == 0
