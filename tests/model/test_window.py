@@ -483,4 +483,4 @@ class WindowMachine(RuleBasedStateMachine):
 
 
 TestWindowMachine = WindowMachine.TestCase
-TestWindowMachine.settings = settings(max_examples=300, stateful_step_count=80, deadline=None)
+TestWindowMachine.settings = settings(max_examples=200, stateful_step_count=80, deadline=None)
