@@ -162,9 +162,15 @@ class Channel:
         """Send what can be sent, a bounded amount, turn by turn over the ready consumers."""
         self._woken = False
         budget = TURN_COUNT_MAX
+        round_count = even = 0
         while self._ready and budget > 0 and not self.paused and not self.closed:
+            if not round_count:
+                # A round: everybody who is ready gets an even part of what waits.
+                round_count = len(self._ready)
+                even = -(-self.window.depth // round_count)
+            round_count -= 1
             consumer = self._ready.popleft()
-            count, size = self._serve(consumer, now_ns) if consumer.ready else (0, 0)
+            count, size = self._serve(consumer, even, now_ns) if consumer.ready else (0, 0)
             budget -= max(count, size >> 10)
             if not consumer.ready:
                 consumer.offered = False
@@ -177,14 +183,12 @@ class Channel:
         if self._ready and budget <= 0:
             self.wake()
 
-    def _serve(self, consumer: Consumer, now_ns: int) -> tuple[int, int]:
-        """Give ``consumer`` its share; return how many messages and bytes it got.
+    def _serve(self, consumer: Consumer, even: int, now_ns: int) -> tuple[int, int]:
+        """Give ``consumer`` up to ``even`` messages; return how many, and how many bytes, it got.
 
         Requeued and fresh messages take turns: half of the share each while both wait (R13).
         """
         window = self.window
-        # This consumer was taken off the queue, so it counts beside those still on it.
-        even = -(-window.depth // (len(self._ready) + 1))
         share = min(consumer.room, SHARE_COUNT_MAX, even)
         if share <= 0:
             return 0, 0
@@ -209,7 +213,8 @@ class Channel:
             if consumer.sample_rate:
                 given = window.deliver_sampled(consumer, want - sent, TURN_COUNT_MAX, limit, now_ns)
             else:
-                given = window.deliver(consumer, want - sent, CHUNK_SIZE_MAX, limit, now_ns)
+                room = CHUNK_SIZE_MAX - size
+                given = window.deliver(consumer, want - sent, room, limit, now_ns)
             if given is None:
                 if window.cursor >= limit:
                     break

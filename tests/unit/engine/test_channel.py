@@ -1,0 +1,179 @@
+"""Channels as their consumers see them, on a broker without sockets, threads and time."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+
+from penstock.engine.channel import CHUNK_SIZE_MAX, TURN_COUNT_MAX
+from tests.engine import MINUTE, SECOND, Client, Engine
+
+
+def bodies(count: int, prefix: str = "m") -> list[bytes]:
+    return [f"{prefix}{number}".encode() for number in range(count)]
+
+
+def test_requeued_and_fresh_messages_take_turns() -> None:
+    """R13: a consumer that requeues everything still sees the rest of the queue."""
+    engine = Engine()
+    client = Client(engine, "t", "c", ready_count=10)
+    engine.publish("t", *bodies(100))
+    seen: set[bytes] = set()
+    for _ in range(40):
+        for received in client.take():
+            seen.add(received.body)
+            client.requeue(received.index)
+        engine.settle()
+    assert seen == set(bodies(100))
+
+
+def test_equal_consumers_share_a_burst() -> None:
+    """R13, S3-7: one batch is spread over all that are ready."""
+    engine = Engine()
+    clients = [Client(engine, "t", "c", ready_count=50) for _ in range(4)]
+    engine.publish("t", *bodies(100))
+    assert sorted(len(client.inbox) for client in clients) == [25, 25, 25, 25]
+
+
+def test_equal_consumers_share_a_trickle() -> None:
+    """R13: single messages go round."""
+    engine = Engine()
+    clients = [Client(engine, "t", "c", ready_count=50) for _ in range(4)]
+    for body in bodies(40):
+        engine.publish("t", body)
+    assert [len(client.inbox) for client in clients] == [10, 10, 10, 10]
+
+
+def test_one_turn_hands_out_a_bounded_amount() -> None:
+    """R13: a large backlog does not hold the loop."""
+    engine = Engine()
+    engine.broker.create_topic("t")[0].create_channel("c")
+    engine.settle()
+    engine.publish("t", *bodies(3 * TURN_COUNT_MAX))
+    client = Client(engine, "t", "c", ready_count=2500)
+    per_turn = []
+    while engine.turns.calls:
+        engine.turns.calls.popleft()()
+        per_turn.append(len(client.take()))
+    assert 0 < max(per_turn) <= TURN_COUNT_MAX
+    assert sum(per_turn) == 2500
+
+
+def test_large_messages_are_sent_in_bounded_pieces() -> None:
+    """R13: what is handed to a socket at once is bounded in bytes, whatever RDY allows."""
+    engine = Engine()
+    sizes: list[int] = []
+
+    class Measuring(Client):
+        def send(self, parts: list[bytes | memoryview]) -> None:
+            sizes.append(sum(map(len, parts)))
+            super().send(parts)
+
+    client = Measuring(engine, "t", "c", ready_count=100)
+    engine.publish("t", *(bytes(100_000) for _ in range(20)))
+    assert len(client.inbox) == 20
+    assert max(sizes) < CHUNK_SIZE_MAX + 100_100
+
+
+def test_many_small_messages_share_one_write() -> None:
+    """S3-4: a burst reaches the socket in one piece."""
+    engine = Engine()
+    sends: list[int] = []
+
+    class Counting(Client):
+        def send(self, parts: list[bytes | memoryview]) -> None:
+            sends.append(len(parts))
+            super().send(parts)
+
+    client = Counting(engine, "t", "c", ready_count=500)
+    engine.publish("t", *bodies(500))
+    assert len(client.inbox) == 500
+    assert sends == [1]
+
+
+def test_a_deferred_message_goes_to_the_channels_that_exist_when_it_is_due() -> None:
+    """D-13: stated semantics, also for a channel made after the publish."""
+    engine = Engine()
+    early = Client(engine, "t", "early", ready_count=1)
+    engine.defer("t", 10 * SECOND, b"later")
+    late = Client(engine, "t", "late", ready_count=1)
+    engine.settle()
+    assert early.channel.deferred_count == late.channel.deferred_count == 1
+    engine.advance(11 * SECOND)
+    assert [r.body for r in early.take()] == [r.body for r in late.take()] == [b"later"]
+
+
+def test_memory_of_a_message_in_flight_is_bounded() -> None:
+    """S0-8: no timer, task or object each; under 200 bytes a message in flight."""
+    engine = Engine()
+    clients = [Client(engine, "t", "c", ready_count=2500) for _ in range(8)]
+    count = 2500 * len(clients)
+    engine.publish("t", *bodies(count))
+    # What was received belongs to the test; count only what delivery keeps.
+    window = clients[0].channel.window
+    assert window.in_flight_count == count
+    for client in clients:
+        client.consumer.ready_count = 0
+    for client in clients:
+        for received in client.take():
+            client.requeue(received.index)
+    for client in clients:
+        client.send = lambda parts: None  # type: ignore[method-assign]
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for client in clients:
+        client.ready(2500)
+    engine.settle()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert window.in_flight_count == count
+    assert (after - before) / count < 200
+    assert sys.getsizeof(window) < 1000
+
+
+def test_an_ephemeral_channel_drops_the_newest_and_pins_nothing() -> None:
+    """R15: it decides when messages arrive, and its blocks are its own."""
+    engine = Engine(mem_queue_size=10)
+    client = Client(engine, "t", "c#ephemeral", ready_count=0)
+    engine.settle()
+    engine.publish("t", *bodies(25))
+    assert client.channel.depth == 10
+    topic = engine.topic("t")
+    assert topic.low() == topic.end
+    client.ready(25)
+    engine.settle()
+    assert [received.body for received in client.take()] == bodies(10)
+
+
+def test_an_ephemeral_channel_can_send_a_message_again() -> None:
+    """R15: also long after its block was let go."""
+    engine = Engine()
+    client = Client(engine, "t", "c#ephemeral", ready_count=100)
+    engine.settle()
+    engine.publish("t", b"first")
+    first = client.take()[0]
+    for number in range(50):
+        engine.publish("t", b"x%d" % number)
+        for received in client.take():
+            client.finish(received.index)
+    engine.settle()
+    client.requeue(first.index)
+    engine.settle()
+    again = client.take()[-1]
+    assert (again.body, again.attempts) == (b"first", 2)
+
+
+def test_a_lost_consumers_messages_wait_longer_each_time() -> None:
+    """R14: at once, then 1 s, 2 s, 4 s."""
+    engine = Engine()
+    client = Client(engine, "t", "c", ready_count=1)
+    engine.publish("t", b"poison")
+    waits = []
+    for _ in range(4):
+        client.close()
+        start_ns = engine.clock.monotonic_ns()
+        client = Client(engine, "t", "c", ready_count=1)
+        engine.settle()
+        engine.advance(MINUTE // 2)
+        waits.append(round((client.inbox[0].now_ns - start_ns) / SECOND))
+    assert waits == [0, 1, 2, 4]
