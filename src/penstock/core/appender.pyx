@@ -174,7 +174,14 @@ cdef class Appender:
         if self.payload == NULL:
             self.payload = PyBytes_FromStringAndSize(NULL, capacity)
         else:
-            _PyBytes_Resize(&self.payload, capacity)
+            # If it fails the old bytes are gone too, and with them what this batch held.
+            self.buffer = NULL
+            self.capacity = 0
+            try:
+                _PyBytes_Resize(&self.payload, capacity)
+            except MemoryError:
+                self.size = self.count = self.body_size = 0
+                raise
         self.buffer = <unsigned char*>PyBytes_AS_STRING(<object>self.payload)
         self.capacity = capacity
         return 0

@@ -48,6 +48,7 @@ class Channel:
         self._ready: deque[Consumer] = deque()
         self._woken = False
         self._reading = False
+        self._held_skip_count = 0
         self._redelivery: Block | None = None
         self._cold_frame: tuple[int, bytes] | None = None
 
@@ -143,19 +144,23 @@ class Channel:
 
     def release(self, start: int, end: int, count: int) -> None:
         """What the topic held back may be read now."""
-        self.window.queued_count += count
-        self.message_count += count
+        self.window.queued_count += count - self._held_skip_count
+        self.message_count += count - self._held_skip_count
+        self._held_skip_count = 0
         self.wake()
 
     def skip(self, index: int) -> None:
         """Finish a message that was not delivered yet."""
         if index >= self.window.cursor:
-            self.window.skip(index, index + 1, int(index < self.topic.released))
+            released = index < self.topic.released
+            self.window.skip(index, index + 1, int(released))
+            self._held_skip_count += not released
             self.touched()
 
     def skip_range(self, start: int, end: int) -> None:
         """Finish messages that were never released to this channel."""
         self.window.skip(start, end, 0)
+        self._held_skip_count = 0
         self.touched()
 
     def pump(self, now_ns: int) -> None:

@@ -177,3 +177,20 @@ def test_a_lost_consumers_messages_wait_longer_each_time() -> None:
         engine.advance(MINUTE // 2)
         waits.append(round((client.inbox[0].now_ns - start_ns) / SECOND))
     assert waits == [0, 1, 2, 4]
+
+
+def test_a_channel_emptied_while_its_topic_is_paused_skips_what_was_deferred_before() -> None:
+    """R17: and its depth is right once the topic runs again."""
+    engine = Engine()
+    client = Client(engine, "t", "c", ready_count=0)
+    engine.defer("t", SECOND, b"void")
+    client.channel.empty()
+    engine.defer("t", SECOND, b"wanted")
+    engine.topic("t").pause(True)
+    engine.advance(2 * SECOND)
+    engine.topic("t").pause(False)
+    engine.settle()
+    assert client.channel.depth == 1
+    client.ready(10)
+    engine.settle()
+    assert [received.body for received in client.take()] == [b"wanted"]
