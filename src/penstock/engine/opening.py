@@ -62,11 +62,17 @@ def _newest(broker: Broker, folders: list[TopicFolder]) -> Iterator[TopicFolder]
     for folder in folders:
         by_name.setdefault(folder.topic, []).append(folder)
     for found in by_name.values():
-        found.sort(key=lambda folder: max(broker.files.list(folder.path), default=""))
+        found.sort(key=lambda folder: _newest_segment(broker, folder))
         for old in found[:-1]:
             log.warning("topic=%s: removing the folder of a deleted instance", old.topic)
             broker.data.remove(broker.data.delete_topic(old.path))
         yield found[-1]
+
+
+def _newest_segment(broker: Broker, folder: TopicFolder) -> str:
+    """The name of the last segment; names ascend with the indexes in them."""
+    names = broker.files.list(folder.path)
+    return max((name for name in names if name.endswith(".log")), default="")
 
 
 def _metadata(broker: Broker) -> Metadata:
