@@ -191,3 +191,19 @@ def test_a_frame_is_found_behind_a_damaged_table() -> None:
     flipped[ends[-1] + 3] ^= 1
     found = recover(bytes(flipped))
     assert found.log.frame(104, True) == frames[104] == frame(104)
+
+
+def test_a_hole_that_was_torn_is_not_called_corrupt_once_the_rest_is_synced() -> None:
+    data, ends, frames = segment_bytes(sealed=False)
+    holed = bytearray(data)
+    holed[ends[1] : ends[2]] = bytes(ends[2] - ends[1])
+    found = recover(bytes(holed))
+    assert (found.torn_count, found.corrupt_count) == (1, 0)
+    files = found.log._files
+    token = found.log.sync()
+    found.log.synced(token)
+    files.append(f"{FOLDER}/journal", [encode_synced(token.base or 100, len(data))])
+    again = recover_topic(files, FOLDER, NODE_ID, 0)
+    assert (again.torn_count, again.corrupt_count) == (0, 0), again.notes
+    assert again.log.gaps == [(101, 103)]
+    assert set(read_all(again.log)) == set(frames) - {101, 102}

@@ -387,3 +387,18 @@ def test_the_synced_record_of_an_old_segment_says_nothing_of_a_new_one() -> None
     found = recover(files)
     assert (found.torn_count, found.corrupt_count) == (1, 0)
     assert sorted(read_all(found.log)) == [100, 101, 102]
+
+
+def test_a_footer_never_survives_the_batches_it_stands_for() -> None:
+    for seed in range(200):
+        files, log = fresh()
+        append_many(log, 12, 2, body=b"x" * 100)  # several blocks, none of them synced
+        files.sync_folder(FOLDER)
+        files.fail("sync", errno.EIO, after=1)  # the footer is written, its sync does not happen
+        with pytest.raises(OSError):
+            log.roll()
+        files.crash(HOLES, seed)
+        found = recover(files)
+        assert sorted(read_all(found.log)) == list(range(100, 124))
+        assert found.log.take_damage() == []
+        assert found.corrupt_count == 0, found.notes
