@@ -27,6 +27,7 @@ run: build
 	$(BIN)/penstock nsqd --data-path=data
 
 test: build
+	$(BIN)/python -m tests.conformance.nodejs
 	$(BIN)/python -m pytest
 
 check: build

@@ -1,0 +1,263 @@
+"""What every client must be able to do with our nsqd; test_pynsq and the others run it.
+
+Rows of the seed notes: S0-2, S3-5, S3-7, S4-6, S4-7, A-7.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from tests.client import eventually, numbered
+from tests.daemon import Nsqd
+
+WAIT_SECONDS_MAX = 20.0
+# What a busy machine may add to a wait.
+LATE_S = 1.5
+TIMEOUT_MS = 1000
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A message as a client saw it."""
+
+    id: str
+    attempts: int
+    timestamp_ns: int
+    body: bytes
+    came_s: float
+
+
+class Driven:
+    """A client in a process of its own; see tests/conformance/clients for what it speaks."""
+
+    def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._deliveries: queue.Queue[Delivery] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL: what it had in flight is never answered."""
+        self._process.kill()
+        self._process.wait(WAIT_SECONDS_MAX)
+        self._reader.join(WAIT_SECONDS_MAX)
+
+    def subscribe(self, topic: str, channel: str, ready: int = 10) -> Self:
+        self._do("subscribe", topic=topic, channel=channel, ready=ready, timeout_ms=TIMEOUT_MS)
+        assert self._reply()["event"] == "subscribed"
+        return self
+
+    def publish(self, topic: str, *bodies: bytes) -> None:
+        self._do("publish", topic=topic, bodies=[body.decode("latin-1") for body in bodies])
+        assert self._reply() == {"event": "published", "error": None}
+
+    def defer(self, topic: str, delay_ms: int, body: bytes) -> None:
+        self._do("defer", topic=topic, body=body.decode("latin-1"), delay_ms=delay_ms)
+        assert self._reply() == {"event": "published", "error": None}
+
+    def finish(self, delivery: Delivery) -> None:
+        self._do("finish", id=delivery.id)
+
+    def touch(self, delivery: Delivery) -> None:
+        self._do("touch", id=delivery.id)
+
+    def requeue(self, delivery: Delivery, delay_ms: int = 0) -> None:
+        self._do("requeue", id=delivery.id, delay_ms=delay_ms)
+
+    def take(self, timeout_s: float = WAIT_SECONDS_MAX) -> Delivery:
+        """The next message."""
+        return self._deliveries.get(timeout=timeout_s)
+
+    def taken(self) -> list[Delivery]:
+        """What has come, without waiting."""
+        found = []
+        while not self._deliveries.empty():
+            found.append(self._deliveries.get())
+        return found
+
+    def _do(self, command: str, **fields: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": command, **fields}) + "\n")
+        self._process.stdin.flush()
+
+    def _reply(self) -> dict[str, Any]:
+        return self._replies.get(timeout=WAIT_SECONDS_MAX)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            event = json.loads(line)
+            if event["event"] != "message":
+                self._replies.put(event)
+                continue
+            self._deliveries.put(
+                Delivery(
+                    event["id"],
+                    event["attempts"],
+                    event["timestamp_ns"],
+                    event["body"].encode("latin-1"),
+                    time.monotonic(),
+                )
+            )
+
+
+def ready_client_count(nsqd: Nsqd, topic: str) -> int:
+    """Clients that get messages; some send RDY, or even SUB, a moment after they say so."""
+    topics = nsqd.stats(f"&topic={topic}")["topics"] or [{"channels": []}]
+    clients = [client for channel in topics[0]["channels"] for client in channel["clients"]]
+    return sum(client["ready_count"] > 0 for client in clients)
+
+
+class ClientScenarios:
+    """To be inherited by a test class that knows how to start its client."""
+
+    @classmethod
+    def start(cls, nsqd: Nsqd) -> Driven:
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def nsqd(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
+        with Nsqd(tmp_path_factory.mktemp("client")) as daemon:
+            yield daemon
+            assert "Traceback" not in daemon.log, daemon.log
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def client(cls, nsqd: Nsqd) -> Iterator[Driven]:
+        """One that publishes; a test that consumes starts its own."""
+        with cls.start(nsqd) as client:
+            yield client
+
+    def test_what_is_published_arrives(self, nsqd: Nsqd, client: Driven) -> None:
+        """PUB, MPUB and DPUB; bodies of any bytes, one of them large."""
+        bodies = [b"plain", bytes(range(256)), b"\n", b"x" * 500_000]
+        began_ns = time.time_ns()
+        for body in bodies:
+            client.publish("arrives", body)
+        client.publish("arrives", *numbered(100))
+        deferred_s = time.monotonic()
+        client.defer("arrives", 600, b"deferred")
+        with self.start(nsqd).subscribe("arrives", "work", ready=50) as consumer:
+            came = []
+            for _ in range(len(bodies) + 101):
+                delivery = consumer.take()
+                consumer.finish(delivery)
+                came.append(delivery)
+            assert sorted(d.body for d in came) == sorted([*bodies, *numbered(100), b"deferred"])
+            assert {d.attempts for d in came} == {1}
+            # Of some clients the timestamp comes as a float, good to a microsecond.
+            assert all(began_ns - 1000 < d.timestamp_ns <= time.time_ns() for d in came)
+            late_s = next(d.came_s for d in came if d.body == b"deferred") - deferred_s
+            assert 0.59 < late_s < 0.6 + LATE_S
+            assert eventually(lambda: nsqd.channel("arrives", "work")["in_flight_count"] == 0)
+            assert nsqd.channel("arrives", "work")["depth"] == 0
+
+    def test_what_is_answered_and_what_is_not(self, nsqd: Nsqd, client: Driven) -> None:
+        """Finish, requeue with and without a delay, touch, timeout; S0-2, S4-7, S3-5."""
+        kinds = [b"finish", b"requeue", b"delay", b"touch", b"timeout"]
+        client.publish("answers", *kinds)
+        with self.start(nsqd).subscribe("answers", "work") as consumer:
+            first = {delivery.body: delivery for delivery in (consumer.take() for _ in kinds)}
+            consumer.finish(first[b"finish"])
+            consumer.requeue(first[b"requeue"])
+            consumer.requeue(first[b"delay"], 500)
+            time.sleep(max(0.0, first[b"touch"].came_s + 0.7 - time.monotonic()))
+            consumer.touch(first[b"touch"])
+            again: dict[bytes, Delivery] = {}
+            while len(again) < 4:
+                delivery = consumer.take()
+                assert delivery.body not in again
+                again[delivery.body] = delivery
+                consumer.finish(delivery)
+            for body, wait_s in (
+                (b"requeue", 0),
+                (b"delay", 0.5),
+                (b"timeout", 1),
+                (b"touch", 1.7),
+            ):
+                assert again[body].attempts == 2
+                assert again[body].id == first[body].id
+                assert again[body].timestamp_ns == first[body].timestamp_ns
+                waited_s = again[body].came_s - first[body].came_s
+                assert wait_s - 0.05 < waited_s < wait_s + LATE_S, body
+            # Heartbeats come every second: whoever did not answer them is gone after two.
+            time.sleep(1.2)
+            channel = nsqd.channel("answers", "work")
+            assert (channel["client_count"], channel["depth"], channel["in_flight_count"]) == (
+                1,
+                0,
+                0,
+            )
+            assert (channel["requeue_count"], channel["timeout_count"]) == (2, 2)
+            assert not consumer.taken()
+        client.publish("answers", b"the producer is still there")
+
+    def test_several_consumers_share(self, nsqd: Nsqd, client: Driven) -> None:
+        """S3-7: each message to one of them, and to each a fair part."""
+        consumers = [self.start(nsqd).subscribe("shared", "work", ready=5) for _ in range(3)]
+        try:
+            assert eventually(lambda: ready_client_count(nsqd, "shared") == 3)
+            client.publish("shared", *numbered(300))
+            taken: list[list[Delivery]] = [[] for _ in consumers]
+            deadline_s = time.monotonic() + WAIT_SECONDS_MAX
+            while sum(map(len, taken)) < 300 and time.monotonic() < deadline_s:
+                for consumer, deliveries in zip(consumers, taken, strict=True):
+                    for delivery in consumer.taken():
+                        consumer.finish(delivery)
+                        deliveries.append(delivery)
+                time.sleep(0.002)
+            bodies = [delivery.body for deliveries in taken for delivery in deliveries]
+            assert sorted(bodies) == sorted(numbered(300))
+            assert min(map(len, taken)) >= 30, list(map(len, taken))
+        finally:
+            for consumer in consumers:
+                consumer.kill()
+
+    def test_a_client_dies_and_comes_back(self, nsqd: Nsqd, client: Driven) -> None:
+        """A-7: what it had in flight comes again, what it finished does not."""
+        client.publish("dies", *numbered(20))
+        with self.start(nsqd).subscribe("dies", "work", ready=10) as consumer:
+            finished = consumer.take()
+            consumer.finish(finished)
+            # The tenth comes when the first is finished.
+            held = {consumer.take().id for _ in range(10)}
+            consumer.kill()
+        with self.start(nsqd).subscribe("dies", "work", ready=10) as consumer:
+            came = []
+            for _ in range(19):
+                delivery = consumer.take()
+                consumer.finish(delivery)
+                came.append(delivery)
+            assert {d.body for d in came} == set(numbered(20)) - {finished.body}
+            assert all(d.attempts == 2 for d in came if d.id in held)
+            assert eventually(lambda: nsqd.channel("dies", "work")["in_flight_count"] == 0)

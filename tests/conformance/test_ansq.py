@@ -1,0 +1,15 @@
+"""ansq, a client from PyPI, against the daemon."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.conformance.scenarios import ClientScenarios, Driven
+from tests.daemon import Nsqd
+
+
+class TestAnsq(ClientScenarios):
+    @classmethod
+    def start(cls, nsqd: Nsqd) -> Driven:
+        driver = "tests.conformance.clients.ansq_driver"
+        return Driven([sys.executable, "-m", driver, str(nsqd.tcp_port)])
