@@ -2,6 +2,8 @@
 
     PenstockError
     ├── ProtocolError     what a peer sent is wrong: a wire code, a text, fatal or not
+    ├── StreamError       bytes of an encrypted or compressed stream that make no sense
+    ├── AuthError         an auth server cannot be asked, or answers nonsense
     ├── OptionError       a flag, environment variable or config file is wrong
     ├── LoadError         a load generator's run cannot go on
     └── StorageError      a file cannot be used as it is
@@ -27,6 +29,14 @@ class ProtocolError(PenstockError):
         self.code = code
         self.text = text
         self.fatal = fatal
+
+
+class StreamError(PenstockError):
+    """A peer's TLS, snappy or deflate stream cannot be read; the connection is at its end."""
+
+
+class AuthError(PenstockError):
+    """No auth server gave a valid reply; the text says why, for the log only."""
 
 
 class OptionError(PenstockError):
