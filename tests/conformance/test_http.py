@@ -367,6 +367,7 @@ def test_stats_follow_a_message(nsqd: Nsqd, topic: str) -> None:
             "in_flight_count": 2,
             "deferred_count": 0,
             "message_count": 3,
+            "global_msg_count": 4,
             "requeue_count": 1,
             "timeout_count": 0,
             "client_count": 1,

@@ -21,6 +21,7 @@ cdef class Scanner:
     cdef public int64_t msg_timeout_ns
     cdef public bint progressed
     cdef public bint answered
+    cdef readonly int64_t command_count
     cdef readonly list owed
 
     cdef dict appenders

@@ -24,6 +24,8 @@ class Scanner:
     progressed: bool
     answered: bool
     owed: list[Owed]
+    @property
+    def command_count(self) -> int: ...
     def __init__(
         self,
         appenders: dict[bytes, Appender],

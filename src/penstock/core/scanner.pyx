@@ -519,6 +519,7 @@ cdef class Scanner:
         return MORE
 
     cdef void consume(self, Py_ssize_t size) noexcept:
+        self.command_count += 1
         self.at += size
         self.line_scanned = 0
         self.multi_at = 0

@@ -2,6 +2,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
 
 from penstock.core.block cimport Block
 from penstock.core.deadlines cimport DeadlineQueue
+from penstock.core.latency cimport Latency
 
 cdef enum:
     DONE = 0
@@ -47,6 +48,7 @@ cdef class Consumer:
     cdef public int64_t requeue_count
     cdef public int64_t msg_timeout_ns
     cdef public int sample_rate
+    cdef public int locality        # of engine/topology.py
     cdef public bint writable
     cdef public bint offered
     cdef readonly int32_t number
@@ -58,13 +60,14 @@ cdef class Consumer:
 cdef class Window:
     cdef readonly int64_t cursor
     cdef public int64_t queued_count
+    cdef readonly int64_t finish_count
     cdef readonly int64_t requeue_count
     cdef readonly int64_t timeout_count
     cdef readonly int64_t ready_count
     cdef readonly Py_ssize_t unfinished_count
     cdef public bint recording
     cdef readonly bint changed
-    cdef list latencies
+    cdef public Latency latency     # publish-to-finish times; None: not measured
     cdef list consumers
     cdef list free_numbers
 

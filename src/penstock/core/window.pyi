@@ -1,6 +1,7 @@
 from typing import Any
 
 from penstock.core.block import Block
+from penstock.core.latency import Latency
 
 class Consumer:
     client: Any
@@ -11,6 +12,7 @@ class Consumer:
     requeue_count: int
     msg_timeout_ns: int
     sample_rate: int
+    locality: int
     writable: bool
     offered: bool
     @property
@@ -24,6 +26,7 @@ class Consumer:
 class Window:
     queued_count: int
     recording: bool
+    latency: Latency | None
     @property
     def cursor(self) -> int: ...
     @property
@@ -36,6 +39,8 @@ class Window:
     def loaded(self) -> bool: ...
     @property
     def ready_count(self) -> int: ...
+    @property
+    def finish_count(self) -> int: ...
     @property
     def requeue_count(self) -> int: ...
     @property
@@ -88,6 +93,4 @@ class Window:
     def mark_all(self) -> None: ...
     def drain(self) -> tuple[int, bytes, bytes]: ...
     def snapshot(self) -> tuple[int, bytes, bytes]: ...
-    def measure_latency(self, on: bool) -> None: ...
-    def take_latencies(self) -> list[int]: ...
     def check(self) -> None: ...

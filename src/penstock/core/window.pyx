@@ -31,6 +31,7 @@ from libc.stdlib cimport qsort
 
 from penstock.core.block cimport Block, Span
 from penstock.core.deadlines cimport DeadlineQueue
+from penstock.core.latency cimport Latency
 
 cdef enum:
     IN_FLIGHT = 1
@@ -41,7 +42,6 @@ cdef enum:
     FRAME_HEADER = 34       # size, type, timestamp, attempts, id
     ATTEMPTS_AT = 16
     ID_AT = 18
-    LATENCY_COUNT_MAX = 65536
     RUN_COUNT_MAX = 65536   # finished runs kept between two drains before they are merged
     VIEW_SIZE_MIN = 8192
 
@@ -163,7 +163,6 @@ cdef class Window:
         self.skips = []
         self.next_skip = INT64_MAX
         self.marked = set()
-        self.latencies = None
 
     def __dealloc__(self):
         PyMem_Free(self.entries)
@@ -493,10 +492,11 @@ cdef class Window:
         cdef int32_t slot = self.owned(consumer, index, node_id, &status)
         if slot < 0:
             return status
-        if self.latencies is not None and len(self.latencies) < LATENCY_COUNT_MAX:
-            self.latencies.append(wall_ns - self.entries[slot].timestamp_ns)
+        if self.latency is not None:
+            self.latency.record(wall_ns - self.entries[slot].timestamp_ns, wall_ns)
         consumer.in_flight_count -= 1
         consumer.finish_count += 1
+        self.finish_count += 1
         self.deadlines.drop(slot)
         self.forget(slot)
         return DONE
@@ -686,16 +686,6 @@ cdef class Window:
             p[1] = <unsigned char>(self.entries[slot].attempts & 0xFF)
             p = store_u64(p + 2, <uint64_t>self.entries[slot].due_ns)
         return marks[:p - start]
-
-    def measure_latency(self, bint on):
-        """Collect publish-to-finish times; take_latencies() hands them over."""
-        self.latencies = [] if on else None
-
-    def take_latencies(self):
-        if self.latencies is None:
-            return []
-        latencies, self.latencies = self.latencies, []
-        return latencies
 
     cdef int note_finished(self, int64_t start, int64_t end) except -1:
         self.changed = True

@@ -9,6 +9,7 @@ from penstock.core.appender import Appender
 from penstock.core.block import Block
 from penstock.engine.channel import Channel
 from penstock.engine.deferred import Due
+from penstock.engine.latency import OFF, Percentiles, measured
 from penstock.engine.tail import Tail
 from penstock.engine.ticket import Ticket, settled
 
@@ -49,6 +50,15 @@ class BaseTopic(ABC):
     @property
     def backend_depth(self) -> int:
         return max(0, self.depth - self.broker.options.mem_queue_size)
+
+    @property
+    def latency(self) -> Percentiles:
+        """Times from publish to finish in all channels together."""
+        shares = self.broker.options.e2e_processing_latency_percentiles
+        if not shares:
+            return OFF
+        latencies = (channel.window.latency for channel in self.channels.values())
+        return measured(latencies, shares, self.broker.clock.wall_ns())
 
     def deferred_pending(self, stamp: int) -> int:
         """Deferred publishes accepted at or after ``stamp`` and not due yet."""

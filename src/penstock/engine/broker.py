@@ -80,6 +80,7 @@ class Broker:
         self.topics: dict[str, BaseTopic] = {}
         self.appenders: dict[bytes, Appender] = {}
         self.clients: set[Any] = set()
+        self.left_command_count = 0  # commands of clients that are gone
         self.tail_budget = TailBudget()
         self.exiting = False
         self.scan: Scan = (
@@ -405,6 +406,7 @@ class Broker:
             if not topic.closed:
                 topic.retire()
                 self.identity.saw(topic.appender.next_index)
+        self.identity.saw(0)
         self._checkpoint()
         self.health_of_disk.look()
 

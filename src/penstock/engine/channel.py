@@ -7,8 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.core.block import Block
+from penstock.core.latency import Latency
 from penstock.core.window import Consumer, Window
+from penstock.engine.latency import Percentiles, measured
 from penstock.engine.ticket import Ticket, settled
+from penstock.engine.topology import EXPERIMENT, LOCALITIES, NearestFirst
 
 if TYPE_CHECKING:
     from penstock.engine.base import BaseTopic
@@ -45,7 +48,13 @@ class Channel:
         self.defer_stamp = 0
         self.created: Ticket = settled()
         self.consumers: list[Consumer] = []
-        self._ready: deque[Consumer] = deque()
+        options = topic.broker.options
+        near = EXPERIMENT in options.enable_experiment
+        self._ready: deque[Consumer] | NearestFirst = NearestFirst() if near else deque()
+        if options.e2e_processing_latency_percentiles:
+            window.latency = Latency(options.e2e_processing_latency_window_time_ns)
+        # Messages sent to consumers that have left, by locality.
+        self._left_counts = [0] * len(LOCALITIES)
         self._woken = False
         self._reading = False
         self._held_skip_count = 0
@@ -81,6 +90,25 @@ class Channel:
         return self.window.timeout_count
 
     @property
+    def finish_count(self) -> int:
+        return self.window.finish_count
+
+    @property
+    def delivery_counts(self) -> list[int]:
+        """Messages sent, redeliveries included, by locality of the consumer."""
+        counts = self._left_counts.copy()
+        for consumer in self.consumers:
+            counts[consumer.locality] += consumer.message_count
+        return counts
+
+    @property
+    def latency(self) -> Percentiles:
+        """Times from publish to finish."""
+        broker = self.topic.broker
+        shares = broker.options.e2e_processing_latency_percentiles
+        return measured((self.window.latency,), shares, broker.clock.wall_ns())
+
+    @property
     def clients(self) -> list[object]:
         return [consumer.client for consumer in self.consumers]
 
@@ -94,6 +122,7 @@ class Channel:
         """A consumer has gone: its messages come back (R14)."""
         broker = self.topic.broker
         self.consumers.remove(consumer)
+        self._left_counts[consumer.locality] += consumer.message_count
         if consumer.offered:
             self._ready.remove(consumer)
             consumer.offered = False

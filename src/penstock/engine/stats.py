@@ -18,14 +18,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.engine.latency import in_words
 from penstock.engine.memory import Memory
 from penstock.engine.views import BrokerView, ChannelView, ConnectionView, TopicView
 from penstock.version import NSQ_VERSION, version_line
 from penstock.wire import gojson
 
 _SECOND_NS = 1_000_000_000
-# End-to-end latency is not tracked; this is what nsqd shows without percentiles.
-_NO_LATENCY: dict[str, object] = {"count": 0, "percentiles": None}
+# In nsqd's order; those that are 0 are left out.
+_LOCALITIES = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,25 +136,30 @@ def _topic(topic: TopicView, channels: list[dict[str, Any]]) -> dict[str, Any]:
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
-        "e2e_processing_latency": _NO_LATENCY,
+        "e2e_processing_latency": topic.latency.as_json(),
     }
 
 
 def _channel(channel: ChannelView, wanted: Selection) -> dict[str, Any]:
     clients = channel.clients
-    return {
+    stats: dict[str, Any] = {
         "channel_name": channel.name,
         "depth": channel.depth,
         "backend_depth": channel.backend_depth,
         "in_flight_count": channel.in_flight_count,
         "deferred_count": channel.deferred_count,
         "message_count": channel.message_count,
+    }
+    for locality, count in zip(_LOCALITIES, reversed(channel.delivery_counts), strict=True):
+        if count:
+            stats[locality] = count
+    return stats | {
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
         "client_count": len(clients),
         "clients": [_client(c, wanted) for c in clients] if wanted.include_clients else None,
         "paused": channel.paused,
-        "e2e_processing_latency": _NO_LATENCY,
+        "e2e_processing_latency": channel.latency.as_json(),
     }
 
 
@@ -236,7 +242,8 @@ def _topic_line(topic: Mapping[str, Any]) -> str:
     mark = "*P " if topic["paused"] else "   "
     return (
         f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
-        f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
+        f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} "
+        f"e2e%: {_latency_text(topic)}"
     )
 
 
@@ -246,10 +253,16 @@ def _channel_lines(channel: Mapping[str, Any], now_ns: int) -> list[str]:
         f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
         f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
         f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
-        f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: "
+        f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} "
+        f"e2e%: {_latency_text(channel)}"
     )
     clients = channel["clients"] or ()
     return [line, *(f"        {_client_line(client, now_ns)}" for client in clients)]
+
+
+def _latency_text(stats: Mapping[str, Any]) -> str:
+    percentiles = stats["e2e_processing_latency"]["percentiles"] or ()
+    return ", ".join(in_words(percentile["value"]) for percentile in percentiles)
 
 
 def _client_line(client: Mapping[str, Any], now_ns: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from penstock.engine.latency import Percentiles
 from penstock.engine.options import Options
 from penstock.engine.ticket import Ticket
 
@@ -67,6 +68,14 @@ class ChannelView(Protocol):
     @property
     def timeout_count(self) -> int: ...
     @property
+    def finish_count(self) -> int: ...
+    @property
+    def delivery_counts(self) -> Sequence[int]:
+        """By locality: global, region, zone."""
+
+    @property
+    def latency(self) -> Percentiles: ...
+    @property
     def clients(self) -> Sequence[Any]:
         """ConnectionViews; Any, because the engine does not know the server's class."""
 
@@ -87,6 +96,8 @@ class TopicView(Protocol):
     def message_count(self) -> int: ...
     @property
     def message_bytes(self) -> int: ...
+    @property
+    def latency(self) -> Percentiles: ...
     @property
     def channels(self) -> Mapping[str, ChannelView]: ...
 

@@ -20,6 +20,7 @@ from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
 from penstock.engine.names import is_valid_name
 from penstock.engine.ticket import Ticket
+from penstock.engine.topology import locality
 from penstock.engine.writer import PENDING_SIZE_MAX
 from penstock.errors import ProtocolError
 from penstock.wire import frames, identify
@@ -129,6 +130,10 @@ class Connection(asyncio.Protocol):
     def pub_counts(self) -> dict[str, int]:
         return self._scanner.pub_counts
 
+    @property
+    def command_count(self) -> int:
+        return self._scanner.command_count
+
     # ---- the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -173,6 +178,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         self._detach()
         self._broker.clients.discard(self)
+        self._broker.left_command_count += self._scanner.command_count
         log.debug("client=%s: disconnected", self.remote_address)
 
     def _detach(self) -> None:
@@ -420,6 +426,7 @@ class Connection(asyncio.Protocol):
             )
         first = self._identified or self.settings
         self.consumer = Consumer(self, first.msg_timeout_ns, first.sample_rate)
+        self.consumer.locality = locality(self._broker.options, self._identified)
         self.channel = channel
         channel.join(self.consumer)
         self._wait(ticket, self._subscribed)

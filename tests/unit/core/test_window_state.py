@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.core.latency import Histogram, Latency
 from penstock.core.window import Consumer, Window
 from tests.blocks import NODE_ID, block_of, frame, read_marks, read_runs, timestamp_of
 from tests.unit.core.windows import (
@@ -409,31 +410,18 @@ def test_snapshot_is_the_whole_window_and_takes_nothing_away() -> None:
 # ---- latencies
 
 
-def test_latencies_are_collected_only_while_asked_for() -> None:
+def test_latencies_are_measured_only_while_asked_for() -> None:
     window = window_of(range(5))
     consumer = consumer_of(window)
     deliver(window, consumer)
     window.finish_index(consumer, 0, NODE_ID, timestamp_of(0) + 50)
-    assert window.take_latencies() == []
-    window.finish_index(consumer, 1, NODE_ID, timestamp_of(1) + 60)
-    assert window.take_latencies() == [], "taking does not switch it on"
-    window.measure_latency(True)
-    window.finish_index(consumer, 2, NODE_ID, timestamp_of(2) + 70)
+    assert window.latency is None
+    window.latency = Latency(1 << 62)
+    window.finish_index(consumer, 1, NODE_ID, timestamp_of(1) + 70)
+    window.requeue_index(consumer, 2, NODE_ID, 0)
     window.finish_index(consumer, 3, NODE_ID, timestamp_of(3) + 80)
-    assert window.take_latencies() == [70, 80]
-    assert window.take_latencies() == []
-    window.measure_latency(False)
-    window.finish_index(consumer, 4, NODE_ID, timestamp_of(4) + 90)
-    assert window.take_latencies() == []
-
-
-def test_latencies_nobody_takes_are_bounded() -> None:
-    window = Window(0)
-    window.measure_latency(True)
-    consumer = consumer_of(window)
-    for start in range(0, 70_000, 10_000):
-        window.load(block_of(range(start, start + 10_000), body=b""))
-        deliver(window, consumer, count=10_000)
-        for index in range(start, start + 10_000):
-            window.finish_index(consumer, index, NODE_ID, 0)
-    assert len(window.take_latencies()) == 65_536
+    window.finish_index(consumer, 3, NODE_ID, timestamp_of(3) + 90)
+    total = Histogram()
+    window.latency.merge_into(total, timestamp_of(3) + 80)
+    assert (total.count, total.minimum, total.maximum) == (2, 70, 80), "one for each finish"
+    assert window.finish_count == 3

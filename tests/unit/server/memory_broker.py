@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.engine.latency import OFF, Percentiles
 from penstock.engine.options import Options
 from penstock.engine.ticket import Ticket
 
@@ -42,6 +43,9 @@ class MemoryChannel:
         self.message_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
+        self.finish_count = 0
+        self.delivery_counts = [0, 0, 0]
+        self.latency: Percentiles = OFF
         self.clients: list[MemoryConnection] = []
 
     def empty(self) -> Ticket:
@@ -61,6 +65,7 @@ class MemoryTopic:
         self.bodies: list[bytes] = []
         self.message_count = 0
         self.message_bytes = 0
+        self.latency: Percentiles = OFF
         self.channels: dict[str, MemoryChannel] = {}
 
     @property
