@@ -1,4 +1,4 @@
-"""Every cut and every flipped bit of small files: what is good stays, what is not is named."""
+"""Every cut and every flipped bit of small files: torn is not corrupt, what is good stays (R3)."""
 
 from __future__ import annotations
 

@@ -167,6 +167,8 @@ def test_a_crash_while_relocating_keeps_the_stragglers() -> None:
 
 
 def test_stragglers_survive_a_crash_at_each_step_of_their_relocation() -> None:
+    """R5: the side file is synced before the segment goes."""
+
     def act(files: LossyFiles, log: TopicLog) -> None:
         for path in log.relocated(log.relocate(100, [101, 105])):
             files.unlink(path)

@@ -33,6 +33,7 @@ def test_an_empty_folder_is_an_empty_log_and_stays_empty(folder: str) -> None:
 
 
 def test_the_next_index_is_above_everything_anybody_has_seen(folder: str) -> None:
+    """R1: indexes never come back."""
     append_many(make(folder), 5)
     assert recover_topic(Files(), folder, NODE_ID, 0).log.end == 105
     assert recover_topic(Files(), folder, NODE_ID, 200).log.end == 200

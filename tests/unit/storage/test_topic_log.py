@@ -195,6 +195,7 @@ def test_an_active_segment_that_is_finished_is_worth_rolling_when_large(tmp_path
 
 
 def test_stragglers_move_to_a_side_file_and_stay_readable(log: TopicLog) -> None:
+    """R5: a few unfinished messages do not hold a segment."""
     rolled(log, 400)
     first = log.segments()[0]
     kept = [first.first + 3, first.first + 50, first.end - 1]
