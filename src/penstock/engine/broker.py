@@ -39,6 +39,7 @@ from penstock.engine.tail import TailBudget
 from penstock.engine.ticket import Ticket, after, settled
 from penstock.engine.topic import Topic
 from penstock.engine.turns import Timer, Turns
+from penstock.engine.writer import SYNC_SPACING_NS
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files
 from penstock.storage.journal import Journal
@@ -51,8 +52,8 @@ JOURNAL_INTERVAL_NS = 200_000_000
 UPKEEP_INTERVAL_NS = 1_000_000_000
 # Channels served before the loop looks at its sockets again.
 PUMP_COUNT_MAX = 256
-# Deferred publishes fired at once.
-FIRE_COUNT_MAX = 4096
+# Deferred publishes fired at once: reading so many bodies back takes one or two milliseconds.
+FIRE_COUNT_MAX = 256
 FIRE_SIZE_MAX = 4 << 20
 # While deferred publishes wait, the wall clock is looked at this often, since it may be stepped.
 WALL_LOOK_NS = 250_000_000
@@ -110,6 +111,7 @@ class Broker:
         self._progressed: set[Topic] = set()
         self._unsynced: set[Topic] = set()
         self._used: set[Topic] = set()
+        self._deferred_sync_ns = 0
         self._turn_asked = False
         self._timer: Timer | None = None
         self._timer_ns = NEVER_NS
@@ -321,8 +323,14 @@ class Broker:
         dirty, self._dirty = self._dirty, []
         for topic in dirty:
             self._guard(topic.name, topic.flush)
-        self.deferred.flush()
         now_ns = self.clock.monotonic_ns()
+        self.deferred.flush()
+        if (
+            self.deferred.unsynced_count >= self.options.sync_every
+            and now_ns - self._deferred_sync_ns >= SYNC_SPACING_NS
+        ):
+            self._deferred_sync_ns = now_ns
+            self.deferred.sync()
         for _ in range(min(len(self._woken), PUMP_COUNT_MAX)):
             channel = self._woken.popleft()
             self._guard(f"{channel.topic.name}:{channel.name}", partial(channel.pump, now_ns))

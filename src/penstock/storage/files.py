@@ -31,6 +31,9 @@ MODE_FOLDER = 0o755
 # The kernel takes at most this many pieces in one writev.
 PARTS_MAX = 1024
 
+# Reads of the loop; a batch may be larger, then the buffer grows to it.
+BUFFER_SIZE = 512 * 1024
+
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
@@ -57,6 +60,7 @@ class Files:
         self._name_changes = 0
         self._folder_locks: dict[str, int] = {}
         self._nowait = bool(_NOWAIT)
+        self._buffer = bytearray()
 
     # Reading
 
@@ -72,9 +76,12 @@ class Files:
         handle_open = self._pin_open(path) if self._nowait else None
         if handle_open is None:
             return None
+        # Only the loop reads so: one buffer serves, and nothing is zeroed for each read.
+        if size > len(self._buffer):
+            self._buffer = bytearray(max(size, BUFFER_SIZE))
+        view = memoryview(self._buffer)[:size]
         try:
-            buffer = bytearray(size)
-            count = os.preadv(handle_open.fd, [buffer], offset, _NOWAIT)
+            count = os.preadv(handle_open.fd, [view], offset, _NOWAIT)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -84,7 +91,7 @@ class Files:
             return None
         finally:
             self._unpin(handle_open)
-        return bytes(buffer) if count == size else bytes(memoryview(buffer)[:count])
+        return bytes(view[:count])
 
     def read(self, path: str) -> bytes:
         """The whole file."""
@@ -211,11 +218,14 @@ class Files:
         except FileNotFoundError:
             return
 
-    def lock(self, folder: str) -> None:
-        """Own ``folder`` until unlock, or raise LockedError with nsqd's words."""
+    def lock(self, folder: str, *, shared: bool = False) -> None:
+        """Own ``folder`` until unlock, or raise LockedError with nsqd's words.
+
+        A shared lock keeps owners out and lets others look; it needs no right to write.
+        """
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
             raise LockedError(locked_text(folder)) from error
