@@ -134,7 +134,7 @@ class SlotWriter:
         started_ns = table.clock.monotonic_ns()
         work = partial(self._store, file, file.size, batch.packed())
         if self._synced or started_ns < self._slow_until_ns:
-            table.disk.submit(work, partial(self._written, file, batch, ticket))
+            table.disk.submit(work, partial(self._written_elsewhere, file, batch, ticket))
             return
         try:
             size = work()
@@ -159,6 +159,17 @@ class SlotWriter:
                     raise UncutError(f"{file.name.slot_file}: {error}; and {second}") from error
                 raise
         return size
+
+    def _written_elsewhere(
+        self,
+        file: SlotFile,
+        batch: Batch,
+        ticket: Ticket,
+        size: int | None,
+        error: BaseException | None,
+    ) -> None:
+        self._written(file, batch, ticket, size, error)
+        self._dirty()  # the turn that accepted them is over: the next due time may be another
 
     def _written(
         self,
