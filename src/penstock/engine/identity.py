@@ -48,11 +48,20 @@ class Identity:
         self._highest = max(self._highest, self._by_clock())
         return self._highest
 
+    @property
+    def stamp_floor(self) -> int:
+        """A time (ns) above every stamp that was given before this start.
+
+        The floor stays ahead of the clock, so the time it stands for is later than anything the
+        clock has shown, also when it was set back since.
+        """
+        return (self._highest >> 12) * 1_000_000
+
     def saw(self, end: int) -> None:
-        """A topic has reached ``end``."""
+        """A topic has reached ``end``; or 0, just to keep the floor ahead of the clock."""
         assert self._node is not None
         node = self._node
-        self._highest = max(self._highest, end)
+        self._highest = max(self._highest, end, self._by_clock())
         if self._highest > node.index_floor - MARGIN // 2 and not self._raising:
             self._raising = True
             floor = self._highest + MARGIN

@@ -31,6 +31,7 @@ def open_broker(broker: Broker) -> None:
     """Lock the data path and recover everything in it."""
     broker.data.open()
     floor = broker.identity.open()
+    broker.raise_stamp(broker.identity.stamp_floor)
     broker.health_of_disk.reserve.hold()
     live_slots = broker.deferred.find()
     fired: dict[int, list[int]] = {}
