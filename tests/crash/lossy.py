@@ -184,10 +184,10 @@ class LossyFiles:
             self._step("rmdir", folder)
             self._drop(folder)
 
-    def lock(self, folder: str) -> None:
+    def lock(self, folder: str, *, shared: bool = False) -> None:
         if not isinstance(self._find(folder), _Folder):
             raise FileNotFoundError(errno.ENOENT, "No such folder", folder)
-        if folder in self._locks:
+        if folder in self._locks:  # by this one: locks of others are not played here
             raise LockedError(locked_text(folder))
         self._locks.add(folder)
 

@@ -6,6 +6,8 @@
 #                     <base>.log  <base>.side  journal  *.corrupt
 #     penstock/topics/<topic>~<instance>.deleted/   on its way out
 #     penstock/deferred/                            slots.py
+#     penstock/import/                              an import that was not finished: removed
+#     penstock/imported/                            topics of one that was: moved to topics/
 #
 # A topic's name is at most 64 of [.a-zA-Z0-9_-], so `~` separates it for good, and the suffix
 # makes "." and ".." harmless.  The instance makes a re-created topic another folder: what is left
@@ -16,6 +18,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from penstock.errors import StorageError
+from penstock.storage.diskqueue import is_queue_file
 from penstock.storage.files import Files
 
 DELETED = ".deleted"
@@ -43,16 +47,46 @@ class DataPath:
         self.reserve = f"{self.own}/reserve"
         self.topics = f"{self.own}/topics"
         self.deferred = f"{self.own}/deferred"
+        self.importing = f"{self.own}/import"
+        self.imported = f"{self.own}/imported"
 
     def open(self) -> None:
         """Lock the data path, make what is missing and remove what deletes left behind."""
         self.files.lock(self.root)
+        self.refuse_queues()
         for folder in (self.topics, self.deferred):
             if not self.files.exists(folder):
                 self.files.make_folder(folder)
         self.files.sync_folder(self.root)
         self.files.sync_folder(self.own)
+        self.adopt_imported()
         self.clean()
+
+    def refuse_queues(self) -> None:
+        """Refuse a folder with a Go nsqd's queues: messages in them would be left behind."""
+        found = [name for name in self.files.list(self.root) if is_queue_file(name)]
+        if found:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            raise StorageError(
+                f"{self.root} holds queue files of a Go nsqd ({found[0]}{more}): take the messages"
+                f" over with `penstock import-nsqd --from {self.root} --to DIR`, then start on DIR"
+            )
+
+    def commit_import(self, folder: str) -> None:
+        """Take over the topics in ``folder``, all or none: one rename decides."""
+        self.files.sync_folder(folder)
+        self.files.rename(folder, self.imported)
+        self.files.sync_folder(self.own)
+        self.adopt_imported()
+
+    def adopt_imported(self) -> None:
+        """Move the topics of a committed import to the others; a crash in between is harmless."""
+        if not self.files.exists(self.imported):
+            return
+        for name in self.files.list(self.imported):
+            self.files.rename(f"{self.imported}/{name}", f"{self.topics}/{name}")
+        self.files.sync_folder(self.topics)
+        self.files.remove_tree(self.imported)
 
     def topic_folder(self, topic: str, instance: int) -> str:
         folder = f"{topic}~{instance:016x}"
@@ -84,7 +118,8 @@ class DataPath:
         self.files.remove_tree(gone)
 
     def clean(self) -> None:
-        """Remove what a crash left of deleted topics and of files on their way to be renamed."""
+        """Remove what a crash left of deleted topics, imports and files to be renamed."""
+        self.files.remove_tree(self.importing)
         for name in self.files.list(self.topics):
             if name.endswith(DELETED):
                 self.files.remove_tree(f"{self.topics}/{name}")
