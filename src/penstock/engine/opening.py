@@ -49,7 +49,9 @@ def open_broker(broker: Broker) -> None:
             log.warning("topic=%s: %s", folder.topic, note)
         for slot, ordinals in found.fired.items():
             fired.setdefault(slot, []).extend(ordinals)
-        broker.add_topic(_restore(broker, folder, found))
+        topic = _restore(broker, folder, found)
+        broker.add_topic(topic)
+        _cut_deferred(broker, topic)
         end = max(end, found.log.end)
     broker.identity.lease(end)
     broker.deferred.recover(fired)
@@ -111,18 +113,21 @@ def _restore(broker: Broker, folder: TopicFolder, found: RecoveredTopic) -> Topi
     topic = Topic(broker, folder.topic, topic_log, found.journal, folder.instance)
     topic.paused = state.paused
     topic.void_stamp = state.void_stamp
-    stamps = [state.void_stamp]
     topic.released = _released(state, topic)
     for channel_state in state.channels.values():
         channel = _restore_channel(broker, topic, channel_state)
         topic.add_recovered(channel)
-        stamps.append(channel.defer_stamp)
     topic.held_count = topic_log.count_between(topic.released, topic_log.end)
     topic.open()
-    for stamp in sorted(filter(None, stamps)):
-        broker.deferred.cut(folder.instance, stamp)
-        broker.raise_stamp(stamp)
     return topic
+
+
+def _cut_deferred(broker: Broker, topic: Topic) -> None:
+    """Tell the deferred queue what was emptied; it asks the broker for the topic in turn."""
+    stamps = {topic.void_stamp, *(channel.defer_stamp for channel in topic.channels.values())}
+    for stamp in sorted(filter(None, stamps)):
+        broker.deferred.cut(topic.instance, stamp)
+        broker.raise_stamp(stamp)
 
 
 def _released(state: TopicState, topic: Topic) -> int:
