@@ -38,6 +38,7 @@ class JournalKeeper:
         self._opened = False
         self._writing = False
         self._whole = False
+        self._sync = False
         self._compacted_size = 0
 
     @property
@@ -52,10 +53,11 @@ class JournalKeeper:
         self._whole = True
         return self.flush()
 
-    def flush(self) -> Ticket:
-        """A ticket for everything added so far."""
+    def flush(self, *, sync: bool = False) -> Ticket:
+        """A ticket for everything added so far; with ``sync`` a power cut does not take it."""
+        self._sync = self._sync or sync
         if self._ticket is None:
-            if not (self._journal.buffer_size or self._whole):
+            if not (self._journal.buffer_size or self._whole or self._sync):
                 return settled()
             self._ticket = Ticket()
         ticket = self._ticket
@@ -86,7 +88,8 @@ class JournalKeeper:
             self._journal.take()
             work = partial(self._journal.compact, records)
         else:
-            work = partial(self._journal.write, self._journal.take())
+            work = partial(self._journal.write, self._journal.take(), sync=self._sync)
+        self._sync = False
         self._disk.submit(work, partial(self._written, ticket, whole))
 
     def _written(self, ticket: Ticket, whole: bool, _: None, error: BaseException | None) -> None:

@@ -191,7 +191,7 @@ class Topic(BaseTopic):
     def save(self) -> Ticket:
         """Journal the topic's own state and write nsqd.dat; for what must be durable (R6)."""
         self.keeper.add(self._topic_record())
-        return after(self.keeper.flush(), self.broker.save_metadata(self))
+        return after(self.keeper.flush(sync=True), self.broker.save_metadata(self))
 
     def write_progress(self) -> Ticket:
         """Journal what the channels finished since the last time."""
@@ -214,7 +214,8 @@ class Topic(BaseTopic):
         """Journal the attempts of everything in flight (R11) and sync the log."""
         for channel in self.channels.values():
             channel.window.mark_all()
-        tickets = [self.write_progress()]
+        self.write_progress()
+        tickets = [self.keeper.flush(sync=True)]
         if self.log.unsynced_count or not self.writer.idle:
             tickets.append(self.writer.sync())
         return tickets
