@@ -7,14 +7,9 @@ End:    stop accepting, close the clients, write down all there is, unlock; exit
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import signal
-import stat
 import sys
 from pathlib import Path
-
-import uvloop
 
 from penstock.engine.broker import Broker
 from penstock.engine.clock import Clock
@@ -25,11 +20,11 @@ from penstock.engine.ticket import Ticket
 from penstock.errors import PenstockError
 from penstock.server.http import HttpServer
 from penstock.server.http_api import NsqdApi
+from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
 from penstock.server.loop import LoopTurns, ThreadDisk
 from penstock.server.tcp import Connection
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files
-from penstock.version import version_line
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +32,6 @@ log = logging.getLogger(__name__)
 # logs by then in any case, only finishes of the last moment could be missing.
 EXIT_TIMEOUT_S = 10.0
 CLIENT_TIMEOUT_S = 0.5
-BACKLOG = 1024
 
 
 class Daemon:
@@ -60,55 +54,25 @@ class Daemon:
         self._api = NsqdApi(self.broker, self._memory)
         self._http = HttpServer(self._api.router)
         self._tcp: asyncio.Server | None = None
-        self._stopped = asyncio.Event()
 
     async def serve(self) -> None:
         """Run until a signal says otherwise."""
         open_broker(self.broker)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._stopped.set)
+        stopped = stop_signals(self._loop)
         await self._listen()
         self._memory.start()
         self.broker.start()
-        await self._stopped.wait()
+        await stopped.wait()
         log.info("NSQ: stopping")
         await self._end()
 
     async def _listen(self) -> None:
-        options = self._options
-        self._tcp, self._api.tcp_port = await self._listen_tcp(options.tcp_address)
+        options, api = self._options, self._api
+        self._tcp, api.tcp_port = await listen_tcp(
+            self._loop, self._connection, options.tcp_address
+        )
         if options.http_address:
-            host, port = split_address(options.http_address)
-            try:
-                if port is None:
-                    remove_stale_socket(host)
-                    await self._http.listen_unix(host)
-                    log.info("HTTP: listening on %s", host)
-                else:
-                    address = await self._http.listen(host, port)
-                    self._api.http_port = address[1]
-                    log.info("HTTP: listening on %s", join_address(*address))
-            except OSError as error:
-                raise listen_error(options.http_address, error) from error
-
-    async def _listen_tcp(self, given: str) -> tuple[asyncio.Server, int]:
-        host, port = split_address(given)
-        try:
-            if port is None:
-                remove_stale_socket(host)
-                server: asyncio.Server = await self._loop.create_unix_server(
-                    self._connection, host, backlog=BACKLOG
-                )
-                log.info("TCP: listening on %s", host)
-                return server, -1
-            server = await self._loop.create_server(
-                self._connection, host or None, port, reuse_address=True, backlog=BACKLOG
-            )
-        except OSError as error:
-            raise listen_error(given, error) from error
-        address = server.sockets[0].getsockname()[:2]
-        log.info("TCP: listening on %s", join_address(*address))
-        return server, address[1]
+            api.http_port = await listen_http(self._http, options.http_address)
 
     def _connection(self) -> Connection:
         return Connection(self.broker, self._loop)
@@ -148,51 +112,14 @@ class Daemon:
 
 def run(options: Options) -> int:
     """Serve until told to stop; return the exit code."""
-    log.info("%s", version_line("nsqd"))
-    log.info("ID: %d", options.node_id)
-    # Requests and messages make no cycles; a collection of the old generation in between would
-    # only walk every topic and channel.
-    gc.freeze()
     # A disk thread in the middle of Python code gives way to the loop after this, not after 5 ms.
     sys.setswitchinterval(0.0005)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(options))
+    return run_daemon("nsqd", _serve(options))
 
 
-async def _run(options: Options) -> int:
+async def _serve(options: Options) -> None:
+    log.info("ID: %d", options.node_id)
     path = options.data_path or "."
     if not Path(path).is_dir():
-        log.critical("failed to instantiate nsqd - --data-path %s is not a folder", path)
-        return 1
-    daemon = Daemon(options, asyncio.get_running_loop())
-    try:
-        await daemon.serve()
-    except (PenstockError, OSError) as error:
-        log.critical("failed to instantiate nsqd - %s", error)
-        return 1
-    return 0
-
-
-def split_address(address: str) -> tuple[str, int | None]:
-    """(host, port) of ``host:port``; (path, None) of a unix socket's path."""
-    if "/" in address:
-        return address, None
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
-        raise PenstockError(f"listen ({address}) failed - address must be host:port or a path")
-    return host.strip("[]"), int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def listen_error(address: str, error: OSError) -> PenstockError:
-    return PenstockError(f"listen ({address}) failed - {error.strerror or error}")
-
-
-def remove_stale_socket(path: str) -> None:
-    """A socket file left by a killed process would make bind fail."""
-    file = Path(path)
-    if file.exists() and stat.S_ISSOCK(file.stat().st_mode):
-        file.unlink()
+        raise PenstockError(f"--data-path {path} is not a folder")
+    await Daemon(options, asyncio.get_running_loop()).serve()

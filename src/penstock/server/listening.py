@@ -1,0 +1,115 @@
+"""What every daemon does around its work: listen, log where, wait for a signal, leave.
+
+TCP: listening on 127.0.0.1:4150        programs that start a daemon on port 0 read this line
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import stat
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from ssl import SSLContext
+from typing import Any
+
+import uvloop
+
+from penstock.errors import PenstockError
+from penstock.server.http import HttpServer
+from penstock.version import version_line
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+
+
+def run_daemon(program: str, serve: Coroutine[Any, Any, None]) -> int:
+    """Run ``serve`` on a loop of its own until it ends; return the process's exit code."""
+    log.info("%s", version_line(program))
+    # Requests and messages make no cycles; a collection of the old generation in between would
+    # only walk every topic and channel.
+    gc.freeze()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(serve)
+        except (PenstockError, OSError) as error:
+            log.critical("failed to instantiate %s - %s", program, error)
+            return 1
+    return 0
+
+
+def stop_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    return stopped
+
+
+async def listen_tcp(
+    loop: asyncio.AbstractEventLoop, connection: Callable[[], asyncio.Protocol], given: str
+) -> tuple[asyncio.Server, int]:
+    """Accept connections on an address or a unix socket; the real port, -1 for a socket."""
+    host, port = split_address(given)
+    try:
+        if port is None:
+            remove_stale_socket(host)
+            server: asyncio.Server = await loop.create_unix_server(
+                connection, host, backlog=BACKLOG
+            )
+            log.info("TCP: listening on %s", host)
+            return server, -1
+        server = await loop.create_server(
+            connection, host or None, port, reuse_address=True, backlog=BACKLOG
+        )
+    except OSError as error:
+        raise listen_error(given, error) from error
+    address = server.sockets[0].getsockname()[:2]
+    log.info("TCP: listening on %s", join_address(*address))
+    return server, address[1]
+
+
+async def listen_http(
+    http: HttpServer, given: str, ssl: SSLContext | None = None, name: str = "HTTP"
+) -> int:
+    """Serve ``http`` on an address or a unix socket; the real port, -1 for a socket."""
+    host, port = split_address(given)
+    try:
+        if port is None:
+            remove_stale_socket(host)
+            await http.listen_unix(host)
+            log.info("%s: listening on %s", name, host)
+            return -1
+        address = await http.listen(host, port, ssl)
+    except OSError as error:
+        raise listen_error(given, error) from error
+    log.info("%s: listening on %s", name, join_address(*address))
+    return address[1]
+
+
+def split_address(address: str) -> tuple[str, int | None]:
+    """(host, port) of ``host:port``; (path, None) of a unix socket's path."""
+    if "/" in address:
+        return address, None
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise PenstockError(f"listen ({address}) failed - address must be host:port or a path")
+    return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listen_error(address: str, error: OSError) -> PenstockError:
+    return PenstockError(f"listen ({address}) failed - {error.strerror or error}")
+
+
+def remove_stale_socket(path: str) -> None:
+    """A socket file left by a killed process would make bind fail."""
+    file = Path(path)
+    if file.exists() and stat.S_ISSOCK(file.stat().st_mode):
+        file.unlink()
