@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.wire import commands
 from tests.client import Client, eventually, numbered, publish
 from tests.daemon import Nsqd
 
@@ -55,6 +56,18 @@ def test_a_restart_keeps_what_the_channels_knew(nsqd: Nsqd) -> None:
         assert {(m.body, m.attempts) for m in rest} == {(taken[4].body, 2), (b"deferred", 1)}
         client.settle()
         assert client.quiet(0.2)
+
+
+def test_attempts_are_kept_also_where_a_lost_client_s_messages_wait(tmp_path: Path) -> None:
+    """R11, with NSQ's way of treating lost clients: the end of nsqd is not their timeout."""
+    with Nsqd(tmp_path, "--requeue-on-disconnect=false") as nsqd:
+        publish(nsqd, "t", *numbered(10))
+        with Client.of(nsqd).sub("t", "c", ready=5) as client:
+            taken = {message.id for message in client.messages(5)}
+            nsqd.restart()
+        with Client.of(nsqd).sub("t", "c", ready=10) as client:
+            came = client.messages(10, timeout_s=2.0)
+            assert all(m.attempts == (2 if m.id in taken else 1) for m in came)
 
 
 def test_a_restart_keeps_pauses(nsqd: Nsqd) -> None:
@@ -104,6 +117,38 @@ def test_sigterm_with_clients_and_a_backlog_ends_in_seconds(nsqd: Nsqd) -> None:
     nsqd.start()
     assert time.monotonic() - began_s < 5
     assert nsqd.channel("t", "c")["depth"] == 200_000
+
+
+def test_sigterm_amid_publishing_keeps_what_was_answered(nsqd: Nsqd) -> None:
+    """Each publish is answered OK and kept, or refused; the connection's end says nothing."""
+    answered = 0
+    nsqd.post("/topic/create?topic=t")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    with Client.of(nsqd) as producer:
+        producer.pub("t", *numbered(100))
+        for at in range(100, 60_000, 100):
+            try:
+                producer.send(*(commands.pub("t", body) for body in numbered(100, at)))
+            except OSError:
+                break
+            if at == 1000:
+                nsqd.signal(signal.SIGTERM)
+        while producer.closed_s is None:
+            try:
+                reply = producer.reply(5.0)
+            except AssertionError:
+                break
+            if reply.error:
+                assert reply.text == b"E_PUB_FAILED PUB failed exiting"
+                break
+            answered += 1
+    assert nsqd.wait() == 0
+    nsqd.start()
+    depth = nsqd.channel("t", "c")["depth"]
+    assert depth >= 100 + answered
+    with Client.of(nsqd).sub("t", "c", ready=2500) as client:
+        bodies = [message.body for message in client.finish_all(depth)]
+        assert sorted(bodies, key=int) == numbered(depth)
 
 
 def test_sigint_ends_as_sigterm_does(nsqd: Nsqd) -> None:

@@ -191,6 +191,23 @@ def test_emptying_and_deleting(nsqd: Nsqd) -> None:
             assert taken[0].id not in {message.id for message in held}
 
 
+def test_emptying_a_topic_discards_what_it_holds(nsqd: Nsqd) -> None:
+    """R2, R17.  Held and deferred messages go; what the channels have stays theirs."""
+    make_channels(nsqd, "emptied", "c")
+    with Client.of(nsqd) as producer:
+        producer.mpub("emptied", numbered(5))
+        nsqd.post("/topic/pause?topic=emptied")
+        producer.mpub("emptied", numbered(5, 5))
+        producer.dpub("emptied", 300, b"deferred")
+        assert nsqd.post("/topic/empty?topic=emptied").status == 200
+        assert topic_of(nsqd, "emptied")["depth"] == 0
+        nsqd.post("/topic/unpause?topic=emptied")
+        producer.pub("emptied", b"newer")
+    with Client.of(nsqd).sub("emptied", "c", ready=100) as client:
+        bodies = {message.body for message in client.arrived(0.7)}
+        assert bodies == {*numbered(5), b"newer"}
+
+
 # Deferral
 
 
@@ -208,7 +225,6 @@ def test_a_deferred_publish_comes_to_each_channel_when_due(nsqd: Nsqd) -> None:
             due_s[b"%d" % delay_ms] = time.time() + delay_ms / 1000
             producer.dpub("defer", delay_ms, b"%d" % delay_ms)
         assert nsqd.channel("defer", "a")["deferred_count"] >= 3
-        assert nsqd.channel("defer", "a")["depth"] == 0
         for body in (b"1", b"300", b"600", b"900"):
             for client in (a, b):
                 message = client.message()
@@ -246,6 +262,24 @@ def test_many_deferred_publishes_are_none_early_and_none_lost(nsqd: Nsqd) -> Non
             else:
                 assert time.time() * 1000 >= due_ms.pop(message.body)
         assert client.quiet(0.2)
+
+
+@together.test
+def test_a_deferred_publish_waits_for_a_channel_and_for_the_end_of_a_pause(nsqd: Nsqd) -> None:
+    """R16: fired into its topic, it is held there as any other message is."""
+    make_channels(nsqd, "defer-paused", "c")
+    nsqd.post("/topic/pause?topic=defer-paused")
+    with Client.of(nsqd) as producer:
+        producer.dpub("defer-paused", 100, b"paused")
+        producer.dpub("defer-alone", 100, b"alone")
+    with Client.of(nsqd).sub("defer-paused", "c", ready=10) as client:
+        assert client.quiet(0.5)
+        assert topic_of(nsqd, "defer-paused")["depth"] == 1
+        nsqd.post("/topic/unpause?topic=defer-paused")
+        assert client.message().body == b"paused"
+    assert topic_of(nsqd, "defer-alone")["depth"] == 1
+    with Client.of(nsqd).sub("defer-alone", "first", ready=10) as client:
+        assert client.message().body == b"alone"
 
 
 # Ephemeral
