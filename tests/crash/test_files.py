@@ -130,6 +130,20 @@ def test_a_second_lock_is_refused_in_nsqds_words(place: tuple[Files, str]) -> No
     files.lock(folder)
 
 
+def test_shared_locks_keep_owners_out_and_let_others_look(tmp_path: Path) -> None:
+    first, second, owner = Files(), Files(read_only=True), Files()
+    first.lock(str(tmp_path), shared=True)
+    second.lock(str(tmp_path), shared=True)
+    with pytest.raises(LockedError):
+        owner.lock(str(tmp_path))
+    first.close()
+    second.close()
+    owner.lock(str(tmp_path))
+    with pytest.raises(LockedError):
+        second.lock(str(tmp_path), shared=True)
+    owner.close()
+
+
 # Only the real ones
 
 

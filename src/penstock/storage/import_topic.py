@@ -36,7 +36,7 @@ from penstock.storage.diskqueue import MSG_SIZE_MAX, Damage, Plan, records
 from penstock.storage.files import Files
 from penstock.storage.import_report import ChannelReport, QueueReport, TopicReport
 from penstock.storage.journal import Journal
-from penstock.storage.sorted_runs import EntryFile, SortedRuns
+from penstock.storage.sorted_runs import FAN_IN_MAX, RUN_COUNT_MAX, EntryFile, SortedRuns
 from penstock.storage.topic_log import TopicLog
 
 RETRIED, FRESH, HELD = range(3)
@@ -176,7 +176,7 @@ class TopicImport:
         self._damage = damage
         self._progress = progress
         self._paths: list[str] = []
-        self._entries = SortedRuns(work_files, work_folder, _ENTRY.size)
+        self._entries = SortedRuns(work_files, work_folder, _ENTRY.size, RUN_COUNT_MAX, FAN_IN_MAX)
         self._parts = [
             EntryFile(work_files, f"{work_folder}/part-{part}", _ENTRY.size) for part in range(3)
         ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import LockedError
+from penstock.errors import LockedError, StorageError
 from penstock.storage.datapath import DataPath, parse_folder
 from penstock.storage.files import Files
 from penstock.storage.reserve import Reserve
@@ -81,3 +81,18 @@ def test_a_reserve_of_nothing_is_always_held(paths: DataPath) -> None:
     assert reserve.hold()
     reserve.free()
     assert reserve.held
+
+
+@pytest.mark.parametrize("name", ["orders.diskqueue.000000.dat", "orders:a.diskqueue.meta.dat"])
+def test_a_folder_with_queues_of_a_go_nsqd_is_refused_untouched(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(StorageError) as caught:
+        DataPath(Files(), str(tmp_path)).open()
+    assert f"`penstock import-nsqd --from {tmp_path} --to DIR`" in str(caught.value)
+    assert name in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_queues_that_nsqd_gave_up_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    (tmp_path / "orders.diskqueue.000000.dat.bad").write_bytes(b"")
+    DataPath(Files(), str(tmp_path)).open()
