@@ -1,10 +1,15 @@
 # Only the compiled core needs code here; everything else is in pyproject.toml.
+import os
+
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+
+CORES = os.cpu_count() or 1
 
 setup(
     ext_modules=cythonize(
         [Extension("*", ["src/penstock/core/*.pyx"], extra_compile_args=["-O3"])],
+        nthreads=CORES,
         language_level=3,
         compiler_directives={
             "boundscheck": False,
@@ -12,5 +17,6 @@ setup(
             "cdivision": True,
             "initializedcheck": False,
         },
-    )
+    ),
+    options={"build_ext": {"parallel": CORES}},
 )

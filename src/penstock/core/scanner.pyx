@@ -176,6 +176,19 @@ cdef class Scanner:
         """The error for a peer that stops sending in the middle of a body, or None."""
         return None if self.waiting is None else ProtocolError(*self.waiting)
 
+    def take_rest(self):
+        """Remove and return what was received and not consumed: it belongs to another stream."""
+        rest = PyBytes_FromStringAndSize(<const char*>self.at, self.end - self.at)
+        self.at = self.end
+        self.line_scanned = 0
+        self.keep_rest(0)
+        return rest
+
+    def forget_topic(self):
+        """Look the topic of the next publish up again, whatever it is."""
+        self._count_published()
+        self.last = None
+
     cdef object step(self):
         cdef const unsigned char* p = self.at
         cdef Py_ssize_t size = self.end - p
@@ -212,7 +225,7 @@ cdef class Scanner:
         cdef const unsigned char* end = p + line_size
         cdef const unsigned char* space
         cdef int count = 0
-        if line_size and end[-1] == c'\r':
+        if line_size and (end - 1)[0] == c'\r':
             end -= 1
         while True:
             space = <const unsigned char*>memchr(p, c' ', end - p)
@@ -222,6 +235,9 @@ cdef class Scanner:
             if space == NULL:
                 break
             p = space + 1
+        if self.tls_required and not is_word(tokens, b"IDENTIFY", 8):
+            # Even an unknown command, as in nsqd.
+            return invalid(f"cannot {as_text(tokens)} in current state (TLS required)")
         if is_word(tokens, b"FIN", 3):
             return self.answer("FIN", tokens, count)
         if is_word(tokens, b"PUB", 3):
@@ -389,10 +405,14 @@ cdef class Scanner:
         return None
 
     cdef Appender appender_of(self, Token* name):
+        cdef Appender found
         if (self.last is not None and not self.last.closed and len(self.last_name) == name.size
                 and memcmp(PyBytes_AS_STRING(self.last_name), name.at, name.size) == 0):
             return self.last
         found = self.appenders.get(as_bytes(name))
+        if found is not None and found.closed:
+            # A connection's own table of topics does not hear of deletions.
+            found = None
         if found is not None:
             self._count_published()
             self.last = found
