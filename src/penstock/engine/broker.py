@@ -23,6 +23,7 @@ from typing import Any
 
 from penstock.core.appender import Appender
 from penstock.core.deadlines import NEVER_NS
+from penstock.core.latency import Histogram
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
 from penstock.engine.clock import Clock
@@ -82,6 +83,8 @@ class Broker:
         self.appenders: dict[bytes, Appender] = {}
         self.clients: set[Any] = set()
         self.left_command_count = 0  # commands of clients that are gone
+        self.sync_times = Histogram()
+        self.lateness = Histogram()  # of deferred publishes: fired minus due
         self.tail_budget = TailBudget()
         self.exiting = False
         self.scan: Scan = (
@@ -291,6 +294,7 @@ class Broker:
             return
         groups: dict[tuple[int, int], list[Due]] = {}
         for due in self.deferred.take(wall_ns, FIRE_COUNT_MAX, FIRE_SIZE_MAX):
+            self.lateness.add(wall_ns - due.due_ns)
             groups.setdefault((due.instance, due.slot), []).append(due)
         for (instance, _), dues in groups.items():
             topic = self._by_instance.get(instance)

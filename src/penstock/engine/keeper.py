@@ -45,6 +45,11 @@ class JournalKeeper:
     def idle(self) -> bool:
         return not self._writing and self._ticket is None
 
+    @property
+    def size(self) -> int:
+        """Bytes of the journal's file."""
+        return self._journal.size
+
     def add(self, record: bytes) -> None:
         self._journal.add(record)
 

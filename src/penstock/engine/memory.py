@@ -42,7 +42,7 @@ class Memory:
 
     def figures(self) -> dict[str, int]:
         """All nine, in the order of /stats."""
-        resident_size = _resident_size()
+        resident_size = self.resident_size()
         peak_size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         idle_size = max(0, peak_size - resident_size)
         pauses_ns = sorted(self._pauses_ns)
@@ -58,18 +58,17 @@ class Memory:
             "gc_total_runs": sum(generation["collections"] for generation in gc.get_stats()),
         }
 
+    def resident_size(self) -> int:
+        try:
+            return int(_STATM.read_text().split()[1]) * _PAGE_SIZE
+        except OSError:  # no /proc
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
     def _collected(self, phase: str, _info: dict[str, int]) -> None:
         if phase == "start":
             self._began_ns = time.perf_counter_ns()
         else:
             self._pauses_ns.append(time.perf_counter_ns() - self._began_ns)
-
-
-def _resident_size() -> int:
-    try:
-        return int(_STATM.read_text().split()[1]) * _PAGE_SIZE
-    except OSError:  # no /proc
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _percentile_us(pauses_ns: list[int], percent: int) -> int:

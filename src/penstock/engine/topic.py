@@ -66,6 +66,7 @@ class Topic(BaseTopic):
             broker.deferred.failed,
             self._heard_log,
             broker.refusal,
+            broker.sync_times,
         )
         self.keeper = JournalKeeper(journal, broker.disk, self._snapshot, self._heard_journal)
 

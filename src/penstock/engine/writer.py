@@ -21,6 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.core.appender import Appender
+from penstock.core.latency import Histogram
 from penstock.core.segment import ORIGINS, encode_batch_header
 from penstock.engine.clock import Clock
 from penstock.engine.deferred import Due
@@ -101,6 +102,7 @@ class LogWriter:
         unfired: Callable[[list[Due]], None],
         health: Callable[[BaseException | None], None],
         refuse: Callable[[], Exception | None],
+        sync_times: Histogram,
     ) -> None:
         self.log = log
         self._appender = appender
@@ -111,6 +113,7 @@ class LogWriter:
         self._unfired = unfired
         self._health = health
         self._refuse = refuse
+        self._sync_times = sync_times
         self._fired: deque[list[Due]] = deque()
         self._busy = False
         self._exclusive = False
@@ -276,6 +279,7 @@ class LogWriter:
         self, waiting: Waiting, token: SyncToken | None, error: BaseException | None
     ) -> None:
         self._syncing = False
+        self._sync_times.add(self._clock.monotonic_ns() - self._sync_ns)
         if token is not None:
             self._apply(token)
             self._settle(waiting, None)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.engine.broker import Broker
@@ -18,11 +20,13 @@ from penstock.engine.opening import open_broker
 from penstock.engine.options import Options
 from penstock.engine.ticket import Ticket
 from penstock.errors import PenstockError
+from penstock.server import live
 from penstock.server.http import HttpServer
 from penstock.server.http_api import NsqdApi
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
 from penstock.server.loop import LoopTurns, ThreadDisk
 from penstock.server.tcp import Connection
+from penstock.server.watching import Watching
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files
 
@@ -33,13 +37,17 @@ log = logging.getLogger(__name__)
 EXIT_TIMEOUT_S = 10.0
 CLIENT_TIMEOUT_S = 0.5
 
+# Gives the options as they would be at a start now; SIGHUP asks it.
+Reader = Callable[[], Options] | None
+
 
 class Daemon:
     """One nsqd."""
 
-    def __init__(self, options: Options, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, options: Options, loop: asyncio.AbstractEventLoop, read: Reader) -> None:
         self._options = options
         self._loop = loop
+        self._read = read
         self._files = Files()
         self._disk = ThreadDisk(loop)
         self.broker = Broker(
@@ -53,14 +61,17 @@ class Daemon:
         self._memory = Memory()
         self._api = NsqdApi(self.broker, self._memory)
         self._http = HttpServer(self._api.router)
+        self._watching = Watching(self.broker, self._memory, self._api, self._http)
         self._tcp: asyncio.Server | None = None
 
     async def serve(self) -> None:
         """Run until a signal says otherwise."""
         open_broker(self.broker)
         stopped = stop_signals(self._loop)
+        if self._read is not None:
+            self._loop.add_signal_handler(signal.SIGHUP, live.reload, self.broker, self._read)
         await self._listen()
-        self._memory.start()
+        self._watching.start()
         self.broker.start()
         await stopped.wait()
         log.info("NSQ: stopping")
@@ -75,9 +86,11 @@ class Daemon:
             api.http_port = await listen_http(self._http, options.http_address)
 
     def _connection(self) -> Connection:
+        self._watching.tcp_connection_count += 1
         return Connection(self.broker, self._loop)
 
     async def _end(self) -> None:
+        self._watching.stop()
         if self._tcp is not None:
             self._tcp.close()
         self.broker.refuse_all()
@@ -110,16 +123,16 @@ class Daemon:
             log.error("NSQ: not everything could be written: %s", ticket.error)
 
 
-def run(options: Options) -> int:
+def run(options: Options, read: Reader = None) -> int:
     """Serve until told to stop; return the exit code."""
     # A disk thread in the middle of Python code gives way to the loop after this, not after 5 ms.
     sys.setswitchinterval(0.0005)
-    return run_daemon("nsqd", _serve(options))
+    return run_daemon("nsqd", _serve(options, read))
 
 
-async def _serve(options: Options) -> None:
+async def _serve(options: Options, read: Reader) -> None:
     log.info("ID: %d", options.node_id)
     path = options.data_path or "."
     if not Path(path).is_dir():
         raise PenstockError(f"--data-path {path} is not a folder")
-    await Daemon(options, asyncio.get_running_loop()).serve()
+    await Daemon(options, asyncio.get_running_loop(), read).serve()

@@ -63,6 +63,7 @@ class HttpServer:
         self.router = router
         self.limits = limits or HttpLimits()
         self.connections: set[HttpConnection] = set()
+        self.request_counts: dict[int, int] = {}  # by status of the answer
         self.closing = False
         # Deadlines need no more precision than the sweep's, so its clock is the only one read.
         self.now_s = 0.0
@@ -313,6 +314,8 @@ class HttpConnection(asyncio.Protocol):
     def _answer(self, exchange: _Exchange) -> bytes:
         request, response = exchange.request, exchange.response
         assert response is not None
+        counts = self._server.request_counts
+        counts[response.status] = counts.get(response.status, 0) + 1
         if self._server.closing and not self._waiting and not self._begun:
             request.keep_alive = False
         if exchange.logged:

@@ -9,16 +9,15 @@ What changes something is answered when it is on disk.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 from penstock.engine import stats
 from penstock.engine.memory import Memory
 from penstock.engine.names import is_valid_name
-from penstock.engine.options import LOG_LEVELS, hostname
+from penstock.engine.options import hostname
 from penstock.engine.ticket import Ticket
 from penstock.engine.views import BrokerView, ChannelView, TopicView
-from penstock.server import log
+from penstock.server import live
 from penstock.server.http_gather import gather
 from penstock.server.http_message import (
     EMPTY,
@@ -191,13 +190,14 @@ class NsqdApi:
         """Change an option of the running daemon, until it ends."""
         if request.oversize or not request.body:
             raise HttpError(413, "INVALID_VALUE")
-        if request.params["opt"] != "log_level":
+        option = request.params["opt"]
+        if option not in live.LIVE:
             raise HttpError(400, "INVALID_OPTION")
-        level = request.body.decode("utf-8", "replace").lower()
-        if level not in LOG_LEVELS:
-            raise HttpError(400, "INVALID_VALUE")
-        self._broker.options = dataclasses.replace(self._broker.options, log_level=level)
-        log.set_level(level)
+        try:
+            value = live.parse(option, request.body)
+        except ValueError:
+            raise HttpError(400, "INVALID_VALUE") from None
+        live.change(self._broker, option, value)
         return self.get_config(request)
 
     def statsd_prefix(self) -> str:

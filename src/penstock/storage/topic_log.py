@@ -148,6 +148,10 @@ class TopicLog:
         return sum(segment.file_size for segment in self._segments)
 
     @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
     def gaps(self) -> list[tuple[int, int]]:
         """The ranges between ``first`` and ``end`` that hold nothing."""
         gaps = []

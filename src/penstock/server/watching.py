@@ -1,0 +1,42 @@
+"""What lets an operator watch a running nsqd: /metrics, /debug and pushes to statsd."""
+
+from __future__ import annotations
+
+from penstock.engine.broker import Broker
+from penstock.engine.memory import Memory
+from penstock.server.debug import Debug
+from penstock.server.http import HttpServer
+from penstock.server.http_api import NsqdApi
+from penstock.server.http_router import Route
+from penstock.server.lag import LoopLag
+from penstock.server.metrics import Metrics, Traffic
+from penstock.server.statsd import Statsd
+
+
+class Watching:
+    """Adds its routes to ``api``; measures from ``start()`` to ``stop()``."""
+
+    def __init__(self, broker: Broker, memory: Memory, api: NsqdApi, http: HttpServer) -> None:
+        self.tcp_connection_count = 0
+        self._http = http
+        self._memory = memory
+        self._lag = LoopLag()
+        self._statsd = Statsd(broker, memory, api.statsd_prefix)
+        metrics = Metrics(broker, memory, self._lag, self._traffic)
+        api.router.add("GET", "/metrics", Route(metrics.serve))
+        Debug().add_routes(api.router)
+
+    def start(self) -> None:
+        self._memory.start()
+        self._lag.start()
+        self._statsd.start()
+
+    def stop(self) -> None:
+        self._statsd.stop()
+        self._lag.stop()
+        self._memory.stop()
+
+    def _traffic(self) -> Traffic:
+        return Traffic(
+            self.tcp_connection_count, len(self._http.connections), self._http.request_counts
+        )
