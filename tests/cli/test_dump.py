@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.dump import main
+from penstock.core.slots import Batch
 from penstock.storage.files import Files
 from penstock.storage.journal import (
     encode_channel,
@@ -19,6 +20,7 @@ from penstock.storage.journal import (
 )
 from penstock.storage.metadata import ChannelEntry, TopicEntry, write_metadata
 from penstock.storage.node import load_node
+from penstock.storage.slots import SlotName, SlotStore
 from penstock.storage.topic_log import TopicLog
 from tests.unit.storage.build import NODE_ID, append, append_many, batch
 
@@ -139,3 +141,30 @@ def test_a_closed_pipe_ends_it_quietly(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(10) == 0
+
+
+def test_a_slot_file_and_its_checkpoints_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = SlotName(1_800_000_000_000, 60_000, 7)
+    store = SlotStore(Files(), str(tmp_path))
+    records = Batch(name.number)
+    due_ns = 1_800_000_001_000_000_000
+    records.add(0, b"orders", 0xAB, b"hello", due_ns - 5, due_ns, 1)
+    store.append(name, records.packed(), fresh=True)
+    store.append_fired(name, [0], fresh=True)
+    assert main([str(tmp_path / name.slot_file), str(tmp_path / name.fired_file)]) == 0
+    out = capsys.readouterr().out
+    assert "topic=orders~00000000000000ab due=2027-01-15T08:00:01.000000Z" in out
+    assert "body=5:'hello'" in out
+    assert "fired ordinals=0..0" in out
+
+
+def test_a_damaged_slot_file_is_shown_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = SlotName(1_800_000_000_000, 60_000, 7)
+    store = SlotStore(Files(), str(tmp_path))
+    store.append(name, b"garbage" * 20, fresh=True)
+    assert main([str(tmp_path / name.slot_file)]) == 1
+    assert "!!" in capsys.readouterr().out

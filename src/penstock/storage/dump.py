@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
 from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS
+from penstock.core.slots import parse_record
 from penstock.errors import StorageError
 from penstock.storage import journal
 from penstock.storage.files import Files
@@ -25,6 +25,7 @@ from penstock.storage.segment import (
     decode_trailer,
     tables_good,
 )
+from penstock.storage.slots import SlotStore, slot_name
 from penstock.storage.survey import BadBytes, Walk, decode_ordinals
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def dump_file(files: Files, path: str, out: TextIO, *, brief: bool = False) -> i
     name = path.rpartition("/")[2]
     start = files.pread(path, 0, HEADER_SIZE, True) or b""
     if name.endswith((".slot", ".fired")):
-        return _dump_slot(path, out)
+        return _dump_slot(files, path, out, brief)
     if name.endswith((".log", ".side")) or start.startswith(MAGIC):
         return _dump_segment(files, path, start, out, brief)
     if name == "node.json":
@@ -210,11 +211,42 @@ def _dump_metadata(files: Files, path: str, out: TextIO) -> int:
     return 0
 
 
-def _dump_slot(path: str, out: TextIO) -> int:
-    dump_slot = getattr(importlib.import_module("penstock.storage.slots"), "dump_slot", None)
-    if dump_slot is None:
-        raise StorageError(f"{path}: slot files cannot be shown")
-    return int(dump_slot(path, out) or 0)
+def _dump_slot(files: Files, path: str, out: TextIO, brief: bool) -> int:
+    folder, _, file = path.rpartition("/")
+    name = slot_name(file)
+    if name is None:
+        raise StorageError(f"{path}: the name of a slot file is <start>-<length>-<generation>")
+    store = SlotStore(files, folder or ".")
+    start, length = _time(name.start_ns), name.length_ms // 1000
+    print(f"slot={name.number} start={start} length={length}s", file=out)
+    if file.endswith(".fired"):
+        fired = store.read_fired(name)
+        for first, count in fired.runs:
+            print(f"  fired ordinals={first}..{first + count - 1}", file=out)
+        if fired.bad_size:
+            print(f"!! {fired.bad_size} bytes are no checkpoint", file=out)
+        return int(bool(fired.bad_size))
+    bad_count = 0
+    for records in store.scan_all(name):
+        for ordinal, offset, size, _due_ns, instance, _stamp in records.rows():
+            if brief:
+                continue
+            due = parse_record(store.read(name, offset, size), name.number, ordinal)
+            if due is not None:
+                print(
+                    f"  {offset} ordinal={ordinal} topic={due.topic}~{instance:016x}"
+                    f" due={_time(due.due_ns)} published={_time(due.timestamp_ns)}"
+                    f" {_body(due.body)}",
+                    file=out,
+                )
+        if records.corrupt_size or records.torn_size:
+            bad_count += 1
+            print(
+                f"!! {records.corrupt_size} bytes corrupt, {records.torn_size} torn"
+                f" before {records.next_offset}",
+                file=out,
+            )
+    return bad_count
 
 
 def _signed(data: bytes) -> int:
