@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # name: (module, one line of help)
 COMMANDS = {
     "nsqd": ("penstock.cli.nsqd", "receive messages, keep them, deliver them to consumers"),
+    "lookupd": ("penstock.cli.nsqlookupd", "know which nsqd has which topics, and tell it"),
     "import-nsqd": ("penstock.cli.import_nsqd", "take over the data path of a Go nsqd"),
     "dump": ("penstock.cli.dump", "show what is in the files of a data path"),
     "bench": ("penstock.cli.bench", "measure a running nsqd"),

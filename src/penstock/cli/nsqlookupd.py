@@ -1,0 +1,49 @@
+"""`nsqlookupd`: read the options and start the daemon.
+
+Imports stand inside functions because managers of NSQ call `-version` before every start and
+allow 0.1 s for it: nothing is loaded before it is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # as in typing, whose import costs as much as the rest of `-version`
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.cli.flags import FlagTable
+    from penstock.lookupd.options import LookupdOptions
+
+
+def flag_table() -> FlagTable[LookupdOptions]:
+    from penstock.cli.flags import FlagTable
+    from penstock.lookupd.options import LookupdOptions
+
+    return FlagTable(
+        "nsqlookupd",
+        LookupdOptions,
+        summary="Knows which nsqd has which topics, and tells those who look for them.",
+        environment_prefix="PENSTOCK_NSQLOOKUPD_",
+        ignored=(("verbose", "accepted as by NSQ, without effect; see -log-level"),),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run nsqlookupd until it is told to stop; return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments in (["-version"], ["--version"]):
+        from penstock.version import version_line
+
+        print(version_line("nsqlookupd"))
+        return 0
+
+    from penstock.cli.starting import start
+
+    return start(flag_table(), arguments, _run)
+
+
+def _run(options: LookupdOptions, read: Callable[[], LookupdOptions]) -> int:
+    from penstock.lookupd.daemon import run
+
+    return run(options)

@@ -1,0 +1,51 @@
+"""From a daemon's command line to the running daemon."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.cli.flags import FlagTable, UsageError
+from penstock.errors import OptionError
+from penstock.server import log
+from penstock.version import version_line
+
+
+def start(
+    table: FlagTable[Any],
+    arguments: Sequence[str],
+    run: Callable[[Any, Callable[[], Any]], int],
+    checked: Callable[[Any], Any] = lambda options: options,
+) -> int:
+    """Read the options, set up the log and run the daemon; return its exit code.
+
+    ``checked`` judges how the options go together.  ``run`` gets them, and a function that reads
+    them again from the same command line and the environment and file of that moment.
+    """
+    program = table.program
+    log.configure(prefix=f"[{program}] ")
+    try:
+        parsed = table.parse(arguments, os.environ)
+    except UsageError as error:
+        print(f'{error}\nSee "{program} --help" for all flags.', file=sys.stderr)
+        return 2
+    except OptionError as error:
+        log.LOGGER.fatal("%s", error)
+        return 1
+    if parsed.action == "version":
+        print(version_line(program))
+        return 0
+    if parsed.action == "help":
+        print(table.help(), end="")
+        return 0
+    try:
+        options = checked(parsed.options)
+    except OptionError as error:
+        log.LOGGER.fatal("failed to instantiate %s - %s", program, error)
+        return 1
+    log.configure(level=options.log_level, prefix=options.log_prefix, form=options.log_format)
+    for warning in parsed.warnings:
+        log.LOGGER.warning("%s", warning)
+    return run(options, lambda: checked(table.parse(arguments, os.environ).options))

@@ -1,0 +1,181 @@
+"""nsqlookupd's HTTP API.
+
+Texts and the order of checks are NSQ's.  Where NSQ does not check a name (/channels, /lookup,
+/topic/delete, /topic/tombstone) an invalid one is one that nobody has; ``*`` is no pattern there,
+so ``/topic/delete?topic=*`` deletes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.engine.clock import Clock
+from penstock.engine.names import is_valid_name
+from penstock.lookupd.registry import NEVER_NS, Producer, Registry
+from penstock.server.http_message import (
+    EMPTY,
+    TEXT,
+    HttpError,
+    Request,
+    Response,
+    json_response,
+)
+from penstock.server.http_router import Route, Router
+from penstock.version import NSQ_VERSION
+
+# Go's zero time in nanoseconds since 1970, wrapped to 64 bits.
+GO_ZERO_NS = -6795364578871345152
+
+_PING_OK = Response(200, b"OK", (TEXT,))
+
+
+class LookupdApi:
+    """The routes of one nsqlookupd."""
+
+    def __init__(self, registry: Registry, clock: Clock) -> None:
+        self.router = Router()
+        self._registry = registry
+        self._clock = clock
+        for path, look in (
+            ("/ping", self.ping),
+            ("/info", self.info),
+            ("/topics", self.topics),
+            ("/channels", self.channels),
+            ("/lookup", self.lookup),
+            ("/nodes", self.nodes),
+            ("/debug", self.debug),
+        ):
+            self.router.add("GET", path, Route(look))
+        for path, change in (
+            ("/topic/create", self.topic_create),
+            ("/topic/delete", self.topic_delete),
+            ("/topic/tombstone", self.topic_tombstone),
+            ("/channel/create", self.channel_create),
+            ("/channel/delete", self.channel_delete),
+        ):
+            self.router.add("POST", path, Route(_empty(change), logged=True))
+
+    # Looking
+
+    def ping(self, request: Request) -> Response:
+        return _PING_OK
+
+    def info(self, request: Request) -> Response:
+        return json_response({"version": NSQ_VERSION})
+
+    def topics(self, request: Request) -> Response:
+        return json_response({"topics": self._registry.topics()})
+
+    def channels(self, request: Request) -> Response:
+        topic = _argument(request, "topic")
+        return json_response({"channels": self._registry.channels(topic)})
+
+    def lookup(self, request: Request) -> Response:
+        topic = _argument(request, "topic")
+        if not self._registry.has_topic(topic):
+            raise HttpError(404, "TOPIC_NOT_FOUND")
+        producers = self._registry.producers(topic, self._clock.monotonic_ns())
+        return json_response(
+            {
+                "channels": self._registry.channels(topic),
+                "producers": [_shown(producer) for producer in producers],
+            }
+        )
+
+    def nodes(self, request: Request) -> Response:
+        now_ns = self._clock.monotonic_ns()
+        nodes = []
+        for producer in self._registry.nodes(now_ns):
+            topics = list(producer.topics)
+            hidden = [self._registry.tombstoned(producer, topic, now_ns) for topic in topics]
+            nodes.append({**_shown(producer), "tombstones": hidden, "topics": topics})
+        return json_response({"producers": nodes})
+
+    def debug(self, request: Request) -> Response:
+        now_ns, wall_ns = self._clock.monotonic_ns(), self._clock.wall_ns()
+        shown = {
+            ":".join(key): [
+                self._debugged(producer, key, wall_ns - now_ns) for producer in producers
+            ]
+            for key, producers in self._registry.entries().items()
+        }
+        return json_response(shown)
+
+    def _debugged(
+        self, producer: Producer, key: tuple[str, str, str], wall_offset_ns: int
+    ) -> dict[str, Any]:
+        category, topic, _ = key
+        at_ns = producer.topics.get(topic, NEVER_NS) if category == "topic" else NEVER_NS
+        marked = at_ns != NEVER_NS
+        identity = producer.identity
+        return {
+            "broadcast_address": identity.broadcast_address,
+            "hostname": identity.hostname,
+            "http_port": identity.http_port,
+            "id": producer.address,
+            "last_update": producer.updated_ns + wall_offset_ns,
+            "tcp_port": identity.tcp_port,
+            "tombstoned": marked,
+            "tombstoned_at": at_ns + wall_offset_ns if marked else GO_ZERO_NS,
+            "topology_region": identity.topology_region,
+            "topology_zone": identity.topology_zone,
+            "version": identity.version,
+        }
+
+    # Changing
+
+    def topic_create(self, request: Request) -> None:
+        self._registry.create_topic(_name(request, "topic"))
+
+    def topic_delete(self, request: Request) -> None:
+        self._registry.delete_topic(_argument(request, "topic"))
+
+    def topic_tombstone(self, request: Request) -> None:
+        topic, node = _argument(request, "topic"), _argument(request, "node")
+        self._registry.tombstone(topic, node, self._clock.monotonic_ns())
+
+    def channel_create(self, request: Request) -> None:
+        topic, channel = _name(request, "topic"), _name(request, "channel")
+        self._registry.create_channel(topic, channel)
+
+    def channel_delete(self, request: Request) -> None:
+        topic, channel = _name(request, "topic"), _name(request, "channel")
+        if not self._registry.delete_channel(topic, channel):
+            raise HttpError(404, "CHANNEL_NOT_FOUND")
+
+
+def _empty(change: Callable[[Request], None]) -> Callable[[Request], Response]:
+    def handler(request: Request) -> Response:
+        change(request)
+        return EMPTY
+
+    return handler
+
+
+def _shown(producer: Producer) -> dict[str, Any]:
+    identity = producer.identity
+    return {
+        "remote_address": producer.address,
+        "hostname": identity.hostname,
+        "broadcast_address": identity.broadcast_address,
+        "tcp_port": identity.tcp_port,
+        "http_port": identity.http_port,
+        "version": identity.version,
+        "topology_zone": identity.topology_zone,
+        "topology_region": identity.topology_region,
+    }
+
+
+def _argument(request: Request, name: str) -> str:
+    value = request.query.get(name)
+    if value is None:
+        raise HttpError(400, f"MISSING_ARG_{name.upper()}")
+    return value
+
+
+def _name(request: Request, name: str) -> str:
+    value = _argument(request, name)
+    if not is_valid_name(value):
+        raise HttpError(400, f"INVALID_ARG_{name.upper()}")
+    return value

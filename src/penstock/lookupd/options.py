@@ -1,0 +1,51 @@
+"""The options of nsqlookupd: NSQ's flags with NSQ's defaults, and the log's form."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from penstock.engine.options import LOG, LOG_LEVELS, hostname
+from penstock.settings import choice, duration, settings_of, string
+
+LISTEN = "Listening and identity"
+REGISTRY = "Producers"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LookupdOptions:
+    """What nsqlookupd was told."""
+
+    tcp_address: str = string(
+        LISTEN, "0.0.0.0:4160", "address:port for nsqds, or the path of a unix socket"
+    )
+    http_address: str = string(
+        LISTEN, "0.0.0.0:4161", "address:port for HTTP, or the path of a unix socket"
+    )
+    broadcast_address: str = string(
+        LISTEN,
+        hostname,
+        "address under which nsqds find this nsqlookupd's HTTP",
+        default_text="the hostname",
+    )
+
+    inactive_producer_timeout_ns: int = duration(
+        REGISTRY, "5m", "time without a PING after which an nsqd is hidden", minimum="1ns"
+    )
+    tombstone_lifetime_ns: int = duration(
+        REGISTRY, "45s", "time for which a tombstone hides an nsqd from those who look for a topic"
+    )
+
+    log_level: str = choice(LOG, "info", "least important log lines to write", LOG_LEVELS)
+    log_prefix: str = string(
+        LOG, "[nsqlookupd] ", "what a log line begins with", default_text='"[nsqlookupd] "'
+    )
+    log_format: str = choice(
+        LOG,
+        "text",
+        "log lines as NSQ writes them, or one JSON object each",
+        ("text", "json"),
+        own=True,
+    )
+
+
+SETTINGS = settings_of(LookupdOptions)

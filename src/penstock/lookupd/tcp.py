@@ -1,0 +1,186 @@
+"""nsqlookupd's side of a connection from an nsqd.
+
+Silence is never a reason to close: nsqd may have been told to ping rarely, and its registrations
+should not go before its socket does.  TCP's own keep-alive finds machines that vanished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from penstock.engine.names import is_valid_name
+from penstock.errors import ProtocolError
+from penstock.lookupd.registry import Producer, Registry
+from penstock.wire.lookup import (
+    OK,
+    Command,
+    CommandReader,
+    Identity,
+    encode_error,
+    encode_identify_reply,
+    encode_reply,
+)
+
+log = logging.getLogger(__name__)
+
+KEEPALIVE_IDLE_S = 15
+KEEPALIVE_INTERVAL_S = 15
+KEEPALIVE_COUNT = 9
+# How long a peer may take to read the error that ends its connection.
+LINGER_TIMEOUT_S = 1.0
+
+_OK = encode_reply(OK)
+
+
+class LookupdConnection(asyncio.Protocol):
+    """One nsqd."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        identity: Callable[[], Identity],
+        now_ns: Callable[[], int],
+        connections: set[LookupdConnection],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._registry = registry
+        self._identity = identity
+        self._now_ns = now_ns
+        self._connections = connections
+        self._loop = loop
+        self._reader = CommandReader()
+        self._producer: Producer | None = None
+        self._address = ""
+        self._transport: Any = None
+        self._closing = False
+        self._linger: asyncio.TimerHandle | None = None
+
+    # asyncio's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._address = _address(transport.get_extra_info("peername"), id(self))
+        self._connections.add(self)
+        _keep_alive(transport.get_extra_info("socket"))
+        log.info("client=%s: connected", self._address)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._connections.discard(self)
+        if self._linger is not None:
+            self._linger.cancel()
+        if self._producer is not None:
+            self._registry.remove(self._producer)
+        log.info("client=%s: disconnected", self._address)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        replies: list[bytes] = []
+        try:
+            for item in self._reader.feed(data):
+                if isinstance(item, ProtocolError):
+                    raise item
+                replies.append(self._execute(item))
+        except ProtocolError as error:
+            self._fail(error, b"".join(replies))
+            return
+        if replies:
+            self._transport.write(b"".join(replies))
+
+    def eof_received(self) -> bool:
+        error = self._reader.eof()
+        if error is not None:
+            self._fail(error, b"")
+        return False
+
+    def pause_writing(self) -> None:
+        # A peer that does not read its replies is not listened to.
+        if not self._closing:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if not self._closing:
+            self._transport.resume_reading()
+
+    # Commands
+
+    def _execute(self, command: Command) -> bytes:
+        if command.name == "PING":
+            if self._producer is not None:
+                self._registry.ping(self._producer, self._now_ns())
+            return _OK
+        if command.identity is not None:
+            return self._identify(command.identity)
+        topic, channel = _names(command)
+        assert self._producer is not None, "the reader lets nothing through before IDENTIFY"
+        if command.name == "REGISTER":
+            self._registry.register(self._producer, topic, channel)
+        else:
+            self._registry.unregister(self._producer, topic, channel)
+        log.info("client=%s: %s topic=%s channel=%s", self._address, command.name, topic, channel)
+        return _OK
+
+    def _identify(self, identity: Identity) -> bytes:
+        self._producer = self._registry.identify(self._address, identity, self._now_ns())
+        log.info(
+            "client=%s: identified as %s, TCP %d, HTTP %d, version %s",
+            self._address,
+            identity.broadcast_address,
+            identity.tcp_port,
+            identity.http_port,
+            identity.version,
+        )
+        return encode_identify_reply(self._identity())
+
+    # Closing
+
+    def _fail(self, error: ProtocolError, before: bytes) -> None:
+        """Send the error and close once it is read: input left unread would reset it away."""
+        log.error("client=%s: %s", self._address, error)
+        self._closing = True
+        self._transport.write(before + encode_error(error))
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        self._linger = self._loop.call_later(LINGER_TIMEOUT_S, self.abort)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _names(command: Command) -> tuple[str, str]:
+    """(topic, channel or "")"""
+    topic, channel = (*command.params, "")[:2]
+    if not is_valid_name(topic):
+        text = f"{command.name} topic name '{topic}' is not valid"
+        raise ProtocolError("E_BAD_TOPIC", text)
+    if channel and not is_valid_name(channel):
+        text = f"{command.name} channel name '{channel}' is not valid"
+        raise ProtocolError("E_BAD_CHANNEL", text)
+    return topic, channel
+
+
+def _address(peername: object, number: int) -> str:
+    if isinstance(peername, tuple):
+        host, port = peername[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"unix:{number:x}"
+
+
+def _keep_alive(sock: socket.socket | None) -> None:
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_COUNT)
