@@ -1,4 +1,4 @@
-"""A real nsqd process, and a raw connection to it, for the tests that need one.
+"""Real nsqd and nsqlookupd processes, and raw connections to them, for the tests that need them.
 
     with Nsqd(tmp_path) as nsqd:                    # port 0s; the real ports are read from stderr
         with nsqd.connect() as raw:
@@ -65,13 +65,13 @@ class Reply:
         return json.loads(self.body)
 
 
-class Nsqd:
-    """One nsqd on ``data_path``; not started until ``start()`` or ``with``."""
+class Daemon:
+    """A process with a TCP and an HTTP port; not started until ``start()`` or ``with``."""
 
-    program = "nsqd"
+    program = ""
+    magic = b""
 
-    def __init__(self, data_path: Path, *options: str) -> None:
-        self.data_path = data_path
+    def __init__(self, *options: str) -> None:
         self.options = options
         self.tcp_port = 0
         self.http_port = 0
@@ -89,7 +89,6 @@ class Nsqd:
         ``options`` come on top of those given at construction, for this run only.
         """
         assert self._process is None, "already running"
-        self.data_path.mkdir(parents=True, exist_ok=True)
         self.lines = []
         self._stderr_open = True
         self._process = subprocess.Popen(
@@ -114,7 +113,6 @@ class Nsqd:
         """The command line.  After the first start the ports are no longer 0 but the same."""
         return [
             str(Path(sys.executable).parent / self.program),
-            f"--data-path={self.data_path}",
             f"--tcp-address=127.0.0.1:{self.tcp_port}",
             f"--http-address=127.0.0.1:{self.http_port}",
         ]
@@ -220,10 +218,10 @@ class Nsqd:
     # Talking
 
     @contextmanager
-    def connect(self, magic: bytes = b"  V2") -> Iterator[Raw]:
+    def connect(self, magic: bytes | None = None) -> Iterator[Raw]:
         with socket.create_connection(("127.0.0.1", self.tcp_port), REPLY_SECONDS_MAX) as sock:
             raw = Raw(sock)
-            raw.send(magic)
+            raw.send(self.magic if magic is None else magic)
             yield raw
 
     def http(
@@ -248,6 +246,25 @@ class Nsqd:
     def post(self, target: str, body: bytes = b"") -> Reply:
         return self.http("POST", target, body)
 
+
+class Nsqd(Daemon):
+    """One nsqd on ``data_path``."""
+
+    program = "nsqd"
+    magic = b"  V2"
+
+    def __init__(self, data_path: Path, *options: str) -> None:
+        super().__init__(*options)
+        self.data_path = data_path
+
+    def start(self, *options: str) -> Self:
+        self.data_path.mkdir(parents=True, exist_ok=True)
+        return super().start(*options)
+
+    def command(self) -> list[str]:
+        program, *rest = super().command()
+        return [program, f"--data-path={self.data_path}", *rest]
+
     def stats(self, query: str = "") -> Any:
         """The JSON of /stats."""
         reply = self.get(f"/stats?format=json{query}")
@@ -257,6 +274,24 @@ class Nsqd:
     def channel(self, topic: str, channel: str) -> Any:
         """The statistics of one channel."""
         return self.stats(f"&topic={topic}&channel={channel}")["topics"][0]["channels"][0]
+
+
+class Nsqlookupd(Daemon):
+    """One nsqlookupd."""
+
+    program = "nsqlookupd"
+    magic = b"  V1"
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--broadcast-address=127.0.0.1"]
+
+    @property
+    def tcp_address(self) -> str:
+        return f"127.0.0.1:{self.tcp_port}"
+
+    @property
+    def http_address(self) -> str:
+        return f"127.0.0.1:{self.http_port}"
 
 
 class Raw:
