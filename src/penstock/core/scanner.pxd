@@ -18,6 +18,7 @@ cdef class Scanner:
     cdef public int state
     cdef public Window window
     cdef public Consumer consumer
+    cdef public bint tls_required
     cdef public int64_t msg_timeout_ns
     cdef public bint progressed
     cdef public bint answered

@@ -253,6 +253,13 @@ class Options:
         AUTH, "get", "method of requests to the auth server: get or post"
     )
 
+    http_auth_token_file: str = string(
+        AUTH,
+        "",
+        "path of a file with lines of a role (publish, metrics, admin) and a bearer token for HTTP",
+        own=True,
+    )
+
     statsd_address: str = string(
         STATS, "", "address:port (UDP) of a statsd to push to; empty: none"
     )

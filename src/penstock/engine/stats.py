@@ -177,20 +177,27 @@ def _client(client: ConnectionView, wanted: Selection) -> dict[str, Any]:
         "requeue_count": client.requeue_count,
         "connect_ts": client.connect_time,
         "sample_rate": client.sample_rate,
-        "deflate": False,
-        "snappy": False,
+        "deflate": client.deflate,
+        "snappy": client.snappy,
         "user_agent": client.user_agent,
-        "topology_zone": client.topology_zone,
-        "topology_region": client.topology_region,
     }
+    if client.authed:
+        stats["authed"] = True
+        identity = {"auth_identity": client.auth_identity}
+        identity["auth_identity_url"] = client.auth_identity_url
+        stats |= {name: value for name, value in identity.items() if value}
+    stats["topology_zone"] = client.topology_zone
+    stats["topology_region"] = client.topology_region
     if pub_counts := _pub_counts(client.pub_counts, wanted.topic):
         stats["pub_counts"] = pub_counts
+    tls = client.tls
     stats |= {
-        "tls": False,
-        "tls_cipher_suite": "",
-        "tls_version": "",
-        "tls_negotiated_protocol": "",
-        "tls_negotiated_protocol_is_mutual": False,
+        "tls": tls is not None,
+        "tls_cipher_suite": tls.cipher_suite if tls is not None else "",
+        "tls_version": tls.version if tls is not None else "",
+        "tls_negotiated_protocol": tls.protocol if tls is not None else "",
+        # Go calls every protocol mutual that came out of a handshake.
+        "tls_negotiated_protocol_is_mutual": tls is not None,
     }
     return stats
 

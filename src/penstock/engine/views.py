@@ -13,6 +13,17 @@ from penstock.engine.options import Options
 from penstock.engine.ticket import Ticket
 
 
+class TlsView(Protocol):
+    """The TLS of a client."""
+
+    @property
+    def version(self) -> str: ...
+    @property
+    def cipher_suite(self) -> str: ...
+    @property
+    def protocol(self) -> str: ...
+
+
 class ConnectionView(Protocol):
     """A connected client."""
 
@@ -46,6 +57,18 @@ class ConnectionView(Protocol):
     def topology_region(self) -> str: ...
     @property
     def pub_counts(self) -> Mapping[str, int]: ...
+    @property
+    def deflate(self) -> bool: ...
+    @property
+    def snappy(self) -> bool: ...
+    @property
+    def authed(self) -> bool: ...
+    @property
+    def auth_identity(self) -> str: ...
+    @property
+    def auth_identity_url(self) -> str: ...
+    @property
+    def tls(self) -> TlsView | None: ...
 
 
 class ChannelView(Protocol):

@@ -25,6 +25,7 @@ from penstock.server.http import HttpServer
 from penstock.server.http_api import NsqdApi
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
 from penstock.server.loop import LoopTurns, ThreadDisk
+from penstock.server.security import Security
 from penstock.server.tcp import Connection
 from penstock.server.watching import Watching
 from penstock.storage.datapath import DataPath
@@ -58,9 +59,11 @@ class Daemon:
             LoopTurns(loop),
             Clock(),
         )
+        self._security = Security(options)
         self._memory = Memory()
         self._api = NsqdApi(self.broker, self._memory)
         self._http = HttpServer(self._api.router)
+        self._http.gate = self._security.gate
         self._watching = Watching(self.broker, self._memory, self._api, self._http)
         self._tcp: asyncio.Server | None = None
 
@@ -68,8 +71,8 @@ class Daemon:
         """Run until a signal says otherwise."""
         open_broker(self.broker)
         stopped = stop_signals(self._loop)
-        if self._read is not None:
-            self._loop.add_signal_handler(signal.SIGHUP, live.reload, self.broker, self._read)
+        if self._read is not None or self._security.reloads:
+            self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         await self._listen()
         self._watching.start()
         self.broker.start()
@@ -82,12 +85,22 @@ class Daemon:
         self._tcp, api.tcp_port = await listen_tcp(
             self._loop, self._connection, options.tcp_address
         )
+        tls, https_port = self._security.tls, 0
+        if tls is not None and options.https_address:
+            https_port = await listen_http(self._http, options.https_address, tls, "HTTPS")
+        self._security.refuse_plain_http(https_port)
         if options.http_address:
             api.http_port = await listen_http(self._http, options.http_address)
 
+    def _reload(self) -> None:
+        if self._read is not None:
+            live.reload(self.broker, self._read)
+        if self._security.reloads:
+            self._disk.submit(self._security.reload, lambda _, error: None)
+
     def _connection(self) -> Connection:
         self._watching.tcp_connection_count += 1
-        return Connection(self.broker, self._loop)
+        return Connection(self.broker, self._loop, self._security)
 
     async def _end(self) -> None:
         self._watching.stop()

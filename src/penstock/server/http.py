@@ -31,7 +31,7 @@ from typing import Any
 from penstock.engine.ticket import Ticket
 from penstock.server.http_message import INTERNAL_ERROR, HttpError, Pending, Request, Response
 from penstock.server.http_reader import BETWEEN, BODY, Incoming, ReadLimits, RequestReader, plain
-from penstock.server.http_router import Router
+from penstock.server.http_router import Gate, Router
 
 LOGGER = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ class HttpServer:
         self.limits = limits or HttpLimits()
         self.connections: set[HttpConnection] = set()
         self.request_counts: dict[int, int] = {}  # by status of the answer
+        # Gives the gate of a connection, by whether it has TLS.
+        self.gate: Callable[[bool], Gate | None] | None = None
         self.closing = False
         # Deadlines need no more precision than the sweep's, so its clock is the only one read.
         self.now_s = 0.0
@@ -220,7 +222,9 @@ class HttpConnection(asyncio.Protocol):
             return
         server.connections.add(self)
         address = _address(transport.get_extra_info("peername"))
-        self._reader = RequestReader(server.router, self._limits.read, address)
+        secure = transport.get_extra_info("sslcontext") is not None
+        gate = server.gate(secure) if server.gate is not None else None
+        self._reader = RequestReader(server.router, self._limits.read, address, gate)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import httptools
 
 from penstock.server.http_message import TEXT, Request, Response, has_bad_escape, unescape
-from penstock.server.http_router import Route, Router
+from penstock.server.http_router import Gate, Route, Router
 
 HEAD, BODY, BETWEEN = "head", "body", "between"
 
@@ -49,7 +49,9 @@ class _StopError(Exception):
 class RequestReader:
     """Reads the requests of one connection.  The ``on_*`` methods are httptools' callbacks."""
 
-    def __init__(self, router: Router, limits: ReadLimits, remote_address: str) -> None:
+    def __init__(
+        self, router: Router, limits: ReadLimits, remote_address: str, gate: Gate | None = None
+    ) -> None:
         self.ended = False  # nothing more will be read
         self.phase = BETWEEN
         self.message_count = 0
@@ -58,6 +60,7 @@ class RequestReader:
         self._router = router
         self._limits = limits
         self._remote_address = remote_address
+        self._gate = gate
         self._parser: Any = httptools.HttpRequestParser(self)
         self._out: list[Incoming] = []
         self._target = b""
@@ -172,6 +175,8 @@ class RequestReader:
         if request.version == "1.1" and b"host" not in self._headers:
             self._stop(400, "missing required Host header")
         route, request.params = self._router.resolve(request.method, request.path)
+        if self._gate is not None:
+            route = self._gate(request, route)
         self._route = route
         self._body = []
         self.body_size = 0

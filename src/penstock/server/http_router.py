@@ -20,6 +20,8 @@ from urllib.parse import quote
 from penstock.server.http_message import HTML, Pending, Request, Response, error_response
 
 Handler = Callable[[Request], Response | Pending]
+# Sees a request's head and its route; returns the route that it may take.
+Gate = Callable[[Request, "Route"], "Route"]
 
 # Bodies that nobody looks at are still read, to find the next request behind them.  As much as
 # Go's server is willing to skip.
@@ -168,6 +170,11 @@ def _redirect(request: Request, path: str) -> Response:
     href = location.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&#34;")
     body = f'<a href="{href}">Moved Permanently</a>.\n\n'.encode("latin-1")
     return Response(301, body, (HTML, ("Location", location)))
+
+
+def refusing(response: Response) -> Route:
+    """A route that answers everything with ``response``, and reads no large body for it."""
+    return Route(lambda request: response, judges_size=True)
 
 
 def _constant(response: Response) -> Route:

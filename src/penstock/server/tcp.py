@@ -3,14 +3,17 @@
 The compiled Scanner executes what runs per message; what it returns is executed here.  Commands
 of one connection run strictly in order: while a reply waits for the disk, later commands that
 are not publishes wait too.
+
+A connection with TLS or compression has an Upgrade between itself and its transport; one whose
+client must AUTH has a Permit, and its scanner a table of its own of the topics it may publish to.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from penstock.core.deadlines import NEVER_NS
@@ -22,7 +25,12 @@ from penstock.engine.names import is_valid_name
 from penstock.engine.ticket import Ticket
 from penstock.engine.topology import locality
 from penstock.engine.writer import PENDING_SIZE_MAX
-from penstock.errors import ProtocolError
+from penstock.errors import ProtocolError, StreamError
+from penstock.server.auth import Permit, Question
+from penstock.server.facts import Facts
+from penstock.server.peer import peer_of, set_no_delay
+from penstock.server.security import Security
+from penstock.server.upgrade import Upgrade
 from penstock.wire import frames, identify
 from penstock.wire.quote import quote
 
@@ -40,12 +48,13 @@ GREETING_TIMEOUT_S = 600.0
 MS_NS = 1_000_000
 
 
-class Connection(asyncio.Protocol):
+class Connection(Facts, asyncio.Protocol):
     """One client."""
 
-    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop, security: Security) -> None:
         self._broker = broker
         self._loop = loop
+        self._security = security
         self._transport: asyncio.Transport | None = None
         self._magic = b""
         self._greeted = False
@@ -54,19 +63,22 @@ class Connection(asyncio.Protocol):
         self._waiting = False
         self._parked: Any = None
         self._held = False
+        self._unpacking = False
+        self._upgrade: Upgrade | None = None
+        self._permit = None if security.auth is None else Permit(security.auth, loop)
         self._blocked_ns = 0
         self._timer: asyncio.TimerHandle | None = None
         self._beat_ns = 0
         self._waiting_since_ns = 0
         self._identified: identify.Settings | None = None
-        self.settings: identify.Settings
         self.channel: Channel | None = None
-        self.consumer: Consumer | None = None
+        self.consumer = None
+        self._host = ""
         self.remote_address = ""
         self.connect_time = 0
         options = broker.options
         self._scanner = Scanner(
-            broker.appenders,
+            broker.appenders if self._permit is None else self._permit.appenders,
             self._owed,
             message_size_max=options.max_msg_size,
             body_size_max=options.max_body_size,
@@ -75,64 +87,9 @@ class Connection(asyncio.Protocol):
             defer_ms_max=options.max_defer_ns // MS_NS,
             msg_timeout_max_ns=options.max_msg_timeout_ns,
         )
-
-    # ---- what /stats shows
-
-    @property
-    def client_id(self) -> str:
-        return self.settings.client_id
-
-    @property
-    def hostname(self) -> str:
-        return self.settings.hostname
-
-    @property
-    def user_agent(self) -> str:
-        return self.settings.user_agent
-
-    @property
-    def topology_zone(self) -> str:
-        return self.settings.topology_zone
-
-    @property
-    def topology_region(self) -> str:
-        return self.settings.topology_region
-
-    @property
-    def sample_rate(self) -> int:
-        return self.settings.sample_rate
-
-    @property
-    def state(self) -> int:
-        return self._scanner.state
-
-    @property
-    def ready_count(self) -> int:
-        return self.consumer.ready_count if self.consumer is not None else 0
-
-    @property
-    def in_flight_count(self) -> int:
-        return self.consumer.in_flight_count if self.consumer is not None else 0
-
-    @property
-    def message_count(self) -> int:
-        return self.consumer.message_count if self.consumer is not None else 0
-
-    @property
-    def finish_count(self) -> int:
-        return self.consumer.finish_count if self.consumer is not None else 0
-
-    @property
-    def requeue_count(self) -> int:
-        return self.consumer.requeue_count if self.consumer is not None else 0
-
-    @property
-    def pub_counts(self) -> dict[str, int]:
-        return self._scanner.pub_counts
-
-    @property
-    def command_count(self) -> int:
-        return self._scanner.command_count
+        self._scanner.tls_required = security.tls_required
+        if self._permit is not None:
+            self._permit.on_expired = self._scanner.forget_topic
 
     # ---- the transport
 
@@ -140,8 +97,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=OUTPUT_SIZE_MAX)
         set_no_delay(self._transport)
-        host, self.remote_address = peer_of(self._transport)
-        self.settings = identify.initial(self._broker.options, host)
+        self._host, self.remote_address = peer_of(self._transport)
+        self.settings = identify.initial(self._broker.options, self._host)
         self._scanner.msg_timeout_ns = self.settings.msg_timeout_ns
         self.connect_time = self._broker.clock.wall_ns() // 1_000_000_000
         self._broker.clients.add(self)
@@ -150,6 +107,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._closed:
+            return
+        if self._upgrade is not None:
+            self._unwrap(data)
             return
         if not self._greeted:
             data = self._greet(data)
@@ -163,6 +123,13 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client sends no more; what it is owed still goes out."""
         self._ended = True
+        if self._upgrade is not None:
+            if self._upgrade.handshaking:
+                self._break("unexpected EOF")
+                return False
+            if self._upgrade.pending:
+                # What came before the end is worked off first; _unwrap comes back here.
+                return True
         if not self._closed and self._greeted and not self._waiting:
             failure = self._scanner.eof()
             if isinstance(failure, ProtocolError):
@@ -177,6 +144,10 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._detach()
+        if self._upgrade is not None:
+            self._upgrade.cancel()
+        if self._permit is not None:
+            self._permit.close()
         self._broker.clients.discard(self)
         self._broker.left_command_count += self._scanner.command_count
         log.debug("client=%s: disconnected", self.remote_address)
@@ -203,7 +174,9 @@ class Connection(asyncio.Protocol):
     def send(self, parts: list[bytes | memoryview]) -> None:
         """Messages for this client, from its channel."""
         if not self._closed and self._transport is not None:
-            if len(parts) == 1:
+            if self._upgrade is not None:
+                self._transport.write(self._upgrade.wrap(parts))
+            elif len(parts) == 1:
                 self._transport.write(parts[0])
             else:
                 self._transport.writelines(parts)
@@ -220,6 +193,8 @@ class Connection(asyncio.Protocol):
         self._detach()
         if self._timer is not None:
             self._timer.cancel()
+        if self._upgrade is not None:
+            self._upgrade.close()
         if self._ended or not self._transport.can_write_eof():
             self._transport.close()
             return
@@ -233,12 +208,16 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _transport_close(self) -> None:
+        if self._upgrade is not None and not self._closed:
+            self._upgrade.close()
         self._closed = True
         if self._transport is not None:
             self._transport.close()
 
     def _write(self, frame: bytes) -> None:
         if not self._closed and self._transport is not None:
+            if self._upgrade is not None:
+                frame = self._upgrade.wrap((frame,))
             self._transport.write(frame)
 
     def _hold_back(self) -> None:
@@ -248,14 +227,89 @@ class Connection(asyncio.Protocol):
         if scanner.owed:
             pending_size = max(scanner.pending_size, self._broker.deferred.pending_size)
             full = full or pending_size > PENDING_SIZE_MAX
+        if self._upgrade is not None and self._upgrade.pending:
+            if not full and not self._waiting:
+                self._unpack_soon()
+            full = True
         if full and not self._held and not self._closed and self._transport is not None:
             self._held = True
             self._transport.pause_reading()
 
     def _read_on(self) -> None:
-        if self._held and self._transport is not None:
+        if self._upgrade is not None and self._upgrade.pending and not self._closed:
+            self._unpack_soon()
+        elif self._held and self._transport is not None:
             self._held = False
             self._transport.resume_reading()
+
+    # ---- TLS and compression
+
+    def _start_upgrade(self, settings: identify.Settings) -> None:
+        """Set up what IDENTIFY negotiated.
+
+        What was received behind IDENTIFY belongs to the new stream.  nsqd loses it; were it
+        executed, anyone on the way could put commands in front of those that TLS protects.
+        """
+        assert self._transport is not None
+        rest = self._scanner.take_rest()
+        if self._upgrade is None:
+            self._upgrade = Upgrade(self._transport, self._security.tls)
+        self._upgrade.begin(settings, self._loop, partial(self._break, "i/o timeout"))
+        self._waiting = self._upgrade.handshaking
+        if rest:
+            self._unwrap(rest)
+
+    def _unwrap(self, data: bytes) -> None:
+        """As data_received, for what comes encrypted or compressed."""
+        upgrade = self._upgrade
+        assert upgrade is not None
+        shaking = upgrade.handshaking
+        try:
+            clear = upgrade.receive(data)
+        except StreamError as failure:
+            self._break(str(failure))
+            return
+        if shaking and not upgrade.handshaking:
+            self._scanner.tls_required = False
+            self._waiting = False
+            self._waiting_since_ns = self._broker.clock.monotonic_ns()
+        if clear:
+            self._scanner.feed(clear)
+            if not self._waiting:
+                self._run()
+        if self._closed:
+            return
+        self._hold_back()
+        if not upgrade.pending:
+            if not self._waiting and not self._scanner.owed:
+                self._read_on()
+            if upgrade.ended or self._ended:
+                self.eof_received()
+
+    def _unpack_soon(self) -> None:
+        """Go on in another turn with what was received and holds more than one may unpack."""
+        if not self._unpacking:
+            self._unpacking = True
+            self._loop.call_soon(self._unpack)
+
+    def _unpack(self) -> None:
+        self._unpacking = False
+        # A command that waits comes back through _read_on.
+        if not self._closed and not self._waiting:
+            self._unwrap(b"")
+
+    def _break(self, reason: str) -> None:
+        """The client's stream cannot be read; only during the handshake it can be told why."""
+        upgrade = self._upgrade
+        assert upgrade is not None
+        upgrade.cancel()
+        upgrade.flush()
+        if upgrade.handshaking:
+            self._upgrade = None
+            self._fail(ProtocolError("E_IDENTIFY_FAILED", f"IDENTIFY failed {reason}"))
+        else:
+            log.info("client=%s: %s", self.remote_address, reason)
+            self.close()
 
     # ---- executing
 
@@ -297,6 +351,9 @@ class Connection(asyncio.Protocol):
     def _execute_after_owed(self, command: Any) -> None:
         """Replies owed for earlier publishes come first, unless this is a publish as well."""
         publishes = isinstance(command, tuple) and command[0] in ("TOPIC", "DPUB")
+        if publishes and self._permit is not None:
+            # It may turn out to be forbidden.
+            publishes = command[0] == "DPUB"
         if self._scanner.owed and not publishes:
             self._waiting = True
             self._parked = command
@@ -311,8 +368,14 @@ class Connection(asyncio.Protocol):
         self._waiting = True
 
         def settled(ticket: Ticket) -> None:
-            if not self._closed:
+            if self._closed:
+                return
+            self._waiting = False
+            try:
                 then(ticket)
+            except ProtocolError as failure:
+                self._fail(failure)
+            if not self._waiting:
                 self._go_on()
 
         ticket.add(settled)
@@ -324,7 +387,8 @@ class Connection(asyncio.Protocol):
             self._run()
         if not self._waiting:
             self._read_on()
-            if self._ended and not self._scanner.owed:
+            packed = self._upgrade is not None and self._upgrade.pending
+            if self._ended and not self._scanner.owed and not packed:
                 self._transport_close()
 
     def _execute(self, command: Any) -> None:
@@ -355,7 +419,12 @@ class Connection(asyncio.Protocol):
         """A publish names a topic that does not exist yet; the scanner then tries again."""
         if self._broker.exiting:
             raise ProtocolError(f"E_{command}_FAILED", f"{command} failed exiting")
-        self._broker.create_topic(name)
+        self._permitted(command, name, "", partial(self._open_topic, name))
+
+    def _open_topic(self, name: str) -> None:
+        topic, _ = self._broker.create_topic(name)
+        if self._permit is not None:
+            self._permit.appenders[name.encode()] = topic.appender
 
     def _do_dpub(self, name: str, delay_ms: int, body: bytes) -> None:
         topic = self._broker.topics[name]
@@ -390,7 +459,11 @@ class Connection(asyncio.Protocol):
     # ---- the other commands
 
     def _do_identify(self, body: bytes) -> None:
-        settings, reply = identify.negotiate(body, self._broker.options, self.settings)
+        offers = self._security.offers
+        if self._upgrade is not None:
+            # A second IDENTIFY may add compression to TLS, and nothing else to anything.
+            offers -= {"tls_v1"} if self._upgrade.packing is None else offers
+        settings, reply = identify.negotiate(body, self._broker.options, self.settings, offers)
         self.settings = settings
         self._scanner.msg_timeout_ns = settings.msg_timeout_ns
         if self._identified is None:
@@ -398,9 +471,49 @@ class Connection(asyncio.Protocol):
             self._identified = settings
             self._start_beating()
         self._write(frames.response(reply))
+        upgrades = settings.tls_v1 or settings.snappy or settings.deflate
+        if settings.feature_negotiation and upgrades:
+            self._start_upgrade(settings)
 
     def _do_auth(self, secret: bytes) -> None:
-        raise ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
+        permit = self._permit
+        if permit is None:
+            raise ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
+        if permit.authed:
+            raise ProtocolError("E_INVALID", "AUTH already set")
+        tls = self._upgrade.tls if self._upgrade is not None else None
+        common_name = tls.common_name if tls is not None else ""
+        question = Question(secret, self._host, tls is not None, common_name)
+        self._wait(permit.ask(question), self._authed)
+
+    def _authed(self, ticket: Ticket) -> None:
+        permit = self._permit
+        assert permit is not None
+        self._judge_answer(ticket)
+        if not permit.authed:
+            raise ProtocolError("E_UNAUTHORIZED", "AUTH no authorizations found")
+        self._write(frames.response(permit.reply()))
+
+    def _permitted(self, command: str, topic: str, channel: str, then: Callable[[], None]) -> None:
+        """Go on with ``then`` if the client may do this; it may have to be asked for again."""
+        permit = self._permit
+        if permit is None:
+            then()
+            return
+        if not permit.authed:
+            raise ProtocolError("E_AUTH_FIRST", f"AUTH required before {command}")
+
+        def judge(ticket: Ticket) -> None:
+            self._judge_answer(ticket)
+            permit.judge(command, topic, channel)
+            then()
+
+        self._wait(permit.renew(), judge)
+
+    def _judge_answer(self, ticket: Ticket) -> None:
+        if ticket.error is not None:
+            log.warning("client=%s: AUTH failed: %s", self.remote_address, ticket.error)
+            raise ProtocolError("E_AUTH_FAILED", "AUTH failed")
 
     def _do_sub(self, params: list[bytes]) -> None:
         if not self.settings.heartbeat_interval_ns:
@@ -414,10 +527,14 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(
                 "E_BAD_CHANNEL", f"SUB channel name {quote(channel_name)} is not valid"
             )
+        names = (topic_name.decode(), channel_name.decode())
+        self._permitted("SUB", *names, partial(self._subscribe, *names))
+
+    def _subscribe(self, topic_name: str, channel_name: str) -> None:
         if self._broker.exiting:
             raise ProtocolError("E_SUB_FAILED", "SUB failed exiting")
-        topic, _ = self._broker.create_topic(topic_name.decode())
-        channel, ticket = topic.create_channel(channel_name.decode())
+        topic, _ = self._broker.create_topic(topic_name)
+        channel, ticket = topic.create_channel(channel_name)
         limit = self._broker.options.max_channel_consumers
         if limit and len(channel.consumers) >= limit:
             raise ProtocolError(
@@ -485,21 +602,6 @@ class Connection(asyncio.Protocol):
         if now_ns >= self._beat_ns:
             first = self._identified or self.settings
             self._beat_ns += first.heartbeat_interval_ns
-            self._write(frames.HEARTBEAT)
+            if self._upgrade is None or not self._upgrade.handshaking:
+                self._write(frames.HEARTBEAT)
         self._arm()
-
-
-def peer_of(transport: asyncio.Transport) -> tuple[str, str]:
-    """(host, address) of the other side; a unix socket has neither."""
-    peer = transport.get_extra_info("peername")
-    if not isinstance(peer, tuple):
-        return "", "@"
-    host, port = str(peer[0]), peer[1]
-    return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def set_no_delay(transport: asyncio.Transport) -> None:
-    """Small replies go out at once; a unix socket has no such setting."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

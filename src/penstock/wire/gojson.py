@@ -51,18 +51,29 @@ def decode_object(raw: bytes, fields: Mapping[str, tuple[type, int]]) -> dict[st
     What is absent or null is absent in the result; a top-level null is an empty object.
     Raises ValueError.
     """
-    top = decode(raw)
-    if top is None:
-        return {}
-    if not isinstance(top, Object):
-        raise ValueError("not an object")
     values: dict[str, Value] = {}
-    for key, value in top:
+    for key, value in _pairs(decode(raw)):
         name = key.translate(_FOLD)
         if name in fields and value is not None:
             kind, bits = fields[name]
-            values[name] = _typed(value, kind, bits)
+            values[name] = typed(value, kind, bits)
     return values
+
+
+def members(value: object) -> dict[str, object]:
+    """The members of an object, null ones left out, by their names in lower case.
+
+    For objects with lists and objects in them; ``typed`` judges the plain values.
+    """
+    return {key.translate(_FOLD): item for key, item in _pairs(value) if item is not None}
+
+
+def _pairs(value: object) -> Object:
+    if value is None:
+        return Object()
+    if not isinstance(value, Object):
+        raise ValueError("not an object")
+    return value
 
 
 def decode(raw: bytes) -> object:
@@ -86,7 +97,8 @@ def encode(value: object) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _typed(value: object, kind: type, bits: int) -> Value:
+def typed(value: object, kind: type, bits: int = 64) -> Value:
+    """``value`` as a plain one of ``kind``; ValueError if it is not."""
     if kind is int:
         if isinstance(value, Number):
             return _integer(value, bits)

@@ -29,6 +29,12 @@ class MemoryConnection:
     topology_zone: str = ""
     topology_region: str = ""
     pub_counts: dict[str, int] = field(default_factory=dict)
+    deflate: bool = False
+    snappy: bool = False
+    authed: bool = False
+    auth_identity: str = ""
+    auth_identity_url: str = ""
+    tls: None = None
 
 
 class MemoryChannel:

@@ -1,0 +1,22 @@
+"""Who is at the other end of a TCP connection."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+
+def peer_of(transport: asyncio.Transport) -> tuple[str, str]:
+    """(host, address) of the other side; a unix socket has neither."""
+    peer = transport.get_extra_info("peername")
+    if not isinstance(peer, tuple):
+        return "", "@"
+    host, port = str(peer[0]), peer[1]
+    return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def set_no_delay(transport: asyncio.Transport) -> None:
+    """Small replies go out at once; a unix socket has no such setting."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,77 @@
+"""What all connections of one nsqd share to be safe: certificate, auth servers, HTTP tokens."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from ssl import SSLContext
+
+from penstock.engine.options import Options
+from penstock.errors import OptionError
+from penstock.server.auth import AuthServers
+from penstock.server.certificates import client_context, load_certificate, server_context
+from penstock.server.http_message import JSON, V1, Response
+from penstock.server.http_router import Gate, Route, refusing
+from penstock.server.http_tokens import Tokens
+
+log = logging.getLogger(__name__)
+
+
+class Security:
+    """Made of the options once; ``reload`` reads the files again."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.tls: SSLContext | None = server_context(options)
+        self.tls_required = options.tls_required != "false"
+        self.auth: AuthServers | None = None
+        if options.auth_http_addresses:
+            self.auth = AuthServers(options, partial(client_context, options))
+        self.tokens: Tokens | None = None
+        if options.http_auth_token_file:
+            self.tokens = Tokens(options.http_auth_token_file)
+        self._plain_http_refusal: Route | None = None
+
+    @property
+    def reloads(self) -> bool:
+        """Whether there is anything to read again."""
+        return self.tls is not None or self.tokens is not None
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """The upgrades that a client may be given."""
+        always = frozenset(("snappy", "deflate"))
+        return always if self.tls is None else always | {"tls_v1"}
+
+    def reload(self) -> None:
+        """Read certificate and tokens again; what is wrong stays as it was.
+
+        May wait for a disk: not on the loop.
+        """
+        try:
+            if self.tls is not None:
+                load_certificate(self.tls, self._options)
+                log.info("TLS: certificate read again, for new connections")
+        except OptionError as error:
+            log.error("TLS: certificate stays as it was: %s", error)
+        try:
+            if self.tokens is not None:
+                log.info("HTTP: %d tokens", self.tokens.load())
+        except OptionError as error:
+            log.error("HTTP: tokens stay as they were: %s", error)
+
+    # HTTP
+
+    def refuse_plain_http(self, https_port: int) -> None:
+        """With --tls-required=true plain HTTP only tells where HTTPS is."""
+        if self._options.tls_required == "true":
+            # Written out: clients were seen to match on the spaces.
+            body = f'{{"message": "TLS_REQUIRED", "https_port": {https_port}}}'
+            self._plain_http_refusal = refusing(Response(403, body.encode(), (JSON, V1)))
+
+    def gate(self, secure: bool) -> Gate | None:
+        """What the requests of an HTTP connection have to pass, if anything."""
+        refusal = self._plain_http_refusal
+        if refusal is not None and not secure:
+            return lambda _request, _route: refusal
+        return None if self.tokens is None else self.tokens.gate

@@ -1,0 +1,116 @@
+"""What stands between a connection's frames and its socket once it was negotiated.
+
+    socket  <->  Tls  <->  Snappy or Deflate  <->  frames
+
+A connection without any of it has no Upgrade and pays nothing for the possibility.
+
+After IDENTIFY's reply, in clear, each layer answers OK when it stands: with TLS and deflate there
+are two.  What is sent in one call is compressed and encrypted as one piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from ssl import SSLContext
+
+from penstock.wire import frames
+from penstock.wire.compression import Deflate, Packing, Part, Snappy
+from penstock.wire.identify import Settings
+from penstock.wire.tls import Tls
+
+# As in nsqd.
+HANDSHAKE_TIMEOUT_S = 5.0
+
+
+class Upgrade:
+    """The layers of one connection."""
+
+    def __init__(self, transport: asyncio.Transport, context: SSLContext | None) -> None:
+        self.tls: Tls | None = None
+        self.packing: Packing | None = None
+        self.handshaking = False
+        self._transport = transport
+        self._context = context
+        self._wanted: Settings | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is more to get from what was received already."""
+        return self.packing is not None and self.packing.pending
+
+    @property
+    def ended(self) -> bool:
+        """Whether the peer has ended its side of a layer."""
+        ended = self.tls is not None and self.tls.ended
+        return ended or (self.packing is not None and self.packing.ended)
+
+    def begin(
+        self, wanted: Settings, loop: asyncio.AbstractEventLoop, late: Callable[[], None]
+    ) -> None:
+        """Set up what was negotiated; TLS takes until ``handshaking`` is over.
+
+        ``late`` is called if the client does not come to an agreement in time.
+        """
+        self._wanted = wanted
+        if wanted.tls_v1:
+            assert self._context is not None and self.tls is None
+            self.tls = Tls(self._context)
+            self.handshaking = True
+            self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, late)
+        else:
+            self._pack(wanted)
+
+    def receive(self, data: bytes) -> bytes:
+        """Return the clear bytes in ``data``; StreamError if it makes no sense."""
+        tls = self.tls
+        if tls is not None:
+            if not self.handshaking:
+                data = tls.receive(data)
+            elif not tls.handshake(data):
+                self.flush()
+                return b""
+            else:
+                self._agree()
+                data = tls.receive(b"")
+            self.flush()
+        return data if self.packing is None else self.packing.decompress(data)
+
+    def wrap(self, parts: Sequence[Part]) -> bytes:
+        """Return the bytes to send for ``parts``."""
+        if self.packing is not None:
+            parts = (self.packing.compress(parts),)
+        return bytes(parts[0]) if self.tls is None else self.tls.send(parts)
+
+    def flush(self) -> None:
+        """Send what TLS itself has to say."""
+        if self.tls is not None and (output := self.tls.take_output()):
+            self._transport.write(output)
+
+    def close(self) -> None:
+        """Say goodbye in the way of TLS."""
+        if self.tls is not None and not self.handshaking:
+            self._transport.write(self.tls.close())
+
+    def cancel(self) -> None:
+        """Stop waiting for the client."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _agree(self) -> None:
+        assert self._wanted is not None
+        self.cancel()
+        self.handshaking = False
+        self._transport.write(self.wrap((frames.OK,)))
+        self._pack(self._wanted)
+
+    def _pack(self, wanted: Settings) -> None:
+        if wanted.snappy:
+            self.packing = Snappy()
+        elif wanted.deflate:
+            self.packing = Deflate(wanted.deflate_level)
+        else:
+            return
+        self._transport.write(self.wrap((frames.OK,)))
