@@ -1,0 +1,383 @@
+"""The outer side of a client's TCP connection: its bytes, its flow, its heart, its end.
+
+    transport  <->  [Upgrade]  <->  Scanner  <->  Connection (server/tcp.py), which has the commands
+
+What is received is executed as far as it goes.  While a command waits, what follows it is kept, up
+to a bound; then the socket is not read.  What is sent is bounded by the transport: past that the
+client gets no messages, and if it stays stuck it is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any, cast
+
+from penstock.core.deadlines import NEVER_NS
+from penstock.core.scanner import Scanner
+from penstock.engine.broker import Broker
+from penstock.engine.channel import Channel
+from penstock.engine.ticket import Ticket
+from penstock.engine.writer import PENDING_SIZE_MAX
+from penstock.errors import ProtocolError, StreamError
+from penstock.server.auth import Permit
+from penstock.server.facts import Facts
+from penstock.server.peer import peer_of, set_no_delay
+from penstock.server.security import Security
+from penstock.server.upgrade import Upgrade
+from penstock.wire import frames, identify
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"  V2"
+# Received and not yet executed, while a command waits: past this the socket is not read.
+BUFFERED_SIZE_MAX = 1 << 20
+# Sent and not yet taken by the kernel: past this no more messages are given to the client.
+OUTPUT_SIZE_MAX = 1 << 20
+# How long a refused client may go on sending before it is cut off.
+LINGER_S = 1.0
+# How long a connection may take to say that it speaks V2; nsqd waits for ever.
+GREETING_TIMEOUT_S = 600.0
+MS_NS = 1_000_000
+
+
+class Stream(Facts, asyncio.Protocol):
+    """One client; what it commands is up to the class on top."""
+
+    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop, security: Security) -> None:
+        self._broker = broker
+        self._loop = loop
+        self._security = security
+        self._transport: asyncio.Transport | None = None
+        self._magic = b""
+        self._greeted = False
+        self._closed = False
+        self._ended = False
+        self._waiting = False
+        self._parked: Any = None
+        self._held = False
+        self._unpacking = False
+        self._upgrade: Upgrade | None = None
+        self._permit = None if security.auth is None else Permit(security.auth, loop)
+        self._blocked_ns = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._beat_ns = 0
+        self._waiting_since_ns = 0
+        self._identified: identify.Settings | None = None
+        self.channel: Channel | None = None
+        self.consumer = None
+        self._host = ""
+        self.remote_address = ""
+        self.connect_time = 0
+        options = broker.options
+        self._scanner = Scanner(
+            broker.appenders if self._permit is None else self._permit.appenders,
+            self._owed,
+            message_size_max=options.max_msg_size,
+            body_size_max=options.max_body_size,
+            ready_count_max=options.max_rdy_count,
+            requeue_ms_max=options.max_req_timeout_ns // MS_NS,
+            defer_ms_max=options.max_defer_ns // MS_NS,
+            msg_timeout_max_ns=options.max_msg_timeout_ns,
+        )
+        self._scanner.tls_required = security.tls_required
+        if self._permit is not None:
+            self._permit.on_expired = self._scanner.forget_topic
+
+    # ---- what the class on top does
+
+    def _run(self) -> None:
+        """Execute what is complete, up to a command that has to wait."""
+        raise NotImplementedError
+
+    def _execute_after_owed(self, command: Any) -> None:
+        """Execute one command, after the replies that are owed for earlier ones."""
+        raise NotImplementedError
+
+    def _fail(self, failure: ProtocolError) -> None:
+        """Tell the client; the end, if it is fatal."""
+        raise NotImplementedError
+
+    def _owed(self, ticket: Ticket) -> None:
+        """Replies begin to wait for ``ticket``."""
+        raise NotImplementedError
+
+    # ---- the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=OUTPUT_SIZE_MAX)
+        set_no_delay(self._transport)
+        self._host, self.remote_address = peer_of(self._transport)
+        self.settings = identify.initial(self._broker.options, self._host)
+        self._scanner.msg_timeout_ns = self.settings.msg_timeout_ns
+        self.connect_time = self._broker.clock.wall_ns() // 1_000_000_000
+        self._broker.clients.add(self)
+        self._timer = self._loop.call_later(GREETING_TIMEOUT_S, self.abort)
+        log.debug("client=%s: connected", self.remote_address)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closed:
+            return
+        if self._upgrade is not None:
+            self._unwrap(data)
+            return
+        if not self._greeted:
+            data = self._greet(data)
+            if not data:
+                return
+        self._scanner.feed(data)
+        if not self._waiting:
+            self._run()
+        self._hold_back()
+
+    def eof_received(self) -> bool:
+        """The client sends no more; what it is owed still goes out."""
+        self._ended = True
+        if self._upgrade is not None:
+            if self._upgrade.handshaking:
+                self._break("unexpected EOF")
+                return False
+            if self._upgrade.pending:
+                # What came before the end is worked off first; _unwrap comes back here.
+                return True
+        if not self._closed and self._greeted and not self._waiting:
+            failure = self._scanner.eof()
+            if isinstance(failure, ProtocolError):
+                self._execute_after_owed(failure)
+        if self._scanner.owed or self._waiting:
+            return True
+        self._transport_close()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._detach()
+        if self._upgrade is not None:
+            self._upgrade.cancel()
+        if self._permit is not None:
+            self._permit.close()
+        self._broker.clients.discard(self)
+        self._broker.left_command_count += self._scanner.command_count
+        log.debug("client=%s: disconnected", self.remote_address)
+
+    def _detach(self) -> None:
+        """Leave the channel; its messages come back."""
+        channel, self.channel = self.channel, None
+        if channel is not None and self.consumer is not None:
+            self._scanner.consumer = None
+            self.consumer.writable = False
+            channel.leave(self.consumer)
+
+    def pause_writing(self) -> None:
+        self._blocked_ns = self._broker.clock.monotonic_ns()
+        if self.consumer is not None:
+            self.consumer.writable = False
+
+    def resume_writing(self) -> None:
+        self._blocked_ns = 0
+        if self.consumer is not None and self.channel is not None:
+            self.consumer.writable = True
+            self.channel.offer(self.consumer)
+
+    def send(self, parts: list[bytes | memoryview]) -> None:
+        """Messages for this client, from its channel."""
+        if not self._closed and self._transport is not None:
+            if self._upgrade is not None:
+                self._transport.write(self._upgrade.wrap(parts))
+            elif len(parts) == 1:
+                self._transport.write(parts[0])
+            else:
+                self._transport.writelines(parts)
+
+    def close(self) -> None:
+        """Close after what is written has gone out.
+
+        The peer may still be sending.  Closing at once would reset the connection, and the last
+        frame might never be read; so the rest is read and dropped for a moment.
+        """
+        if self._closed or self._transport is None:
+            return
+        self._closed = True
+        self._detach()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._upgrade is not None:
+            self._upgrade.close()
+        if self._ended or not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._read_on()
+        self._transport.write_eof()
+        self._timer = self._loop.call_later(LINGER_S, self._transport.abort)
+
+    def abort(self) -> None:
+        self._closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _transport_close(self) -> None:
+        if self._upgrade is not None and not self._closed:
+            self._upgrade.close()
+        self._closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def _write(self, frame: bytes) -> None:
+        if not self._closed and self._transport is not None:
+            if self._upgrade is not None:
+                frame = self._upgrade.wrap((frame,))
+            self._transport.write(frame)
+
+    def _hold_back(self) -> None:
+        """Do not read on while what was read cannot be executed or stored."""
+        scanner = self._scanner
+        full = self._waiting and scanner.buffered_size > BUFFERED_SIZE_MAX
+        if scanner.owed:
+            pending_size = max(scanner.pending_size, self._broker.deferred.pending_size)
+            full = full or pending_size > PENDING_SIZE_MAX
+        if self._upgrade is not None and self._upgrade.pending:
+            if not full and not self._waiting:
+                self._unpack_soon()
+            full = True
+        if full and not self._held and not self._closed and self._transport is not None:
+            self._held = True
+            self._transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if self._upgrade is not None and self._upgrade.pending and not self._closed:
+            self._unpack_soon()
+        elif self._held and self._transport is not None:
+            self._held = False
+            self._transport.resume_reading()
+
+    def _greet(self, data: bytes) -> bytes:
+        """Take the magic off the stream; what is left is the first commands."""
+        self._magic += data
+        if len(self._magic) < len(MAGIC):
+            if not MAGIC.startswith(self._magic):
+                self._fail(ProtocolError("E_BAD_PROTOCOL"))
+            return b""
+        data, magic = self._magic[4:], self._magic[:4]
+        self._magic = b""
+        if magic != MAGIC:
+            self._fail(ProtocolError("E_BAD_PROTOCOL"))
+            return b""
+        self._greeted = True
+        self._waiting_since_ns = self._broker.clock.monotonic_ns()
+        self._start_beating()
+        return data
+
+    # ---- TLS and compression
+
+    def _start_upgrade(self, settings: identify.Settings) -> None:
+        """Set up what IDENTIFY negotiated.
+
+        What was received behind IDENTIFY belongs to the new stream.  nsqd loses it; were it
+        executed, anyone on the way could put commands in front of those that TLS protects.
+        """
+        assert self._transport is not None
+        rest = self._scanner.take_rest()
+        if self._upgrade is None:
+            self._upgrade = Upgrade(self._transport, self._security.tls)
+        self._upgrade.begin(settings, self._loop, partial(self._break, "i/o timeout"))
+        self._waiting = self._upgrade.handshaking
+        if rest:
+            self._unwrap(rest)
+
+    def _unwrap(self, data: bytes) -> None:
+        """As data_received, for what comes encrypted or compressed."""
+        upgrade = self._upgrade
+        assert upgrade is not None
+        shaking = upgrade.handshaking
+        try:
+            clear = upgrade.receive(data)
+        except StreamError as failure:
+            self._break(str(failure))
+            return
+        if shaking and not upgrade.handshaking:
+            self._scanner.tls_required = False
+            self._waiting = False
+            self._waiting_since_ns = self._broker.clock.monotonic_ns()
+        if clear:
+            self._scanner.feed(clear)
+            if not self._waiting:
+                self._run()
+        if self._closed:
+            return
+        self._hold_back()
+        if not upgrade.pending:
+            if not self._waiting and not self._scanner.owed:
+                self._read_on()
+            if upgrade.ended or self._ended:
+                self.eof_received()
+
+    def _unpack_soon(self) -> None:
+        """Go on in another turn with what was received and holds more than one may unpack."""
+        if not self._unpacking:
+            self._unpacking = True
+            self._loop.call_soon(self._unpack)
+
+    def _unpack(self) -> None:
+        self._unpacking = False
+        # A command that waits comes back through _read_on.
+        if not self._closed and not self._waiting:
+            self._unwrap(b"")
+
+    def _break(self, reason: str) -> None:
+        """The client's stream cannot be read; only during the handshake it can be told why."""
+        upgrade = self._upgrade
+        assert upgrade is not None
+        upgrade.cancel()
+        upgrade.flush()
+        if upgrade.handshaking:
+            self._upgrade = None
+            self._fail(ProtocolError("E_IDENTIFY_FAILED", f"IDENTIFY failed {reason}"))
+        else:
+            log.info("client=%s: %s", self.remote_address, reason)
+            self.close()
+
+    # ---- heartbeats and deadlines
+
+    def _start_beating(self) -> None:
+        """Heartbeats at each interval from now; the first IDENTIFY sets the period."""
+        first = self._identified or self.settings
+        self._beat_ns = self._broker.clock.monotonic_ns() + first.heartbeat_interval_ns
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        first = self._identified or self.settings
+        if not first.heartbeat_interval_ns or self._closed:
+            return
+        now_ns = self._broker.clock.monotonic_ns()
+        next_ns = min(self._beat_ns, self._deadline_ns())
+        self._timer = self._loop.call_later(max(0, next_ns - now_ns) / 1e9, self._beat)
+
+    def _deadline_ns(self) -> int:
+        """When a client that completes no command is given up."""
+        interval_ns = self.settings.heartbeat_interval_ns
+        if not interval_ns or self._waiting or self._held:
+            return NEVER_NS
+        return self._waiting_since_ns + 2 * interval_ns
+
+    def _beat(self) -> None:
+        now_ns = self._broker.clock.monotonic_ns()
+        interval_ns = self.settings.heartbeat_interval_ns
+        stuck = self._blocked_ns and interval_ns and now_ns - self._blocked_ns >= interval_ns
+        if stuck or now_ns >= self._deadline_ns():
+            why = "stuck" if stuck else "silent"
+            log.info("client=%s: gave up, it is %s", self.remote_address, why)
+            self.abort()
+            return
+        if now_ns >= self._beat_ns:
+            first = self._identified or self.settings
+            self._beat_ns += first.heartbeat_interval_ns
+            if self._upgrade is None or not self._upgrade.handshaking:
+                self._write(frames.HEARTBEAT)
+        self._arm()
