@@ -1,0 +1,180 @@
+"""The registry, as tables: what is done, and what is then seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.lookupd.registry import Producer, Registry
+from penstock.wire.lookup import Identity
+
+SECOND = 1_000_000_000
+INACTIVE_NS = 300 * SECOND
+TOMBSTONE_NS = 45 * SECOND
+
+
+def identity(host: str = "h", http_port: int = 4151) -> Identity:
+    return Identity(host, host, 4150, http_port, "1.3.0")
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry(INACTIVE_NS, TOMBSTONE_NS)
+
+
+@pytest.fixture
+def a(registry: Registry) -> Producer:
+    return registry.identify("10.0.0.1:1", identity("a"), 0)
+
+
+@pytest.fixture
+def b(registry: Registry) -> Producer:
+    return registry.identify("10.0.0.2:1", identity("b"), 0)
+
+
+def seen(registry: Registry) -> dict[str, object]:
+    """Topics with their channels and the hosts that have them."""
+    registry.check()
+    entries = registry.entries()
+
+    def hosts(*key: str) -> str:
+        found = entries.get((key[0], key[1], key[2]), [])
+        return "".join(sorted(producer.identity.broadcast_address for producer in found))
+
+    # Channels may outlive an ephemeral topic's own key.
+    names = ("t", "u", "t#ephemeral")
+    topics = {*registry.topics(), *(name for name in names if registry.channels(name))}
+    return {
+        topic: (
+            hosts("topic", topic, ""),
+            {channel: hosts("channel", topic, channel) for channel in registry.channels(topic)},
+        )
+        for topic in topics
+    }
+
+
+# What a and b do, one word a step: +t registers a topic, +t/c a channel too, - unregisters, x is
+# the end of the connection, ! is a deletion by HTTP, = a creation.
+TABLE = [
+    ("a+t", {"t": ("a", {})}),
+    ("a+t/c", {"t": ("a", {"c": "a"})}),
+    ("a+t/c a+t/c", {"t": ("a", {"c": "a"})}),
+    ("a+t/c b+t/c b+t/d", {"t": ("ab", {"c": "ab", "d": "b"})}),
+    # Keys outlive their producers.
+    ("a+t/c a-t/c", {"t": ("a", {"c": ""})}),
+    ("a+t/c a-t", {"t": ("", {"c": ""})}),
+    ("a+t/c b+t/c a-t", {"t": ("b", {"c": "b"})}),
+    ("a+t/c ax", {"t": ("", {"c": ""})}),
+    ("a+t/c ax bx", {"t": ("", {"c": ""})}),
+    ("a-t/c a-t", {}),
+    # Ephemeral ones do not, when unregistered by the last.
+    ("a+t/c#ephemeral a-t/c#ephemeral", {"t": ("a", {})}),
+    ("a+t/c#ephemeral b+t/c#ephemeral a-t/c#ephemeral", {"t": ("ab", {"c#ephemeral": "b"})}),
+    ("a+t#ephemeral a-t#ephemeral", {}),
+    ("a+t#ephemeral b+t#ephemeral a-t#ephemeral", {"t#ephemeral": ("b", {})}),
+    ("a+t/c#ephemeral b-t/c#ephemeral", {"t": ("a", {"c#ephemeral": "a"})}),
+    # A dropped connection leaves even those behind, and so do the channels of a topic.
+    ("a+t#ephemeral/c#ephemeral ax", {"t#ephemeral": ("", {"c#ephemeral": ""})}),
+    ("a+t/c#ephemeral a-t", {"t": ("", {"c#ephemeral": ""})}),
+    ("a+t#ephemeral/c a-t#ephemeral", {"t#ephemeral": ("", {"c": ""})}),
+    ("=t#ephemeral a-t#ephemeral", {}),
+    # Over HTTP.
+    ("=t", {"t": ("", {})}),
+    ("=t/c", {"t": ("", {"c": ""})}),
+    ("a+t/c =t/c", {"t": ("a", {"c": "a"})}),
+    ("a+t/c b+t/c !t", {}),
+    ("a+t/c !t a-t/c a-t", {}),
+    ("a+t/c !t a+t/c", {"t": ("a", {"c": "a"})}),
+    ("a+t/c a+u/c !t", {"u": ("a", {"c": "a"})}),
+    ("a+t/c a+t/d !t/c", {"t": ("a", {"d": "a"})}),
+    ("a+t/c !t/c", {"t": ("a", {})}),
+    ("a+t/c !*", {"t": ("a", {"c": "a"})}),
+    ("a+t/c !t/*", {"t": ("a", {"c": "a"})}),
+]
+
+
+@pytest.mark.parametrize(("steps", "expected"), TABLE, ids=[row[0] for row in TABLE])
+def test_registrations(
+    registry: Registry, a: Producer, b: Producer, steps: str, expected: dict[str, object]
+) -> None:
+    for step in steps.split():
+        who, verb = ({"a": a, "b": b}.get(step[0]), step.lstrip("ab")[0])
+        topic, _, channel = step[step.index(verb) + 1 :].partition("/")
+        if verb == "=":
+            registry.create_channel(topic, channel) if channel else registry.create_topic(topic)
+        elif verb == "!":
+            registry.delete_channel(topic, channel) if channel else registry.delete_topic(topic)
+        else:
+            assert who is not None
+            if verb == "x":
+                registry.remove(who)
+            elif verb == "+":
+                registry.register(who, topic, channel)
+            else:
+                registry.unregister(who, topic, channel)
+        registry.check()
+    assert seen(registry) == expected
+
+
+def test_two_connections_of_one_node_are_two_producers(registry: Registry) -> None:
+    first = registry.identify("10.0.0.1:1", identity(), 0)
+    second = registry.identify("10.0.0.1:2", identity(), 0)
+    registry.register(first, "t")
+    registry.register(second, "t")
+    assert registry.producers("t", 0) == registry.nodes(0) == [first, second]
+    registry.remove(first)
+    assert registry.producers("t", 0) == [second]
+
+
+def test_deleting_a_channel_says_whether_there_was_one(registry: Registry, a: Producer) -> None:
+    registry.register(a, "t", "c")
+    assert registry.delete_channel("t", "c")
+    assert not registry.delete_channel("t", "c")
+    assert not registry.delete_channel("u", "c")
+
+
+def test_only_a_ping_keeps_a_producer_active(registry: Registry, a: Producer) -> None:
+    registry.register(a, "t")
+    late_ns = INACTIVE_NS + 1
+    assert registry.nodes(INACTIVE_NS) == registry.producers("t", INACTIVE_NS) == [a]
+    registry.register(a, "t", "c")
+    assert registry.nodes(late_ns) == registry.producers("t", late_ns) == []
+    assert registry.has_topic("t") and registry.entries()[("topic", "t", "")] == [a]
+    registry.ping(a, late_ns)
+    assert registry.nodes(late_ns) == registry.producers("t", late_ns) == [a]
+
+
+def test_a_tombstone_hides_a_node_from_one_topic_for_its_lifetime(
+    registry: Registry, a: Producer, b: Producer
+) -> None:
+    for topic in ("t", "u"):
+        registry.register(a, topic)
+        registry.register(b, topic)
+    registry.tombstone("t", "a:4151", 5)
+    assert registry.producers("t", 5) == [b]
+    assert registry.producers("u", 5) == [a, b]
+    assert registry.nodes(5) == [a, b]
+    assert registry.tombstoned(a, "t", 5) and not registry.tombstoned(b, "t", 5)
+    assert registry.producers("t", 4 + TOMBSTONE_NS) == [b]
+    assert registry.producers("t", 5 + TOMBSTONE_NS) == [a, b]
+
+
+@pytest.mark.parametrize("node", ["a", "a:4150", "a:4151 ", "*", "10.0.0.1:1"])
+def test_a_tombstone_names_a_node_exactly(registry: Registry, a: Producer, node: str) -> None:
+    registry.register(a, "t")
+    registry.tombstone("t", node, 0)
+    assert registry.producers("t", 0) == [a]
+
+
+def test_only_registering_anew_clears_a_tombstone(registry: Registry, a: Producer) -> None:
+    registry.register(a, "t")
+    registry.tombstone("t", "a:4151", 0)
+    registry.register(a, "t", "c")
+    assert registry.producers("t", 1) == []
+    registry.unregister(a, "t")
+    registry.register(a, "t")
+    assert registry.producers("t", 1) == [a]
+
+
+def test_a_tombstone_of_a_topic_nobody_has_changes_nothing(registry: Registry) -> None:
+    registry.tombstone("t", "a:4151", 0)
+    assert registry.topics() == []
