@@ -263,21 +263,25 @@ class Channel:
     def _load(self) -> bool:
         """Give the window the block at its cursor; False: nothing there, or being read."""
         window = self.window
-        if window.cursor >= self.topic.released:
-            window.queued_count = 0
-            return False
-        if self._reading:
-            return False
-        block = self.topic.block_at(window.cursor, READ_SIZE, wait=False)
-        if block is None:
-            self._reading = True
-            self.topic.broker.disk.submit(
-                partial(self.topic.block_at, window.cursor, READ_SIZE, wait=True), self._loaded
-            )
-            return False
-        return self._take_block(block)
+        while not window.loaded:
+            cursor = window.cursor
+            if cursor >= self.topic.released:
+                window.queued_count = 0
+                return False
+            if self._reading:
+                return False
+            block = self.topic.block_at(cursor, READ_SIZE, wait=False)
+            if block is None:
+                self._reading = True
+                self.topic.broker.disk.submit(
+                    partial(self.topic.block_at, cursor, READ_SIZE, wait=True),
+                    partial(self._loaded, cursor),
+                )
+                return False
+            self._take_block(block)  # of which all may be skipped: then the next one
+        return True
 
-    def _take_block(self, block: Block) -> bool:
+    def _take_block(self, block: Block) -> None:
         window = self.window
         if block.count and block.end > window.cursor:
             window.load(block)
@@ -286,9 +290,8 @@ class Channel:
             window.advance(self.topic.released)
         if window.cursor >= self.topic.released:
             window.queued_count = 0
-        return window.loaded
 
-    def _loaded(self, block: Block | None, error: BaseException | None) -> None:
+    def _loaded(self, cursor: int, block: Block | None, error: BaseException | None) -> None:
         self._reading = False
         if self.closed:
             return
@@ -297,7 +300,7 @@ class Channel:
             self.topic.broker.later(self.wake)
             return
         # The channel may have been emptied while the disk was read.
-        if not self.window.loaded and block.end > self.window.cursor:
+        if not self.window.loaded and self.window.cursor == cursor:
             self._take_block(block)
         self.wake()
 

@@ -174,7 +174,7 @@ class Topic(BaseTopic):
         self.held_count = 0
         self.void_stamp = self.broker.stamp()
         self.broker.deferred.purge(self.instance, self.void_stamp)
-        self.write_progress()
+        self._add_progress()
         return self.save()
 
     # ---- journal
@@ -186,7 +186,7 @@ class Topic(BaseTopic):
         if channel.ephemeral:
             return settled()
         self.keeper.add(self._channel_record(channel, channel.window.low))
-        self.write_progress()
+        self._add_progress()
         return self.save()
 
     def save(self) -> Ticket:
@@ -196,6 +196,10 @@ class Topic(BaseTopic):
 
     def write_progress(self) -> Ticket:
         """Journal what the channels finished since the last time."""
+        self._add_progress()
+        return self.keeper.flush()
+
+    def _add_progress(self) -> None:
         durable = False
         for channel in self.channels.values():
             durable = durable or not channel.ephemeral
@@ -209,13 +213,12 @@ class Topic(BaseTopic):
         if synced_at is not None and synced_at != self._synced_told:
             self._synced_told = synced_at
             self.keeper.add(records.encode_synced(*synced_at))
-        return self.keeper.flush()
 
     def save_exit(self) -> list[Ticket]:
         """Journal the attempts of everything in flight (R11) and sync the log."""
         for channel in self.channels.values():
             channel.window.mark_all()
-        self.write_progress()
+        self._add_progress()
         tickets = [self.keeper.flush(sync=True)]
         if self.log.unsynced_count or not self.writer.idle:
             tickets.append(self.writer.sync())
