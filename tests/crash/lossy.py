@@ -288,6 +288,7 @@ class LossyFiles:
                         names[name] = folder.now[name]
                     else:
                         names.pop(name, None)
+            _one_name_each(folder, names)
         folder.now, folder.synced = dict(names), dict(names)
         for below in names.values():
             if id(below) in seen:
@@ -298,6 +299,18 @@ class LossyFiles:
             else:
                 below.now = bytearray(_surviving(below, mode, chance))
                 below.synced = bytes(below.now)
+
+
+def _one_name_each(folder: _Folder, names: dict[str, _Inode | _Folder]) -> None:
+    """A renamed folder has the old name or the new one; files may have both, folders cannot."""
+    for old, below in folder.synced.items():
+        if isinstance(below, _Folder):
+            found = [name for name, other in names.items() if other is below]
+            if len(found) > 1:
+                del names[old]
+            elif not found:
+                for name in [name for name, other in folder.now.items() if other is below]:
+                    names[name] = below
 
 
 def _surviving(inode: _Inode, mode: str, chance: random.Random) -> bytes:
