@@ -2,14 +2,16 @@
 # run     start the system with its data in ./data
 # test    what .ci/run calls
 # check   ruff and mypy
+# wheel   an installable package in dist/, which needs no compiler; DIST=folder puts it elsewhere
 # bench   the figures of docs/benchmarks.md; BENCH="--quick publish" passes arguments
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DIST := dist
 CORE := $(wildcard src/penstock/core/*.pyx src/penstock/core/*.pxd)
 
-.PHONY: build run test check bench clean
+.PHONY: build run test check wheel bench clean
 
 build: $(VENV)/.core
 
@@ -36,9 +38,14 @@ check: build
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Of an earlier build only the compiled objects are taken over: a module removed since would stay.
+wheel: build
+	if test -d build; then find build -path 'build/lib*' -type f ! -name '*.so' -delete; fi
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w $(DIST) .
+
 bench: build
 	$(BIN)/python -m bench.run $(BENCH)
 
 clean:
-	rm -rf $(VENV) build data src/*.egg-info
+	rm -rf $(VENV) build dist data src/*.egg-info
 	rm -f src/penstock/core/*.c src/penstock/core/*.so

@@ -8,7 +8,8 @@ CORES = os.cpu_count() or 1
 
 setup(
     ext_modules=cythonize(
-        [Extension("*", ["src/penstock/core/*.pyx"], extra_compile_args=["-O3"])],
+        # Without debugging symbols, which would make the wheel six times as large.
+        [Extension("*", ["src/penstock/core/*.pyx"], extra_compile_args=["-O3", "-g0"])],
         nthreads=CORES,
         language_level=3,
         compiler_directives={
