@@ -65,8 +65,11 @@ class Health:
         self._broker.disk.submit(self._try, self._tried)
 
     def _try(self) -> bool:
-        """Blocking: take the reserve and write a small file."""
+        """Blocking: take the reserve, look for room beside it and write a small file."""
         if not self.reserve.hold():
+            return False
+        room_size = self._broker.files.free_size(self._broker.data.own)
+        if self.error is not None and is_full(self.error) and room_size < self.reserve.size // 4:
             return False
         probe = f"{self._broker.data.own}/probe"
         self._broker.files.write_new(probe, b"penstock\n")

@@ -14,7 +14,7 @@ class Reserve:
     def __init__(self, files: Files, path: str, size: int = RESERVE_SIZE) -> None:
         self._files = files
         self._path = path
-        self._size = size
+        self.size = size
         self.held = size == 0
 
     def hold(self) -> bool:
@@ -22,7 +22,7 @@ class Reserve:
         if self.held:
             return True
         try:
-            self._files.allocate(self._path, self._size)
+            self._files.allocate(self._path, self.size)
         except OSError:
             # A reserve that is not whole is worth less than the bytes it takes from others.
             self._files.unlink(self._path)
@@ -32,6 +32,6 @@ class Reserve:
 
     def free(self) -> None:
         """Give the space back to the file system.  Blocking."""
-        if self._size:
+        if self.size:
             self.held = False
             self._files.unlink(self._path)

@@ -1,0 +1,68 @@
+"""What the broker does on bad days of the disk."""
+
+from __future__ import annotations
+
+import errno
+
+from tests.crash.lossy import LossyFiles
+from tests.engine import SECOND, Client, Engine
+
+
+def test_a_queue_beyond_the_memory_limit_goes_on_as_before() -> None:
+    """S4-2: the limit changes a figure of /stats, nothing else."""
+    engine = Engine(mem_queue_size=10)
+    client = Client(engine, "t", "c", ready_count=0)
+    engine.settle()
+    for number in range(25):
+        assert engine.publish("t", b"%d" % number) is None
+    assert (client.channel.depth, client.channel.backend_depth) == (25, 15)
+    client.ready(25)
+    engine.settle()
+    assert [received.body for received in client.take()] == [b"%d" % n for n in range(25)]
+
+
+def test_a_failing_disk_refuses_publishes_and_shows_it() -> None:
+    """S4-2, R8: the error reaches the producer and /ping; consumers go on."""
+    files = LossyFiles()
+    engine = Engine(files)
+    client = Client(engine, "t", "c", ready_count=10)
+    engine.publish("t", b"before")
+    files.fail("append", errno.EIO)
+    error = engine.publish("t", b"lost")
+    assert isinstance(error, OSError)
+    assert not engine.broker.healthy and engine.broker.health.startswith("NOK - ")
+    assert [received.body for received in client.inbox] == [b"before"]
+    assert client.finish(client.take()[0].index) == 0
+
+
+def test_health_returns_when_writing_works_again() -> None:
+    """R8: by a probe, though nobody publishes."""
+    files = LossyFiles()
+    engine = Engine(files)
+    engine.publish("t", b"one")
+    files.fail("append", errno.EIO)
+    assert engine.publish("t", b"two") is not None
+    engine.advance(3 * SECOND)
+    assert engine.broker.healthy
+    assert engine.publish("t", b"three") is None
+    assert sorted(engine.logged("t").values()) == [b"one", b"three"]
+
+
+def test_a_full_disk_keeps_room_for_finishing() -> None:
+    """R8: the reserve is freed for journals, publishes are refused until it is back."""
+    files = LossyFiles(space=400_000)
+    engine = Engine(files, max_bytes_per_file=50_000)
+    client = Client(engine, "t", "c", ready_count=2500)
+    engine.settle()
+    sent = 0
+    while engine.publish("t", bytes(1000)) is None:
+        sent += 1
+        assert sent < 1000, "the disk never fills"
+    engine.advance(SECOND)
+    assert not engine.broker.healthy
+    assert len(client.inbox) == sent
+    for received in client.take():
+        assert client.finish(received.index) == 0
+    engine.advance(10 * SECOND)
+    assert engine.broker.healthy
+    assert engine.publish("t", b"again") is None
