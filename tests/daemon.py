@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -144,6 +145,11 @@ class Daemon:
         return self._process.pid
 
     @property
+    def https_port(self) -> int:
+        """There is one if the options name a certificate."""
+        return self._listening_port("HTTPS")
+
+    @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
@@ -230,9 +236,14 @@ class Daemon:
         target: str,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> Reply:
-        """Make one HTTP request on a connection of its own."""
+        """Make one HTTP request on a connection of its own, an HTTPS one if ``tls`` is given."""
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, REPLY_SECONDS_MAX)
+        if tls is not None:
+            connection = http.client.HTTPSConnection(
+                "127.0.0.1", self.https_port, timeout=REPLY_SECONDS_MAX, context=tls
+            )
         try:
             connection.request(method, target, body, headers or {})
             response = connection.getresponse()

@@ -76,12 +76,16 @@ class Tls:
     def receive(self, data: bytes) -> bytes:
         """Return what ``data`` completes.  Raises StreamError."""
         incoming, session = self._incoming, self._session
+        if self.ended:
+            return b""
         incoming.write(data)
         clear: list[bytes] = []
         try:
             # A record at a time; asking once more would only cost an exception.
-            while incoming.pending or session.pending():
-                clear.append(session.read(_READ_SIZE))
+            while not self.ended and (incoming.pending or session.pending()):
+                record = session.read(_READ_SIZE)
+                clear.append(record)
+                self.ended = not record
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
