@@ -8,7 +8,7 @@ CORES = os.cpu_count() or 1
 
 setup(
     ext_modules=cythonize(
-        # Without debugging symbols, which would make the wheel six times as large.
+        # Without debugging symbols, which would make the wheel four times as large.
         [Extension("*", ["src/penstock/core/*.pyx"], extra_compile_args=["-O3", "-g0"])],
         nthreads=CORES,
         language_level=3,
