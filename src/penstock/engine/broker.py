@@ -18,7 +18,6 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from penstock.core.appender import Appender
@@ -95,7 +94,7 @@ class Broker:
             disk,
             clock,
             void_before=self._void_before,
-            dirty=self._turn_soon,
+            dirty=self._deferred_changed,
             wake=self._fire_soon,
             sync_every=options.sync_every,
             memory_count_max=options.mem_queue_size,
@@ -115,10 +114,12 @@ class Broker:
         self._unsynced: set[Topic] = set()
         self._used: set[Topic] = set()
         self._deferred_sync_ns = 0
+        self._deferred_dirty = False
         self._turn_asked = False
+        self._tick_asked = False
+        self._arm_wanted = False
         self._timer: Timer | None = None
         self._timer_ns = NEVER_NS
-        self._rounds: list[Timer] = []
 
     # ---- what others ask
 
@@ -274,9 +275,9 @@ class Broker:
         if topic.ephemeral:
             # Past the bound it is dropped, as an ephemeral topic drops.
             self.deferred.defer_memory(topic.name, topic.instance, body, now_ns, due_ns, stamp)
-            self._arm()
+            self._deferred_changed()
             return settled()
-        self._turn_soon()
+        self._deferred_changed()
         accepted = self.deferred.defer(topic.name, topic.instance, body, now_ns, due_ns, stamp)
         # The topic must be there when the message is due, so its creation is waited for too.
         return accepted if topic.created.done else after(accepted, topic.created)
@@ -285,8 +286,14 @@ class Broker:
         topic = self._by_instance.get(instance)
         return FOREVER if topic is None else topic.void_stamp
 
+    def _deferred_changed(self) -> None:
+        self._deferred_dirty = True
+        self._turn_soon()
+
     def _fire_soon(self) -> None:
-        self.turns.soon(self._tick)
+        if not self._tick_asked:
+            self._tick_asked = True
+            self.turns.soon(self._tick)
 
     def _fire_deferred(self) -> None:
         wall_ns = self.clock.wall_ns()
@@ -315,6 +322,7 @@ class Broker:
 
     def watch(self, channel: Channel) -> None:
         if self.scan.watch(channel):
+            self._arm_wanted = True
             self._turn_soon()
 
     def _turn_soon(self) -> None:
@@ -327,25 +335,33 @@ class Broker:
         dirty, self._dirty = self._dirty, []
         for topic in dirty:
             self._guard(topic.name, topic.flush)
+        if self._deferred_dirty:
+            self._flush_deferred()
         now_ns = self.clock.monotonic_ns()
+        for _ in range(min(len(self._woken), PUMP_COUNT_MAX)):
+            channel = self._woken.popleft()
+            self._guard(channel.name, channel.pump, now_ns)
+        if self._woken:
+            self._turn_soon()
+        if self._arm_wanted:
+            self._arm()
+
+    def _flush_deferred(self) -> None:
+        self._deferred_dirty = False
+        self._arm_wanted = True
         self.deferred.flush()
+        now_ns = self.clock.monotonic_ns()
         if (
             self.deferred.unsynced_count >= self.options.sync_every
             and now_ns - self._deferred_sync_ns >= SYNC_SPACING_NS
         ):
             self._deferred_sync_ns = now_ns
             self.deferred.sync()
-        for _ in range(min(len(self._woken), PUMP_COUNT_MAX)):
-            channel = self._woken.popleft()
-            self._guard(f"{channel.topic.name}:{channel.name}", partial(channel.pump, now_ns))
-        if self._woken:
-            self._turn_soon()
-        self._arm()
 
-    def _guard(self, what: str, call: Callable[[], None]) -> None:
+    def _guard(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
         """A defect in one topic must not stop the others."""
         try:
-            call()
+            call(*arguments)
         except Exception:
             log.exception("%s: unexpected", what)
 
@@ -353,14 +369,17 @@ class Broker:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = NEVER_NS
+        self._tick_asked = False
         if self.exiting:
             return
-        self.scan.run()
-        self._fire_deferred()
+        self._arm_wanted = True
+        self._guard("scan", self.scan.run)
+        self._guard("deferred", self._fire_deferred)
         self._turn()
 
     def _arm(self) -> None:
         """Set the timer to what is due next."""
+        self._arm_wanted = False
         next_ns = self.scan.next_ns
         due_ns = self.deferred.next_due_ns
         if due_ns < NEVER_NS:
@@ -380,12 +399,13 @@ class Broker:
         self._every(JOURNAL_INTERVAL_NS, self._journal_round)
         self._every(self.options.sync_timeout_ns, self._sync_round)
         self._every(UPKEEP_INTERVAL_NS, self._upkeep_round)
+        self._arm_wanted = True
         self._turn_soon()
 
     def _every(self, interval_ns: int, call: Callable[[], None]) -> None:
         def again() -> None:
             if not self.exiting:
-                call()
+                self._guard("round", call)
                 self.turns.after(interval_ns, again)
 
         self.turns.after(interval_ns, again)
