@@ -1,0 +1,24 @@
+"""Penstock: an NSQ-compatible message broker, and its client.
+
+    from penstock import Consumer, Producer
+
+The client's modules are loaded when one of their names is first used, so that programs which only
+want the broker, or a version, do not pay for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.client import Config, Consumer, Message, Producer
+
+__all__ = ["Config", "Consumer", "Message", "Producer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module("penstock.client"), name)

@@ -5,6 +5,12 @@
     ├── StreamError       bytes of an encrypted or compressed stream that make no sense
     ├── AuthError         an auth server cannot be asked, or answers nonsense
     ├── OptionError       a flag, environment variable or config file is wrong
+    ├── ClientError       what a program that uses Penstock's client meets
+    │   ├── RefusedError         nsqd answered with an error: a wire code and a text
+    │   ├── NotConnectedError    no nsqd could be reached in time; nothing was sent
+    │   ├── UnknownOutcomeError  the connection was lost before the answer: stored or not
+    │   ├── StoppedError         the producer or consumer was stopped
+    │   └── DiscoveryError       nsqlookupd cannot be asked, or answers nonsense
     ├── LoadError         a load generator's run cannot go on
     └── StorageError      a file cannot be used as it is
         ├── CorruptError  bytes that were once good are not any more
@@ -41,6 +47,35 @@ class AuthError(PenstockError):
 
 class OptionError(PenstockError):
     """A setting is unknown or outside its range; the text names it and what is allowed."""
+
+
+class ClientError(PenstockError):
+    """A producer or consumer cannot do what it was asked to."""
+
+
+class RefusedError(ClientError):
+    """nsqd answered with an error; ``code`` is its first word, such as ``E_BAD_TOPIC``."""
+
+    def __init__(self, code: str, text: str = "") -> None:
+        super().__init__(f"{code} {text}" if text else code)
+        self.code = code
+        self.text = text
+
+
+class NotConnectedError(ClientError):
+    """No nsqd could be reached in time.  What was to be published was not sent."""
+
+
+class UnknownOutcomeError(ClientError):
+    """The connection was lost between a publish and its answer: it may be stored, or not."""
+
+
+class StoppedError(ClientError):
+    """The producer or consumer was stopped."""
+
+
+class DiscoveryError(ClientError):
+    """An nsqlookupd cannot be asked, or what it answers makes no sense."""
 
 
 class LoadError(PenstockError):

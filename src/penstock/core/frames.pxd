@@ -6,6 +6,8 @@ cdef class Message:
     cdef readonly uint16_t attempts
     cdef readonly bytes id
     cdef readonly bytes body
+    cdef public object owner
+    cdef public unsigned char state
 
 
 cdef class Reply:
@@ -34,6 +36,7 @@ cdef class Pile:
 cdef class FrameReader:
     cdef readonly Py_ssize_t frame_size_max
     cdef readonly object error
+    cdef public object owner
     cdef Pile held
     cdef list frames
     cdef Pile commands

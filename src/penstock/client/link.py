@@ -1,0 +1,96 @@
+"""Keeps one address connected.
+
+    connect --ok--> use it until it is lost --> wait --> connect ...
+            --no--------------------------------^
+                    reconnect_delay x 2^failures, at most max_reconnect_delay, half of it random
+
+The random half keeps a thousand clients from coming back in the same moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from penstock.client.config import Config
+from penstock.client.connection import Connection
+from penstock.errors import PenstockError
+
+log = logging.getLogger("penstock.client")
+
+STEADY_S = 1.0
+
+
+def reconnect_delay_s(config: Config, failure_count: int, chance: float) -> float:
+    """How long to wait after ``failure_count`` failures in a row; ``chance`` is in [0, 1)."""
+    longest_s = config.reconnect_delay * 2.0 ** min(failure_count, 40)
+    return min(longest_s, config.max_reconnect_delay) * (0.5 + 0.5 * chance)
+
+
+class Link:
+    """One address.  ``opened`` takes a connection into use; ``wanted`` says whether to go on."""
+
+    def __init__(
+        self,
+        address: str,
+        config: Config,
+        opened: Callable[[Connection], None],
+        wanted: Callable[[], bool] = lambda: True,
+        failed: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self.address = address
+        self.tried = asyncio.Event()  # the first attempt is over
+        self._config = config
+        self._opened = opened
+        self._wanted = wanted
+        self._failed = failed
+        self._hurry = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    @property
+    def done(self) -> bool:
+        return self._task.done()
+
+    def hurry(self) -> None:
+        """Do not wait out the current delay."""
+        self._hurry.set()
+
+    async def stop(self) -> None:
+        """End; a connection in use stays."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _keep(self) -> None:
+        failure_count = 0
+        while True:
+            try:
+                connection = await Connection.open(self.address, self._config)
+            except (PenstockError, OSError) as error:
+                log.warning("nsqd=%s: %s", self.address, error)
+                self._failed(error)
+                self.tried.set()
+            else:
+                log.info("nsqd=%s: connected", self.address)
+                since_s = asyncio.get_running_loop().time()
+                self._opened(connection)
+                self.tried.set()
+                await asyncio.shield(connection.closed)
+                # One that nsqd refuses as soon as it is up has failed as well.
+                if asyncio.get_running_loop().time() - since_s > STEADY_S:
+                    failure_count = 0
+            if not self._wanted():
+                return
+            await self._wait(reconnect_delay_s(self._config, failure_count, random.random()))
+            failure_count += 1
+            if not self._wanted():
+                return
+
+    async def _wait(self, delay_s: float) -> None:
+        self._hurry.clear()
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,382 @@
+"""Publishing to one nsqd or several.
+
+    async with Producer("127.0.0.1:4150") as producer:
+        await producer.publish("orders", b"...")                  # stored when it returns
+        await producer.publish("orders", b"...", delay=60)
+        await producer.publish_many("orders", [b"...", b"..."])   # one MPUB: all or none
+        stored = await producer.send("orders", b"...")            # waits for room only
+        await stored                                              # .. and this for the answer
+
+Rule 1: publishes are pipelined: each goes out in the turn it is made, whatever is unanswered.
+Rule 2: ``max_pending_size`` bounds the bytes that wait for an answer; beyond it, publishers wait.
+Rule 3: with several nsqds, publishes take turns over those connected; when one is lost, refuses to
+        store or does not answer, its publishes go to another.
+Rule 4: when it is not known whether a try was stored, it is tried again (a message may come twice),
+        or, with ``retry_unknown=False``, reported as UnknownOutcomeError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from penstock.client.config import Config, make_context
+from penstock.client.connection import Connection, parse_address
+from penstock.client.link import Link
+from penstock.client.publication import Encoder, Gathering, Pipe, Publication, checked
+from penstock.errors import (
+    NotConnectedError,
+    OptionError,
+    RefusedError,
+    StoppedError,
+    UnknownOutcomeError,
+)
+
+log = logging.getLogger("penstock.client")
+
+Body = bytes | bytearray | memoryview
+
+# nsqd could not store it (disk full, leaving); another one may, or the same a little later.
+STORING_FAILED = frozenset(("E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"))
+
+
+class Producer:
+    """A producer for ``nsqd_tcp_addresses``; connects at the first publish, or with ``start``."""
+
+    def __init__(
+        self,
+        nsqd_tcp_addresses: Sequence[str] | str,
+        *,
+        config: Config | None = None,
+        **options: object,
+    ) -> None:
+        self.config = Config.of(config, **options)
+        given = nsqd_tcp_addresses
+        split = given.split(",") if isinstance(given, str) else given
+        self._addresses = [address.strip() for address in split if address.strip()]
+        if not self._addresses:
+            raise OptionError("a producer needs nsqd_tcp_addresses")
+        for address in self._addresses:
+            try:
+                parse_address(address)
+            except NotConnectedError as error:
+                raise OptionError(str(error)) from None
+        self._encoder = Encoder()
+        self._links: list[Link] = []
+        self._pipes: list[Pipe] = []
+        self._turn = 0
+        self._waiting: deque[Publication] = deque()  # for a connection
+        self._queue: deque[tuple[asyncio.Future[None], int]] = deque()  # for room
+        self._pending_size = 0
+        self._gatherings: dict[str, Gathering] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+        self._last_error: Exception | None = None
+        self._empty: asyncio.Event = asyncio.Event()
+        self._stopped = False
+
+    # Life
+
+    async def start(self) -> None:
+        """Connect; NotConnectedError if no nsqd can be reached at all."""
+        self._connect()
+        news = [asyncio.ensure_future(link.tried.wait()) for link in self._links]
+        try:
+            while not self._pipes and news:
+                _, rest = await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+                news = list(rest)
+        finally:
+            for each in news:
+                each.cancel()
+        if not self._pipes:
+            await self.stop()
+            raise NotConnectedError(
+                f"no nsqd can be reached: {self._last_error or 'all connections were lost'}"
+            )
+
+    def _connect(self) -> None:
+        if self._stopped:
+            raise StoppedError("the producer is stopped")
+        if not self._links:
+            self._loop = asyncio.get_running_loop()
+            if self.config.tls_v1:
+                self.config = self.config.replace(tls_context=make_context(self.config))
+            self._links = [
+                Link(address, self.config, self._opened, failed=self._failed)
+                for address in self._addresses
+            ]
+
+    async def stop(self) -> None:
+        """Wait for all answers (``stop_timeout`` at most) and disconnect; permanent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        for topic in list(self._gatherings):
+            self._send_gathered(topic)
+        try:
+            async with asyncio.timeout(self.config.stop_timeout):
+                while self._pending_size:
+                    self._empty.clear()
+                    await self._empty.wait()
+        except TimeoutError:
+            log.warning("producer: stopped with %d bytes unanswered", self._pending_size)
+        await asyncio.gather(*(link.stop() for link in self._links))
+        await asyncio.gather(*(pipe.connection.close() for pipe in list(self._pipes)))
+        if self._sweep is not None:
+            self._sweep.cancel()
+        while self._waiting:
+            publication = self._waiting.popleft()
+            stopped = StoppedError("the producer was stopped")
+            self._settle(publication, self._outcome(publication, stopped))
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    @property
+    def connections(self) -> list[str]:
+        """The nsqds it is connected to."""
+        return [pipe.address for pipe in self._pipes]
+
+    @property
+    def pending_size(self) -> int:
+        """Bytes that wait for an answer."""
+        return self._pending_size
+
+    # Publishing
+
+    async def publish(self, topic: str, body: Body, *, delay: float = 0.0) -> None:
+        """Publish a message, to be delivered after ``delay`` seconds; returns when it is stored."""
+        await (await self.send(topic, body, delay=delay))
+
+    async def publish_many(self, topic: str, bodies: Sequence[Body]) -> None:
+        """Publish all of ``bodies`` or none, in one MPUB."""
+        await (await self.send_many(topic, bodies))
+
+    async def send(self, topic: str, body: Body, *, delay: float = 0.0) -> asyncio.Future[None]:
+        """Send a message as soon as there is room; the future is done when it is stored."""
+        if not self._links or self._stopped:
+            self._connect()
+        if body.__class__ is not bytes or not body:
+            body = checked(body)
+        size = len(body)
+        if self._queue or self._pending_size + size > self.config.max_pending_size:
+            await self._wait_for_room(size)
+        self._pending_size += size
+        future: asyncio.Future[None] = self._loop.create_future()
+        try:
+            if delay:
+                command = self._encoder.deferred(topic, _milliseconds(delay), body)
+            elif self.config.batch_publish_count:
+                self._gather(topic, body, future)
+                return future
+            else:
+                command = self._encoder.one(topic, body)
+        except BaseException:
+            self._release(size)
+            raise
+        self._submit(command, size, [future])
+        return future
+
+    async def send_many(self, topic: str, bodies: Sequence[Body]) -> asyncio.Future[None]:
+        """As `send`, for several messages in one MPUB."""
+        if not self._links or self._stopped:
+            self._connect()
+        if not bodies:
+            raise RefusedError("E_BAD_BODY", "MPUB invalid message count 0")
+        command = self._encoder.many(topic, [checked(body) for body in bodies])
+        size = len(command)
+        await self._wait_for_room(size)
+        self._pending_size += size
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._submit(command, size, [future])
+        return future
+
+    def _submit(self, command: bytes, size: int, futures: list[asyncio.Future[None]]) -> None:
+        config = self.config
+        now_s = self._loop.time()
+        publication = Publication(
+            command, size, futures, config.publish_retries, now_s + config.publish_timeout
+        )
+        self._dispatch(publication, now_s)
+        if self._sweep is None:
+            self._arm_sweep()
+
+    def _dispatch(self, publication: Publication, now_s: float) -> None:
+        """Put it on the next connection's pipe, or keep it until there is one."""
+        pipes = self._pipes
+        for _ in range(len(pipes)):
+            self._turn += 1
+            pipe = pipes[self._turn % len(pipes)]
+            if not pipe.ended:
+                pipe.write(publication, now_s)
+                return
+        self._waiting.append(publication)
+
+    # Room
+
+    async def _wait_for_room(self, size: int) -> None:
+        """Until ``size`` more bytes may be on their way; a message beyond all limits goes alone."""
+        while self._pending_size and (
+            self._queue or self._pending_size + size > self.config.max_pending_size
+        ):
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._queue.append((future, size))
+            try:
+                await future
+            except asyncio.CancelledError:
+                self._make_room()
+                raise
+            if self._pending_size + size <= self.config.max_pending_size:
+                break
+        if self._stopped:
+            raise StoppedError("the producer was stopped")
+
+    def _release(self, size: int) -> None:
+        self._pending_size -= size
+        if self._queue:
+            self._make_room()
+        if not self._pending_size:
+            self._empty.set()
+
+    def _make_room(self) -> None:
+        room = self.config.max_pending_size - self._pending_size
+        while self._queue:
+            future, size = self._queue[0]
+            if future.done():
+                self._queue.popleft()
+                continue
+            if size > room and self._pending_size:
+                break
+            self._queue.popleft()
+            future.set_result(None)
+            room -= size
+            if room <= 0:
+                break
+
+    # Gathering
+
+    def _gather(self, topic: str, body: bytes, future: asyncio.Future[None]) -> None:
+        self._encoder.head(topic)
+        config = self.config
+        gathering = self._gatherings.get(topic)
+        if gathering is None:
+            gathering = self._gatherings[topic] = Gathering(
+                self._loop, config.batch_publish_timeout, lambda: self._send_gathered(topic)
+            )
+        gathering.add(body, future)
+        full = gathering.size >= config.batch_publish_size
+        if full or len(gathering.bodies) >= config.batch_publish_count:
+            self._send_gathered(topic)
+
+    def _send_gathered(self, topic: str) -> None:
+        gathering = self._gatherings.pop(topic)
+        gathering.end()
+        bodies = gathering.bodies
+        if len(bodies) == 1:
+            command = self._encoder.one(topic, bodies[0])
+        else:
+            command = self._encoder.many(topic, bodies)
+        self._submit(command, gathering.size - 4 * len(bodies), gathering.futures)
+
+    # Connections and outcomes
+
+    def _opened(self, connection: Connection) -> None:
+        pipe = Pipe(self, connection)
+        self._pipes.append(pipe)
+        connection.use(pipe)
+        now_s = self._loop.time()
+        while self._waiting:
+            pipe.write(self._waiting.popleft(), now_s)
+
+    def _failed(self, error: Exception) -> None:
+        self._last_error = error
+
+    def stored(self, publications: Sequence[Publication]) -> None:
+        size = 0
+        for publication in publications:
+            size += publication.size
+            publication.settle()
+        self._release(size)
+
+    def refused(self, publication: Publication, error: RefusedError) -> None:
+        if error.code in STORING_FAILED and publication.retries:
+            self._retry(publication, error)
+        else:
+            self._settle(publication, error)
+
+    def unanswered(self, pipe: Pipe, error: Exception | None) -> None:
+        """A pipe was lost: its publications go to others."""
+        self._pipes.remove(pipe)
+        if not self._stopped:
+            log.warning("nsqd=%s: disconnected: %s", pipe.address, error or "closed by nsqd")
+        pending, pipe.pending = pipe.pending, deque()
+        now_s = self._loop.time()
+        for publication in pending:
+            if pipe.ended:
+                self._dispatch(publication, now_s)
+            else:
+                publication.unknown = True
+                self._retry(publication, error)
+
+    def _retry(self, publication: Publication, error: Exception | None) -> None:
+        now_s = self._loop.time()
+        spent = not publication.retries or now_s >= publication.deadline_s
+        if spent or (publication.unknown and not self.config.retry_unknown):
+            self._settle(publication, self._outcome(publication, error))
+        else:
+            publication.retries -= 1
+            self._dispatch(publication, now_s)
+
+    def _outcome(self, publication: Publication, error: Exception | None) -> Exception:
+        if publication.unknown:
+            return UnknownOutcomeError(
+                f"the connection was lost before the answer ({error or 'closed by nsqd'}): "
+                "the message may be stored, or not"
+            )
+        return error or NotConnectedError("no nsqd can be reached")
+
+    def _settle(self, publication: Publication, error: Exception) -> None:
+        publication.settle(error)
+        self._release(publication.size)
+
+    def _arm_sweep(self) -> None:
+        shortest_s = min(self.config.response_timeout, self.config.publish_timeout)
+        self._sweep = self._loop.call_later(min(1.0, shortest_s / 4), self._look)
+
+    def _look(self) -> None:
+        """Cut connections that do not answer, and give up what waited too long for one."""
+        now_s = self._loop.time()
+        for pipe in list(self._pipes):
+            if pipe.overdue(now_s, self.config.response_timeout):
+                waited_s = self.config.response_timeout
+                pipe.connection.abort(
+                    NotConnectedError(f"{pipe.address}: no answer to a publish in {waited_s:g} s")
+                )
+        for _ in range(len(self._waiting)):
+            publication = self._waiting.popleft()
+            if now_s < publication.deadline_s:
+                self._waiting.append(publication)
+                continue
+            reason = f"no nsqd could be reached in time: {self._last_error or 'connection lost'}"
+            self._settle(publication, self._outcome(publication, NotConnectedError(reason)))
+        self._sweep = None
+        if self._pending_size:
+            self._arm_sweep()
+
+
+def _milliseconds(delay: float) -> int:
+    if delay < 0:
+        raise RefusedError("E_INVALID", f"DPUB could not parse timeout {delay:g}")
+    return round(delay * 1000)

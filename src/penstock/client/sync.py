@@ -1,0 +1,250 @@
+"""Producers and consumers for programs without asyncio.
+
+    from penstock.client import sync
+
+    with sync.Producer("127.0.0.1:4150") as producer:
+        producer.publish("orders", b"...")
+
+    with sync.Consumer("orders", "email", nsqd_tcp_addresses="127.0.0.1:4150") as consumer:
+        for message in consumer:            # finished when the next one is asked for
+            ...
+
+The work is done by a loop in a thread of its own, so heartbeats are answered however long the
+program takes.  Methods may be called from any thread.  What fails raises what the asyncio classes
+raise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvloop
+
+from penstock.client import consumer as consumers
+from penstock.client import producer as producers
+from penstock.client.config import Config
+from penstock.client.message import Message
+from penstock.client.producer import Body
+from penstock.client.runner import fail
+from penstock.errors import StoppedError
+
+T = TypeVar("T")
+
+
+class Background:
+    """A loop in a daemon thread."""
+
+    def __init__(self, name: str) -> None:
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        if self.loop.is_closed() or not self._thread.is_alive():
+            work.close()
+            raise StoppedError("it was stopped")
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` there and wait for its result here; Ctrl-C ends both."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def end(self) -> None:
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+
+
+class Stoppable:
+    """``with`` and ``stop`` of both classes below."""
+
+    _background: Background | None = None
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class Producer(Stoppable):
+    """As `penstock.Producer`, blocking."""
+
+    def __init__(
+        self,
+        nsqd_tcp_addresses: Sequence[str] | str,
+        *,
+        config: Config | None = None,
+        **options: object,
+    ) -> None:
+        self._producer = producers.Producer(nsqd_tcp_addresses, config=config, **options)
+        self._stopped = False
+
+    def start(self) -> None:
+        if self._stopped:
+            raise StoppedError("the producer was stopped")
+        if self._background is None:
+            self._background = Background("penstock-producer")
+            try:
+                self._background.wait(self._producer.start())
+            except BaseException:
+                self.stop()
+                raise
+
+    def publish(self, topic: str, body: Body, *, delay: float = 0.0) -> None:
+        """Publish a message; returns when it is stored."""
+        self._loop().wait(self._producer.publish(topic, body, delay=delay))
+
+    def publish_many(self, topic: str, bodies: Sequence[Body]) -> None:
+        """Publish all of ``bodies`` or none, in one MPUB."""
+        self._loop().wait(self._producer.publish_many(topic, bodies))
+
+    def send(
+        self, topic: str, body: Body, *, delay: float = 0.0
+    ) -> concurrent.futures.Future[None]:
+        """Publish without waiting; the future's ``result()`` waits."""
+        return self._loop().submit(self._producer.publish(topic, body, delay=delay))
+
+    def stop(self) -> None:
+        """Wait for all answers and disconnect; permanent."""
+        background, self._background, self._stopped = self._background, None, True
+        if background is not None:
+            try:
+                background.wait(self._producer.stop())
+            finally:
+                background.end()
+
+    def _loop(self) -> Background:
+        if self._background is None:
+            self.start()
+        assert self._background is not None
+        return self._background
+
+
+class Consumer(Stoppable):
+    """As `penstock.Consumer`, with the messages handled on the calling thread."""
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd_tcp_addresses: Sequence[str] | str = (),
+        lookupd_http_addresses: Sequence[str] | str = (),
+        give_up: consumers.GiveUp | None = None,
+        config: Config | None = None,
+        **options: object,
+    ) -> None:
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._left: Message | None = None
+        self._stopped = False
+        self._consumer = consumers.Consumer(
+            topic,
+            channel,
+            self._take,
+            nsqd_tcp_addresses=nsqd_tcp_addresses,
+            lookupd_http_addresses=lookupd_http_addresses,
+            give_up=give_up,
+            config=Config.of(config, **options),
+        )
+
+    @property
+    def stats(self) -> consumers.Stats:
+        return self._consumer.stats
+
+    def _take(self, message: Message) -> None:
+        message.enable_async()
+        if self._stopped:
+            message.requeue(0.0, backoff=False)
+        else:
+            self._messages.put(message)
+
+    def start(self) -> None:
+        if self._stopped:
+            raise StoppedError("the consumer was stopped")
+        if self._background is None:
+            self._background = Background("penstock-consumer")
+            self._background.wait(self._consumer.start())
+
+    def get(self, timeout: float | None = None) -> Message | None:
+        """The next message, to be answered by the caller; None if the time is over, or stopped."""
+        self.start()
+        while True:
+            try:
+                message = self._messages.get(timeout=timeout)
+            except queue.Empty:
+                return None
+            if message is None:
+                self._messages.put(None)  # for whoever else waits
+                return None
+            if not message.owner.closed:
+                return message
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages; each is finished when the next one is asked for."""
+        while (message := self.get()) is not None:
+            try:
+                yield message
+            except GeneratorExit:
+                # The loop was left: the program may still answer, until it stops the consumer.
+                self._left = message
+                raise
+            message.finish()
+
+    def run(self, handler: Callable[[Message], object]) -> None:
+        """Call ``handler`` for each message, on this thread, until `stop` is called elsewhere."""
+        while (message := self.get()) is not None:
+            try:
+                result = handler(message)
+            except Exception as error:
+                fail(message, error)
+            else:
+                message.requeue() if result is False else message.finish()
+
+    def stop(self) -> None:
+        """Hand back what nobody has begun, wait for what is being handled, disconnect."""
+        if self._stopped:
+            return
+        self._stopped = True
+        background, self._background = self._background, None
+        waiting = [self._left]
+        while not self._messages.empty():
+            waiting.append(self._messages.get())
+        for message in waiting:
+            if message is not None:
+                message.requeue(0.0, backoff=False)
+        self._messages.put(None)
+        if background is not None:
+            try:
+                background.wait(self._consumer.stop())
+            finally:
+                background.end()
