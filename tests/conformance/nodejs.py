@@ -26,7 +26,7 @@ class NodeMissing(Exception):
 def install() -> Path:
     """Install what the lock file names, unless it is there; return the folder."""
     lock = (SOURCE / "package-lock.json").read_bytes()
-    stamp = FOLDER / "installed-lock.json"
+    stamp = FOLDER / "installed-whole.json"
     if stamp.exists() and stamp.read_bytes() == lock and shutil.which("node"):
         return FOLDER
     if not (shutil.which("node") and shutil.which("npm")):
@@ -34,8 +34,8 @@ def install() -> Path:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in ("package.json", "package-lock.json"):
         shutil.copy(SOURCE / name, FOLDER / name)
-    # The optional package of nsqjs (snappy) wants a compiler.
-    _run("npm", "ci", "--omit=optional", "--no-audit", "--no-fund", cwd=FOLDER)
+    # With what nsqjs calls optional, which is snappy.
+    _run("npm", "ci", "--no-audit", "--no-fund", cwd=FOLDER)
     stamp.write_bytes(lock)
     return FOLDER
 

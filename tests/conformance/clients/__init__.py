@@ -1,6 +1,8 @@
 """Other people's clients, each in a process of its own that a test talks to.
 
-A driver is started with nsqd's port and speaks lines of JSON:
+A driver is started with nsqd's port and, as a JSON object, how to secure the connection (``ca``:
+the path of an authority for TLS; ``snappy`` and ``deflate``: true; ``secret``: for AUTH).  It
+speaks lines of JSON:
 
     in    {"do": "subscribe", "topic", "channel", "ready", "timeout_ms"}
           {"do": "publish", "topic", "bodies"}             one body: PUB, several: MPUB

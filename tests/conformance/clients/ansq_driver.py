@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import ansq
+from ansq.tcp.connection import NSQConnection
 from ansq.tcp.types import ConnectionFeatures, ConnectionOptions
 
 HEARTBEAT_MS = 1000
@@ -21,6 +22,22 @@ def options(**features: Any) -> ConnectionOptions:
     return ConnectionOptions(
         features=ConnectionFeatures(heartbeat_interval=HEARTBEAT_MS, **features)
     )
+
+
+def authorize(secret: str) -> None:
+    """AUTH on every connection.
+
+    ansq knows the command, but not when to send it, nor does it note that it was allowed.
+    """
+    identify: Any = NSQConnection.identify
+
+    async def identify_and_auth(self: Any, *args: Any, **fields: Any) -> Any:
+        answer = await identify(self, *args, **fields)
+        await self.auth(secret)
+        self._is_authorized = True
+        return answer
+
+    setattr(NSQConnection, "identify", identify_and_auth)  # noqa: B010
 
 
 class Driver:
@@ -77,7 +94,10 @@ class Driver:
         await self._messages.pop(id).req(delay_ms)
 
 
-async def main(port: str) -> None:
+async def main(port: str, security: str = "{}") -> None:
+    """ansq has no TLS and no compression; ``secret`` is all that can be given."""
+    for secret in json.loads(security).values():
+        authorize(secret)
     driver = Driver(f"127.0.0.1:{port}")
     await driver.connect()
     loop = asyncio.get_running_loop()
@@ -87,4 +107,4 @@ async def main(port: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

@@ -16,10 +16,16 @@ def tell(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
+def secured(ca: str = "", secret: str = "", **compression: bool) -> dict[str, Any]:
+    tls = {"tls_v1": True, "tls_options": {"ca_certs": ca}} if ca else {}
+    return {**tls, **compression, "auth_secret": secret or None}
+
+
 class Driver:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, security: dict[str, Any]) -> None:
         self._address = address
-        self._writer = nsq.Writer([address], heartbeat_interval=HEARTBEAT_S)
+        self._secured = secured(**security)
+        self._writer = nsq.Writer([address], heartbeat_interval=HEARTBEAT_S, **self._secured)
         self._reader: Any = None
         self._messages: dict[str, Any] = {}
 
@@ -37,6 +43,7 @@ class Driver:
             max_tries=1000,
             msg_timeout=timeout_ms / 1000,
             heartbeat_interval=HEARTBEAT_S,
+            **self._secured,
         )
         tell("subscribed")
 
@@ -75,8 +82,8 @@ class Driver:
         self._messages.pop(id).requeue(backoff=False, time_ms=delay_ms)
 
 
-async def main(port: str) -> None:
-    driver = Driver(f"127.0.0.1:{port}")
+async def main(port: str, security: str = "{}") -> None:
+    driver = Driver(f"127.0.0.1:{port}", json.loads(security))
     await driver.connect()
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -85,4 +92,4 @@ async def main(port: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,13 +1,20 @@
 // A driver of nsqjs: its Reader and its Writer.  What it speaks: tests/conformance/clients.
 
+const fs = require('fs')
 const readline = require('readline')
 const nsq = require('nsqjs')
 
 const HEARTBEAT_S = 1
 
 const port = Number(process.argv[2])
+const {ca, secret, ...compression} = JSON.parse(process.argv[3] || '{}')
+const secured = {
+  ...compression,
+  ...(ca ? {tls: true, ca: fs.readFileSync(ca)} : {}),
+  ...(secret ? {authSecret: secret} : {}),
+}
 const messages = new Map()
-const writer = new nsq.Writer('127.0.0.1', port, {heartbeatInterval: HEARTBEAT_S})
+const writer = new nsq.Writer('127.0.0.1', port, {heartbeatInterval: HEARTBEAT_S, ...secured})
 let reader = null
 
 function tell(event, fields = {}) {
@@ -35,6 +42,7 @@ const commands = {
       maxInFlight: ready,
       messageTimeout: timeout_ms,
       heartbeatInterval: HEARTBEAT_S,
+      ...secured,
     })
     reader.on(nsq.Reader.MESSAGE, take)
     reader.on(nsq.Reader.ERROR, (error) => process.stderr.write(`${error}\n`))
