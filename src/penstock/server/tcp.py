@@ -157,7 +157,9 @@ class Connection(Stream):
         if parked is not None:
             self._waiting = False
             self._execute(parked)
-        if not self._waiting:
+            if not self._waiting:
+                self._go_on()
+        elif (self._held or self._ended) and not self._waiting:
             self._go_on()
 
     # ---- the other commands
