@@ -47,25 +47,24 @@ def locality(node: Node, client: Place | None) -> int:
 class NearestFirst:
     """The ready consumers of a channel, nearest first; of the channel's deque it has what is used.
 
-    ``len`` counts those as near as the one taken last: it is they who share with it.
+    ``len`` counts the nearest alone: it is they who share what waits.
     """
 
     def __init__(self) -> None:
         self._queues: tuple[deque[Consumer], ...] = (deque(), deque(), deque())
-        self._last = GLOBAL
 
     def __bool__(self) -> bool:
         return any(self._queues)
 
     def __len__(self) -> int:
-        return len(self._queues[self._last])
+        return len(self._nearest())
 
     def popleft(self) -> Consumer:
-        for near in (ZONE, REGION, GLOBAL):
-            if self._queues[near]:
-                self._last = near
-                return self._queues[near].popleft()
-        raise IndexError("no consumer is ready")
+        return self._nearest().popleft()
+
+    def _nearest(self) -> deque[Consumer]:
+        far, region, zone = self._queues
+        return zone or region or far
 
     def append(self, consumer: Consumer) -> None:
         self._queues[consumer.locality].append(consumer)

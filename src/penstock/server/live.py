@@ -35,7 +35,10 @@ def parse(option: str, text: bytes) -> object:
         if level not in LOG_LEVELS:
             raise ValueError(level)
         return level
-    addresses = json.loads(text)
+    try:
+        addresses = json.loads(text)
+    except RecursionError:
+        raise ValueError("too deep") from None
     if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
         raise ValueError(addresses)
     return tuple(addresses)
