@@ -135,7 +135,7 @@ class Config:
         "Discovery", "1m", "how often nsqlookupd is asked", minimum="10ms", maximum="5m"
     )
     lookupd_poll_jitter: float = number(
-        "Discovery", 0.3, "part of the interval to wait at random, once", minimum=0, maximum=1
+        "Discovery", 0.3, "part of the interval to wait at random, once", minimum=0.0, maximum=1.0
     )
     lookupd_poll_timeout: float = seconds("Discovery", "5s", "time for one answer", minimum="10ms")
 

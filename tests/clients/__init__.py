@@ -1,0 +1,1 @@
+"""Our client against our daemon, through networks that misbehave."""

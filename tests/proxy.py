@@ -1,0 +1,137 @@
+"""A TCP proxy that does to connections what networks do.
+
+    with Proxy(nsqd.tcp_port) as proxy:
+        connect to proxy.address
+        proxy.cut()                 # every connection is reset
+        proxy.stall()               # bytes stop, connections stay; proxy.go_on()
+        proxy.cut_after(5000)       # each connection is reset after about that many bytes
+        proxy.refuse()              # new connections are closed at once; proxy.accept()
+    Proxy(port, piece=3)            # bytes pass three at a time
+
+Each direction of a connection is a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+from types import TracebackType
+from typing import Self
+
+RECEIVE_SIZE = 1 << 16
+
+
+class Proxy:
+    """Passes bytes between its own port and ``port`` on loopback."""
+
+    def __init__(self, port: int, *, piece: int = 0, seed: int = 0) -> None:
+        self.port = port
+        self.piece = piece
+        self.accepted = 0
+        self._choose = random.Random(seed)
+        self._cut_size = 0
+        self._refusing = False
+        self._passing = threading.Event()
+        self._passing.set()
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._refusing = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._passing.set()
+        self.cut()
+
+    def cut(self) -> None:
+        """Reset all connections; bytes on their way are gone."""
+        with self._lock:
+            sockets, self._sockets = self._sockets, set()
+        for sock in sockets:
+            reset(sock)
+
+    def cut_after(self, size: int) -> None:
+        """Reset every later connection after up to ``size`` bytes; 0: no more."""
+        self._cut_size = size
+
+    def stall(self) -> None:
+        self._passing.clear()
+
+    def go_on(self) -> None:
+        self._passing.set()
+
+    def refuse(self) -> None:
+        self._refusing = True
+        self.cut()
+
+    def accept(self) -> None:
+        self._refusing = False
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+                if self._refusing:
+                    reset(near)
+                    continue
+                far = socket.create_connection(("127.0.0.1", self.port), 5)
+            except ConnectionRefusedError:
+                reset(near)
+                continue
+            except OSError:
+                return
+            self.accepted += 1
+            for sock in (near, far):
+                sock.settimeout(None)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._sockets |= {near, far}
+            size = self._choose.randint(1, self._cut_size) if self._cut_size else 0
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(
+                    target=self._pass, args=(source, target, size), daemon=True
+                ).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, size_max: int) -> None:
+        passed = 0
+        try:
+            while data := source.recv(RECEIVE_SIZE):
+                self._passing.wait()
+                if size_max and passed + len(data) >= size_max:
+                    target.sendall(data[: size_max - passed])
+                    reset(source)
+                    reset(target)
+                    return
+                passed += len(data)
+                step = self.piece or len(data)
+                for at in range(0, len(data), step):
+                    target.sendall(data[at : at + step])
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            reset(source)
+            reset(target)
+
+
+def reset(sock: socket.socket) -> None:
+    """Close with RST, so that the peer learns of it at once."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        # A thread may be blocked in recv: shutdown wakes it, close alone does not.
+        sock.shutdown(socket.SHUT_RD)
+    sock.close()
