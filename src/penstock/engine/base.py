@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from penstock.core.appender import Appender
@@ -11,7 +12,7 @@ from penstock.engine.channel import Channel
 from penstock.engine.deferred import Due
 from penstock.engine.latency import OFF, Percentiles, measured
 from penstock.engine.tail import Tail
-from penstock.engine.ticket import Ticket, settled
+from penstock.engine.ticket import Ticket, after, settled
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
@@ -35,12 +36,16 @@ class BaseTopic(ABC):
         self.message_bytes = 0
         self.held_count = 0
         self.created: Ticket = settled()
+        # A new topic stays frozen until the channels that others know of it exist here too: its
+        # first message is then in all of them.
+        self.awaiting_channels = False
+        self.channels_known: Ticket = settled()
         self.tail = Tail(broker.tail_budget)
         self.appender = Appender(name, node_id, first, self._batch_opened)
 
     @property
     def frozen(self) -> bool:
-        return self.paused or not self.channels
+        return self.paused or self.awaiting_channels or not self.channels
 
     @property
     def depth(self) -> int:
@@ -108,9 +113,30 @@ class BaseTopic(ABC):
                 channel.release(start, end, self.held_count)
         self.held_count = 0
 
+    def await_channels(self) -> None:
+        """Hold every message back until ``know_channels``."""
+        self.awaiting_channels = True
+        self.channels_known = Ticket()
+
+    def know_channels(self, names: Iterable[str]) -> None:
+        """These are the channels that others have of this topic: make them, then let go.
+
+        All of them start at the same ``released``, since the topic is frozen until the last.
+        """
+        if not self.awaiting_channels:
+            return
+        known = self.channels_known
+        made = [self.create_channel(name)[1] for name in names]
+        self.awaiting_channels = False
+        self.release()
+        after(*made, self.save()).add(lambda saved: known.settle(saved.error))
+
     def close(self) -> None:
         """Stop for good: refuse publishes and disconnect consumers."""
         self.closed = self.appender.closed = True
+        if self.awaiting_channels:
+            self.awaiting_channels = False
+            self.channels_known.settle(OSError("exiting"))
         self.tail.clear()
         for channel in list(self.channels.values()):
             channel.close()
@@ -153,6 +179,10 @@ class BaseTopic(ABC):
     @abstractmethod
     def frame(self, index: int, wait: bool) -> bytes | None:
         """One message; b"" if it is gone, None if the disk must be waited for."""
+
+    @abstractmethod
+    def save(self) -> Ticket:
+        """Make the topic's own state durable."""
 
     @abstractmethod
     def save_channel(self, channel: Channel) -> Ticket:

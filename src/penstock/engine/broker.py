@@ -104,6 +104,9 @@ class Broker:
         self.registry = Registry(self)
         # Called with a topic or channel that came or went; nsqlookupd is told by it.
         self.on_change: Callable[[BaseTopic | Channel, bool], None] = lambda _what, _exists: None
+        # Asked about a new topic: whether others may know channels of it.  If so, the answer comes
+        # as ``know_channels``, and until then no message flows.
+        self.ask_channels: Callable[[BaseTopic], bool] = lambda _topic: False
         self._by_instance: dict[int, BaseTopic] = {}
         self._random = random.SystemRandom()
         self._stamp = 0
@@ -149,6 +152,7 @@ class Broker:
             return topic, topic.created
         if is_ephemeral(name):
             topic = EphemeralTopic(self, name, self.node_id, self.identity.next_base())
+            self._ask_channels(topic)
             self.add_topic(topic)
             return topic, settled()
         instance = self.new_instance()
@@ -169,6 +173,7 @@ class Broker:
             instance,
         )
         durable.created = Ticket()
+        self._ask_channels(durable)
         self.add_topic(durable)
         self.disk.submit(
             lambda: self.data.create_topic(name, instance),
@@ -187,6 +192,10 @@ class Broker:
             return
         topic.open()
         topic.save().add(lambda ticket: created.settle(ticket.error))
+
+    def _ask_channels(self, topic: BaseTopic) -> None:
+        if self.ask_channels(topic):
+            topic.await_channels()
 
     def add_topic(self, topic: BaseTopic) -> None:
         self.topics[topic.name] = topic
@@ -396,6 +405,10 @@ class Broker:
 
     def start(self) -> None:
         """Begin the rounds; the broker is recovered and nobody is connected yet."""
+        for topic in list(self.topics.values()):
+            # The process ended before the channels of a new topic were known.
+            if topic.awaiting_channels and not self.ask_channels(topic):
+                topic.know_channels(())
         self._every(JOURNAL_INTERVAL_NS, self._journal_round)
         self._every(self.options.sync_timeout_ns, self._sync_round)
         self._every(UPKEEP_INTERVAL_NS, self._upkeep_round)

@@ -200,6 +200,9 @@ class EphemeralTopic(BaseTopic):
     def frame(self, index: int, wait: bool) -> bytes | None:
         return b""
 
+    def save(self) -> Ticket:
+        return settled()
+
     def save_channel(self, channel: Channel) -> Ticket:
         return settled()
 

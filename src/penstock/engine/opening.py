@@ -16,7 +16,7 @@ from penstock.engine.names import is_ephemeral, is_valid_name
 from penstock.engine.topic import Topic
 from penstock.errors import CorruptError
 from penstock.storage.datapath import TopicFolder
-from penstock.storage.journal import ChannelState, TopicState
+from penstock.storage.journal import AWAITING, ChannelState, TopicState
 from penstock.storage.metadata import Metadata, load_metadata
 from penstock.storage.recovery import RecoveredTopic, recover_topic
 
@@ -113,6 +113,8 @@ def _restore(broker: Broker, folder: TopicFolder, found: RecoveredTopic) -> Topi
     topic = Topic(broker, folder.topic, topic_log, found.journal, folder.instance)
     topic.paused = state.paused
     topic.void_stamp = state.void_stamp
+    if state.frozen == AWAITING:
+        topic.await_channels()
     topic.released = _released(state, topic)
     for channel_state in state.channels.values():
         channel = _restore_channel(broker, topic, channel_state)
@@ -131,7 +133,7 @@ def _cut_deferred(broker: Broker, topic: Topic) -> None:
 
 
 def _released(state: TopicState, topic: Topic) -> int:
-    if state.channels and not state.paused:
+    if state.channels and not state.paused and state.frozen != AWAITING:
         return topic.log.end
     return min(max(state.released, topic.log.first), topic.log.end)
 

@@ -1,7 +1,8 @@
 """A topic: one log, and the channels that read it.
 
 ``released`` (R2) is how far channels may read.  It follows the log's end while the topic runs
-and is frozen while the topic is paused or has no channels; new channels start at it.
+and is frozen while the topic is paused or has no channels, or is new and others are still asked
+for its channels; new channels start at it.
 
     log     |---------------------------|=================|
             first                    released            end
@@ -233,7 +234,8 @@ class Topic(BaseTopic):
         self.keeper.fail(error)
 
     def _topic_record(self) -> bytes:
-        return records.encode_topic(self.released, self.frozen, self.paused, self.void_stamp)
+        frozen = records.AWAITING if self.awaiting_channels else self.frozen
+        return records.encode_topic(self.released, frozen, self.paused, self.void_stamp)
 
     def _channel_record(self, channel: Channel, start: int) -> bytes:
         return records.encode_channel(

@@ -15,7 +15,7 @@ from penstock.engine import stats
 from penstock.engine.memory import Memory
 from penstock.engine.names import is_valid_name
 from penstock.engine.options import hostname
-from penstock.engine.ticket import Ticket
+from penstock.engine.ticket import Ticket, after
 from penstock.engine.views import BrokerView, ChannelView, TopicView
 from penstock.server import live
 from penstock.server.http_gather import gather
@@ -117,7 +117,9 @@ class NsqdApi:
         name = _argument(request, "topic")
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_TOPIC")
-        return _when(self._broker.create_topic(name)[1])
+        topic, created = self._broker.create_topic(name)
+        # As with NSQ, the channels that nsqlookupd knows are there when this is answered.
+        return _when(created if topic.channels_known.done else after(created, topic.channels_known))
 
     def topic_delete(self, request: Request) -> Pending:
         return _when(self._broker.delete_topic(self._topic(request).name))

@@ -176,7 +176,11 @@ def _dump_journal(data: bytes, out: TextIO) -> int:
 def _record(kind: int, payload: bytes) -> str:
     if kind == journal.TOPIC:
         released, frozen, paused, void_stamp = journal.decode_topic(payload)
-        return f"released={released} frozen={frozen} paused={paused} void_stamp={void_stamp}"
+        awaiting = " awaiting_channels" if frozen == journal.AWAITING else ""
+        return (
+            f"released={released} frozen={bool(frozen)} paused={paused}"
+            f" void_stamp={void_stamp}{awaiting}"
+        )
     if kind == journal.CHANNEL:
         channel = journal.decode_channel(payload)
         return (

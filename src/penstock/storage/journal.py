@@ -34,6 +34,9 @@ RUNS_PER_RECORD = 4096
 MARKS_PER_RECORD = 4096
 PAYLOAD_SIZE_MAX = 256 * 1024
 
+# A topic's ``frozen`` byte: 0 no, 1 paused or without channels, and
+AWAITING = 2  # new: whether others know channels of it is still being asked
+
 _HEADER = struct.Struct(">2sBBII")
 _HEAD_CRC = struct.Struct(">BBI")
 _TOPIC = struct.Struct(">QBBq")
@@ -67,7 +70,7 @@ class TopicState:
     """A topic as its journal tells it; ``index_max`` is one past the largest index named in it."""
 
     released: int = 0
-    frozen: bool = False
+    frozen: int = 0
     paused: bool = False
     void_stamp: int = 0
     channels: dict[str, ChannelState] = field(default_factory=dict)
@@ -78,7 +81,7 @@ class TopicState:
     torn_size: int = 0
 
 
-def encode_topic(released: int, frozen: bool, paused: bool, void_stamp: int) -> bytes:
+def encode_topic(released: int, frozen: int, paused: bool, void_stamp: int) -> bytes:
     return _record(TOPIC, _TOPIC.pack(released, frozen, paused, void_stamp))
 
 
@@ -131,10 +134,10 @@ def encode_synced(base: int, offset: int) -> bytes:
     return _record(SYNCED, _SYNCED.pack(base, offset))
 
 
-def decode_topic(payload: bytes) -> tuple[int, bool, bool, int]:
+def decode_topic(payload: bytes) -> tuple[int, int, bool, int]:
     """(released, frozen, paused, void stamp)"""
     released, frozen, paused, void_stamp = _TOPIC.unpack(payload)
-    return released, bool(frozen), bool(paused), void_stamp
+    return released, frozen, bool(paused), void_stamp
 
 
 def decode_channel(payload: bytes) -> ChannelState:

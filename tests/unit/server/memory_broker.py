@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from penstock.engine.latency import OFF, Percentiles
 from penstock.engine.options import Options
-from penstock.engine.ticket import Ticket
+from penstock.engine.ticket import Ticket, settled
 
 
 @dataclass(eq=False)
@@ -73,6 +73,7 @@ class MemoryTopic:
         self.message_bytes = 0
         self.latency: Percentiles = OFF
         self.channels: dict[str, MemoryChannel] = {}
+        self.channels_known = settled()
 
     @property
     def depth(self) -> int:
