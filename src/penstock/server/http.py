@@ -1,7 +1,7 @@
 """An HTTP/1.1 server on asyncio, for all daemons.
 
-    bytes -> reader -> waiting -> begun -> bytes          in order of arrival throughout
-                                  handler
+    bytes -> unread -> reader -> waiting -> begun -> bytes      in order of arrival throughout
+                                            handler
 
 A handler is a plain function and returns a Response, or a Pending whose ticket is settled later:
 publishing costs no task and no future.  Pipelined requests run in order, side by side, and are
@@ -12,7 +12,9 @@ Rule 1: everything is bounded: what the reader keeps, exchanges that wait or run
 Rule 2: a peer that does not read its answers stops being served, then being connected.
 Rule 3: whatever is not HTTP is answered with 400 and closed; an NSQ client that took the wrong
         port finds out at once.
-Rule 4: when a request is answered before it is read to its end, the connection is closed slowly:
+Rule 4: one peer's requests hold the loop for a slice of time; a thousand of them in one packet
+        take turns with everybody else's.
+Rule 5: when a request is answered before it is read to its end, the connection is closed slowly:
         closing at once would reset it, and the peer might never see the answer.
 """
 
@@ -37,6 +39,11 @@ LOGGER = logging.getLogger(__name__)
 
 # Answers are gathered up to this size before they are written.
 _WRITE_SIZE = 64 * 1024
+# How long one turn works for one connection.  Unsliced, 5000 pipelined /stats held the loop for
+# 300 ms.
+_SLICE_NS = 1_000_000
+# Bytes read before what is in them is worked off; 16 KiB of the shortest requests take 2 ms.
+_FEED_SIZE = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +205,12 @@ class HttpConnection(asyncio.Protocol):
         self._limits = server.limits
         self._transport: Any = None
         self._reader = RequestReader(server.router, server.limits.read, "")
+        self._unread: bytes | memoryview = b""
         self._waiting: deque[Incoming] = deque()
         self._begun: deque[_Exchange] = deque()
         self._begun_size = 0
         self._advancing = False
+        self._coming_back = False
         self._closing = False
         self._read_paused = False
         self._write_paused = False
@@ -228,24 +237,19 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._waiting.clear()
-        self._begun.clear()
+        self._forget_requests()
         self._server.forget(self)
 
     def data_received(self, data: bytes) -> None:
-        reader = self._reader
-        if self._closing or reader.ended:
+        if self._closing or self._reader.ended:
             return
-        before = (reader.message_count, reader.phase)
-        self._waiting.extend(reader.feed(data))
-        if (reader.message_count, reader.phase) != before:
-            self._owed_since_s = self._server.now_s
+        self._unread = bytes(self._unread) + data if self._unread else data
         self.advance()
 
     def eof_received(self) -> bool:
         self._eof = True
         # True leaves our side open, to answer what was asked before.
-        return bool(self._waiting or self._begun)
+        return self._busy()
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -269,18 +273,23 @@ class HttpConnection(asyncio.Protocol):
             self._advancing = False
         if self._closing:
             return
-        if bool(self._waiting) != self._read_paused:
+        if bool(self._waiting or self._unread) != self._read_paused:
             self._read_paused = not self._read_paused
             if self._read_paused:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
-        if not self._waiting and not self._begun:
+        if not self._busy():
             self._rest()
 
+    def _busy(self) -> bool:
+        return bool(self._waiting or self._begun or self._unread)
+
     def _work(self) -> None:
+        """For the time of a slice; what is left then is done in a later turn."""
         parts: list[bytes] = []
         size = 0
+        end_ns = time.perf_counter_ns() + _SLICE_NS
         while True:
             while self._begun and self._begun[0].response is not None:
                 exchange = self._begun.popleft()
@@ -297,6 +306,12 @@ class HttpConnection(asyncio.Protocol):
                 parts, size = [], 0
             if not self._may_begin():
                 break
+            if time.perf_counter_ns() >= end_ns:
+                self._come_back()
+                break
+            if not self._waiting:
+                self._feed()
+                continue
             incoming = self._waiting.popleft()
             exchange = _Exchange(self, incoming.request)
             self._begun.append(exchange)
@@ -305,8 +320,33 @@ class HttpConnection(asyncio.Protocol):
         if parts:
             self._transport.write(b"".join(parts))
 
+    def _feed(self) -> None:
+        """Let the reader have the next bytes; of a body as many as there are."""
+        reader, unread = self._reader, self._unread
+        feed_size = max(_FEED_SIZE, reader.body_left)
+        if len(unread) > feed_size:
+            view = memoryview(unread)
+            data, self._unread = bytes(view[:feed_size]), view[feed_size:]
+        else:
+            data, self._unread = bytes(unread), b""
+        before = (reader.message_count, reader.phase)
+        self._waiting.extend(reader.feed(data))
+        if (reader.message_count, reader.phase) != before:
+            self._owed_since_s = self._server.now_s
+        if reader.ended:
+            self._unread = b""
+
+    def _come_back(self) -> None:
+        if not self._coming_back:
+            self._coming_back = True
+            asyncio.get_running_loop().call_soon(self._come_on)
+
+    def _come_on(self) -> None:
+        self._coming_back = False
+        self.advance()
+
     def _may_begin(self) -> bool:
-        if not self._waiting or self._write_paused:
+        if not (self._waiting or self._unread) or self._write_paused:
             return False
         if not self._begun:
             return True
@@ -320,7 +360,7 @@ class HttpConnection(asyncio.Protocol):
         assert response is not None
         counts = self._server.request_counts
         counts[response.status] = counts.get(response.status, 0) + 1
-        if self._server.closing and not self._waiting and not self._begun:
+        if self._server.closing and not self._busy():
             request.keep_alive = False
         if exchange.logged:
             LOGGER.info(
@@ -347,7 +387,7 @@ class HttpConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Close once everything begun is answered; at once if nothing is."""
-        if not self._closing and not self._waiting and not self._begun:
+        if not self._closing and not self._busy():
             self._close(partial=False)
 
     def abort(self) -> None:
@@ -368,6 +408,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _patience_s(self) -> float:
         limits, reader = self._limits, self._reader
+        if self._unread:
+            return inf
         if reader.phase is BODY:
             return limits.body_timeout_s + reader.body_size / limits.body_rate_min
         if reader.phase is not BETWEEN:
@@ -375,10 +417,14 @@ class HttpConnection(asyncio.Protocol):
         # While a request is being answered it is we who owe.
         return inf if self._waiting or self._begun else limits.idle_timeout_s
 
-    def _close(self, partial: bool) -> None:
-        self._closing = True
+    def _forget_requests(self) -> None:
+        self._unread = b""
         self._waiting.clear()
         self._begun.clear()
+
+    def _close(self, partial: bool) -> None:
+        self._closing = True
+        self._forget_requests()
         transport = self._transport
         if partial and transport.can_write_eof():
             transport.write_eof()

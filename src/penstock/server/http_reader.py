@@ -88,6 +88,14 @@ class RequestReader:
         out, self._out = self._out, []
         return out
 
+    @property
+    def body_left(self) -> int:
+        """How many bytes of the body at hand are still to come, as far as that was declared."""
+        request = self._request
+        if self.phase is not BODY or request is None:
+            return 0
+        return (request.content_size or 0) - self.body_size
+
     def time_out(self) -> list[Incoming]:
         """Return the refusal of a request that takes too long to arrive."""
         self.refuse(408)
