@@ -14,20 +14,17 @@
 #     READY      waits to be sent again, in a first-in first-out list
 #     DEFERRED   waits for a wall-clock time (REQ n, a lost consumer), in the deferral queue
 #
-# Invariants (check):
-#   1. Entries ascend by index along before/after; head is the low-water mark.
-#   2. The table finds exactly the entries of the list.
-#   3. The deadline queue holds exactly the IN_FLIGHT ones, the deferral queue the DEFERRED
+# Invariants (check), beside those of entries.pyx:
+#   1. The first entry is the low-water mark; all lie below the cursor.
+#   2. The deadline queue holds exactly the IN_FLIGHT ones, the deferral queue the DEFERRED
 #      ones, the ready list the READY ones.
-#   4. A consumer's in_flight_count is the number of IN_FLIGHT entries it owns.
+#   3. A consumer's in_flight_count is the number of IN_FLIGHT entries it owns.
 #
 # What must survive a restart is collected as it happens (finished runs, attempts) and handed
 # to the journal by drain().  No I/O, no clock: times come in as arguments.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport qsort
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint16_t, uint32_t, uint64_t
 
 from penstock.core.block cimport Block, Span
 from penstock.core.deadlines cimport DeadlineQueue
@@ -69,65 +66,6 @@ cdef inline int hex_digit(unsigned char c) noexcept:
     return c - c'a' + 10
 
 
-cdef int by_start(const void* a, const void* b) noexcept nogil:
-    cdef int64_t left = (<const Run*>a).start
-    cdef int64_t right = (<const Run*>b).start
-    return (left > right) - (left < right)
-
-
-cdef class RunList:
-    """Runs of indexes, cheap to extend at the end, merged when asked."""
-
-    def __dealloc__(self):
-        PyMem_Free(self.runs)
-
-    cdef int add(self, int64_t start, int64_t end) except -1:
-        cdef Run* last
-        if self.size:
-            last = &self.runs[self.size - 1]
-            if last.end == start:
-                last.end = end
-                return 0
-            if last.start == end:
-                last.start = start
-                return 0
-        if self.size == self.capacity:
-            self.grow()
-        self.runs[self.size] = Run(start, end)
-        self.size += 1
-        return 0
-
-    cdef int grow(self) except -1:
-        cdef Py_ssize_t capacity = max(64, self.capacity * 2)
-        cdef Run* runs = <Run*>PyMem_Realloc(self.runs, capacity * sizeof(Run))
-        if runs == NULL:
-            raise MemoryError
-        self.runs = runs
-        self.capacity = capacity
-        return 0
-
-    cdef void merge(self, int64_t low) noexcept:
-        # Sort, join what touches, and drop what lies below ``low``.
-        cdef Py_ssize_t i, kept = 0
-        cdef Run run
-        if not self.size:
-            return
-        qsort(self.runs, self.size, sizeof(Run), by_start)
-        for i in range(self.size):
-            run = self.runs[i]
-            if run.end <= low:
-                continue
-            if run.start < low:
-                run.start = low
-            if kept and run.start <= self.runs[kept - 1].end:
-                if run.end > self.runs[kept - 1].end:
-                    self.runs[kept - 1].end = run.end
-            else:
-                self.runs[kept] = run
-                kept += 1
-        self.size = kept
-
-
 cdef class Consumer:
     """What delivery knows of a subscribed client."""
 
@@ -148,25 +86,20 @@ cdef class Consumer:
         return max(0, self.ready_count - self.in_flight_count) if self.writable else 0
 
 
-cdef class Window:
+cdef class Window(Entries):
     def __cinit__(self, int64_t cursor, bint recording=True, uint64_t seed=1):
         self.cursor = cursor
         self.recording = recording
         self.random_state = seed or 1
         self.consumers = []
         self.free_numbers = []
-        self.free_entry = self.head = self.tail = self.ready_head = self.ready_tail = -1
-        self.table_mask = -1
+        self.ready_head = self.ready_tail = -1
         self.deadlines = DeadlineQueue()
         self.deferrals = DeadlineQueue()
         self.finished = RunList()
         self.skips = []
         self.next_skip = INT64_MAX
         self.marked = set()
-
-    def __dealloc__(self):
-        PyMem_Free(self.entries)
-        PyMem_Free(self.table)
 
     # ---- what others ask
 
@@ -637,11 +570,7 @@ cdef class Window:
         cdef unsigned char* p
         cdef Py_ssize_t i
         self.finished.merge(low)
-        runs = PyBytes_FromStringAndSize(NULL, 16 * self.finished.size)
-        p = <unsigned char*>PyBytes_AS_STRING(runs)
-        for i in range(self.finished.size):
-            p = store_u64(p, <uint64_t>self.finished.runs[i].start)
-            p = store_u64(p, <uint64_t>self.finished.runs[i].end)
+        runs = self.finished.encode()
         self.finished.size = 0
         marks = self._encode_marks(sorted(self.marked))
         self.marked.clear()
@@ -666,11 +595,7 @@ cdef class Window:
             runs.add(at, self.cursor)
         for start, end in self.skips:
             runs.add(start, end)
-        parts = []
-        for i in range(runs.size):
-            parts.append((<int64_t>runs.runs[i].start).to_bytes(8, "big"))
-            parts.append((<int64_t>runs.runs[i].end).to_bytes(8, "big"))
-        return low, b"".join(parts), self._encode_marks(marks)
+        return low, runs.encode(), self._encode_marks(marks)
 
     def _encode_marks(self, list indexes):
         cdef bytes marks = PyBytes_FromStringAndSize(NULL, 18 * len(indexes))
@@ -706,7 +631,7 @@ cdef class Window:
             self.marked.add(index)
         return 0
 
-    # ---- entries, table and lists
+    # ---- entries and the ready list
 
     cdef uint64_t random(self) noexcept:
         # xorshift64*: sampling needs speed and an even spread, not secrecy.
@@ -715,47 +640,10 @@ cdef class Window:
         self.random_state ^= self.random_state >> 27
         return (self.random_state * <uint64_t>2685821657736338717) >> 32
 
-    cdef int32_t append_entry(self, int64_t index) except -1:
-        cdef int32_t slot
-        cdef Entry* entry
-        if self.free_entry < 0:
-            self.grow_entries()
-        if self.unfinished_count * 2 >= self.table_mask:
-            self.grow_table()
-        slot = self.free_entry
-        entry = &self.entries[slot]
-        self.free_entry = entry.after
-        entry.index = index
-        entry.attempts = 0
-        entry.due_ns = 0
-        entry.owner = -1
-        entry.before = self.tail
-        entry.after = -1
-        if self.tail >= 0:
-            self.entries[self.tail].after = slot
-        else:
-            self.head = slot
-        self.tail = slot
-        self.unfinished_count += 1
-        self.table_insert(slot)
-        return slot
-
     cdef int forget(self, int32_t slot) except -1:
-        cdef Entry* entry = &self.entries[slot]
-        self.table_remove(slot)
-        if entry.before >= 0:
-            self.entries[entry.before].after = entry.after
-        else:
-            self.head = entry.after
-        if entry.after >= 0:
-            self.entries[entry.after].before = entry.before
-        else:
-            self.tail = entry.before
-        entry.state = 0
-        entry.after = self.free_entry
-        self.free_entry = slot
-        self.unfinished_count -= 1
-        self.note_finished(entry.index, entry.index + 1)
+        cdef int64_t index = self.entries[slot].index
+        self.remove_entry(slot)
+        self.note_finished(index, index + 1)
         return 0
 
     cdef void push_ready(self, int32_t slot) noexcept:
@@ -777,101 +665,23 @@ cdef class Window:
         self.ready_count -= 1
         return slot
 
-    # The table maps index to slot: open addressing, linear probing, at most half full.
-    # Sixteen neighbours share a cache line, since they are finished one after the other; the
-    # lines are spread by multiplying.  Taking the index as it is would let two dense runs that
-    # meet in the table cost thousands of probes.
-
-    cdef inline Py_ssize_t home(self, int64_t index) noexcept:
-        cdef uint64_t line = (<uint64_t>(index >> 4) * <uint64_t>0x9E3779B97F4A7C15)
-        return <Py_ssize_t>((line >> self.table_shift) << 4) | (index & 15)
-
-    cdef int32_t find(self, int64_t index) noexcept:
-        cdef Py_ssize_t place
-        if self.table_mask < 0:
-            return -1
-        place = self.home(index)
-        while self.table[place] >= 0:
-            if self.entries[self.table[place]].index == index:
-                return self.table[place]
-            place = (place + 1) & self.table_mask
-        return -1
-
-    cdef void table_insert(self, int32_t slot) noexcept:
-        cdef Py_ssize_t place = self.home(self.entries[slot].index)
-        while self.table[place] >= 0:
-            place = (place + 1) & self.table_mask
-        self.table[place] = slot
-
-    cdef void table_remove(self, int32_t slot) noexcept:
-        cdef Py_ssize_t hole = self.home(self.entries[slot].index)
-        cdef Py_ssize_t place, home
-        while self.table[hole] != slot:
-            hole = (hole + 1) & self.table_mask
-        place = hole
-        while True:
-            place = (place + 1) & self.table_mask
-            if self.table[place] < 0:
-                break
-            home = self.home(self.entries[self.table[place]].index)
-            if ((place - home) & self.table_mask) >= ((place - hole) & self.table_mask):
-                self.table[hole] = self.table[place]
-                hole = place
-        self.table[hole] = -1
-
-    cdef int grow_table(self) except -1:
-        cdef Py_ssize_t capacity = max(64, (self.table_mask + 1) * 2)
-        cdef int32_t* table = <int32_t*>PyMem_Malloc(capacity * sizeof(int32_t))
-        cdef Py_ssize_t i
-        cdef int32_t slot
-        if table == NULL:
-            raise MemoryError
-        PyMem_Free(self.table)
-        self.table = table
-        self.table_mask = capacity - 1
-        self.table_shift = 64 + 4 - (capacity.bit_length() - 1)
-        for i in range(capacity):
-            table[i] = -1
-        slot = self.head
-        while slot >= 0:
-            self.table_insert(slot)
-            slot = self.entries[slot].after
-        return 0
-
-    cdef int grow_entries(self) except -1:
-        cdef Py_ssize_t capacity = max(16, self.entry_capacity * 2)
-        cdef Entry* entries = <Entry*>PyMem_Realloc(self.entries, capacity * sizeof(Entry))
-        cdef Py_ssize_t i
-        if entries == NULL:
-            raise MemoryError
-        for i in range(self.entry_capacity, capacity):
-            entries[i].state = 0
-            entries[i].after = <int32_t>(i + 1) if i + 1 < capacity else -1
-        self.free_entry = <int32_t>self.entry_capacity
-        self.entries = entries
-        self.entry_capacity = capacity
-        return 0
-
     def check(self):
         """Assert the invariants above."""
-        cdef int32_t slot = self.head, before = -1
+        cdef int32_t slot = self.head
         cdef dict owned = {}
         states = {IN_FLIGHT: 0, READY: 0, DEFERRED: 0}
+        self.check_entries()
         self.deadlines.check()
         self.deferrals.check()
         while slot >= 0:
             entry = self.entries[slot]
-            assert entry.before == before
-            assert before < 0 or self.entries[before].index < entry.index
             assert entry.index < self.cursor
-            assert self.find(entry.index) == slot
             assert self.deadlines.holds(slot) == (entry.state == IN_FLIGHT)
             assert self.deferrals.holds(slot) == (entry.state == DEFERRED)
             states[entry.state] += 1
             if entry.state == IN_FLIGHT and entry.owner >= 0:
                 owned[entry.owner] = owned.get(entry.owner, 0) + 1
-            before, slot = slot, entry.after
-        assert before == self.tail
+            slot = entry.after
         assert states[IN_FLIGHT] == self.deadlines.size
         assert states[DEFERRED] == self.deferrals.size
         slot = self.ready_head

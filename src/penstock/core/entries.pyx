@@ -1,0 +1,154 @@
+# Entries for messages, in the order of their indexes, found by index in constant time.
+#
+#     entries   one array; free ones are chained by `after`
+#     list      head <-> ... <-> tail by index, through before/after
+#     table     index -> place in the array
+#
+# Appending, finding and removing cost the same whatever the number of entries.
+#
+# Invariants (check_entries):
+#   1. Entries ascend by index along before/after, from head to tail.
+#   2. The table finds exactly the entries of the list.
+
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+
+cdef class Entries:
+    def __cinit__(self, *arguments, **options):
+        self.free_entry = self.head = self.tail = -1
+        self.table_mask = -1
+
+    def __dealloc__(self):
+        PyMem_Free(self.entries)
+        PyMem_Free(self.table)
+
+    cdef int32_t append_entry(self, int64_t index) except -1:
+        cdef int32_t slot
+        cdef Entry* entry
+        if self.free_entry < 0:
+            self.grow_entries()
+        if self.unfinished_count * 2 >= self.table_mask:
+            self.grow_table()
+        slot = self.free_entry
+        entry = &self.entries[slot]
+        self.free_entry = entry.after
+        entry.index = index
+        entry.attempts = 0
+        entry.due_ns = 0
+        entry.owner = -1
+        entry.before = self.tail
+        entry.after = -1
+        if self.tail >= 0:
+            self.entries[self.tail].after = slot
+        else:
+            self.head = slot
+        self.tail = slot
+        self.unfinished_count += 1
+        self.table_insert(slot)
+        return slot
+
+    cdef void remove_entry(self, int32_t slot) noexcept:
+        cdef Entry* entry = &self.entries[slot]
+        self.table_remove(slot)
+        if entry.before >= 0:
+            self.entries[entry.before].after = entry.after
+        else:
+            self.head = entry.after
+        if entry.after >= 0:
+            self.entries[entry.after].before = entry.before
+        else:
+            self.tail = entry.before
+        entry.state = 0
+        entry.after = self.free_entry
+        self.free_entry = slot
+        self.unfinished_count -= 1
+
+    # The table maps index to slot: open addressing, linear probing, at most half full.
+    # Sixteen neighbours share a cache line, since they are finished one after the other; the
+    # lines are spread by multiplying.  Taking the index as it is would let two dense runs that
+    # meet in the table cost thousands of probes.
+
+    cdef inline Py_ssize_t home(self, int64_t index) noexcept:
+        cdef uint64_t line = (<uint64_t>(index >> 4) * <uint64_t>0x9E3779B97F4A7C15)
+        return <Py_ssize_t>((line >> self.table_shift) << 4) | (index & 15)
+
+    cdef int32_t find(self, int64_t index) noexcept:
+        cdef Py_ssize_t place
+        if self.table_mask < 0:
+            return -1
+        place = self.home(index)
+        while self.table[place] >= 0:
+            if self.entries[self.table[place]].index == index:
+                return self.table[place]
+            place = (place + 1) & self.table_mask
+        return -1
+
+    cdef void table_insert(self, int32_t slot) noexcept:
+        cdef Py_ssize_t place = self.home(self.entries[slot].index)
+        while self.table[place] >= 0:
+            place = (place + 1) & self.table_mask
+        self.table[place] = slot
+
+    cdef void table_remove(self, int32_t slot) noexcept:
+        cdef Py_ssize_t hole = self.home(self.entries[slot].index)
+        cdef Py_ssize_t place, home
+        while self.table[hole] != slot:
+            hole = (hole + 1) & self.table_mask
+        place = hole
+        while True:
+            place = (place + 1) & self.table_mask
+            if self.table[place] < 0:
+                break
+            home = self.home(self.entries[self.table[place]].index)
+            if ((place - home) & self.table_mask) >= ((place - hole) & self.table_mask):
+                self.table[hole] = self.table[place]
+                hole = place
+        self.table[hole] = -1
+
+    cdef int grow_table(self) except -1:
+        cdef Py_ssize_t capacity = max(64, (self.table_mask + 1) * 2)
+        cdef int32_t* table = <int32_t*>PyMem_Malloc(capacity * sizeof(int32_t))
+        cdef Py_ssize_t i
+        cdef int32_t slot
+        if table == NULL:
+            raise MemoryError
+        PyMem_Free(self.table)
+        self.table = table
+        self.table_mask = capacity - 1
+        self.table_shift = 64 + 4 - (capacity.bit_length() - 1)
+        for i in range(capacity):
+            table[i] = -1
+        slot = self.head
+        while slot >= 0:
+            self.table_insert(slot)
+            slot = self.entries[slot].after
+        return 0
+
+    cdef int grow_entries(self) except -1:
+        cdef Py_ssize_t capacity = max(16, self.entry_capacity * 2)
+        cdef Entry* entries = <Entry*>PyMem_Realloc(self.entries, capacity * sizeof(Entry))
+        cdef Py_ssize_t i
+        if entries == NULL:
+            raise MemoryError
+        for i in range(self.entry_capacity, capacity):
+            entries[i].state = 0
+            entries[i].after = <int32_t>(i + 1) if i + 1 < capacity else -1
+        self.free_entry = <int32_t>self.entry_capacity
+        self.entries = entries
+        self.entry_capacity = capacity
+        return 0
+
+    cdef int check_entries(self) except -1:
+        # Assert the invariants above.
+        cdef int32_t slot = self.head, before = -1
+        cdef Py_ssize_t count = 0
+        while slot >= 0:
+            assert self.entries[slot].before == before
+            assert before < 0 or self.entries[before].index < self.entries[slot].index
+            assert self.find(self.entries[slot].index) == slot
+            before, slot = slot, self.entries[slot].after
+            count += 1
+        assert before == self.tail
+        assert count == self.unfinished_count
+        return 0
