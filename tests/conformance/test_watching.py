@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.client import Client
 from tests.daemon import Nsqd
 
+REPOSITORY = Path(__file__).parents[2]
 NAMES = ("orders", "orders.eu-1_x", "temporary#ephemeral")
 
 
@@ -65,6 +66,7 @@ def values_of(packets: list[bytes], prefix: str = "") -> dict[str, str]:
 def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
     flags = ("0.5", "1.0,0.99")
     options = [f"--e2e-processing-latency-percentile={flag}" for flag in flags]
+    options.append("--enable-experiment=topology-aware-consumption")
     with Nsqd(tmp_path_factory.mktemp("watching"), *options) as daemon:
         yield daemon
 
@@ -247,6 +249,29 @@ def test_metrics_show_the_process_its_disk_and_what_is_deferred(nsqd: Nsqd) -> N
         assert abs(value(found, "penstock_start_time_seconds") - time.time()) < 600
         eventually(lambda: value(families(nsqd), "penstock_sync_duration_seconds") >= 1)
         eventually(lambda: value(families(nsqd), "penstock_loop_lag_seconds") >= 2)
+
+
+def test_every_metric_is_documented_and_every_panel_of_the_dashboard_has_one(nsqd: Nsqd) -> None:
+    nsqd.post("/topic/create?topic=t")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    names = {
+        name + "_total" if family.type == "counter" else name
+        for name, family in families(nsqd).items()
+    }
+    page = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`(penstock_\w+)`", page))
+    assert names ^ (documented & names) == set(), "every metric is in docs/operations.md"
+    assert documented <= names, "and nothing else is"
+    alerts = {name.removesuffix("_bucket") for name in re.findall(r"\bpenstock_\w+", page)}
+    assert alerts <= names
+    dashboard = json.loads((REPOSITORY / "examples" / "grafana" / "penstock.json").read_text())
+    queries = [
+        target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())
+    ]
+    queries += [variable["query"] for variable in dashboard["templating"]["list"]]
+    shown = {name.removesuffix("_bucket") for name in re.findall(r"\bpenstock_\w+", str(queries))}
+    assert len(shown) > 25 and shown <= names
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
 # /debug

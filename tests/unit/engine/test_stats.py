@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.engine import stats
+from penstock.engine.latency import Percentiles
 from penstock.engine.memory import Memory
 from penstock.engine.stats import Selection
 from tests.unit.server.memory_broker import MemoryBroker, MemoryConnection
@@ -214,3 +215,34 @@ def test_memory_figures_have_gos_names_and_sense() -> None:
     assert figures["gc_pause_usec_100"] >= figures["gc_pause_usec_95"] >= 0
     assert figures["gc_pause_usec_100"] > 0
     assert figures["gc_total_runs"] > 0
+
+
+def test_deliveries_by_locality_stand_behind_the_message_count_unless_zero(
+    broker: MemoryBroker,
+) -> None:
+    channel = broker.topics["orders"].channels["billing"]
+    channel.delivery_counts = [3, 0, 5]
+    told = snapshot(broker)["topics"][0]["channels"][0]
+    names = list(told)
+    at = names.index("message_count")
+    assert names[at : at + 4] == [
+        *("message_count", "zone_local_msg_count", "global_msg_count", "requeue_count"),
+    ]
+    assert (told["zone_local_msg_count"], told["global_msg_count"]) == (5, 3)
+
+
+def test_latencies_are_told_to_programs_and_to_people(broker: MemoryBroker) -> None:
+    topic = broker.topics["orders"]
+    topic.latency = Percentiles(9, ((0.99, 1_002_310_506), (0.5, 1_250_000)))
+    topic.channels["billing"].latency = Percentiles(2, ((0.99, 7), (0.5, 0)))
+    told = snapshot(broker)["topics"][0]
+    assert told["e2e_processing_latency"] == {
+        "count": 9,
+        "percentiles": [
+            {"quantile": 0.99, "value": 1_002_310_506},
+            {"quantile": 0.5, "value": 1_250_000},
+        ],
+    }
+    shown = text(broker, START_NS)
+    assert "msgs: 7        e2e%: 1.0s, 1.2ms\n" in shown
+    assert "msgs: 7        e2e%: 7.0ns, 0.0ns\n" in shown
