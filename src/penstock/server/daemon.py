@@ -17,19 +17,22 @@ from penstock.engine.broker import Broker
 from penstock.engine.clock import Clock
 from penstock.engine.memory import Memory
 from penstock.engine.opening import open_broker
-from penstock.engine.options import Options
+from penstock.engine.options import Options, hostname
 from penstock.engine.ticket import Ticket
 from penstock.errors import PenstockError
 from penstock.server import live
 from penstock.server.http import HttpServer
 from penstock.server.http_api import NsqdApi
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
+from penstock.server.lookups import Lookups
 from penstock.server.loop import LoopTurns, ThreadDisk
 from penstock.server.security import Security
 from penstock.server.tcp import Connection
 from penstock.server.watching import Watching
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files
+from penstock.version import NSQ_VERSION
+from penstock.wire.lookup import Identity
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class Daemon:
         self._http = HttpServer(self._api.router)
         self._http.gate = self._security.gate
         self._watching = Watching(self.broker, self._memory, self._api, self._http)
+        self._lookups = Lookups(self.broker, self._identity)
         self._tcp: asyncio.Server | None = None
 
     async def serve(self) -> None:
@@ -73,7 +77,9 @@ class Daemon:
         stopped = stop_signals(self._loop)
         if self._read is not None or self._security.reloads:
             self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self._lookups.attach()
         await self._listen()
+        self._lookups.start()
         self._watching.start()
         self.broker.start()
         await stopped.wait()
@@ -92,6 +98,19 @@ class Daemon:
         if options.http_address:
             api.http_port = await listen_http(self._http, options.http_address)
 
+    def _identity(self) -> Identity:
+        """What nsqlookupd tells others of this node."""
+        options, api = self.broker.options, self._api
+        return Identity(
+            broadcast_address=options.broadcast_address,
+            hostname=hostname(),
+            tcp_port=options.broadcast_tcp_port or max(0, api.tcp_port),
+            http_port=options.broadcast_http_port or max(0, api.http_port),
+            version=NSQ_VERSION,
+            topology_zone=options.topology_zone,
+            topology_region=options.topology_region,
+        )
+
     def _reload(self) -> None:
         if self._read is not None:
             live.reload(self.broker, self._read)
@@ -103,6 +122,8 @@ class Daemon:
         return Connection(self.broker, self._loop, self._security)
 
     async def _end(self) -> None:
+        # First of all, so that consumers look elsewhere.
+        self._lookups.close()
         self._watching.stop()
         if self._tcp is not None:
             self._tcp.close()

@@ -17,7 +17,7 @@ from typing import Any
 
 import uvloop
 
-from penstock.errors import PenstockError
+from penstock.errors import OptionError, PenstockError
 from penstock.server.http import HttpServer
 from penstock.version import version_line
 
@@ -53,8 +53,8 @@ async def listen_tcp(
     loop: asyncio.AbstractEventLoop, connection: Callable[[], asyncio.Protocol], given: str
 ) -> tuple[asyncio.Server, int]:
     """Accept connections on an address or a unix socket; the real port, -1 for a socket."""
-    host, port = split_address(given)
     try:
+        host, port = split_address(given)
         if port is None:
             remove_stale_socket(host)
             server: asyncio.Server = await loop.create_unix_server(
@@ -65,7 +65,7 @@ async def listen_tcp(
         server = await loop.create_server(
             connection, host or None, port, reuse_address=True, backlog=BACKLOG
         )
-    except OSError as error:
+    except (OSError, OptionError) as error:
         raise listen_error(given, error) from error
     address = server.sockets[0].getsockname()[:2]
     log.info("TCP: listening on %s", join_address(*address))
@@ -76,15 +76,15 @@ async def listen_http(
     http: HttpServer, given: str, ssl: SSLContext | None = None, name: str = "HTTP"
 ) -> int:
     """Serve ``http`` on an address or a unix socket; the real port, -1 for a socket."""
-    host, port = split_address(given)
     try:
+        host, port = split_address(given)
         if port is None:
             remove_stale_socket(host)
             await http.listen_unix(host)
             log.info("%s: listening on %s", name, host)
             return -1
         address = await http.listen(host, port, ssl)
-    except OSError as error:
+    except (OSError, OptionError) as error:
         raise listen_error(given, error) from error
     log.info("%s: listening on %s", name, join_address(*address))
     return address[1]
@@ -96,7 +96,7 @@ def split_address(address: str) -> tuple[str, int | None]:
         return address, None
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise PenstockError(f"listen ({address}) failed - address must be host:port or a path")
+        raise OptionError(f'"{address}" must be host:port or a path')
     return host.strip("[]"), int(port)
 
 
@@ -104,8 +104,9 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def listen_error(address: str, error: OSError) -> PenstockError:
-    return PenstockError(f"listen ({address}) failed - {error.strerror or error}")
+def listen_error(address: str, error: OSError | OptionError) -> PenstockError:
+    text = isinstance(error, OSError) and error.strerror
+    return PenstockError(f"listen ({address}) failed - {text or error}")
 
 
 def remove_stale_socket(path: str) -> None:
