@@ -72,6 +72,22 @@ def test_truncate_is_seen_by_the_next_append(place: tuple[Files, str]) -> None:
     assert files.read(f"{folder}/a") == b"0123x"
 
 
+def test_the_files_of_a_renamed_folder_have_moved_with_it(place: tuple[Files, str]) -> None:
+    """Also those that are open: a deleted topic would otherwise keep its bytes on the disk."""
+    files, folder = place
+    for name in ("topic", "topic-2"):
+        files.make_folder(f"{folder}/{name}")
+        files.append(f"{folder}/{name}/a", [b"one"])
+    files.rename(f"{folder}/topic", f"{folder}/gone")
+    with pytest.raises(FileNotFoundError):
+        files.append(f"{folder}/topic/a", [b"two"])
+    assert files.read(f"{folder}/gone/a") == b"one"
+    assert files.read(f"{folder}/topic-2/a") == b"one"
+    files.remove_tree(f"{folder}/gone")
+    if isinstance(files, Files):
+        assert files.open_count == 1
+
+
 def test_rename_replaces_and_later_appends_go_to_the_new_file(place: tuple[Files, str]) -> None:
     files, folder = place
     files.append(f"{folder}/a", [b"old"])

@@ -301,11 +301,14 @@ class Files:
                 os.close(handle.fd)
 
     def _forget(self, path: str) -> None:
-        # A renamed or removed file: whoever reads it right now finishes on the old descriptor.
+        # A renamed or removed file, or all files of a renamed folder: a descriptor that stayed
+        # open would keep a deleted topic's bytes on the disk.  Whoever reads one right now
+        # finishes on the old descriptor.
         with self._lock:
             self._name_changes += 1
-            handle = self._handles.pop(path, None)
-            if handle is not None:
+            gone = [name for name in self._handles if name == path or name.startswith(path + "/")]
+            for name in gone:
+                handle = self._handles.pop(name)
                 handle.kept = False
                 if not handle.users:
                     os.close(handle.fd)
