@@ -21,6 +21,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -42,7 +43,7 @@ RECEIVED_SIZE_MAX = 1 << 20
 # Growth beyond these would mean that something is kept of peers long gone.  What an allocator
 # keeps for itself was seen to stay under 8 MB.
 RSS_GROWTH_MAX = 24 << 20
-DESCRIPTOR_GROWTH_MAX = 8
+DESCRIPTOR_GROWTH_MAX = 4
 
 # The probe shares two cores with the fuzzer and whatever else runs.  A loop that is held by one
 # peer's bytes is held for longer than this.
@@ -99,8 +100,16 @@ def conversations(parts: st.SearchStrategy[bytes]) -> st.SearchStrategy[list[Ste
     return st.builds(lambda steps, end: [*steps, end], middle, ends)
 
 
-def converse(port: int, steps: list[Step]) -> bytes:
-    """Be such a peer once; return what was received."""
+@dataclass(frozen=True)
+class Heard:
+    """What a peer received; ``ended``: all there was, up to the daemon's own end."""
+
+    received: bytes
+    ended: bool
+
+
+def converse(port: int, steps: list[Step]) -> Heard:
+    """Be such a peer once."""
     with socket.create_connection(("127.0.0.1", port), CLOSE_SECONDS_MAX) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = _Peer(sock)
@@ -109,13 +118,14 @@ def converse(port: int, steps: list[Step]) -> bytes:
                 peer.take(step)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the daemon has had enough, as it may
-        return bytes(peer.received)
+        return Heard(bytes(peer.received), peer.ended)
 
 
 class _Peer:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.received = bytearray()
+        self.ended = False
 
     def take(self, step: Step) -> None:
         match step:
@@ -157,6 +167,7 @@ class _Peer:
                 self.sock.settimeout(left_s)
                 chunk = self.sock.recv(65536)
                 if not chunk:
+                    self.ended = len(self.received) < RECEIVED_SIZE_MAX
                     return
                 if len(self.received) < RECEIVED_SIZE_MAX:
                     self.received += chunk
@@ -263,7 +274,7 @@ def undisturbed(nsqd: Nsqd, seconds: float = FUZZ_SECONDS) -> Iterator[Watch]:
         assert nsqd.post(f"/topic/delete?topic={topic['topic_name']}".replace("#", "%23"))
     assert eventually(
         lambda: open_file_count(nsqd.pid) <= descriptor_count + DESCRIPTOR_GROWTH_MAX
-    ), f"{descriptor_count} descriptors before, {open_file_count(nsqd.pid)} after"
+    ), f"{descriptor_count} descriptors before, now {_descriptors(nsqd)}"
     grown = _at_rest(nsqd)[0] - rss_size
     assert grown < RSS_GROWTH_MAX, f"{grown / 1e6:.1f} MB more memory after {watch.count}"
     complaints = [line for line in nsqd.lines if "Traceback" in line or " ERROR: " in line]
@@ -281,6 +292,10 @@ def _connection_count(nsqd: Nsqd) -> int:
         if name in ("penstock_clients", "penstock_http_connections"):
             gauges[name] = int(value)
     return sum(gauges.values()) - 1
+
+
+def _descriptors(nsqd: Nsqd) -> list[str]:
+    return sorted(str(path.readlink()) for path in Path(f"/proc/{nsqd.pid}/fd").iterdir())
 
 
 def _at_rest(nsqd: Nsqd) -> tuple[int, int]:
