@@ -225,8 +225,11 @@ def test_metrics_are_read_by_the_official_parser(nsqd: Nsqd) -> None:
         assert value(found, "penstock_clients") == 2
         assert value(found, "penstock_healthy") == 1
         assert value(found, "penstock_tcp_commands") >= 9
+        commands = value(found, "penstock_tcp_commands")
         quantiles = [s.labels["quantile"] for s in found["penstock_topic_latency_seconds"].samples]
         assert set(quantiles) == {"1.0", "0.99", "0.5"}
+    eventually(lambda: value(families(nsqd), "penstock_clients") == 0)
+    assert value(families(nsqd), "penstock_tcp_commands") >= commands, "a counter never falls"
 
 
 def test_metrics_show_the_process_its_disk_and_what_is_deferred(nsqd: Nsqd) -> None:

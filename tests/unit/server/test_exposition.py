@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,6 +20,7 @@ from penstock.server.exposition import (
 
 
 @given(st.dictionaries(st.sampled_from(["topic", "channel", "x"]), st.text()), st.text())
+@example({"topic": 'a"b\\c\nd', "channel": "\\n"}, 'say "x"\\\n')
 def test_any_label_and_help_is_read_back(values: dict[str, str], help: str) -> None:
     text = b"".join(family("penstock_x", GAUGE, help, [(labels(values), 3)])).decode()
     (found,) = text_string_to_metric_families(text)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.latency import Percentiles
 from penstock.engine.memory import Memory
 from penstock.engine.options import Options
+from penstock.server import statsd
 from penstock.server.statsd import Lines, pack
 from tests.unit.server.memory_broker import MemoryBroker, MemoryConnection
 
@@ -133,3 +136,28 @@ def test_packets_hold_whole_lines_in_order(lines: list[str], size_max: int) -> N
     for one, other in pairwise(packets):
         first = other.index(b"\n") + 1
         assert len(one) + first > size_max, "no packet is sent with room for one more line"
+
+
+def test_making_a_push_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = broker_of()
+    for number in range(50):
+        broker.create_topic(f"t{number}")
+    sender = statsd.Statsd(broker, FixedMemory(), lambda: "")
+    monkeypatch.setattr(statsd, "SLICE_NS", 0)
+
+    async def run() -> int:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.get_running_loop().create_task(other())
+        packets = await sender._pack()
+        task.cancel()
+        assert b"".join(packets).count(b"\n") == 200
+        return turns
+
+    assert asyncio.run(run()) >= 200
