@@ -158,7 +158,10 @@ class Producer:
 
     async def publish(self, topic: str, body: Body, *, delay: float = 0.0) -> None:
         """Publish a message, to be delivered after ``delay`` seconds; returns when it is stored."""
-        await (await self.send(topic, body, delay=delay))
+        if body.__class__ is not bytes or not self._fits(len(body)):
+            await (await self.send(topic, body, delay=delay))
+        else:
+            await self._begin(topic, body, delay)
 
     async def publish_many(self, topic: str, bodies: Sequence[Body]) -> None:
         """Publish all of ``bodies`` or none, in one MPUB."""
@@ -168,25 +171,32 @@ class Producer:
         """Send a message as soon as there is room; the future is done when it is stored."""
         if not self._links or self._stopped:
             self._connect()
-        if body.__class__ is not bytes or not body:
-            body = checked(body)
-        size = len(body)
-        if self._queue or self._pending_size + size > self.config.max_pending_size:
-            await self._wait_for_room(size)
-        self._pending_size += size
+        body = checked(body)
+        if not self._fits(len(body)):
+            await self._wait_for_room(len(body))
+        return self._begin(topic, body, delay)
+
+    def _fits(self, size: int) -> bool:
+        """Whether ``size`` more bytes may go now."""
+        return (
+            0 < size <= self.config.max_pending_size - self._pending_size
+            and not self._queue
+            and bool(self._links)
+            and not self._stopped
+        )
+
+    def _begin(self, topic: str, body: bytes, delay: float) -> asyncio.Future[None]:
         future: asyncio.Future[None] = self._loop.create_future()
-        try:
-            if delay:
-                command = self._encoder.deferred(topic, _milliseconds(delay), body)
-            elif self.config.batch_publish_count:
-                self._gather(topic, body, future)
-                return future
-            else:
-                command = self._encoder.one(topic, body)
-        except BaseException:
-            self._release(size)
-            raise
-        self._submit(command, size, [future])
+        if delay:
+            command = self._encoder.deferred(topic, _milliseconds(delay), body)
+        elif self.config.batch_publish_count:
+            self._gather(topic, body, future)
+            self._pending_size += len(body)
+            return future
+        else:
+            command = self._encoder.one(topic, body)
+        self._pending_size += len(body)
+        self._submit(command, len(body), [future])
         return future
 
     async def send_many(self, topic: str, bodies: Sequence[Body]) -> asyncio.Future[None]:

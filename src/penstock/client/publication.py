@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -26,6 +27,7 @@ from penstock.wire.names import is_valid_name
 log = logging.getLogger("penstock.client")
 
 HEADS_MAX = 4096
+_SIZE = struct.Struct(">i").pack
 
 
 class Publication:
@@ -120,26 +122,29 @@ class Encoder:
         self._heads: dict[str, bytes] = {}
 
     def head(self, topic: str) -> bytes:
-        """``<topic>\\n``, of a valid topic."""
+        """``PUB <topic>\\n``, of a valid topic."""
         head = self._heads.get(topic)
         if head is None:
             if not is_valid_name(topic):
                 raise RefusedError("E_BAD_TOPIC", f'PUB topic name "{topic}" is not valid')
             if len(self._heads) >= HEADS_MAX:
                 self._heads.clear()
-            head = self._heads[topic] = topic.encode() + b"\n"
+            head = self._heads[topic] = f"PUB {topic}\n".encode()
         return head
 
     def one(self, topic: str, body: bytes) -> bytes:
-        return b"PUB %b%b%b" % (self.head(topic), len(body).to_bytes(4), body)
+        return (self._heads.get(topic) or self.head(topic)) + _SIZE(len(body)) + body
 
     def deferred(self, topic: str, delay_ms: int, body: bytes) -> bytes:
         self.head(topic)
         return commands.dpub(topic, delay_ms, body)
 
     def many(self, topic: str, bodies: Sequence[bytes]) -> bytes:
-        self.head(topic)
-        return commands.mpub(topic, bodies)
+        parts = [b"M" + self.head(topic), b"", _SIZE(len(bodies))]
+        for body in bodies:
+            parts += (_SIZE(len(body)), body)
+        parts[1] = _SIZE(sum(map(len, parts)) - len(parts[0]))
+        return b"".join(parts)
 
 
 def checked(body: bytes | bytearray | memoryview) -> bytes:
