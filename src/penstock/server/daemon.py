@@ -21,6 +21,7 @@ from penstock.engine.options import Options, hostname
 from penstock.engine.ticket import Ticket
 from penstock.errors import PenstockError
 from penstock.server import live
+from penstock.server.collecting import Collecting
 from penstock.server.http import HttpServer
 from penstock.server.http_api import NsqdApi
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
@@ -69,6 +70,7 @@ class Daemon:
         self._http.gate = self._security.gate
         self._watching = Watching(self.broker, self._memory, self._api, self._http)
         self._lookups = Lookups(self.broker, self._identity)
+        self._collecting = Collecting(self.broker, loop)
         self._tcp: asyncio.Server | None = None
 
     async def serve(self) -> None:
@@ -81,6 +83,7 @@ class Daemon:
         await self._listen()
         self._lookups.start()
         self._watching.start()
+        self._collecting.start()
         self.broker.start()
         await stopped.wait()
         log.info("NSQ: stopping")
@@ -125,6 +128,7 @@ class Daemon:
         # First of all, so that consumers look elsewhere.
         self._lookups.close()
         self._watching.stop()
+        self._collecting.stop()
         if self._tcp is not None:
             self._tcp.close()
         self.broker.refuse_all()
