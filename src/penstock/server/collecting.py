@@ -45,7 +45,7 @@ class Collecting:
         count = self._count()
         if count > self._frozen_count + GROWTH_COUNT:
             self._freeze(count)
-        elif count < self._frozen_count // 2 - GROWTH_COUNT:
+        elif self._frozen_count - count > max(GROWTH_COUNT, self._frozen_count // 2):
             gc.unfreeze()
             gc.collect()
             self._freeze(count)
