@@ -7,11 +7,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.certificates import Pki
 from tests.daemon import Nsqd
 
 from penstock.cli.load import Connection, Task
 from penstock.cli.measure import Report, measure
 from penstock.cli.usage import Usage, settle, usage
+
+# Stands for the flags of a certificate that is made for the run.
+CERTIFICATE = "{certificate}"
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Broker(Nsqd):
     """A broker of ``make`` on ``data_path``."""
 
     def __init__(self, make: Make, data_path: Path, *flags: str) -> None:
+        if CERTIFICATE in flags:
+            flags = (*(f for f in flags if f != CERTIFICATE), *Pki(data_path / "pki").options())
         super().__init__(data_path, *make.flags, *flags)
         self.make = make
         # An absolute path wins over the folder that Nsqd looks in.

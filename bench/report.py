@@ -14,6 +14,7 @@ METRICS = {
     "rate": ("messages a second", "{:,.0f}"),
     "cpu_us": ("server CPU, us a message", "{:.2f}"),
     "cpu_percent": ("CPU, % of a core", "{:.2f}"),
+    "share": ("rate, to that in clear", "{:.2f}"),
     "growth": ("CPU a message, last to first", "{:.2f}"),
     "p50_ms": ("p50, ms", "{:,.2f}"),
     "p99_ms": ("p99, ms", "{:,.2f}"),
@@ -51,7 +52,9 @@ def label(metric: str) -> tuple[str, str]:
     base, _, parameter = metric.partition("@")
     prefix = next((p for p in PREFIXES if base.startswith(p)), "")
     name, form = METRICS[base.removeprefix(prefix)]
-    where = f" at {int(parameter):,}" if parameter else ""
+    where = ""
+    if parameter:
+        where = f" at {int(parameter):,}" if parameter.isdecimal() else f", {parameter}"
     return PREFIXES.get(prefix, "") + name + where, form
 
 

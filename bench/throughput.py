@@ -36,6 +36,24 @@ def consume(broker: Broker, *, messages: int, connections: int, rdy: int = 2500)
     }
 
 
+def consume_upgraded(broker: Broker, *, messages: int, ways: list[str]) -> Metrics:
+    """The same consuming in clear, encrypted and compressed."""
+    metrics: Metrics = {}
+    for way in ways:
+        topic = way.replace("+", "-")
+        broker.create(topic, "bench")
+        broker.fill(messages + 10_000, topic)
+        broker.settle()
+        upgrade = "" if way == "plain" else way
+        report = broker.load(broker.task("sub", topic, messages=messages, upgrade=upgrade))
+        metrics[f"rate@{way}"] = report.consumed.per_second
+        metrics[f"cpu_us@{way}"] = report.cpu_us_per_message
+        broker.empty(topic)
+    for way in ways[1:]:
+        metrics[f"share@{way}"] = metrics[f"rate@{way}"] / metrics[f"rate@{ways[0]}"]
+    return metrics
+
+
 def publish_by_channels(broker: Broker, *, messages: int, channels: list[int]) -> Metrics:
     """The same publishing into topics with few and with many channels."""
     metrics: Metrics = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench import footprint, throughput, timing
-from bench.broker import Broker
+from bench.broker import CERTIFICATE, Broker
 
 OURS = ("penstock",)
 BOTH = ("penstock", "go")
@@ -115,6 +115,23 @@ WORKLOADS = (
         rounds=2,
         targets=(COMPLETE, ONCE),
         go_flags=IN_MEMORY,
+    ),
+    Workload(
+        "consume-upgraded",
+        "consume: a backlog in clear, over TLS, with snappy, with deflate, with TLS and snappy",
+        throughput.consume_upgraded,
+        full={
+            "messages": 1_000_000,
+            "ways": ["plain", "tls", "snappy", "deflate", "tls+snappy"],
+        },
+        quick={"messages": 200_000},
+        rounds=3,
+        targets=(
+            Target("share@tls", 0.5, at_least=True),
+            Target("share@snappy", 0.5, at_least=True),
+        ),
+        flags=(CERTIFICATE,),
+        go_flags=(*IN_MEMORY, CERTIFICATE),
     ),
     Workload(
         "channels",

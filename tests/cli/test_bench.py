@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.bench import build_parser
+from penstock.cli.bench import UPGRADES, build_parser
+from tests.certificates import Pki
 from tests.daemon import Nsqd
 
 SECONDS_MAX = 60
@@ -220,3 +221,13 @@ def test_a_json_file_that_cannot_be_written_is_reported(nsqd: Nsqd, tmp_path: Pa
     result = bench("pub", "--nsqd-tcp-address", address, "--messages", "1", "--json", str(path))
     assert result.returncode == 1
     assert result.stderr == f"penstock bench: {path}: No such file or directory\n"
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES)
+def test_load_goes_through_tls_and_compression(tmp_path: Path, upgrade: str) -> None:
+    with Nsqd(tmp_path / "nsqd", *Pki(tmp_path / "pki").options()) as nsqd:
+        amount = ("--messages", "20000", "--batch", "50", "--upgrade", upgrade)
+        found = against(nsqd, "both", *amount)
+        assert found["published"]["messages"] == found["consumed"]["messages"] == 20_000
+        single = ("--messages", "100", "--connections", "3", "--upgrade", upgrade)
+        assert against(nsqd, "pub", *single)["published"]["messages"] == 100

@@ -18,6 +18,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "publish": {"messages": 2_000},
     "publish-single": {"messages": 200, "connections": 5},
     "consume": {"messages": 2_000},
+    "consume-upgraded": {"messages": 2_000, "ways": ["plain", "tls", "snappy"]},
     "consume-4": {"messages": 2_000},
     "channels": {"messages": 10_000, "channels": [1, 3]},
     "backlogs": {"messages": 20_000, "backlogs": [10_000, 20_000]},

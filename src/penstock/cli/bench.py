@@ -41,6 +41,8 @@ more be on their way.  With --messages the run ends after that many, with --dura
 time; without either after 10 s.  Exit status: 0 done, 1 failed, 2 wrong use, 130 interrupted.
 """
 BUFFER_HELP = "what a consumer asks of the server; -1 sends each message at once (as latency does)"
+UPGRADES = ("tls", "snappy", "deflate", "tls+snappy", "tls+deflate")
+UPGRADE_HELP = "tls, snappy, deflate, tls+snappy or tls+deflate; certificates are not verified"
 DURATION_S = 10.0
 RATE = 1000.0
 
@@ -104,6 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--rate", type=seconds, default=0.0, help="latency: messages a second in all (1000)")
     add("--output-buffer-size", type=int, default=0, metavar="BYTES", help=BUFFER_HELP)
     add("--output-buffer-timeout", type=int, default=0, metavar="MS", help="likewise")
+    add("--upgrade", choices=UPGRADES, default="", metavar="WAY", help=UPGRADE_HELP)
     add("--pid", type=positive, default=0, help="the server's process: report its CPU and memory")
     add(
         "--json",
@@ -170,6 +173,7 @@ def tasks(options: argparse.Namespace) -> list[Task]:
         # Only so does nsqd send each message at once.
         output_buffer_size=options.output_buffer_size or (-1 if latency else 0),
         output_buffer_timeout_ms=options.output_buffer_timeout,
+        upgrade=options.upgrade,
     )
     # Next to a publisher, a subscriber ends when it has all that was published.
     sub = replace(base, kind="sub", seconds=duration_s if options.command == "sub" else 0.0)

@@ -21,6 +21,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, MutableSequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.core.frames import FrameReader, Message, Reply
 from penstock.errors import ProtocolError
@@ -61,6 +62,7 @@ class Task:
     rate: float = 0.0
     output_buffer_size: int = 0
     output_buffer_timeout_ms: int = 0
+    upgrade: str = ""
 
 
 class Board:
@@ -146,8 +148,8 @@ class Histogram:
 class Connection:
     """A V2 connection on a blocking socket, identified."""
 
-    def __init__(self, host: str, port: int, **fields: object) -> None:
-        self.sock = socket.create_connection((host, port), CONNECT_SECONDS_MAX)
+    def __init__(self, host: str, port: int, upgrade: str = "", **fields: object) -> None:
+        self.sock: Any = socket.create_connection((host, port), CONNECT_SECONDS_MAX)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A timeout of Python's own would poll before each call; the kernel's costs nothing.
         self.sock.settimeout(None)
@@ -159,7 +161,14 @@ class Connection:
         identity = {"client_id": "bench", "user_agent": "penstock-bench", **fields}
         identity["feature_negotiation"] = True
         self.sock.sendall(commands.MAGIC_V2)
-        self.server = json.loads(self.ask(commands.identify(identity)))
+        if upgrade:
+            from penstock.cli.load_stream import UpgradedSocket, fields_of, read_settings
+
+            self.sock.sendall(commands.identify({**identity, **fields_of(upgrade)}))
+            self.server = read_settings(self.sock)
+            self.sock = UpgradedSocket(self.sock, self.server)
+        else:
+            self.server = json.loads(self.ask(commands.identify(identity)))
 
     def ask(self, command: bytes) -> bytes:
         """Send a command and return the response to it; messages on the way are not expected."""
@@ -175,6 +184,7 @@ class Connection:
 
     def receive(self, size: int, flags: int = 0) -> bytes:
         """What has arrived; nothing if nothing came for ``WAIT_SECONDS``."""
+        received: bytes
         try:
             received = self.sock.recv(size, flags)
         except BlockingIOError:
@@ -244,7 +254,9 @@ class Worker:
     def connect(self, **fields: object) -> dict[str, object]:
         """Connect all; return what the server says of itself."""
         for _ in range(self.task.connections):
-            self.connections.append(Connection(self.task.host, self.task.port, **fields))
+            self.connections.append(
+                Connection(self.task.host, self.task.port, self.task.upgrade, **fields)
+            )
         server: dict[str, object] = self.connections[0].server
         return server
 

@@ -1,4 +1,4 @@
-"""A TLS stream, server side: the peer's bytes in, clear bytes out, and the other way round.
+"""A TLS stream: the peer's bytes in, clear bytes out, and the other way round.
 
 OpenSSL between two buffers in memory.  The connection keeps its transport, its write limits and
 its timers; ``loop.start_tls`` would replace the first two and needs a task, for the same CPU a
@@ -49,15 +49,16 @@ _EXPIRED = {9, 10}
 
 
 class Tls:
-    """One client's TLS."""
+    """One connection's TLS; the server's side unless told otherwise."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, *, server_side: bool = True) -> None:
         self.ended = False  # the peer has said that it sends no more
         self._context = context
-        self._head = b""
+        # Only clients were seen to begin with something that is no TLS.
+        self._head = b"" if server_side else bytes((_HANDSHAKE, 3))
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
 
     def handshake(self, data: bytes) -> bool:
         """Take the peer's bytes; whether both sides agree now.  Raises StreamError."""

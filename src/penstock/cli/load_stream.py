@@ -1,0 +1,108 @@
+"""A load generator's socket with TLS, snappy or deflate on it; otherwise used as a socket is.
+
+The server's certificate is not verified: what is measured is the work, not the trust.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import struct
+from typing import Any
+
+from penstock.errors import ProtocolError
+from penstock.wire.compression import Deflate, Packing, Snappy
+from penstock.wire.tls import Tls
+
+_RECEIVE_SIZE = 128 << 10
+_OK = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
+
+
+def fields_of(upgrade: str) -> dict[str, object]:
+    """What IDENTIFY asks for; ``upgrade`` is tls, snappy or deflate, or two joined by a plus."""
+    wanted = upgrade.split("+")
+    return {("tls_v1" if name == "tls" else name): True for name in wanted if name}
+
+
+class UpgradedSocket:
+    """The socket after its upgrade; what the server has not sent yet is not waited for."""
+
+    def __init__(self, sock: socket.socket, settings: dict[str, Any]) -> None:
+        self._sock = sock
+        self._tls: Tls | None = None
+        self._packing: Packing | None = None
+        rest = b""
+        if settings["tls_v1"]:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            self._tls = Tls(context, server_side=False)
+            self._shake(self._tls)
+            rest = self._expect_ok(b"")
+        if settings["snappy"]:
+            self._packing = Snappy()
+        elif settings["deflate"]:
+            self._packing = Deflate(settings["deflate_level"])
+        if self._packing is not None:
+            # The second OK may have come with the first.
+            self._expect_ok(self._packing.decompress(rest))
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def sendall(self, data: bytes) -> None:
+        if self._packing is not None:
+            data = self._packing.compress((data,))
+        if self._tls is not None:
+            data = self._tls.send((data,))
+        self._sock.sendall(data)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """What has arrived; BlockingIOError as from a socket, also if it says nothing yet."""
+        data = b""
+        if self._packing is None or not self._packing.pending:
+            data = self._sock.recv(_RECEIVE_SIZE, flags)
+            if not data:
+                return b""
+        if self._tls is not None:
+            data = self._tls.receive(data)
+        if self._packing is not None:
+            data = self._packing.decompress(data)
+        if not data:
+            raise BlockingIOError
+        return data
+
+    def recv_into(self, buffer: memoryview) -> int:
+        data = self.recv(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _shake(self, tls: Tls) -> None:
+        agreed = tls.handshake(b"")
+        while not agreed:
+            self._sock.sendall(tls.take_output())
+            agreed = tls.handshake(self._sock.recv(_RECEIVE_SIZE))
+        self._sock.sendall(tls.take_output())
+
+    def _expect_ok(self, received: bytes) -> bytes:
+        """Wait for the OK of a layer; return what came behind it."""
+        while len(received) < len(_OK):
+            received += self.recv(_RECEIVE_SIZE)
+        if not received.startswith(_OK):
+            raise ProtocolError("E_INVALID", f"not an OK: {received[:40]!r}")
+        return received[len(_OK) :]
+
+
+def read_settings(sock: socket.socket) -> dict[str, Any]:
+    """IDENTIFY's reply, and not a byte more: what follows is another stream."""
+    (size,) = struct.unpack(">i", sock.recv(4, socket.MSG_WAITALL))
+    data = sock.recv(size, socket.MSG_WAITALL)
+    if data[:4] != b"\x00\x00\x00\x00":
+        code, _, text = data[4:].decode("utf-8", "replace").partition(" ")
+        raise ProtocolError(code, text)
+    settings: dict[str, Any] = json.loads(data[4:])
+    return settings
