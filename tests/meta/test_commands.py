@@ -1,4 +1,4 @@
-"""Every program that pyproject.toml installs, and every command of `penstock`, is there and helps."""
+"""Every program that is installed, and every command of `penstock`, is there and helps."""
 
 from __future__ import annotations
 
