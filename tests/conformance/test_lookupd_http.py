@@ -305,6 +305,15 @@ def test_debug_shows_every_key_that_has_producers(lookupd: Nsqlookupd, connect: 
     assert before_ns <= topic["tombstoned_at"] <= time.time_ns()
 
 
+def test_the_profiler_has_its_pages(lookupd: Nsqlookupd) -> None:
+    assert lookupd.get("/debug/pprof").status == 301
+    for page in ("", "cmdline", "symbol", "heap", "goroutine", "block", "threadcreate"):
+        assert lookupd.get(f"/debug/pprof/{page}").status == 200, page
+    assert lookupd.get("/debug/pprof/profile?seconds=0.05").status == 200
+    assert b"nsqlookupd" in lookupd.get("/debug/pprof/cmdline").body
+    assert_error(lookupd.post("/debug/freememory"), 404, "NOT_FOUND")
+
+
 def test_silence_hides_a_producer_and_a_ping_shows_it_again() -> None:
     options = ("--inactive-producer-timeout=200ms", "--tombstone-lifetime=300ms")
     with Nsqlookupd(*options) as lookupd, lookupd.connect() as raw:

@@ -6,9 +6,11 @@ import re
 import tomllib
 from pathlib import Path
 
+from penstock.cli import nsqlookupd
 from penstock.cli.docs import pages
 from penstock.cli.nsqd import flag_table
 from penstock.engine.options import SETTINGS, Options
+from penstock.lookupd.options import SETTINGS as LOOKUPD_SETTINGS
 from penstock.version import VERSION
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,6 +31,11 @@ NSQ_FLAGS_TEXT = """
     topology-region topology-zone version verbose worker-id
 """
 NSQ_FLAGS = set(NSQ_FLAGS_TEXT.split())
+LOOKUPD_FLAGS_TEXT = """
+    broadcast-address config http-address inactive-producer-timeout log-level log-prefix
+    tcp-address tombstone-lifetime version verbose
+"""
+LOOKUPD_FLAGS = set(LOOKUPD_FLAGS_TEXT.split())
 
 
 def test_generated_pages_are_up_to_date() -> None:
@@ -38,7 +45,7 @@ def test_generated_pages_are_up_to_date() -> None:
 
 
 def test_every_option_has_help_and_a_group() -> None:
-    for setting in SETTINGS:
+    for setting in (*SETTINGS, *LOOKUPD_SETTINGS):
         assert 10 < len(setting.help) < 100, setting.flag
         assert not setting.help.endswith("."), setting.flag
         assert "|" not in setting.help, setting.flag
@@ -51,6 +58,14 @@ def test_every_flag_of_nsq_is_known_and_only_ours_are_marked() -> None:
     flags = {setting.flag for setting in SETTINGS}
     assert flags | others >= NSQ_FLAGS
     assert {setting.flag for setting in SETTINGS if setting.own} == flags - NSQ_FLAGS
+
+
+def test_every_flag_of_nsqlookupd_is_known_and_only_ours_are_marked() -> None:
+    table = nsqlookupd.flag_table()
+    others = {"config", "version"} | {name for name, _ in table.ignored}
+    flags = {setting.flag for setting in LOOKUPD_SETTINGS}
+    assert flags | others >= LOOKUPD_FLAGS
+    assert {setting.flag for setting in LOOKUPD_SETTINGS if setting.own} == flags - LOOKUPD_FLAGS
 
 
 def test_names_are_unique_and_durations_say_their_unit() -> None:

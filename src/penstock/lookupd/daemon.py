@@ -14,6 +14,7 @@ from penstock.lookupd.http import LookupdApi
 from penstock.lookupd.options import LookupdOptions
 from penstock.lookupd.registry import Registry
 from penstock.lookupd.tcp import LookupdConnection
+from penstock.server.debug import Debug
 from penstock.server.http import HttpServer
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
 from penstock.version import NSQ_VERSION
@@ -32,7 +33,9 @@ class LookupdDaemon:
         self._registry = Registry(
             options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns
         )
-        self._http = HttpServer(LookupdApi(self._registry, self._clock).router)
+        api = LookupdApi(self._registry, self._clock)
+        Debug().add_pages(api.router)
+        self._http = HttpServer(api.router)
         self._connections: set[LookupdConnection] = set()
         self._tcp_port = -1
         self._http_port = -1

@@ -59,6 +59,13 @@ class Debug:
         self._profiling = False
 
     def add_routes(self, router: Router) -> None:
+        """All that nsqd has."""
+        self.add_pages(router)
+        router.add("PUT", "/debug/setblockrate", Route(self.set_block_rate, logged=True))
+        router.add("POST", "/debug/freememory", Route(self.free_memory, logged=True))
+
+    def add_pages(self, router: Router) -> None:
+        """What there is to look at; every daemon has it."""
         pages: dict[str, Handler] = {
             "": self.index,
             "cmdline": self.cmdline,
@@ -73,8 +80,6 @@ class Debug:
             router.add("GET", f"/debug/pprof/{name}", Route(page))
         router.add("GET", "/debug/pprof", Route(lambda request: _INDEX))
         router.add("POST", "/debug/pprof/symbol", Route(self.symbol))
-        router.add("PUT", "/debug/setblockrate", Route(self.set_block_rate, logged=True))
-        router.add("POST", "/debug/freememory", Route(self.free_memory, logged=True))
 
     def index(self, request: Request) -> Response:
         assert __doc__ is not None
