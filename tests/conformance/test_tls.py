@@ -252,6 +252,19 @@ def test_a_client_with_a_wrong_certificate_is_refused(
         strict.http("GET", "/ping", tls=context)
 
 
+def test_the_policy_require_takes_the_certificates_in_the_file(tmp_path: Path, pki: Pki) -> None:
+    """Not only those that an authority in it signed."""
+    known = tmp_path / "known.pem"
+    known.write_text(Path(pki.path("mallory.pem")).read_text())
+    options = (f"--tls-root-ca-file={known}", "--tls-client-auth-policy=require")
+    with Nsqd(tmp_path / "nsqd", *pki.options(), *options) as nsqd:
+        with SecureClient.of(nsqd, pki.client_context("mallory")) as client:
+            client.pub("known", b"m")
+        for name in ("", "bob the client"):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                SecureClient.of(nsqd, pki.client_context(name))
+
+
 def test_a_policy_implies_that_tls_is_required(strict: Nsqd) -> None:
     with strict.connect() as raw:
         text = b"E_INVALID cannot NOP in current state (TLS required)"

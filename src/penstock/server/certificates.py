@@ -1,11 +1,12 @@
 """TLS contexts made of the options: for clients of nsqd, and for nsqd as a client.
 
     --tls-client-auth-policy   (none)            clients are not asked for a certificate
-                               require           \\ clients must show one that --tls-root-ca-file
-                               require-verify    / vouches for
+                               require           it, or one that signed it, is in the file that
+                                                 --tls-root-ca-file names
+                               require-verify    an authority in that file signed it
 
-nsqd's ``require`` takes any certificate, even one made up on the spot; OpenSSL as Python offers
-it cannot ask for a certificate without judging it, and to accept any proves nothing.
+nsqd's ``require`` takes any certificate, even one made up on the spot.  OpenSSL as Python offers
+it cannot ask for a certificate without judging it, and to take any proves nothing.
 
 Versions below 1.2 need suites with SHA-1 and OpenSSL's security level 0.  The suites stand in
 order of preference, so a client that can do better gets better; from 1.2 on Python's list holds.
@@ -43,6 +44,8 @@ def server_context(options: Options) -> ssl.SSLContext | None:
                 "--tls-root-ca-file: certificates are always verified"
             )
         context.verify_mode = ssl.CERT_REQUIRED
+        if options.tls_client_auth_policy == "require":
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if options.tls_root_ca_file:
         _load_authorities(context, options.tls_root_ca_file)
     return context
