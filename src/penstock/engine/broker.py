@@ -263,7 +263,8 @@ class Broker:
 
     def stamp(self) -> int:
         """Ascending over all deferred publishes and purges, also over restarts."""
-        self._stamp = max(self._stamp + 1, self.clock.wall_ns())
+        wall_ns = min(self.clock.wall_ns(), self.identity.stamp_limit)
+        self._stamp = max(self._stamp + 1, wall_ns)
         return self._stamp
 
     def raise_stamp(self, stamp: int) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # At two million messages a second a margin lasts half an hour; 54 bits hold two million margins.
 MARGIN = 1 << 32
+# Stamps given while the clock stands above the limit count up from it.
+STAMP_MARGIN = 1_000_000_000
 
 
 class Identity:
@@ -56,6 +58,12 @@ class Identity:
         clock has shown, also when it was set back since.
         """
         return (self._highest >> 12) * 1_000_000
+
+    @property
+    def stamp_limit(self) -> int:
+        """A clock that runs ahead for a moment must not take the stamps past the floor."""
+        assert self._node is not None
+        return (self._node.index_floor >> 12) * 1_000_000 - STAMP_MARGIN
 
     def saw(self, end: int) -> None:
         """A topic has reached ``end``; or 0, just to keep the floor ahead of the clock."""
