@@ -149,6 +149,8 @@ class Broker:
         """The topic ``name``, made if need be; the ticket is settled when that is durable (R6)."""
         topic = self.topics.get(name)
         if topic is not None:
+            if topic.created.error is not None and isinstance(topic, Topic):
+                topic.created = topic.save()  # the disk may have recovered since
             return topic, topic.created
         if is_ephemeral(name):
             topic = EphemeralTopic(self, name, self.node_id, self.identity.next_base())
@@ -305,6 +307,12 @@ class Broker:
             self._tick_asked = True
             self.turns.soon(self._tick)
 
+    def unfired(self, dues: list[Due]) -> None:
+        """These could not be written to their topic's log: they are due again in a moment."""
+        self.deferred.failed(dues)
+        self._arm_wanted = True
+        self._turn_soon()
+
     def _fire_deferred(self) -> None:
         wall_ns = self.clock.wall_ns()
         if self.deferred.next_due_ns > wall_ns:
@@ -450,7 +458,8 @@ class Broker:
         used, self._used = self._used, set()
         for topic in used:
             if not topic.closed:
-                topic.retire()
+                if topic.retire():
+                    self._used.add(topic)
                 self.identity.saw(topic.appender.next_index)
         self.identity.saw(0)
         self._checkpoint()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from penstock.core.window import Window
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
+from penstock.engine.health import is_full
 from penstock.engine.names import is_ephemeral, is_valid_name
 from penstock.engine.topic import Topic
 from penstock.errors import CorruptError
@@ -53,10 +54,22 @@ def open_broker(broker: Broker) -> None:
         broker.add_topic(topic)
         _cut_deferred(broker, topic)
         end = max(end, found.log.end)
-    broker.identity.lease(end)
+    _lease(broker, end)
     broker.deferred.recover(fired)
     _add_listed(broker, _metadata(broker))
     broker.registry.save_all()
+
+
+def _lease(broker: Broker, end: int) -> None:
+    """On a full disk too: consuming must be possible, or nothing would ever make room (R8)."""
+    try:
+        broker.identity.lease(end)
+    except OSError as error:
+        if not is_full(error) or not broker.health_of_disk.reserve.held:
+            raise
+        broker.health_of_disk.failed(error)
+        broker.health_of_disk.reserve.free()
+        broker.identity.lease(end)
 
 
 def _newest(broker: Broker, folders: list[TopicFolder]) -> Iterator[TopicFolder]:

@@ -64,8 +64,9 @@ class Topic(BaseTopic):
             broker.clock,
             broker.options.sync_every,
             self._visible,
-            broker.deferred.failed,
+            broker.unfired,
             self._heard_log,
+            self._heard_journal,  # sealing makes room: it may use the reserve
             broker.refusal,
             broker.sync_times,
         )
@@ -130,6 +131,8 @@ class Topic(BaseTopic):
     def create_channel(self, name: str) -> tuple[Channel, Ticket]:
         channel = self.channels.get(name)
         if channel is not None:
+            if channel.created.error is not None:
+                channel.created = self.save()  # the disk may have recovered since
             return channel, channel.created
         number = self.broker.channel_number()
         if is_ephemeral(name):
@@ -264,23 +267,30 @@ class Topic(BaseTopic):
                 low = min(low, channel.window.low)
         return low
 
-    def retire(self) -> None:
-        """Remove segments that are finished, and relocate the stragglers of old ones."""
+    def retire(self) -> bool:
+        """Remove segments that are finished, and relocate the stragglers of old ones.
+
+        Returns whether to look again in a while, even if nothing happens here until then.
+        """
         if self._retiring or self.closed:
-            return
+            return not self.closed
         for damage in self.log.take_damage():
             self.broker.report(f"topic={self.name}: {damage}", None)
         low = self.low()
         self.log.pinned_slots = self.broker.deferred.open_slots()
-        self.writer.roll_if_finished(low)
+        rolling = self.writer.roll_if_finished(low)
         paths = self.log.retire(low)
         if paths:
             self._unlink(paths)
-            return
+            return True
+        early = self.broker.clock.monotonic_ns() < self._straggler_ns
         base, stragglers = self._find_stragglers()
         if base is not None:
             self._retiring = True
             self.broker.disk.submit(partial(self.log.relocate, base, stragglers), self._relocated)
+        # A segment below the mark is still there because a deferred slot pins it.
+        pinned = any(segment.sealed and segment.end <= low for segment in self.log.segments()[:1])
+        return rolling or early or base is not None or pinned
 
     def _unlink(self, paths: list[str]) -> None:
         self._retiring = True
@@ -295,10 +305,14 @@ class Topic(BaseTopic):
         self._retiring = False
         if error is not None:
             self.broker.report(f"topic={self.name}", error)
+        else:
+            # There may be more: a stuck message that moved freed everything behind it.
+            self.retire()
 
     def _relocated(self, moved: Relocation | None, error: BaseException | None) -> None:
         self._retiring = False
         if moved is None:
+            self._heard_journal(error)
             self.broker.report(f"topic={self.name}", error)
         elif not self.closed:
             self._unlink(self.log.relocated(moved))

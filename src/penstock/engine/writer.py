@@ -101,6 +101,7 @@ class LogWriter:
         visible: Callable[[Batch], None],
         unfired: Callable[[list[Due]], None],
         health: Callable[[BaseException | None], None],
+        unsealed: Callable[[BaseException | None], None],
         refuse: Callable[[], Exception | None],
         sync_times: Histogram,
     ) -> None:
@@ -112,6 +113,7 @@ class LogWriter:
         self._visible = visible
         self._unfired = unfired
         self._health = health
+        self._unsealed = unsealed
         self._refuse = refuse
         self._sync_times = sync_times
         self._fired: deque[list[Due]] = deque()
@@ -158,10 +160,13 @@ class LogWriter:
             else:
                 self._write(self._seal())
 
-    def roll_if_finished(self, low: int) -> None:
-        """Seal the active segment when all of it is finished, so that it can go."""
-        if not self._busy and not self._syncing and self.log.needs_roll(low):
+    def roll_if_finished(self, low: int) -> bool:
+        """Seal the active segment when all of it is finished, so that it can go; whether it is."""
+        if not self.log.needs_roll(low):
+            return False
+        if not self._busy and not self._syncing:
             self._roll()
+        return True
 
     def _roll(self) -> None:
         self._busy = self._exclusive = True
@@ -258,7 +263,7 @@ class LogWriter:
         self._busy = self._exclusive = False
         if token is None:
             # The segment could not be sealed.  Fail what waits; the next publish tries again.
-            self._health(error)
+            self._unsealed(error)
             if error is not None and (self._appender.count or self._fired):
                 self._fail(self._seal(), error)
         else:

@@ -149,8 +149,10 @@ class LogWriter:
     def needs_roll(self, low: int = 0) -> bool:
         """Whether the active segment is full, or is all below ``low`` and worth removing."""
         segment = self.active
-        if segment is None or segment.closed or segment.tally is None:
+        if segment is None or segment.tally is None:
             return False
+        if segment.closed:  # found at start, or its footer could not be written: only to be sealed
+            return segment.tally.end <= low
         size = segment.tally.size
         if size >= self.segment_size_max:
             return True
