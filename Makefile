@@ -3,7 +3,8 @@
 # test    what .ci/run calls
 # check   ruff and mypy
 # wheel   an installable package in dist/, which needs no compiler; DIST=folder puts it elsewhere
-# bench   the figures of docs/benchmarks.md; BENCH="--quick publish" passes arguments
+# bench   the figures of docs/benchmarks.md and client.md; BENCH="--quick publish" passes arguments
+#         to the first and leaves out the second
 
 PYTHON ?= python3
 VENV := .venv
@@ -45,6 +46,7 @@ wheel: build
 
 bench: build
 	$(BIN)/python -m bench.run $(BENCH)
+	test -n "$(BENCH)" || $(BIN)/python -m bench.clients
 
 clean:
 	rm -rf $(VENV) build dist data src/*.egg-info

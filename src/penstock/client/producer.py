@@ -226,7 +226,7 @@ class Producer:
     def _dispatch(self, publication: Publication, now_s: float) -> None:
         """Put it on the next connection's pipe, or keep it until there is one."""
         pipes = self._pipes
-        for _ in range(len(pipes)):
+        for _ in pipes:
             self._turn += 1
             pipe = pipes[self._turn % len(pipes)]
             if not pipe.ended:
@@ -358,7 +358,7 @@ class Producer:
         return error or NotConnectedError("no nsqd can be reached")
 
     def _settle(self, publication: Publication, error: Exception) -> None:
-        publication.settle(error)
+        publication.fail(error)
         self._release(publication.size)
 
     def _arm_sweep(self) -> None:

@@ -51,13 +51,15 @@ class Publication:
         self.sent_s = 0.0
         self.unknown = False  # an earlier try may have been stored
 
-    def settle(self, error: Exception | None = None) -> None:
+    def settle(self) -> None:
+        """It is stored.  A future that is done already is one whose waiter was cancelled."""
         for future in self.futures:
-            if future.done():  # who waited was cancelled
-                continue
-            if error is None:
+            if not future.done():
                 future.set_result(None)
-            else:
+
+    def fail(self, error: Exception) -> None:
+        for future in self.futures:
+            if not future.done():
                 future.set_exception(error)
 
 

@@ -1,0 +1,60 @@
+"""A handler that fails, messages that come again, and those that are given up.
+
+python examples/retries.py [nsqd's TCP address]
+"""
+
+import asyncio
+import sys
+
+from penstock import Consumer, Message, Producer
+
+NSQD = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:4150"
+
+
+async def main() -> None:
+    producer = Producer(NSQD)
+    ended = asyncio.Semaphore(0)
+
+    def handle(message: Message) -> None:
+        print(f"{message.body.decode()}, attempt {message.attempts}")
+        if message.body == b"flaky" and message.attempts < 3:
+            message.requeue(0.1, backoff=False)  # this one again soon; others go on
+        elif message.body == b"hopeless":
+            raise ValueError("cannot be handled")  # again later, and everything slows down
+        else:
+            ended.release()
+
+    async def keep(message: Message) -> None:
+        await producer.publish("orders-failed", message.body)
+        message.finish()
+        ended.release()
+
+    def give_up(message: Message) -> None:
+        message.enable_async()  # it is finished only after it is stored elsewhere
+        keeping.append(asyncio.create_task(keep(message)))
+
+    keeping: list[asyncio.Task[None]] = []
+    consumer = Consumer(
+        "orders",
+        "billing",
+        handle,
+        give_up=give_up,
+        nsqd_tcp_addresses=NSQD,
+        max_attempts=2,
+        default_requeue_delay=0.1,
+        backoff_multiplier=0.05,
+    )
+    await producer.publish_many("orders", [b"fine", b"hopeless"])
+    async with consumer:
+        await ended.acquire()
+        await ended.acquire()
+    print("given up:", consumer.stats.given_up)
+
+    consumer = Consumer("orders", "billing", handle, nsqd_tcp_addresses=NSQD)
+    await producer.publish("orders", b"flaky")
+    async with consumer:
+        await ended.acquire()
+    await producer.stop()
+
+
+asyncio.run(main())
