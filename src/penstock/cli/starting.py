@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +13,9 @@ from penstock.cli.flags import FlagTable, UsageError
 from penstock.errors import OptionError
 from penstock.server import log
 from penstock.version import version_line
+
+# Below this an operator should know: 256 files of the data path, and some connections.
+OPEN_FILES_MIN = 1024
 
 
 def start(
@@ -48,4 +53,20 @@ def start(
     log.configure(level=options.log_level, prefix=options.log_prefix, form=options.log_format)
     for warning in parsed.warnings:
         log.LOGGER.warning("%s", warning)
+    raise_open_files_limit()
     return run(options, lambda: checked(table.parse(arguments, os.environ).options))
+
+
+def raise_open_files_limit() -> None:
+    """Allow this process as many open files as it may allow itself.
+
+    Go programs do so on their own, so nsqd's users never set more than the hard limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # Where "unlimited" is not taken literally the soft limit stays.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit != resource.RLIM_INFINITY and limit < OPEN_FILES_MIN:
+        log.LOGGER.warning("open files: the limit is %d; connections beyond it are dropped", limit)
