@@ -118,7 +118,7 @@ class Daemon:
         if self._read is not None:
             live.reload(self.broker, self._read)
         if self._security.reloads:
-            self._disk.submit(self._security.reload, lambda _, error: None)
+            self._disk.submit(self._security.read_again, self._security.renew)
 
     def _connection(self) -> Connection:
         self._watching.tcp_connection_count += 1

@@ -84,7 +84,13 @@ class HttpServer:
         """Accept on a TCP address; return the real one."""
         loop = self._start_sweeping()
         listener = await loop.create_server(
-            self._connection, host, port, ssl=ssl, reuse_address=True, backlog=1024
+            self._connection,
+            host,
+            port,
+            ssl=ssl,
+            ssl_handshake_timeout=self.limits.head_timeout_s if ssl is not None else None,
+            reuse_address=True,
+            backlog=1024,
         )
         self._listeners.append(listener)
         address: tuple[str, int] = listener.sockets[0].getsockname()[:2]

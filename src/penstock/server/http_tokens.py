@@ -44,16 +44,13 @@ _FORBIDDEN = refusing(error_response(403, "FORBIDDEN"))
 
 
 class Tokens:
-    """Who may do what; ``load`` replaces all of it or, if the file is wrong, nothing."""
+    """Who may do what."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
         self._tokens = read_tokens(path)
 
-    def load(self) -> int:
-        """Read the file again; return how many tokens there are now.  Raises OptionError."""
-        self._tokens = read_tokens(self._path)
-        return len(self._tokens)
+    def replace(self, tokens: list[tuple[str, bytes]]) -> None:
+        self._tokens = tokens
 
     def gate(self, request: Request, route: Route) -> Route:
         """``route`` for those who may take it, else one that refuses."""

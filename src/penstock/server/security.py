@@ -12,13 +12,13 @@ from penstock.server.auth import AuthServers
 from penstock.server.certificates import client_context, load_certificate, server_context
 from penstock.server.http_message import JSON, V1, Response
 from penstock.server.http_router import Gate, Route, refusing
-from penstock.server.http_tokens import Tokens
+from penstock.server.http_tokens import Tokens, read_tokens
 
 log = logging.getLogger(__name__)
 
 
 class Security:
-    """Made of the options once; ``reload`` reads the files again."""
+    """Made of the options once; ``read_again`` and ``renew`` look at the files again."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -43,22 +43,31 @@ class Security:
         always = frozenset(("snappy", "deflate"))
         return always if self.tls is None else always | {"tls_v1"}
 
-    def reload(self) -> None:
-        """Read certificate and tokens again; what is wrong stays as it was.
+    def read_again(self) -> list[tuple[str, bytes]]:
+        """Look whether certificate and tokens could be used; return the tokens.
 
-        May wait for a disk: not on the loop.
+        Not on the loop: it waits for the disk.  Raises OptionError.
+        """
+        server_context(self._options)
+        path = self._options.http_auth_token_file
+        return read_tokens(path) if path else []
+
+    def renew(self, tokens: list[tuple[str, bytes]] | None, error: BaseException | None) -> None:
+        """Take over what ``read_again`` found; if it failed all stays as it was.
+
+        On the loop, because OpenSSL's contexts are not to be changed while others use them.
         """
         try:
+            if error is not None:
+                raise error
             if self.tls is not None:
                 load_certificate(self.tls, self._options)
                 log.info("TLS: certificate read again, for new connections")
-        except OptionError as error:
-            log.error("TLS: certificate stays as it was: %s", error)
-        try:
-            if self.tokens is not None:
-                log.info("HTTP: %d tokens", self.tokens.load())
-        except OptionError as error:
-            log.error("HTTP: tokens stay as they were: %s", error)
+            if self.tokens is not None and tokens is not None:
+                self.tokens.replace(tokens)
+                log.info("HTTP: %d tokens", len(tokens))
+        except OptionError as failure:
+            log.error("SIGHUP: certificate and tokens stay as they were: %s", failure)
 
     # HTTP
 

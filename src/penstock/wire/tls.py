@@ -38,6 +38,7 @@ _SUITES = {
     "ECDHE-RSA-AES128-GCM-SHA256": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
     "ECDHE-ECDSA-AES128-GCM-SHA256": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
 }
+_numbers: dict[str, int] = {}
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "client didn't provide a certificate",
     "UNSUPPORTED_PROTOCOL": "client offered only unsupported versions",
@@ -129,10 +130,10 @@ class Tls:
         name = cipher[0] if cipher is not None else ""
         if name in _SUITES:
             return _SUITES[name]
-        for known in self._context.get_ciphers():
-            if known["name"] == name:
-                return f"Unknown {known['id'] & 0xFFFF}"
-        return f"Unknown {name}"
+        if name not in _numbers:
+            # All of them at once: making the list takes longer than the rest of /stats.
+            _numbers.update({c["name"]: c["id"] & 0xFFFF for c in self._context.get_ciphers()})
+        return f"Unknown {_numbers.get(name, name)}"
 
     @property
     def protocol(self) -> str:

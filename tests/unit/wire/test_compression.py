@@ -171,3 +171,16 @@ def test_a_flipped_bit_is_an_error_or_still_waited_for(body: bytes, at: int) -> 
         assert unpacked(Snappy(), bytes(wire)) == b""
     except StreamError:
         return
+
+
+@both
+@given(pieces=st.lists(st.binary(max_size=100), max_size=8), begins=st.booleans())
+def test_noise_is_an_error_or_nothing(
+    make: Callable[[], Packing], pieces: list[bytes], begins: bool
+) -> None:
+    """Nothing but a StreamError, whatever a peer sends."""
+    packing = make()
+    try:
+        unpacked(packing, make().compress([b"x"]) if begins else b"", *pieces)
+    except StreamError:
+        return

@@ -6,6 +6,8 @@ import contextlib
 import ssl
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from penstock.errors import StreamError
 from penstock.wire.tls import Tls
@@ -123,3 +125,16 @@ def test_the_name_in_a_clients_certificate(pki: Pki) -> None:
             break
         incoming.write(tls.take_output())
     assert tls.common_name == "alice"
+
+
+@given(st.lists(st.binary(max_size=100), max_size=5), st.booleans())
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_noise_is_an_error_or_nothing(pki: Pki, pieces: list[bytes], begins: bool) -> None:
+    """Nothing but a StreamError, whatever a peer sends instead of a handshake."""
+    tls = Tls(pki.server_context())
+    try:
+        tls.handshake(b"\x16\x03\x01" if begins else b"")
+        for piece in pieces:
+            assert not tls.handshake(piece)
+    except StreamError:
+        tls.take_output()
