@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -185,8 +186,16 @@ def test_a_restarted_nsqlookupd_hears_everything_again(cluster: Cluster, topic: 
 
 
 def test_a_stopped_nsqd_leaves_before_its_process_does(cluster: Cluster) -> None:
-    assert cluster.nsqds[1].terminate() == 0
-    assert nodes(cluster.lookupds[0]) == ports(cluster.nsqds[0])
+    nsqd = cluster.nsqds[1]
+    # An answer that takes its time holds the end up for a second.
+    with socket.create_connection(("127.0.0.1", nsqd.http_port)) as slow:
+        slow.sendall(b"GET /debug/pprof/profile?seconds=5 HTTP/1.1\r\nHost: x\r\n\r\n")
+        # The second request is read after the first.
+        assert nsqd.get("/ping").status == 200
+        nsqd.signal(signal.SIGTERM)
+        eventually(lambda: nodes(cluster.lookupds[0]), ports(cluster.nsqds[0]))
+        assert "NSQ: bye" not in nsqd.log
+    assert nsqd.wait() == 0
 
 
 # Channels that others know

@@ -138,6 +138,24 @@ def test_a_lost_connection_is_made_anew_at_once_and_tells_everything_again() -> 
     play(scene)
 
 
+def test_changes_of_a_lost_connection_are_not_said_on_the_next() -> None:
+    async def scene() -> None:
+        async with peered([b"REGISTER t\n"]) as (lookupd, peer):
+            await peer.tried.wait()
+            lookupd.answer = lambda _: None
+            peer.change(b"REGISTER unanswered\n")
+            await lookupd.seen(0, "REGISTER t", "REGISTER unanswered")
+            # Made again before the next connection: the old word would be wrong there.
+            peer.change(b"UNREGISTER t\n")
+            lookupd.answer = lambda _: b"OK"
+            await lookupd.seen(1, "REGISTER t")
+            await asyncio.sleep(0.1)
+            peer.change(b"REGISTER end\n")
+            await lookupd.seen(1, "REGISTER t", "REGISTER end")
+
+    play(scene)
+
+
 def test_pings_go_out_between_changes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         monkeypatch.setattr(lookup_peer, "PING_INTERVAL_S", 0.05)
