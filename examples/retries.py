@@ -24,16 +24,10 @@ async def main() -> None:
         else:
             ended.release()
 
-    async def keep(message: Message) -> None:
-        await producer.publish("orders-failed", message.body)
-        message.finish()
+    async def give_up(message: Message) -> None:
+        await producer.publish("orders-failed", message.body)  # finished only if this succeeds
         ended.release()
 
-    def give_up(message: Message) -> None:
-        message.enable_async()  # it is finished only after it is stored elsewhere
-        keeping.append(asyncio.create_task(keep(message)))
-
-    keeping: list[asyncio.Task[None]] = []
     consumer = Consumer(
         "orders",
         "billing",

@@ -94,6 +94,8 @@ def test_iterating_finishes_what_came_before(nsqd: Nsqd, loop: str) -> None:
     run(work(), loop)
     assert time.monotonic() - start_s < 3.0, "waited for the message that the loop was left with"
     assert left(nsqd, topic) == 41
+    # Asked for no more first: what was handed back did not come again and use up its attempts.
+    assert nsqd.channel(topic, "ch")["requeue_count"] <= 10
 
 
 def test_several_tasks_may_iterate_and_end_with_the_consumer(nsqd: Nsqd) -> None:
@@ -161,8 +163,10 @@ def test_a_message_beyond_max_attempts_is_given_up_without_the_handler(nsqd: Nsq
     assert left(nsqd, "hopeless") == 0
 
 
-def test_a_give_up_that_fails_loses_nothing(nsqd: Nsqd) -> None:
-    publish(nsqd, "hopeless-2", b"x")
+@pytest.mark.parametrize("suspends", [False, True])
+def test_a_give_up_that_fails_loses_nothing(nsqd: Nsqd, suspends: bool) -> None:
+    topic = f"hopeless-{suspends}"
+    publish(nsqd, topic, b"x")
     tries: list[int] = []
 
     def give_up(message: Message) -> None:
@@ -170,8 +174,18 @@ def test_a_give_up_that_fails_loses_nothing(nsqd: Nsqd) -> None:
         if len(tries) == 1:
             raise OSError("disk full")
 
+    async def give_up_slowly(message: Message) -> None:
+        await asyncio.sleep(0.01)
+        give_up(message)
+
     async def work() -> None:
-        consumer = consumer_of(nsqd, "hopeless-2", lambda m: False, max_attempts=1, give_up=give_up)
+        consumer = consumer_of(
+            nsqd,
+            topic,
+            lambda m: False,
+            max_attempts=1,
+            give_up=give_up_slowly if suspends else give_up,
+        )
         async with consumer:
             await until(lambda: consumer.stats.finished == 1)
 

@@ -49,17 +49,18 @@ def test_connections_cut_at_any_byte_lose_nothing(nsqd: Nsqd, loop: str) -> None
 
     async def work() -> None:
         with Proxy(nsqd.tcp_port, seed=7) as proxy:
-            proxy.cut_after(12_000)
+            proxy.cut_after(8_000)
             producer = Producer(proxy.address, publish_retries=1000, **QUICK)
-            consumer = consumer_of(proxy.address, topic, received, max_in_flight=50)
+            # Every cut is a delivery in vain; attempts say nothing here.
+            consumer = consumer_of(proxy.address, topic, received, max_in_flight=50, max_attempts=0)
             async with consumer:
                 stored = [await producer.send(topic, body) for body in numbered(300)]
                 await asyncio.gather(*stored)
                 await until(lambda: wanted <= set(received.bodies))
                 proxy.cut_after(0)
             await producer.stop()
-            assert proxy.accepted > 10
-            assert consumer.stats.lost > 3
+            assert proxy.accepted >= 6
+            assert consumer.stats.lost >= 2
 
     run(work(), loop)
 

@@ -64,6 +64,7 @@ def test_leaving_the_loop_hands_back_the_rest(nsqd: Nsqd) -> None:
             pass
     assert time.monotonic() - start_s < 3.0
     assert left(nsqd, "rest") in (40, 41)
+    assert nsqd.channel("rest", "ch")["requeue_count"] <= 20
 
 
 def test_a_handler_runs_here_while_heartbeats_are_answered_there(nsqd: Nsqd) -> None:

@@ -238,9 +238,18 @@ class Config:
 
 
 def make_context(config: Config) -> ssl.SSLContext:
-    """The TLS settings of ``config``."""
+    """The TLS settings of ``config``; a file that cannot be used is an OptionError."""
     if config.tls_context is not None:
         return config.tls_context
+    try:
+        return _make_context(config)
+    except OSError as error:  # ssl.SSLError is one too
+        files = [config.tls_root_ca_file, config.tls_cert, config.tls_key]
+        named = ", ".join(file for file in files if file)
+        raise OptionError(f"TLS with {named}: {error}") from None
+
+
+def _make_context(config: Config) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=config.tls_root_ca_file or None)
     context.minimum_version = {
         "tls1.0": ssl.TLSVersion.TLSv1,

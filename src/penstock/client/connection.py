@@ -63,7 +63,7 @@ class Receiver(Protocol):
 def parse_address(address: str) -> tuple[str, int]:
     """``host:port``, ``[::1]:port``."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit():
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise NotConnectedError(f"{address!r} is not an address: missing host or port")
     return host.strip("[]"), int(port)
 
@@ -91,6 +91,7 @@ class Connection(asyncio.Protocol):
         self._error: Exception | None = None
         self._out: list[bytes] = []
         self._flushing = False
+        self._silent = False  # we have said our last
         self._heard_s = loop.time()
         self._silence: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -286,7 +287,7 @@ class Connection(asyncio.Protocol):
     def flush(self) -> None:
         if self._out:
             out, self._out = self._out, []
-            if not self.closed.done():
+            if not self.closed.done() and not self._silent:
                 self._write(b"".join(out))
 
     def _write(self, data: bytes) -> None:
@@ -338,6 +339,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or self.closed.done():
             return
+        self._silent = True
         if transport.can_write_eof():
             transport.write_eof()
         else:

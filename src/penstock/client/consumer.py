@@ -16,8 +16,9 @@ Rule 3: RDY is decided by `Ready`, pauses by `Backoff`; here their decisions are
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -36,7 +37,7 @@ from penstock.wire.names import is_valid_name
 
 log = logging.getLogger("penstock.client")
 
-GiveUp = Callable[[Message], object]
+GiveUp = Callable[[Message], object]  # a coroutine function will do as well
 
 
 @dataclass(slots=True)
@@ -105,8 +106,10 @@ class Consumer:
         self._listed_now: set[str] = set()
         self._discovery: Discovery | None = None
         self._runner: Runner | None = None
+        self._giving_up: set[asyncio.Future[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._stopping: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._stopped_task: asyncio.Task[None] | None = None
         self._stopped: asyncio.Event | None = None
 
     def _check_addresses(self) -> None:
@@ -148,21 +151,33 @@ class Consumer:
 
     async def run(self) -> None:
         """Start, and go on until stopped or cancelled."""
-        await self.start()
-        try:
+        async with self:
             await self.wait()
-        finally:
-            await self.stop()
 
     async def stop(self) -> None:
-        """Finish what is in flight and disconnect; permanent."""
+        """Finish what is in flight and disconnect; permanent.
+
+        Inside a handler do not await it, as it waits for the handler: make a task of it.
+        """
         if self._runner is None or self._stopped is None or self._stopped.is_set():
             return
-        if self._stopping is None:
+        self.begin_stop()
+        if self._stopped_task is None:
             # In the caller's task: who iterates and stops is not at work on its message.
             self._runner.drain()
-            self._stopping = self._loop.create_task(self._stop(self._runner))
-        await asyncio.shield(self._stopping)
+            self._stopped_task = self._loop.create_task(self._stop(self._runner))
+        await asyncio.shield(self._stopped_task)
+
+    def begin_stop(self) -> None:
+        """Ask for no more messages.
+
+        This comes before anything is handed back: nsqd would deliver it to us again and again,
+        until it has had all its attempts.
+        """
+        if not self._stopping:
+            self._stopping = True
+            for subscription in self._subscriptions:
+                subscription.begin_close()
 
     async def _stop(self, runner: Runner) -> None:
         for timer in self._timers.values():
@@ -171,8 +186,6 @@ class Consumer:
             await self._discovery.stop()
         await asyncio.gather(*(link.stop() for link in self._links.values()))
         subscriptions = list(self._subscriptions)
-        for subscription in subscriptions:
-            subscription.begin_close()
         try:
             async with asyncio.timeout(self.config.stop_timeout):
                 await asyncio.gather(*(subscription.over.wait() for subscription in subscriptions))
@@ -187,7 +200,11 @@ class Consumer:
         self._stopped.set()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
         return self
 
     async def __aexit__(
@@ -254,6 +271,9 @@ class Consumer:
         return address in self._nsqds or address in self._listed_now
 
     def _opened(self, connection: Connection) -> None:
+        if self._stopping:
+            connection.abort()
+            return
         subscription = Subscription(self, connection)
         self._subscriptions.append(subscription)
         self._by_share[id(subscription.share)] = subscription
@@ -267,7 +287,7 @@ class Consumer:
         changes = self._ready.remove(subscription.share, self._now_s())
         del self._by_share[id(subscription.share)]
         self.stats.lost += 1
-        if self._stopping is not None:
+        if self._stopping:
             return
         log.warning("nsqd=%s: disconnected: %s", subscription.address, error or "closed by nsqd")
         self._send(changes)
@@ -299,15 +319,38 @@ class Consumer:
             "topic=%s channel=%s id=%s: given up after %d attempts",
             *(self.topic, self.channel, message.id.decode("latin-1"), message.attempts - 1),
         )
-        if self._give_up is not None:
-            try:
-                self._give_up(message)
-            except Exception:
-                # Finishing now would lose what the callback was to keep.
-                log.exception("topic=%s channel=%s: give_up failed", self.topic, self.channel)
-                message.requeue(backoff=False)
-        if message.state == WAITING:
+        if self._give_up is None:
             message.finish()
+            return
+        try:
+            result = self._give_up(message)
+        except Exception as error:
+            self._not_given_up(message, error)
+            return
+        if inspect.isawaitable(result):
+            task = asyncio.ensure_future(self._await_give_up(message, result))
+            self._giving_up.add(task)
+            task.add_done_callback(self._giving_up.discard)
+        elif message.state == WAITING:
+            message.finish()
+
+    async def _await_give_up(self, message: Message, result: Awaitable[object]) -> None:
+        try:
+            await result
+        except Exception as error:
+            self._not_given_up(message, error)
+        else:
+            if message.state == WAITING:
+                message.finish()
+
+    def _not_given_up(self, message: Message, error: Exception) -> None:
+        # Finishing would lose what the callback was to keep.
+        log.error(
+            "topic=%s channel=%s id=%s: give_up failed: %r",
+            *(self.topic, self.channel, message.id.decode("latin-1"), error),
+            exc_info=error,
+        )
+        message.requeue(backoff=False)
 
     def finished(self, count: int) -> None:
         self.stats.finished += count
@@ -317,7 +360,7 @@ class Consumer:
 
     def requeued(self, backoff: bool) -> None:
         self.stats.requeued += 1
-        if self._stopping is None:
+        if not self._stopping:
             changed = self._backoff.fail() if backoff else self._backoff.pass_over()
             if changed:
                 self._follow()
@@ -359,7 +402,7 @@ class Consumer:
             self._send(self._ready.settle(self._now_s()))
 
     def _send(self, changes: Sequence[Change]) -> None:
-        if self._stopping is None:
+        if not self._stopping:
             for share, count in changes:
                 self._by_share[id(share)].set_ready(count)
 

@@ -128,7 +128,7 @@ class Discovery:
             if isinstance(answer, list):
                 answered = True
                 union.update(answer)
-            elif isinstance(answer, DiscoveryError):
+            elif isinstance(answer, Exception):
                 log.warning("lookupd=%s topic=%s: %s", address, self._topic, answer)
             else:
                 raise answer

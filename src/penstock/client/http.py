@@ -26,10 +26,14 @@ class Answer:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
+    begun: bool = False  # all headers are here
     complete: bool = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.begun = True
 
     def on_body(self, part: bytes) -> None:
         if len(self.body) + len(part) > BODY_SIZE_MAX:
@@ -81,7 +85,7 @@ async def _read(reader: asyncio.StreamReader, url: str) -> Answer:
         data = await reader.read(READ_SIZE)
         if not data:
             # Without a length the body ends where the connection does.
-            if not answer.headers or "content-length" in answer.headers:
+            if not answer.begun or "content-length" in answer.headers:
                 raise DiscoveryError(f"{url} closed in the middle of its answer")
             break
         parser.feed_data(data)

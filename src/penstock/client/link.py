@@ -67,7 +67,7 @@ class Link:
         while True:
             try:
                 connection = await Connection.open(self.address, self._config)
-            except (PenstockError, OSError) as error:
+            except (PenstockError, OSError, ValueError) as error:  # ValueError: an odd host name
                 log.warning("nsqd=%s: %s", self.address, error)
                 self._failed(error)
                 self.tried.set()

@@ -81,7 +81,7 @@ class Producer:
     # Life
 
     async def start(self) -> None:
-        """Connect; NotConnectedError if no nsqd can be reached at all."""
+        """Connect; NotConnectedError if no nsqd can be reached at all (it is tried on, though)."""
         self._connect()
         news = [asyncio.ensure_future(link.tried.wait()) for link in self._links]
         try:
@@ -92,7 +92,6 @@ class Producer:
             for each in news:
                 each.cancel()
         if not self._pipes:
-            await self.stop()
             raise NotConnectedError(
                 f"no nsqd can be reached: {self._last_error or 'all connections were lost'}"
             )
@@ -133,7 +132,11 @@ class Producer:
             self._settle(publication, self._outcome(publication, stopped))
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
         return self
 
     async def __aexit__(

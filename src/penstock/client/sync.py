@@ -236,6 +236,15 @@ class Consumer(Stoppable):
             return
         self._stopped = True
         background, self._background = self._background, None
+        if background is not None:
+            try:
+                background.wait(self._leave())
+            finally:
+                background.end()
+
+    async def _leave(self) -> None:
+        # What is handed back must not come here again.
+        self._consumer.begin_stop()
         waiting = [self._left]
         while not self._messages.empty():
             waiting.append(self._messages.get())
@@ -243,8 +252,4 @@ class Consumer(Stoppable):
             if message is not None:
                 message.requeue(0.0, backoff=False)
         self._messages.put(None)
-        if background is not None:
-            try:
-                background.wait(self._consumer.stop())
-            finally:
-                background.end()
+        await self._consumer.stop()
