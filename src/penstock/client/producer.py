@@ -22,7 +22,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeGuard
 
 from penstock.client.config import Config, make_context
 from penstock.client.connection import Connection, parse_address
@@ -66,6 +66,10 @@ class Producer:
             except NotConnectedError as error:
                 raise OptionError(str(error)) from None
         self._encoder = Encoder()
+        self._retries = self.config.publish_retries
+        self._size_max = self.config.max_pending_size
+        self._gathers = self.config.batch_publish_count > 0
+        self._connecting = False  # started, and not stopped
         self._links: list[Link] = []
         self._pipes: list[Pipe] = []
         self._turn = 0
@@ -107,12 +111,14 @@ class Producer:
                 Link(address, self.config, self._opened, failed=self._failed)
                 for address in self._addresses
             ]
+            self._connecting = True
 
     async def stop(self) -> None:
         """Wait for all answers (``stop_timeout`` at most) and disconnect; permanent."""
         if self._stopped:
             return
         self._stopped = True
+        self._connecting = False
         for topic in list(self._gatherings):
             self._send_gathered(topic)
         try:
@@ -161,10 +167,10 @@ class Producer:
 
     async def publish(self, topic: str, body: Body, *, delay: float = 0.0) -> None:
         """Publish a message, to be delivered after ``delay`` seconds; returns when it is stored."""
-        if body.__class__ is not bytes or not self._fits(len(body)):
-            await (await self.send(topic, body, delay=delay))
-        else:
+        if self._fits(body):
             await self._begin(topic, body, delay)
+        else:
+            await (await self.send(topic, body, delay=delay))
 
     async def publish_many(self, topic: str, bodies: Sequence[Body]) -> None:
         """Publish all of ``bodies`` or none, in one MPUB."""
@@ -172,34 +178,35 @@ class Producer:
 
     async def send(self, topic: str, body: Body, *, delay: float = 0.0) -> asyncio.Future[None]:
         """Send a message as soon as there is room; the future is done when it is stored."""
-        if not self._links or self._stopped:
-            self._connect()
-        body = checked(body)
-        if not self._fits(len(body)):
+        if not self._fits(body):
+            if not self._links or self._stopped:
+                self._connect()
+            body = checked(body)
             await self._wait_for_room(len(body))
         return self._begin(topic, body, delay)
 
-    def _fits(self, size: int) -> bool:
-        """Whether ``size`` more bytes may go now."""
+    def _fits(self, body: Body) -> TypeGuard[bytes]:
+        """Whether ``body`` may go as it is, and now."""
         return (
-            0 < size <= self.config.max_pending_size - self._pending_size
+            body.__class__ is bytes
+            and 0 < len(body) <= self._size_max - self._pending_size
             and not self._queue
-            and bool(self._links)
-            and not self._stopped
+            and self._connecting
         )
 
     def _begin(self, topic: str, body: bytes, delay: float) -> asyncio.Future[None]:
+        size = len(body)
         future: asyncio.Future[None] = self._loop.create_future()
         if delay:
             command = self._encoder.deferred(topic, _milliseconds(delay), body)
-        elif self.config.batch_publish_count:
+        elif self._gathers:
             self._gather(topic, body, future)
-            self._pending_size += len(body)
+            self._pending_size += size
             return future
         else:
             command = self._encoder.one(topic, body)
-        self._pending_size += len(body)
-        self._submit(command, len(body), [future])
+        self._pending_size += size
+        self._submit(command, size, (future,))
         return future
 
     async def send_many(self, topic: str, bodies: Sequence[Body]) -> asyncio.Future[None]:
@@ -213,16 +220,12 @@ class Producer:
         await self._wait_for_room(size)
         self._pending_size += size
         future: asyncio.Future[None] = self._loop.create_future()
-        self._submit(command, size, [future])
+        self._submit(command, size, (future,))
         return future
 
-    def _submit(self, command: bytes, size: int, futures: list[asyncio.Future[None]]) -> None:
-        config = self.config
+    def _submit(self, command: bytes, size: int, futures: Sequence[asyncio.Future[None]]) -> None:
         now_s = self._loop.time()
-        publication = Publication(
-            command, size, futures, config.publish_retries, now_s + config.publish_timeout
-        )
-        self._dispatch(publication, now_s)
+        self._dispatch(Publication(command, size, futures, self._retries, now_s), now_s)
         if self._sweep is None:
             self._arm_sweep()
 
@@ -230,10 +233,9 @@ class Producer:
         """Put it on the next connection's pipe, or keep it until there is one."""
         pipes = self._pipes
         for _ in pipes:
-            self._turn += 1
-            pipe = pipes[self._turn % len(pipes)]
-            if not pipe.ended:
-                pipe.write(publication, now_s)
+            self._turn = turn = (self._turn + 1) % len(pipes)
+            if not pipes[turn].ended:
+                pipes[turn].write(publication, now_s)
                 return
         self._waiting.append(publication)
 
@@ -241,9 +243,7 @@ class Producer:
 
     async def _wait_for_room(self, size: int) -> None:
         """Until ``size`` more bytes may be on their way; a message beyond all limits goes alone."""
-        while self._pending_size and (
-            self._queue or self._pending_size + size > self.config.max_pending_size
-        ):
+        while self._pending_size and (self._queue or self._pending_size + size > self._size_max):
             future: asyncio.Future[None] = self._loop.create_future()
             self._queue.append((future, size))
             try:
@@ -251,7 +251,7 @@ class Producer:
             except asyncio.CancelledError:
                 self._make_room()
                 raise
-            if self._pending_size + size <= self.config.max_pending_size:
+            if self._pending_size + size <= self._size_max:
                 break
         if self._stopped:
             raise StoppedError("the producer was stopped")
@@ -264,7 +264,7 @@ class Producer:
             self._empty.set()
 
     def _make_room(self) -> None:
-        room = self.config.max_pending_size - self._pending_size
+        room = self._size_max - self._pending_size
         while self._queue:
             future, size = self._queue[0]
             if future.done():
@@ -345,7 +345,9 @@ class Producer:
 
     def _retry(self, publication: Publication, error: Exception | None) -> None:
         now_s = self._loop.time()
-        spent = not publication.retries or now_s >= publication.deadline_s
+        spent = (
+            not publication.retries or now_s - publication.begun_s >= self.config.publish_timeout
+        )
         if spent or (publication.unknown and not self.config.retry_unknown):
             self._settle(publication, self._outcome(publication, error))
         else:
@@ -379,7 +381,7 @@ class Producer:
                 )
         for _ in range(len(self._waiting)):
             publication = self._waiting.popleft()
-            if now_s < publication.deadline_s:
+            if now_s - publication.begun_s < self.config.publish_timeout:
                 self._waiting.append(publication)
                 continue
             reason = f"no nsqd could be reached in time: {self._last_error or 'connection lost'}"

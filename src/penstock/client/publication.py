@@ -33,22 +33,22 @@ _SIZE = struct.Struct(">i").pack
 class Publication:
     """A command, and those who wait for its answer."""
 
-    __slots__ = ("command", "deadline_s", "futures", "retries", "sent_s", "size", "unknown")
+    __slots__ = ("begun_s", "command", "futures", "retries", "sent_s", "size", "unknown")
 
     def __init__(
         self,
         command: bytes,
         size: int,
-        futures: list[asyncio.Future[None]],
+        futures: Sequence[asyncio.Future[None]],
         retries: int,
-        deadline_s: float,
+        begun_s: float,
     ) -> None:
         self.command = command
         self.size = size
         self.futures = futures
         self.retries = retries
-        self.deadline_s = deadline_s
-        self.sent_s = 0.0
+        self.begun_s = begun_s
+        self.sent_s = begun_s
         self.unknown = False  # an earlier try may have been stored
 
     def settle(self) -> None:
