@@ -288,6 +288,7 @@ class Channel:
         else:
             # Nothing is left there: damage or retention took it.  Go on behind it.
             window.advance(self.topic.released)
+            self.touched()
         if window.cursor >= self.topic.released:
             window.queued_count = 0
 

@@ -37,6 +37,7 @@ def open_broker(broker: Broker) -> None:
     live_slots = broker.deferred.find()
     fired: dict[int, list[int]] = {}
     end = floor
+    metadata = _metadata(broker)
     for folder in _newest(broker, broker.data.topic_folders()):
         found = recover_topic(
             broker.files,
@@ -50,13 +51,18 @@ def open_broker(broker: Broker) -> None:
             log.warning("topic=%s: %s", folder.topic, note)
         for slot, ordinals in found.fired.items():
             fired.setdefault(slot, []).extend(ordinals)
+        damaged = found.state.corrupt_count > 0 or not found.journal.size
+        if damaged:
+            _believe(metadata, folder.topic, found)
         topic = _restore(broker, folder, found)
         broker.add_topic(topic)
         _cut_deferred(broker, topic)
+        if damaged:
+            topic.keeper.rewrite()
         end = max(end, found.log.end)
     _lease(broker, end)
     broker.deferred.recover(fired)
-    _add_listed(broker, _metadata(broker))
+    _add_listed(broker, metadata)
     broker.registry.save_all()
 
 
@@ -99,6 +105,28 @@ def _metadata(broker: Broker) -> Metadata:
         log.error("%s; kept as nsqd.dat.bad", error)
         broker.files.rename(broker.data.metadata, f"{broker.data.metadata}.bad")
         return Metadata()
+
+
+def _believe(metadata: Metadata, name: str, found: RecoveredTopic) -> None:
+    """The journal is damaged: channels that nsqd.dat knows and it does not start anew.
+
+    They get everything that the log holds, most of it perhaps for the second time.
+    """
+    state = found.state
+    for entry in metadata.topics:
+        if entry.name != name:
+            continue
+        state.paused = state.paused or entry.paused
+        for channel in entry.channels:
+            if is_valid_name(channel.name) and channel.name not in state.channels:
+                log.warning(
+                    "topic=%s channel=%s: not in the journal, starts anew", name, channel.name
+                )
+                state.channel_id_max += 1
+                first = found.log.first
+                state.channels[channel.name] = ChannelState(
+                    state.channel_id_max, channel.name, first, channel.paused, low=first
+                )
 
 
 def _add_listed(broker: Broker, metadata: Metadata) -> None:

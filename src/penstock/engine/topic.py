@@ -24,8 +24,10 @@ from penstock.engine.keeper import JournalKeeper
 from penstock.engine.names import is_ephemeral
 from penstock.engine.ticket import Ticket, after, settled
 from penstock.engine.writer import Batch, LogWriter
+from penstock.errors import CorruptError
 from penstock.storage import journal as records
 from penstock.storage.journal import Journal
+from penstock.storage.log_reader import Damage
 from penstock.storage.relocation import Relocation
 from penstock.storage.topic_log import TopicLog
 
@@ -274,8 +276,10 @@ class Topic(BaseTopic):
         """
         if self._retiring or self.closed:
             return not self.closed
-        for damage in self.log.take_damage():
-            self.broker.report(f"topic={self.name}: {damage}", None)
+        damages = self.log.take_damage()
+        if damages:
+            self._keep_evidence(damages)
+            return True
         low = self.low()
         self.log.pinned_slots = self.broker.deferred.open_slots()
         rolling = self.writer.roll_if_finished(low)
@@ -291,6 +295,26 @@ class Topic(BaseTopic):
         # A segment below the mark is still there because a deferred slot pins it.
         pinned = any(segment.sealed and segment.end <= low for segment in self.log.segments()[:1])
         return rolling or early or base is not None or pinned
+
+    def _keep_evidence(self, damages: list[Damage]) -> None:
+        """Reads found bad bytes: they are gaps from now on, and kept aside for a person (R3)."""
+        for damage in damages:
+            size, last = damage.end - damage.offset, damage.index_end - 1
+            where = f"{damage.path} at {damage.offset}, {size} bytes"
+            lost = f"messages {damage.index_start} to {last} are lost"
+            self.broker.report(f"topic={self.name}", CorruptError(f"corrupt: {where}; {lost}"))
+        self._retiring = True  # the files stay until the evidence is taken
+
+        def keep() -> None:
+            for damage in damages:
+                self.log.keep_evidence(damage)
+
+        self.broker.disk.submit(keep, self._kept)
+
+    def _kept(self, _: None, error: BaseException | None) -> None:
+        self._retiring = False
+        if error is not None:
+            self.broker.report(f"topic={self.name}", error)
 
     def _unlink(self, paths: list[str]) -> None:
         self._retiring = True

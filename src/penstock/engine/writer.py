@@ -123,7 +123,8 @@ class LogWriter:
         self._waiting = Waiting([], [])
         self._lost: Waiting | None = None
         self.synced_at: tuple[int, int] | None = None
-        self._append_ns = 0
+        # It never goes back, whatever the clock did since the last start (R4).
+        self._append_ns = max((segment.append_ns_last for segment in log.segments()), default=0)
         self._sync_ns = 0
         # The first write opens a file, which may wait for the disk.
         self._slow_until_ns = clock.monotonic_ns() + SLOW_FOR_NS
