@@ -16,6 +16,11 @@ from penstock.storage.files import Files
 
 FORMAT = 1
 
+ADVICE = (
+    "restore it, or remove it to go on under a new identity:"
+    " no message is lost, but readers that know this node by its UUID take it for another one"
+)
+
 
 @dataclass
 class Node:
@@ -48,11 +53,11 @@ def decode_node(data: bytes, path: str) -> Node:
         node = Node(path, str(uuid.UUID(whole["uuid"])), int(whole["index_floor"]))
         version = int(whole["format"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptError(f"{path} cannot be read: {error!r}") from error
+        raise CorruptError(f"{path} cannot be read: {error!r}; {ADVICE}") from error
     if version > FORMAT:
         raise StorageError(f"{path}: written by a later version (format {version})")
     if not 0 <= node.index_floor < 1 << 54:
-        raise CorruptError(f"{path}: index_floor {node.index_floor} is out of range")
+        raise CorruptError(f"{path}: index_floor {node.index_floor} is out of range; {ADVICE}")
     return node
 
 
