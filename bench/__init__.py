@@ -8,4 +8,9 @@ broker.py       a broker of either make, started for one workload
 run.py          the command: selects, alternates, gathers
 report.py       tables for a terminal and for Markdown
 plots.py        pictures
+
+Those of docs/client.md:
+
+clients.py      our client beside others, in one run
+client_load.py  one library at work, a process of its own
 """
