@@ -46,16 +46,11 @@ class Link:
         self._opened = opened
         self._wanted = wanted
         self._failed = failed
-        self._hurry = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     @property
     def done(self) -> bool:
         return self._task.done()
-
-    def hurry(self) -> None:
-        """Do not wait out the current delay."""
-        self._hurry.set()
 
     async def stop(self) -> None:
         """End; a connection in use stays."""
@@ -82,15 +77,7 @@ class Link:
                     failure_count = 0
             if not self._wanted():
                 return
-            await self._wait(reconnect_delay_s(self._config, failure_count, random.random()))
+            await asyncio.sleep(reconnect_delay_s(self._config, failure_count, random.random()))
             failure_count += 1
             if not self._wanted():
                 return
-
-    async def _wait(self, delay_s: float) -> None:
-        self._hurry.clear()
-        try:
-            async with asyncio.timeout(delay_s):
-                await self._hurry.wait()
-        except TimeoutError:
-            pass
