@@ -115,14 +115,16 @@ def test_the_handshake_may_come_in_pieces(nsqd: Nsqd, pki: Pki, step: int) -> No
                 break
             except ssl.SSLWantReadError:
                 incoming.write(raw.sock.recv(65536))
+        # The first command in the packet of the handshake's end.
+        session.write(commands.pub("pieces", b"m"))
         raw.send(outgoing.read())
-        frame = b""
-        while len(frame) < 10:
+        received = b""
+        while len(received) < 20:
             try:
-                frame += session.read(100)
+                received += session.read(100)
             except ssl.SSLWantReadError:
                 incoming.write(raw.sock.recv(65536))
-        assert frame == b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
+        assert received == b"\x00\x00\x00\x06\x00\x00\x00\x00OK" * 2
 
 
 def test_clear_commands_behind_identify_are_not_executed(nsqd: Nsqd) -> None:
@@ -130,7 +132,8 @@ def test_clear_commands_behind_identify_are_not_executed(nsqd: Nsqd) -> None:
     with nsqd.connect() as raw:
         raw.send(ASK_TLS + commands.pub("injected", b"evil"))
         raw.frame()
-        assert raw.frame()[0] == ERROR
+        text = b"tls: first record does not look like a TLS handshake"
+        assert raw.frame() == (ERROR, b"E_IDENTIFY_FAILED IDENTIFY failed " + text)
         assert raw.closed()
     assert nsqd.stats("&topic=injected")["topics"] is None
 
@@ -165,6 +168,19 @@ def test_a_handshake_that_takes_too_long(nsqd: Nsqd) -> None:
         assert raw.closed()
 
 
+def test_a_slow_handshake_does_not_count_as_silence(nsqd: Nsqd, pki: Pki) -> None:
+    """It takes longer than the two heartbeats after which a silent client is given up."""
+    with nsqd.connect() as raw:
+        ask = {"feature_negotiation": True, "tls_v1": True, "heartbeat_interval": 1000}
+        raw.command(commands.identify(ask))
+        time.sleep(2.3)
+        raw.sock = pki.client_context().wrap_socket(raw.sock, server_hostname="localhost")
+        assert raw.frame() == (RESPONSE, b"OK")
+        for _ in range(2):
+            assert raw.frame() == (RESPONSE, b"_heartbeat_")
+            raw.send(commands.NOP)
+
+
 def test_a_broken_record_ends_the_connection_and_nothing_else(nsqd: Nsqd, pki: Pki) -> None:
     with SecureClient.of(nsqd, pki.client_context()) as client:
         assert isinstance(client.sock, ssl.SSLSocket)
@@ -187,6 +203,18 @@ def test_a_client_may_end_its_side_first(nsqd: Nsqd, pki: Pki) -> None:
         client.wait_closed()
 
 
+def test_nsqd_says_goodbye_too(nsqd: Nsqd, pki: Pki) -> None:
+    """Without it a client could not tell the end from a cut."""
+    with nsqd.connect() as raw:
+        raw.command(ASK_TLS)
+        raw.sock = pki.client_context().wrap_socket(
+            raw.sock, server_hostname="localhost", suppress_ragged_eofs=False
+        )
+        assert raw.frame() == (RESPONSE, b"OK")
+        assert raw.command(b"NONSENSE\n") == (ERROR, b"E_INVALID invalid command NONSENSE")
+        assert raw.sock.recv(1) == b""
+
+
 def test_tls_is_not_offered_without_a_certificate(tmp_path: Path) -> None:
     with Nsqd(tmp_path) as nsqd, SecureClient.of(nsqd, ssl.create_default_context()) as client:
         assert client.negotiated["tls_v1"] is False
@@ -197,6 +225,8 @@ def test_a_second_identify_may_add_compression(nsqd: Nsqd, pki: Pki) -> None:
     with SecureClient.of(nsqd, pki.client_context()) as client:
         client.upgrade(None, snappy=True)
         assert (client.negotiated["tls_v1"], client.negotiated["snappy"]) == (False, True)
+        for again in ("tls_v1", "snappy", "deflate"):
+            assert client.identify(**{again: True})[again] is False
         client.pub("twice", b"m")
         client.sub("twice", "c", ready=1)
         assert client.message().body == b"m"

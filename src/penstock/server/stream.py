@@ -135,13 +135,9 @@ class Stream(Facts, asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client sends no more; what it is owed still goes out."""
         self._ended = True
-        if self._upgrade is not None:
-            if self._upgrade.handshaking:
-                self._break("unexpected EOF")
-                return False
-            if self._upgrade.pending:
-                # What came before the end is worked off first; _unwrap comes back here.
-                return True
+        if self._upgrade is not None and self._upgrade.handshaking:
+            self._break("unexpected EOF")
+            return False
         if not self._closed and self._greeted and not self._waiting:
             failure = self._scanner.eof()
             if isinstance(failure, ProtocolError):
@@ -312,7 +308,7 @@ class Stream(Facts, asyncio.Protocol):
         if not upgrade.pending:
             if not self._waiting and not self._scanner.owed:
                 self._read_on()
-            if upgrade.ended or self._ended:
+            if upgrade.ended:
                 self.eof_received()
 
     def _unpack_soon(self) -> None:

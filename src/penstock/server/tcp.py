@@ -91,8 +91,7 @@ class Connection(Stream):
             self._run()
         if not self._waiting:
             self._read_on()
-            packed = self._upgrade is not None and self._upgrade.pending
-            if self._ended and not self._scanner.owed and not packed:
+            if self._ended and not self._scanner.owed:
                 self._transport_close()
 
     def _execute(self, command: Any) -> None:
