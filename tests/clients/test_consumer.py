@@ -68,7 +68,7 @@ def test_every_kind_of_handler_gets_every_message_once(nsqd: Nsqd, way: str, loo
 
     async def work() -> None:
         async with consumer_of(nsqd, topic, handler, max_in_flight=300, **options) as consumer:
-            await until(lambda: len(received) >= 1000)
+            await until(lambda: len(received) >= 1000 and consumer.in_flight == 0)
         assert sorted(received.bodies) == sorted(numbered(1000))
         assert consumer.stats.finished == 1000
 
@@ -399,6 +399,8 @@ def test_heartbeats_are_answered_while_functions_are_slow(nsqd: Nsqd) -> None:
         )
         async with consumer:
             await until(lambda: consumer.stats.finished == 90)
+            publish(nsqd, "slow", b"one more, which shows that the connection is the old one")
+            await until(lambda: consumer.stats.finished == 91)
             assert consumer.stats.connected == 1 and consumer.stats.lost == 0
 
     run(work())

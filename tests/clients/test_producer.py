@@ -15,6 +15,7 @@ from penstock.errors import NotConnectedError, OptionError, RefusedError, Stoppe
 from tests.client import Client, numbered
 from tests.clients.running import LOOPS, QUICK, run, until
 from tests.daemon import Nsqd
+from tests.proxy import Proxy
 
 
 @pytest.fixture(scope="module")
@@ -193,11 +194,13 @@ def test_heartbeats_between_answers_are_not_answers(nsqd: Nsqd) -> None:
     """Checklist 11."""
 
     async def work() -> None:
-        async with producer_of(nsqd, heartbeat_interval=1) as producer:
-            for _ in range(5):
-                await asyncio.gather(*(producer.publish("idle", b"x") for _ in range(20)))
-                await asyncio.sleep(0.5)
-            assert producer.connections == [f"127.0.0.1:{nsqd.tcp_port}"]
+        with Proxy(nsqd.tcp_port) as proxy:
+            async with producer_of(proxy.address, heartbeat_interval=1) as producer:
+                await asyncio.gather(*(producer.publish("idle", b"x") for _ in range(50)))
+                # nsqd closes after 2 s of silence.
+                await asyncio.sleep(2.3)
+                await asyncio.gather(*(producer.publish("idle", b"x") for _ in range(50)))
+            assert proxy.accepted == 1
 
     run(work())
     assert len(bodies_of(nsqd, "idle", 100)) == 100
