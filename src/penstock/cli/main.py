@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
 # name: (module, one line of help)
 COMMANDS = {
+    "up": ("penstock.cli.up", "run nsqlookupd and nsqd in one terminal, for development"),
     "nsqd": ("penstock.cli.nsqd", "receive messages, keep them, deliver them to consumers"),
     "lookupd": ("penstock.cli.nsqlookupd", "know which nsqd has which topics, and tell it"),
+    "tail": ("penstock.cli.nsq_tail", "print messages as they come (nsq_tail)"),
+    "stat": ("penstock.cli.nsq_stat", "watch the numbers of a channel (nsq_stat)"),
+    "pub": ("penstock.cli.to_nsq", "publish the records of standard input (to_nsq)"),
     "import-nsqd": ("penstock.cli.import_nsqd", "take over the data path of a Go nsqd"),
     "dump": ("penstock.cli.dump", "show what is in the files of a data path"),
     "bench": ("penstock.cli.bench", "measure a running nsqd"),

@@ -1,0 +1,217 @@
+"""`nsq_stat`: one line an interval with the numbers of a channel, summed over all nsqds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+from urllib.parse import quote
+
+from penstock.cli.consuming import check_one_kind
+from penstock.cli.flags import FlagTable
+from penstock.cli.tool import Output, Signals, ToolError, log_level, repeated, start_tool
+from penstock.errors import OptionError
+from penstock.server.http_client import HttpClientError, Timeouts, fetch
+from penstock.settings import duration, integer, string
+
+PROGRAM = "nsq_stat"
+HEADER = """\
+------rate------+----------------depth----------------+--------------metadata---------------
+ingress  egress |   total     mem    disk inflt   def |     req     t-o         msgs clients
+"""
+HEADER_LINES = 25
+NSQDS_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StatOptions:
+    topic: str = string("Channel", "", "topic of the channel")
+    channel: str = string("Channel", "", "channel to watch")
+    # Its range is checked in NSQ's words.
+    interval_ns: int = duration("Report", "2s", "time between two lines", minimum="-1h")
+    count: int = integer("Report", 0, "lines to print; 0: no end", minimum=0)
+    nsqd_http_address: tuple[str, ...] = repeated("Source", "HTTP address of an nsqd, host:port")
+    lookupd_http_address: tuple[str, ...] = repeated(
+        "Source", "HTTP address of an nsqlookupd, host:port"
+    )
+    http_client_connect_timeout_ns: int = duration(
+        "Source", "2s", "time to connect for a request", minimum="1ms"
+    )
+    http_client_request_timeout_ns: int = duration(
+        "Source", "5s", "time for a whole request", minimum="1ms"
+    )
+    log_level: str = log_level()
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return Timeouts(
+            self.http_client_connect_timeout_ns / 1e9, self.http_client_request_timeout_ns / 1e9
+        )
+
+
+@dataclass(slots=True)
+class Numbers:
+    """What is summed, in the order it is printed."""
+
+    depth: int = 0
+    memory_depth: int = 0
+    backend_depth: int = 0
+    in_flight_count: int = 0
+    deferred_count: int = 0
+    requeue_count: int = 0
+    timeout_count: int = 0
+    message_count: int = 0
+    client_count: int = 0
+
+    def add(self, channel: dict[str, Any]) -> None:
+        """Add a channel of /stats.  Before 1.3 nsqd told the memory's part by its absence."""
+        for field in fields(self):
+            value = channel.get(field.name)
+            if field.name == "memory_depth":
+                value = channel["depth"] - channel["backend_depth"]
+            elif value is None and field.name == "client_count":
+                value = len(channel["clients"])
+            setattr(self, field.name, getattr(self, field.name) + int(value or 0))
+
+    def line(self, before: Numbers, interval_s: float) -> str:
+        ingress = self.message_count - before.message_count
+        egress = ingress - (self.depth - before.depth)
+        return (
+            f"{int(ingress / interval_s):7d} {int(egress / interval_s):7d} | "
+            f"{self.depth:7d} {self.memory_depth:7d} {self.backend_depth:7d} "
+            f"{self.in_flight_count:5d} {self.deferred_count:5d} | "
+            f"{self.requeue_count:7d} {self.timeout_count:7d} "
+            f"{self.message_count:12d} {self.client_count:7d}\n"
+        )
+
+
+def flag_table() -> FlagTable[StatOptions]:
+    return FlagTable(
+        PROGRAM,
+        StatOptions,
+        summary="Prints rates, depths and counts of a channel, summed over all nsqds.",
+        environment_prefix="PENSTOCK_NSQ_STAT_",
+    )
+
+
+def checked(options: StatOptions) -> StatOptions:
+    if not options.topic or not options.channel:
+        raise OptionError("--topic and --channel are required")
+    if options.interval_ns <= 0:
+        raise OptionError("--interval should be positive")
+    check_one_kind("--nsqd-http-address", options.nsqd_http_address, options.lookupd_http_address)
+    for flag in ("nsqd_http_address", "lookupd_http_address"):
+        if any("://" in address for address in getattr(options, flag)):
+            raise OptionError(
+                f"--{flag.replace('_', '-')} error - address should not contain scheme"
+            )
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print until stopped or ``--count`` is reached; return the exit status."""
+    return start_tool(flag_table(), argv, run, checked)
+
+
+async def run(options: StatOptions, signals: Signals) -> int:
+    reporting = asyncio.create_task(report(options, Output()))
+    stopping = asyncio.create_task(signals.stop.wait())
+    await asyncio.wait([reporting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if reporting.done():
+        await reporting
+    else:
+        reporting.cancel()
+        await asyncio.wait([reporting])
+    return 0
+
+
+async def report(options: StatOptions, output: Output) -> None:
+    """Print the lines; the first look is only what the second is compared with."""
+    loop = asyncio.get_running_loop()
+    interval_s = options.interval_ns / 1e9
+    before = await look(options)
+    printed = 0
+    due_s = loop.time()
+    while not options.count or printed < options.count:
+        due_s = max(due_s + interval_s, loop.time())
+        await asyncio.sleep(due_s - loop.time())
+        now = await look(options)
+        header = HEADER if printed % HEADER_LINES == 0 else ""
+        await output.write((header + now.line(before, interval_s)).encode())
+        printed += 1
+        before = now
+
+
+async def look(options: StatOptions) -> Numbers:
+    """Ask every nsqd; one that does not answer is an error, for the sum would be wrong."""
+    addresses = options.nsqd_http_address or await producers(options)
+    query = f"topic={quote(options.topic)}&channel={quote(options.channel)}"
+    target = f"/stats?format=json&{query}&include_clients=false"
+    places = asyncio.Semaphore(NSQDS_AT_ONCE)
+
+    async def ask(address: str) -> Any:
+        async with places:
+            return await get_json(f"http://{address}{target}", options.timeouts)
+
+    total, found = Numbers(), False
+    try:
+        answers = await asyncio.gather(*(ask(address) for address in addresses))
+        for channel in channels_in(answers, options):
+            total.add(channel)
+            found = True
+    except (HttpClientError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ToolError(f"ERROR: failed to get nsqd stats - {error}") from None
+    if not found:
+        raise ToolError(
+            f"ERROR: failed to find channel({options.channel}) in stats metadata "
+            f"for topic({options.topic})"
+        )
+    return total
+
+
+def channels_in(answers: Sequence[Any], options: StatOptions) -> list[dict[str, Any]]:
+    return [
+        channel
+        for answer in answers
+        for topic in answer["topics"] or ()
+        if topic["topic_name"] == options.topic
+        for channel in topic["channels"] or ()
+        if channel["channel_name"] == options.channel
+    ]
+
+
+async def producers(options: StatOptions) -> list[str]:
+    """The HTTP addresses of the nsqds that have the topic, by all lookupds."""
+    urls = [
+        f"http://{address}/lookup?topic={quote(options.topic)}"
+        for address in options.lookupd_http_address
+    ]
+    try:
+        answers = await asyncio.gather(
+            *(get_json(url, options.timeouts, (200, 404)) for url in urls)
+        )
+        found = {
+            join_address(str(node["broadcast_address"]), int(node["http_port"]))
+            for answer in answers
+            for node in answer.get("producers") or ()
+        }
+    except (HttpClientError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ToolError(f"ERROR: failed to get topic producers - {error}") from None
+    return sorted(found)
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def get_json(url: str, timeouts: Timeouts, statuses: Sequence[int] = (200,)) -> Any:
+    """GET an address of NSQ; before version 1 its answers stood under ``data``."""
+    accept = {"Accept": "application/vnd.nsq; version=1.0"}
+    answer = await fetch(url, timeouts, headers=accept)
+    if answer.status not in statuses:
+        raise ValueError(f"{url.partition('?')[0]} answered {answer.status}")
+    value = json.loads(answer.body)
+    return value["data"] if "status_code" in value and "data" in value else value

@@ -1,0 +1,174 @@
+"""What all of NSQ's tools share: from a command line to a running tool, signals, standard output.
+
+Exit status: 0 done, or ended by SIGINT or SIGTERM; 1 failed; 2 the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import stat
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import uvloop
+
+from penstock.cli.flags import FlagTable, UsageError
+from penstock.client.config import Config, Seconds
+from penstock.errors import PenstockError
+from penstock.kinds import Listed, Text
+from penstock.server import log
+from penstock.settings import choice, row, settings_of
+from penstock.version import NSQ_VERSION, VERSION
+
+# go-nsq's name for an option of ours.  Its name says the contrary of what it does.
+GO_NAMES = {"skip_lookupd_authorization": "lookupd_authorization"}
+CLIENT_SETTINGS = {setting.option: setting for setting in settings_of(Config)}
+
+
+class ToolError(PenstockError):
+    """The tool cannot go on; the text is its last line."""
+
+
+class Repeated(Listed):
+    """A flag given several times.  Commas are part of a value, as in NSQ's tools."""
+
+    def __init__(self, item: Text) -> None:
+        super().__init__(item)
+        self.noun = item.noun
+
+    def parse(self, text: str) -> tuple[Any, ...]:
+        return (self.item.parse(text),)
+
+
+class ClientOption(Text):
+    """``name,value`` or ``name`` alone for true: an option of the client."""
+
+    kind = "name,value"
+    noun = "an option of the client and its value, as in heartbeat_interval,10s"
+
+    def parse(self, text: str) -> tuple[str, Any]:
+        name, comma, value = text.partition(",")
+        name = name.replace("-", "_")
+        setting = CLIENT_SETTINGS.get(GO_NAMES.get(name, name))
+        if setting is None:
+            raise ValueError(text)
+        if isinstance(setting.kind, Seconds) and value.isdecimal():
+            value += "ms"  # as go-nsq takes a bare number
+        return setting.option, setting.kind.convert(value if comma else "true")
+
+    def show(self, value: Any) -> str:
+        return f"{value[0]},{CLIENT_SETTINGS[value[0]].kind.show(value[1])}"
+
+
+def repeated(group: str, help: str, **more: Any) -> Any:
+    return row(Repeated(Text()), group, (), help, **more)
+
+
+def client_options(whose: str) -> Any:
+    return row(Repeated(ClientOption()), "Client", (), f"option of the {whose}: name,value or name")
+
+
+def log_level(*, own: bool = True) -> Any:
+    return choice("Log", "info", "least level to log", log.LEVELS, own=own)
+
+
+def client_config(
+    program: str, given: Sequence[tuple[str, Any]], standing: Mapping[str, Any], **fixed: Any
+) -> Config:
+    """``given`` on the command line goes before ``standing``, ``fixed`` before both."""
+    agent = {"user_agent": f"{program}/{NSQ_VERSION} penstock/{VERSION}"}
+    return Config.of(None, **{**agent, **standing, **dict(given), **fixed})
+
+
+class Signals:
+    """``stop`` is set by SIGINT and SIGTERM; ``on_hup`` is called for each SIGHUP."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.on_hup: Callable[[], None] = self.stop.set
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self.stop.set)
+        loop.add_signal_handler(signal.SIGTERM, self.stop.set)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self.on_hup())
+
+
+Run = Callable[[Any, Signals], Coroutine[Any, Any, int]]
+
+
+def start_tool(
+    table: FlagTable[Any],
+    argv: Sequence[str] | None,
+    run: Run,
+    checked: Callable[[Any], Any] = lambda options: options,
+) -> int:
+    """Read the options and run the tool; return its exit status.
+
+    ``checked`` judges how the options go together, and raises OptionError in NSQ's words.
+    """
+    program = table.program
+    log.configure(prefix=f"[{program}] ")
+    try:
+        parsed = table.parse(list(sys.argv[1:] if argv is None else argv), os.environ)
+        if parsed.action == "version":
+            print(f"{program} v{NSQ_VERSION}")
+            return 0
+        if parsed.action == "help":
+            print(table.help(), end="")
+            return 0
+        if parsed.warnings:
+            log.LOGGER.warning("%s", "; ".join(parsed.warnings))
+        options = checked(parsed.options)
+        prefix = getattr(options, "log_prefix", f"[{program}] ")
+        log.configure(level=options.log_level, prefix=prefix)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(run, options))
+    except UsageError as error:
+        print(f'{error}\nSee "{program} --help" for all flags.', file=sys.stderr)
+        return 2
+    except (PenstockError, OSError) as error:
+        log.LOGGER.fatal("%s", error)
+        return 1
+
+
+async def _run(run: Run, options: Any) -> int:
+    return await run(options, Signals())
+
+
+class Output:
+    """Standard output, one writer at a time.
+
+    A reader that is stuck holds up the writers but not the loop: heartbeats go on, and SIGTERM is
+    heard.  For that nothing is written that could block: a pipe that polls as writable takes
+    PIPE_BUF bytes.
+    """
+
+    CHUNK_SIZE = 4096
+    FILE_CHUNK_SIZE = 1 << 20
+    LOOK_AGAIN_S = 0.002
+
+    def __init__(self, fd: int = 1) -> None:
+        self._fd = fd
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        self._chunk_size = self.FILE_CHUNK_SIZE if regular else self.CHUNK_SIZE
+        self._lock = asyncio.Lock()
+
+    async def write(self, text: bytes) -> None:
+        """Write all of ``text``; an error says in NSQ's words that there is no reader any more."""
+        async with self._lock:
+            offset = 0
+            while offset < len(text):
+                if not self._poll.poll(0):
+                    await asyncio.sleep(self.LOOK_AGAIN_S)
+                    continue
+                try:
+                    offset += os.write(self._fd, text[offset : offset + self._chunk_size])
+                except OSError as error:
+                    raise ToolError(
+                        f"ERROR: failed to write to os.Stdout - {error.strerror}"
+                    ) from None
