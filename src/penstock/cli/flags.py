@@ -50,6 +50,7 @@ class _Line:
     action: Action = "run"
     config_path: str = ""
     values: dict[str, Any] = field(default_factory=dict)
+    flag_count: int = 0  # arguments up to the end of the flags, their values included
     rest: Sequence[str] = ()
 
 
@@ -92,10 +93,15 @@ class FlagTable(Generic[Options]):
         values.update(line.values)
         return Parsed("run", self.options(**values), warnings)
 
+    def flags_of(self, arguments: Sequence[str]) -> Sequence[str]:
+        """The arguments without what follows the flags, so that more flags can be added."""
+        return arguments[: self._parse_line(arguments).flag_count]
+
     def _parse_line(self, arguments: Sequence[str]) -> _Line:
         line = _Line()
         position = 0
         while position < len(arguments):
+            line.flag_count = position
             argument = arguments[position]
             if len(argument) < 2 or not argument.startswith("-"):
                 break
@@ -110,6 +116,7 @@ class FlagTable(Generic[Options]):
             if line.action == "help":
                 break
         else:
+            line.flag_count = position
             return line
         line.rest = [] if line.action == "help" else list(arguments[position:])
         return line

@@ -44,10 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     from penstock.cli.starting import start
     from penstock.engine.options import checked
 
-    return start(flag_table(), arguments, _run, checked)
+    table = flag_table()
 
+    def run(options: Options, read: Callable[[], Options]) -> int:
+        from penstock.cli.nodes import run_nodes, warn_left
 
-def _run(options: Options, read: Callable[[], Options]) -> int:
-    from penstock.server.daemon import run
+        if options.processes > 1:
+            return run_nodes(options, table.flags_of(arguments))
+        from penstock.server.daemon import run as run_daemon
 
-    return run(options, read)
+        warn_left(options.data_path)
+        return run_daemon(options, read)
+
+    return start(table, arguments, run, checked)

@@ -40,6 +40,9 @@ LOG = "Logging"
 BODY_SIZE_MAX = 2**31 - 1
 MESSAGE_SIZE_MAX = BODY_SIZE_MAX - 30
 
+# With ports 100 apart from 4150 on, all of them lie below those the kernel gives out (32768).
+PROCESS_COUNT_MAX = 256
+
 LOG_LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 TLS_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
 TLS_VERSIONS = {"tls1.0": 769, "tls1.1": 770, "tls1.2": 771, "tls1.3": 772}
@@ -89,6 +92,14 @@ class Options:
         default_text="a hash of the hostname",
         option="id",
         flag="node-id",
+    )
+    processes: int = integer(
+        LISTEN,
+        1,
+        "nsqds to run side by side: ports 100 apart, folders node-0... in -data-path, ids in a row",
+        minimum=1,
+        maximum=PROCESS_COUNT_MAX,
+        own=True,
     )
 
     nsqlookupd_tcp_addresses: tuple[str, ...] = strings(

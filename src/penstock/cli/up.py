@@ -1,0 +1,363 @@
+"""`penstock up`: a whole installation in one terminal, for development.
+
+    nsqlookupd | 2026/11/15 04:31:22.370396 INFO: TCP: listening on 127.0.0.1:4160
+    nsqd       | 2026/11/15 04:31:22.770396 INFO: TCP: listening on 127.0.0.1:4150
+    up         | all parts answer; Ctrl-C stops them
+
+Rule 1: parts start in the order of ``PARTS``, each when the one before it answers /ping.
+Rule 2: they end in the other order, at the first Ctrl-C; a second one kills them.
+Rule 3: a part that ends by itself ends the rest, and `up` with status 1.
+Rule 4: nothing is left running, whatever becomes of `up` (see ``child``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import re
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.cli.child import end, send, spawn, status_text
+from penstock.cli.flags import FlagTable, UsageError
+from penstock.engine.options import PROCESS_COUNT_MAX
+from penstock.errors import OptionError, PenstockError
+from penstock.server.listening import join_address, split_address
+from penstock.settings import integer, string
+from penstock.version import version_line
+
+T = TypeVar("T")
+
+START_SECONDS_MAX = 60.0
+PING_SECONDS_MAX = 2.0
+PING_WAIT_S = 0.05
+STOP_SECONDS_MAX = 20.0  # more than nsqd gives its own nodes
+LAST_WORDS_S = 2.0
+# A second Ctrl-C within this time is the first: shells and `timeout` signal group and process.
+SECOND_SIGNAL_S = 0.5
+LINE_SIZE_MAX = 65_536
+
+NAME = "up"
+NAME_WIDTH = len("nsqlookupd")
+COLOURS = (36, 33, 32, 35, 34)
+
+LISTENING = re.compile(r'\b(TCP|HTTP): listening on ([^\s"]+)')
+PREFIX = re.compile(r"\[([\w-]+)\] ")
+FATAL = re.compile(r" FATAL: (.*)")
+
+PORTS = "Ports, 0 for any that is free"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What `up` was told."""
+
+    data_path: str = string(
+        "Parts", "data", "folder for messages, made if it is not there", own=True
+    )
+    host: str = string("Parts", "127.0.0.1", "address on which all parts listen", own=True)
+    processes: int = integer(
+        "Parts",
+        1,
+        "nsqds to run; their ports are 100 apart",
+        minimum=1,
+        maximum=PROCESS_COUNT_MAX,
+        own=True,
+    )
+    nsqd_tcp_port: int = integer(
+        PORTS, 4150, "port of nsqd for clients", minimum=0, maximum=65535, own=True
+    )
+    nsqd_http_port: int = integer(
+        PORTS, 4151, "port of nsqd for HTTP", minimum=0, maximum=65535, own=True
+    )
+    lookupd_tcp_port: int = integer(
+        PORTS, 4160, "port of nsqlookupd for nsqds", minimum=0, maximum=65535, own=True
+    )
+    lookupd_http_port: int = integer(
+        PORTS, 4161, "port of nsqlookupd for HTTP", minimum=0, maximum=65535, own=True
+    )
+
+
+# The addresses of what runs: name, TCP or HTTP, address.
+Addresses = dict[str, dict[str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One program of the installation."""
+
+    name: str
+    command: str
+    flags: Callable[[UpOptions, Addresses], dict[str, object]]
+    # How many of it write "listening" before it is there.
+    count: Callable[[UpOptions], int] = lambda options: 1
+
+
+def lookupd_flags(options: UpOptions, addresses: Addresses) -> dict[str, object]:
+    return listen_flags(options, options.lookupd_tcp_port, options.lookupd_http_port)
+
+
+def nsqd_flags(options: UpOptions, addresses: Addresses) -> dict[str, object]:
+    return {
+        **listen_flags(options, options.nsqd_tcp_port, options.nsqd_http_port),
+        "lookupd-tcp-address": addresses["nsqlookupd"]["TCP"],
+        "data-path": options.data_path,
+        "processes": options.processes,
+    }
+
+
+def listen_flags(options: UpOptions, tcp_port: int, http_port: int) -> dict[str, object]:
+    flags: dict[str, object] = {
+        "tcp-address": join_address(options.host, tcp_port),
+        "http-address": join_address(options.host, http_port),
+    }
+    if options.host not in ("", "0.0.0.0", "::"):
+        flags["broadcast-address"] = options.host
+    return flags
+
+
+PARTS = (
+    Part("nsqlookupd", "lookupd", lookupd_flags),
+    Part("nsqd", "nsqd", nsqd_flags, lambda options: options.processes),
+)
+
+
+class Stopped(Exception):
+    """A signal came."""
+
+
+class PartError(PenstockError):
+    """A part ended, or does not answer."""
+
+
+class Screen:
+    """One log: each line behind the name of who wrote it, in colour on a terminal.
+
+    ``on_lost`` is called when nobody can read it any more: `up | head`, a terminal that is gone.
+    """
+
+    def __init__(self) -> None:
+        self.on_lost: Callable[[], None] = lambda: None
+        self._colours: dict[str, int] | None = None
+        if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+            self._colours = {}
+
+    def show(self, name: str, text: str) -> None:
+        label = f"{name:<{NAME_WIDTH}} |"
+        if self._colours is not None:
+            colour = self._colours.setdefault(name, COLOURS[len(self._colours) % len(COLOURS)])
+            label = f"\x1b[{colour}m{label}\x1b[0m"
+        try:
+            print(label, text, flush=True)
+        except OSError:
+            # Python would try to write the rest of it at exit.
+            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+            self.on_lost()
+
+
+class Running:
+    """A part that was started: its log, its addresses, its end."""
+
+    def __init__(self, part: Part, process: Process, count: int, screen: Screen) -> None:
+        self.part = part
+        self.process = process
+        self.addresses: Addresses = {}
+        self.listening = asyncio.Event()
+        self.ended = asyncio.create_task(process.wait())
+        self._count = count
+        self._screen = screen
+        self._fatal = ""
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        async for line in lines_of(self.process.stderr):
+            match = PREFIX.match(line)
+            name = match[1] if match else self.part.name
+            text = line[match.end() :] if match else line
+            self._screen.show(name, text)
+            if found := LISTENING.search(text):
+                self.addresses.setdefault(name, {})[found[1]] = found[2]
+            elif found := FATAL.search(text):
+                self._fatal = self._fatal or found[1]
+            whole = [name for name, kinds in self.addresses.items() if len(kinds) == 2]
+            if len(whole) == self._count:
+                self.listening.set()
+
+    async def answer(self) -> None:
+        """Return when every /ping is answered with OK."""
+        await self.listening.wait()
+        for kinds in self.addresses.values():
+            while not await ping(kinds["HTTP"]):
+                await asyncio.sleep(PING_WAIT_S)
+
+    async def last_words(self) -> None:
+        """Show what it still had to say.  Children of its own may hold its standard error open."""
+        with suppress(TimeoutError, OSError):
+            await asyncio.wait_for(self._reading, LAST_WORDS_S)
+
+    async def obituary(self) -> str:
+        await self.last_words()
+        text = f"{self.part.name} ended {status_text(self.ended.result())}"
+        if self._fatal:
+            text += f": {self._fatal}"
+        if "in use" in self._fatal:
+            text += "; is another one running?  Other ports and another --data-path let both run"
+        return text
+
+
+async def lines_of(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    """The lines of a log; what is longer than any of ours comes in pieces."""
+    rest = b""
+    while chunk := await reader.read(LINE_SIZE_MAX):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > LINE_SIZE_MAX:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            yield line.decode("utf-8", "backslashreplace")
+    if rest:
+        yield rest.decode("utf-8", "backslashreplace")
+
+
+async def ping(address: str) -> bool:
+    """Whether GET /ping is answered with OK in time."""
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(PING_SECONDS_MAX):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(b"GET /ping HTTP/1.0\r\n\r\n")
+                return b" 200 " in await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return False
+
+
+class Up:
+    """The installation, from its start to its end."""
+
+    def __init__(self, options: UpOptions, screen: Screen) -> None:
+        self._options = options
+        self._screen = screen
+        self._running: list[Running] = []
+        self._stop = asyncio.Event()
+        self._stop_s = 0.0
+        screen.on_lost = self._stop.set
+
+    async def serve(self) -> None:
+        """Run all parts until a signal; PartError if one of them ends before."""
+        loop = asyncio.get_running_loop()
+        # SIGHUP is a terminal that was closed.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._signal)
+        try:
+            for part in PARTS:
+                await self._start(part)
+            self._welcome()
+            await self._unless_over(asyncio.Event().wait())
+        except Stopped:
+            self._screen.show(NAME, "stopping; once more to kill")
+        finally:
+            await self._end()
+
+    def _signal(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if not self._stop.is_set():
+            self._stop_s = now_s
+            self._stop.set()
+        elif now_s > self._stop_s + SECOND_SIGNAL_S:
+            for running in self._running:
+                send(running.process, signal.SIGKILL)
+
+    async def _start(self, part: Part) -> None:
+        addresses = {name: kinds for r in self._running for name, kinds in r.addresses.items()}
+        # The environment may say otherwise, and what they log is read here.
+        flags = {
+            **part.flags(self._options, addresses),
+            "log-prefix": f"[{part.name}] ",
+            "log-level": "info",
+            "log-format": "text",
+        }
+        command = [part.command, *(f"--{flag}={value}" for flag, value in flags.items())]
+        process = await spawn(command, stderr=PIPE)
+        running = Running(part, process, part.count(self._options), self._screen)
+        self._running.append(running)
+        try:
+            await self._unless_over(asyncio.wait_for(running.answer(), START_SECONDS_MAX))
+        except TimeoutError:
+            raise PartError(f"{part.name} does not answer after {START_SECONDS_MAX:g} s") from None
+
+    async def _unless_over(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do ``work``, unless a signal comes or a part ends first."""
+        task = asyncio.create_task(work)
+        stop = asyncio.create_task(self._stop.wait())
+        ends = [running.ended for running in self._running]
+        await asyncio.wait({task, stop, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        stopped = stop.done()
+        stop.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        if stopped:
+            raise Stopped
+        over = next(running for running in self._running if running.ended.done())
+        raise PartError(await over.obituary())
+
+    def _welcome(self) -> None:
+        show = self._screen.show
+        for running in self._running:
+            for name in sorted(running.addresses, key=lambda name: (len(name), name)):
+                kinds = running.addresses[name]
+                show(NAME, f"{name:<{NAME_WIDTH}}  TCP {kinds['TCP']}  HTTP http://{kinds['HTTP']}")
+        show(NAME, f"messages are kept in {Path(self._options.data_path).resolve()}")
+        show(NAME, "all parts answer; Ctrl-C stops them")
+
+    async def _end(self) -> None:
+        for running in reversed(self._running):
+            if not await end(running.process, STOP_SECONDS_MAX):
+                self._screen.show(NAME, f"{running.part.name} did not end in time and was killed")
+            await running.last_words()
+
+
+def flag_table() -> FlagTable[UpOptions]:
+    return FlagTable(
+        "penstock up",
+        UpOptions,
+        summary="Runs nsqlookupd and nsqd in one terminal, for development.  Their other options\n"
+        "come from PENSTOCK_NSQLOOKUPD_<OPTION> and PENSTOCK_NSQD_<OPTION>.",
+        environment_prefix="PENSTOCK_UP_",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all parts until told to stop; return the exit code."""
+    table = flag_table()
+    try:
+        parsed = table.parse(sys.argv[1:] if argv is None else argv, os.environ)
+    except OptionError as error:
+        print(f'{error}\nSee "penstock up --help" for all flags.', file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    if parsed.action != "run":
+        help_asked = parsed.action == "help"
+        print(table.help() if help_asked else version_line("penstock") + "\n", end="")
+        return 0
+    for warning in parsed.warnings:
+        print(f"penstock up: {warning}", file=sys.stderr)
+    return _run(parsed.options)
+
+
+def _run(options: UpOptions) -> int:
+    try:
+        Path(options.data_path).mkdir(parents=True, exist_ok=True)
+        asyncio.run(Up(options, Screen()).serve())
+    except (PartError, OSError) as error:
+        print(f"penstock up: {error}", file=sys.stderr)
+        return 1
+    return 0
