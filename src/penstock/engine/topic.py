@@ -198,6 +198,8 @@ class Topic(BaseTopic):
     def save(self) -> Ticket:
         """Journal the topic's own state and write nsqd.dat; for what must be durable (R6)."""
         self.keeper.add(self._topic_record())
+        # Whatever changed may have let go of segments; without traffic nobody else would look.
+        self.journal_later()
         return after(self.keeper.flush(sync=True), self.broker.save_metadata(self))
 
     def write_progress(self) -> Ticket:
