@@ -19,6 +19,7 @@ COMMANDS = {
     "tail": ("penstock.cli.nsq_tail", "print messages as they come (nsq_tail)"),
     "stat": ("penstock.cli.nsq_stat", "watch the numbers of a channel (nsq_stat)"),
     "pub": ("penstock.cli.to_nsq", "publish the records of standard input (to_nsq)"),
+    "to-file": ("penstock.cli.nsq_to_file", "write messages to files (nsq_to_file)"),
     "import-nsqd": ("penstock.cli.import_nsqd", "take over the data path of a Go nsqd"),
     "dump": ("penstock.cli.dump", "show what is in the files of a data path"),
     "bench": ("penstock.cli.bench", "measure a running nsqd"),
