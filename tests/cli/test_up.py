@@ -1,0 +1,149 @@
+"""`penstock up` as a process: one log, one Ctrl-C, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from penstock.client import sync
+from tests.daemon import Daemon
+from tests.family import children, command_line, gone
+
+pytestmark = pytest.mark.timeout(40)
+
+PENSTOCK = str(Path(sys.executable).parent / "penstock")
+ANY_PORTS = [
+    *("--nsqd-tcp-port=0", "--nsqd-http-port=0"),
+    *("--lookupd-tcp-port=0", "--lookupd-http-port=0"),
+]
+
+
+class Up(Daemon):
+    """Its standard output is read in place of standard error, which goes there too."""
+
+    def __init__(self, data_path: Path, *options: str) -> None:
+        super().__init__(*ANY_PORTS, f"--data-path={data_path}", *options)
+
+    def command(self) -> list[str]:
+        return ["/bin/sh", "-c", 'exec "$0" "$@" 1>&2', PENSTOCK, "up"]
+
+    def start(self, *options: str) -> Self:
+        super().start(*options)
+        self.wait_for_log("^up .*all parts answer")
+        return self
+
+    def address(self, name: str, kind: str) -> str:
+        """As it was told at the end of the start."""
+        return self.wait_for_log(rf"^up +\| {name} .*\b{kind} (?:http://)?([\d.]+:\d+)")[1]
+
+
+def test_messages_go_through_and_ctrl_c_stops_all_in_reverse_order(tmp_path: Path) -> None:
+    with Up(tmp_path / "new" / "data") as up:
+        with urllib.request.urlopen(
+            f"http://{up.address('nsqd', 'HTTP')}/pub?topic=greetings", b"hello", timeout=10
+        ) as reply:
+            assert reply.read() == b"OK"
+        lookupd = up.address("nsqlookupd", "HTTP")
+        with sync.Consumer("greetings", "ch", lookupd_http_addresses=lookupd) as consumer:
+            message = next(iter(consumer))
+            assert message.body == b"hello"
+            message.finish()
+        parts = children(up.pid)
+        assert len(parts) == 2
+        up.signal(signal.SIGINT)
+        assert up.wait() == 0
+        assert gone(parts)
+    assert all(re.match(r"(nsqlookupd|nsqd|up) +\| ", line) for line in up.lines), up.log
+    assert "\x1b" not in up.log
+    ends = [line.split()[0] for line in up.lines if line.endswith(": bye")]
+    assert ends == ["nsqd", "nsqlookupd"]
+    assert (tmp_path / "new" / "data" / "nsqd.dat").exists()
+
+
+def test_a_part_that_dies_ends_the_rest(tmp_path: Path) -> None:
+    with Up(tmp_path) as up:
+        parts = children(up.pid)
+        [nsqd] = [pid for pid in parts if " nsqd " in command_line(pid)]
+        os.kill(nsqd, signal.SIGKILL)
+        assert up.wait() == 1
+        assert gone(parts)
+    assert up.lines[-1] == "penstock up: nsqd ended by SIGKILL"
+    assert any("NSQLOOKUPD: bye" in line for line in up.lines)
+
+
+def test_kill_9_leaves_nothing_running(tmp_path: Path) -> None:
+    with Up(tmp_path, "--processes=2") as up:
+        parts = children(up.pid)
+        assert len(parts) == 4  # nsqlookupd, nsqd and its two nodes
+        up.kill()
+        assert gone(parts)
+
+
+def test_a_second_one_is_told_what_is_in_the_way(tmp_path: Path) -> None:
+    with Up(tmp_path) as up:
+        port = up.address("nsqlookupd", "TCP").rpartition(":")[2]
+        for options, text in (
+            ([f"--data-path={tmp_path}"], f"cannot flock directory {tmp_path} "),
+            ([f"--lookupd-tcp-port={port}"], f"listen (127.0.0.1:{port}) failed"),
+        ):
+            done = subprocess.run(
+                [PENSTOCK, "up", *ANY_PORTS, f"--data-path={tmp_path}", *options],
+                capture_output=True,
+                text=True,
+                timeout=20,
+            )
+            assert done.returncode == 1
+            assert text in done.stderr
+            assert "is another one running?" in done.stderr
+            assert done.stderr.count("\n") == 1
+        assert up.running
+
+
+def test_a_data_path_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [PENSTOCK, "up", f"--data-path={tmp_path / 'file'}"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "File exists" in done.stderr
+
+
+def test_a_terminal_gets_colours_and_its_end_stops_all(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    up = subprocess.Popen(
+        [PENSTOCK, "up", *ANY_PORTS, f"--data-path={tmp_path}"],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        env={key: value for key, value in os.environ.items() if key != "NO_COLOR"},
+    )
+    os.close(theirs)
+    try:
+        seen = b""
+        while b"all parts answer" not in seen:
+            seen += os.read(ours, 65536)
+        assert b"\x1b[36mnsqlookupd |\x1b[0m " in seen
+        parts = children(up.pid)
+        os.close(ours)
+        # Its next line cannot be written.  A new connection to nsqlookupd makes one.
+        address = re.search(rb"nsqlookupd  TCP ([\d.]+):(\d+)", seen)
+        assert address is not None
+        with socket.create_connection((address[1], int(address[2])), 10):
+            assert up.wait(20) == 0
+        assert gone(parts)
+    finally:
+        up.kill()
+        up.wait(10)

@@ -1,0 +1,36 @@
+"""The children of a process, and whether they have ended."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+
+def children(pid: int) -> list[int]:
+    """The ids of all that ``pid`` started, and of all those started."""
+    try:
+        direct = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
+    return [each for child in map(int, direct) for each in (child, *children(child))]
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def gone(pids: list[int], timeout_s: float = 10.0) -> bool:
+    """Whether all of them end in time.  One that nobody has waited for has ended too."""
+    give_up_s = time.monotonic() + timeout_s
+    while any(map(_alive, pids)):
+        if time.monotonic() > give_up_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
