@@ -486,9 +486,6 @@ class Broker:
     def set_journal_health(self, error: BaseException | None) -> None:
         self.health_of_disk.heard_journal(error)
 
-    def refusal(self) -> Exception | None:
-        return self.health_of_disk.refusal()
-
     def refuse_all(self) -> None:
         """The end has begun: no new publishes or subscriptions; what is pending is written."""
         self.exiting = True

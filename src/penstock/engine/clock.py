@@ -8,11 +8,9 @@ import time
 class Clock:
     """The machine's clocks, in nanoseconds."""
 
-    def wall_ns(self) -> int:
-        return time.time_ns()
-
-    def monotonic_ns(self) -> int:
-        return time.monotonic_ns()
+    # The functions themselves: they are asked several times for every batch.
+    wall_ns = staticmethod(time.time_ns)
+    monotonic_ns = staticmethod(time.monotonic_ns)
 
 
 class ManualClock(Clock):

@@ -69,7 +69,7 @@ class Topic(BaseTopic):
             broker.unfired,
             self._heard_log,
             self._heard_journal,  # sealing makes room: it may use the reserve
-            broker.refusal,
+            broker.health_of_disk.refusal,
             broker.sync_times,
         )
         self.keeper = JournalKeeper(journal, broker.disk, self._snapshot, self._heard_journal)

@@ -122,6 +122,7 @@ class LogWriter:
         self._syncing = False
         self._waiting = Waiting([], [])
         self._lost: Waiting | None = None
+        self._troubled = False
         self.synced_at: tuple[int, int] | None = None
         # It never goes back, whatever the clock did since the last start (R4).
         self._append_ns = max((segment.append_ns_last for segment in log.segments()), default=0)
@@ -240,7 +241,9 @@ class LogWriter:
 
     def _written(self, batch: Batch) -> None:
         self.log.commit(batch.first, batch.count, len(batch.payload), batch.append_ns, batch.slot)
-        self._health(None)
+        if self._troubled:
+            self._troubled = False
+            self._health(None)
         if self._sync_every == 1:
             self._waiting.batches.append(batch)
             self.start_sync()
@@ -255,6 +258,7 @@ class LogWriter:
         if not isinstance(error, Exception):
             raise error
         self.log.abandon(batch.end)
+        self._troubled = True
         self._health(error)
         if batch.dues:
             self._unfired(batch.dues)
@@ -292,6 +296,7 @@ class LogWriter:
         else:
             # After a failed fdatasync the kernel may have dropped the pages (R8): what was
             # not synced is written again, into a new segment, before anything else.
+            self._troubled = True
             self._health(error)
             self._lost = waiting
         self._go_on()
