@@ -1,5 +1,5 @@
 # build   a .venv with the package, the tests' and the checkers' needs; quick when nothing changed
-# run     start the system with its data in ./data
+# run     start nsqlookupd and nsqd with their data in ./data; Ctrl-C stops them
 # test    what .ci/run calls
 # check   ruff and mypy
 # wheel   an installable package in dist/, which needs no compiler; DIST=folder puts it elsewhere
@@ -27,8 +27,7 @@ $(VENV)/.core: $(VENV)/.installed $(CORE)
 	touch $@
 
 run: build
-	mkdir -p data
-	$(BIN)/penstock nsqd --data-path=data
+	$(BIN)/penstock up
 
 test: build
 	$(BIN)/python -m tests.conformance.nodejs
