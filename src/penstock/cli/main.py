@@ -20,6 +20,8 @@ COMMANDS = {
     "stat": ("penstock.cli.nsq_stat", "watch the numbers of a channel (nsq_stat)"),
     "pub": ("penstock.cli.to_nsq", "publish the records of standard input (to_nsq)"),
     "to-file": ("penstock.cli.nsq_to_file", "write messages to files (nsq_to_file)"),
+    "to-http": ("penstock.cli.nsq_to_http", "send messages to HTTP servers (nsq_to_http)"),
+    "relay": ("penstock.cli.nsq_to_nsq", "publish messages again elsewhere (nsq_to_nsq)"),
     "import-nsqd": ("penstock.cli.import_nsqd", "take over the data path of a Go nsqd"),
     "dump": ("penstock.cli.dump", "show what is in the files of a data path"),
     "bench": ("penstock.cli.bench", "measure a running nsqd"),

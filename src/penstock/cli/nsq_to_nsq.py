@@ -1,0 +1,241 @@
+"""`nsq_to_nsq`: publish the messages of topics again, at one of several nsqds.
+
+    consumer --> filter --> destination --OK--> FIN
+                   |             `---error--> REQ, and the consumer backs off
+                   `--dropped--> FIN
+
+Rule 1: a message is finished when its destination has stored it; it may be stored twice, not lost.
+Rule 2: a destination that is not connected fails at once, so that the pool turns to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.cli.consuming import (
+    check_source,
+    consumer_config,
+    lookupd_addresses,
+    make_consumer,
+    max_in_flight,
+    nsqd_addresses,
+    running,
+)
+from penstock.cli.flags import FlagTable
+from penstock.cli.host_pool import make_pool
+from penstock.cli.timing import Timing
+from penstock.cli.tool import (
+    Signals,
+    client_config,
+    client_options,
+    log_level,
+    repeated,
+    start_tool,
+)
+from penstock.client import Config, Message, Producer
+from penstock.errors import ClientError, NotConnectedError, OptionError
+from penstock.settings import integer, string
+from penstock.wire.names import is_valid_name
+
+log = logging.getLogger("penstock.cli")
+
+PROGRAM = "nsq_to_nsq"
+
+
+@dataclass(frozen=True, slots=True)
+class ToNsqdOptions:
+    topic: tuple[str, ...] = repeated("Messages", "topic to consume")
+    channel: str = string("Messages", "nsq_to_nsq", "channel to consume from")
+    destination_topic: str = string(
+        "Destination", "", "topic to publish to, for all", default_text="the message's own"
+    )
+    destination_nsqd_tcp_address: tuple[str, ...] = repeated(
+        "Destination", "TCP address of an nsqd to publish to"
+    )
+    mode: str = string(
+        "Destination", "hostpool", "round-robin, hostpool or epsilon-greedy; others: round-robin"
+    )
+    require_json_field: str = string("Filter", "", "field that a message must have, else dropped")
+    require_json_value: str = string("Filter", "", "value that this field must have, else dropped")
+    whitelist_json_field: tuple[str, ...] = repeated("Filter", "field to keep, all others go")
+    max_in_flight: int = max_in_flight("messages at once for each topic")
+    nsqd_tcp_address: tuple[str, ...] = nsqd_addresses()
+    lookupd_http_address: tuple[str, ...] = lookupd_addresses()
+    consumer_opt: tuple[tuple[str, Any], ...] = client_options("consumer")
+    producer_opt: tuple[tuple[str, Any], ...] = client_options("producer")
+    status_every: int = integer("Log", 250, "messages between two status lines; 0: none", minimum=0)
+    log_level: str = log_level()
+
+
+def flag_table() -> FlagTable[ToNsqdOptions]:
+    return FlagTable(
+        PROGRAM,
+        ToNsqdOptions,
+        summary="Publishes the messages of topics again, at another nsqd.",
+        environment_prefix="PENSTOCK_NSQ_TO_NSQ_",
+    )
+
+
+def checked(options: ToNsqdOptions) -> ToNsqdOptions:
+    if not options.topic or not options.channel:
+        raise OptionError("--topic and --channel are required")
+    if options.destination_topic and not is_valid_name(options.destination_topic):
+        raise OptionError(f"--destination-topic {options.destination_topic!r} is invalid")
+    check_source(options)
+    if not options.destination_nsqd_tcp_address:
+        raise OptionError("--destination-nsqd-tcp-address required")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Relay until stopped; return the exit status."""
+    return start_tool(flag_table(), argv, run, checked)
+
+
+async def run(options: ToNsqdOptions, signals: Signals) -> int:
+    config = consumer_config(PROGRAM, options, {})
+    # The next try is the message's next delivery, perhaps at another destination.
+    producing = client_config(PROGRAM, options.producer_opt, {"publish_retries": 0})
+    relay = Relay(options, producing)
+    consumers = [
+        make_consumer(options, topic, relay.handler(topic), config)
+        for topic in dict.fromkeys(options.topic)
+    ]
+    try:
+        async with running(consumers, options):
+            await signals.stop.wait()
+    finally:
+        await relay.stop()
+    return 0
+
+
+class Destination:
+    """One nsqd; connected when it is first needed, and again by its producer."""
+
+    def __init__(self, address: str, config: Config) -> None:
+        self._address = address
+        self._config = config
+        self._producer: Producer | None = None
+        self._connecting = asyncio.Lock()
+
+    async def publish(self, topic: str, body: bytes) -> None:
+        async with self._connecting:
+            if self._producer is None:
+                producer = Producer([self._address], config=self._config)
+                await producer.start()
+                self._producer = producer
+        if not self._producer.connections:
+            raise NotConnectedError(f"{self._address}: not connected")
+        await self._producer.publish(topic, body)
+
+    async def stop(self) -> None:
+        if self._producer is not None:
+            await self._producer.stop()
+
+
+class Relay:
+    """All destinations, and the choice between them."""
+
+    def __init__(self, options: ToNsqdOptions, config: Config) -> None:
+        addresses = list(dict.fromkeys(options.destination_nsqd_tcp_address))
+        self._destinations = {address: Destination(address, config) for address in addresses}
+        for address in addresses:
+            Producer([address], config=config)  # a wrong address is refused now
+        self._pool = make_pool(options.mode, addresses)
+        self._filter = Filter(options)
+        self._timing = Timing(options.status_every)
+        self._topic = options.destination_topic
+
+    def handler(self, topic: str) -> Any:
+        async def handle(message: Message) -> bool:
+            return await self._handle(self._topic or topic, message)
+
+        return handle
+
+    async def _handle(self, topic: str, message: Message) -> bool:
+        """Whether the message is done with; False requeues it."""
+        try:
+            body = self._filter.apply(message.body)
+        except MissingField as error:
+            log.error("%s", error)
+            return False
+        if body is None:
+            return True
+        loop = asyncio.get_running_loop()
+        address = self._pool.take()
+        since_s = loop.time()
+        try:
+            await self._destinations[address].publish(topic, body)
+        except (ClientError, OSError) as error:
+            self._pool.tell(address, loop.time() - since_s, False)
+            log.error("nsqd=%s topic=%s: failed to publish: %s", address, topic, error)
+            return False
+        elapsed_s = loop.time() - since_s
+        self._pool.tell(address, elapsed_s, True)
+        self._timing.add(address, elapsed_s)
+        return True
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(each.stop() for each in self._destinations.values()))
+
+
+class MissingField(Exception):
+    """A field whose value is required is not there."""
+
+
+class Filter:
+    """Which messages go on, and what is left of them."""
+
+    def __init__(self, options: ToNsqdOptions) -> None:
+        self._field = options.require_json_field
+        self._value = options.require_json_value
+        self._fields = sorted(set(options.whitelist_json_field))
+        self._active = bool(self._field or self._value or self._fields)
+
+    def apply(self, body: bytes) -> bytes | None:
+        """What to publish; None drops the message."""
+        if not self._active:
+            return body
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            log.error("dropped, not JSON: %s: %r", error, body[:80])
+            return None
+        if not isinstance(value, dict):
+            log.error("dropped, not a JSON object: %r", body[:80])
+            return None
+        if self._field and not self._passes(value):
+            return None
+        if not self._fields:
+            return body
+        kept = {name: integral(value[name]) for name in self._fields if name in value}
+        return json.dumps(kept, separators=(",", ":"), ensure_ascii=False).encode()
+
+    def _passes(self, value: dict[str, Any]) -> bool:
+        if self._field not in value:
+            if self._value:
+                raise MissingField(f"json: missing field {self._field!r}")
+            return False
+        return not self._value or equal(value[self._field], self._value)
+
+
+def equal(found: Any, wanted: str) -> bool:
+    """A string equals itself, a number the number that ``wanted`` says; others nothing."""
+    if isinstance(found, str):
+        return found == wanted
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        return False
+    try:
+        return float(found) == float(wanted)
+    except (ValueError, OverflowError):
+        return False
+
+
+def integral(value: Any) -> Any:
+    """1.0 is written 1, as nsq_to_nsq does for the fields it keeps."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
