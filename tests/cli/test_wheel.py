@@ -80,7 +80,7 @@ def test_the_wheel_holds_the_package_and_no_sources_of_the_core(wheel: Path) -> 
     core = {path.stem for path in SOURCE.rglob("*.pyx")}
     assert {name for name in names if name.endswith(".py")} == modules
     assert {Path(name).name.split(".")[0] for name in names if name.endswith(".so")} == core
-    assert {f"penstock/core/{name}.pyi" for name in core} <= names
+    assert {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.pyi")} <= names
     assert "penstock/py.typed" in names
     assert not {name for name in names if Path(name).suffix in (".c", ".pyx", ".pyc")}
 
