@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.core.heap import keep_freed_memory
 from penstock.engine.broker import Broker
 from penstock.engine.clock import Clock
 from penstock.engine.memory import Memory
@@ -165,6 +166,7 @@ def run(options: Options, read: Reader = None) -> int:
     """Serve until told to stop; return the exit code."""
     # A disk thread in the middle of Python code gives way to the loop after this, not after 5 ms.
     sys.setswitchinterval(0.0005)
+    keep_freed_memory()
     return run_daemon("nsqd", _serve(options, read))
 
 
