@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -20,10 +22,15 @@ def command_line(pid: int) -> str:
 
 
 def gone(pids: list[int], timeout_s: float = 10.0) -> bool:
-    """Whether all of them end in time.  One that nobody has waited for has ended too."""
+    """Whether all of them end in time; those that do not are killed.
+
+    One that nobody has waited for has ended too.
+    """
     give_up_s = time.monotonic() + timeout_s
     while any(map(_alive, pids)):
         if time.monotonic() > give_up_s:
+            for pid in filter(_alive, pids):
+                os.kill(pid, signal.SIGKILL)
             return False
         time.sleep(0.02)
     return True

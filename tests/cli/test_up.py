@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Self
 
 import pytest
 
+from penstock.cli.up import SECOND_SIGNAL_S
 from penstock.client import sync
 from tests.daemon import Daemon
 from tests.family import children, command_line, gone
@@ -68,6 +70,20 @@ def test_messages_go_through_and_ctrl_c_stops_all_in_reverse_order(tmp_path: Pat
     ends = [line.split()[0] for line in up.lines if line.endswith(": bye")]
     assert ends == ["nsqd", "nsqlookupd"]
     assert (tmp_path / "new" / "data" / "nsqd.dat").exists()
+
+
+def test_a_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:
+    with Up(tmp_path) as up:
+        parts = children(up.pid)
+        [nsqd] = [pid for pid in parts if " nsqd " in command_line(pid)]
+        os.kill(nsqd, signal.SIGSTOP)
+        up.signal(signal.SIGINT)
+        up.wait_for_log("^up .*stopping; once more to kill")
+        time.sleep(SECOND_SIGNAL_S + 0.1)
+        assert up.running
+        up.signal(signal.SIGINT)
+        assert up.wait(5) == 0
+        assert gone(parts)
 
 
 def test_a_part_that_dies_ends_the_rest(tmp_path: Path) -> None:
