@@ -162,6 +162,7 @@ def test_nsq_tail_finishes_what_it_printed(nsqd: Nsqd) -> None:
     assert (done.returncode, done.stdout) == (0, b"t | 0\nt | 1\nt | 2\n")
     state = nsqd.channel("t", "c")
     assert (state["depth"], state["in_flight_count"]) == (7, 0)
+    assert state["requeue_count"] == 0, "nothing was taken that was not printed"
 
 
 def test_nsq_tail_ends_with_its_reader(nsqd: Nsqd) -> None:

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.cli import nsqd, nsqlookupd
+from penstock.cli import (
+    nsq_stat,
+    nsq_tail,
+    nsq_to_file,
+    nsq_to_http,
+    nsq_to_nsq,
+    nsqd,
+    nsqlookupd,
+    to_nsq,
+)
 from penstock.cli.flags import COMMON, FlagTable
 from penstock.settings import Setting
 
@@ -34,6 +43,29 @@ exit code 2 if it stood on the command line, 1 otherwise. Options marked * are P
 
 # Durations that show how an option is given.
 EXAMPLES = ("msg-timeout", "tombstone-lifetime")
+
+
+TOOLS = (to_nsq, nsq_tail, nsq_stat, nsq_to_file, nsq_to_http, nsq_to_nsq)
+TOOLS_INTRODUCTION = """\
+What each tool is for, with examples, is in [tools.md](tools.md). Flags are written `-flag=value`,
+`--flag=value` or `--flag value`; those whose kind is a list are given once for each value. Options
+may also stand in the environment (`PENSTOCK_NSQ_TAIL_TOPIC=orders`) and in a TOML file named by
+`-config`; the command line goes first. Options marked * are Penstock's own.
+"""
+
+
+def tools_page() -> str:
+    """Return the page of all tools' options, as Markdown."""
+    lines = [NOTICE, "", "# Options of the tools", "", TOOLS_INTRODUCTION]
+    for tool in TOOLS:
+        table: FlagTable[Any] = tool.flag_table()
+        lines += [f"## {table.program}", "", table.summary, ""]
+        lines += ["| Flag | Kind | Default | Allowed | Meaning |", "|---|---|---|---|---|"]
+        lines += [_row(setting) for setting in table.settings]
+        lines.append("")
+    lines += ["## All of them", "", "| Flag | Meaning |", "|---|---|"]
+    lines += [f"| `-{name}` | {text} |" for name, _, text in COMMON]
+    return "\n".join(lines) + "\n"
 
 
 def options_page(table: FlagTable[Any]) -> str:
@@ -70,7 +102,9 @@ def _row(setting: Setting) -> str:
     default = setting.show_default()
     if default and not setting.default_text:
         default = f"`{default}`"
-    cells = [name, setting.kind.kind, default, setting.kind.limits(), setting.help]
+    # <DATETIME> and the like would be taken for HTML.
+    help = setting.help.replace("<", "&lt;")
+    cells = [name, setting.kind.kind, default, setting.kind.limits(), help]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -79,6 +113,7 @@ def pages() -> dict[str, str]:
     return {
         "options.md": options_page(nsqd.flag_table()),
         "options-nsqlookupd.md": options_page(nsqlookupd.flag_table()),
+        "options-tools.md": tools_page(),
     }
 
 

@@ -31,7 +31,7 @@ from penstock.cli.tool import (
     repeated,
     start_tool,
 )
-from penstock.client import Message
+from penstock.client import Consumer, Message
 from penstock.errors import OptionError
 from penstock.settings import boolean, integer, string
 
@@ -42,7 +42,7 @@ PROGRAM = "nsq_tail"
 class TailOptions:
     topic: tuple[str, ...] = repeated("Messages", "topic to print")
     channel: str = string(
-        "Messages", "", "channel to consume from", default_text="tail<number>#ephemeral"
+        "Messages", "", "channel to consume from", default_text="a new ephemeral one"
     )
     n: int = integer("Messages", 0, "end when a topic had that many messages; 0: never", minimum=0)
     print_topic: bool = boolean("Messages", False, "begin lines with the topic")
@@ -85,7 +85,10 @@ async def run(options: TailOptions, signals: Signals) -> int:
     )
     output = Output()
     tails = [Tail(topic, options, output, signals) for topic in dict.fromkeys(options.topic)]
-    consumers = [make_consumer(options, tail.topic, tail.show, config) for tail in tails]
+    consumers = []
+    for tail in tails:
+        tail.consumer = make_consumer(options, tail.topic, tail.show, config)
+        consumers.append(tail.consumer)
     async with running(consumers, options):
         await signals.stop.wait()
     for tail in tails:
@@ -99,6 +102,7 @@ class Tail:
 
     def __init__(self, topic: str, options: TailOptions, output: Output, signals: Signals) -> None:
         self.topic = topic
+        self.consumer: Consumer | None = None
         self.error: ToolError | None = None
         self._left = options.n or None
         self._prefix = f"{topic} | ".encode() if options.print_topic else b""
@@ -117,8 +121,18 @@ class Tail:
             self.error = error
             self._left = 0
             hand_back(messages)
+        self._ask_for_no_more()
         if self._left == 0:
             self._stop.set()
+
+    def _ask_for_no_more(self) -> None:
+        """nsqd must not deliver what will not be printed: that would cost attempts and order.
+
+        The lower ready count is sent before the answers that would make room for more.
+        """
+        assert self.consumer is not None
+        if self._left is not None and self._left < self.consumer.max_in_flight:
+            self.consumer.max_in_flight = self._left
 
 
 def hand_back(messages: Sequence[Message]) -> None:
