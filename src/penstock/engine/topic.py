@@ -354,6 +354,8 @@ class Topic(BaseTopic):
         for segment in self.log.segments():
             if not segment.sealed or segment.end > passed:
                 break
+            if not self.log.removable(segment.base):
+                continue
             limit = min(STRAGGLER_COUNT_MAX, int(segment.count * STRAGGLER_SHARE_MAX))
             alive = _alive(windows, segment.first, segment.end, limit)
             if alive is not None:

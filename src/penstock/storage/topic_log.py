@@ -383,6 +383,10 @@ class TopicLog:
         self._segments = tuple(s for s in self._segments if s not in gone)
         return [segment.path for segment in gone]
 
+    def removable(self, base: int) -> bool:
+        """Whether nothing pins the segment: a reader, or a slot whose messages came here (R16)."""
+        return self._removable(self._by_base(base))
+
     def relocate(self, base: int, indexes: list[int]) -> Relocation:
         """Copy the frames of ``indexes`` to a side file; hand the result to relocated().  Blocking.
 
