@@ -125,13 +125,15 @@ class Adoption:
         wall_ns = self.engine.clock.wall_ns()
         logged = set(self.engine.logged(topic.name).values())
         for body, message in self.model.messages.items():
-            if message.topic is topic and message.due_ns > wall_ns and body not in logged:
-                if topic.pending.setdefault(body, message) is message and body in self.fired:
-                    message.acked = False
-                    message.index = None
-                    topic.held.pop(body, None)
-                    for channel in topic.channels.values():
-                        channel.entries.pop(body, None)
+            if message.topic is not topic or message.due_ns <= wall_ns or body in logged:
+                continue
+            topic.pending.setdefault(body, message)
+            if body in self.fired:
+                message.acked = False
+                message.index = None
+                topic.held.pop(body, None)
+                for channel in topic.channels.values():
+                    channel.entries.pop(body, None)
 
     def _fired_again(self, topic: NaiveTopic) -> None:
         """What was fired again has another index, and goes by what was emptied meanwhile."""
@@ -154,17 +156,29 @@ class Adoption:
             assert emptied or self._may_be_lost(self.model.messages[body]), f"held {body!r} is lost"
             del topic.held[body]
             self.released.add(body)
-        if emptied:  # a power cut may leave half of it: passed over by channels, and still held
-            for name, channel in topic.channels.items():
-                for body in self.engine.passed_over(topic.name, name) & set(topic.held):
-                    topic.held[body].append(channel)
         for body in found - set(topic.held):
             message = self.model.messages[body]
             assert message.topic is topic
             assert self._may_come(message), f"held {body!r} is back"
             self._exists(message)
             topic.pending.pop(body, None)
-            topic.held[body] = []
+            topic.held[body] = topic.skipping(message)
+        for name, channel in topic.channels.items():
+            self._passed_over(topic, name, channel)
+
+    def _passed_over(self, topic: NaiveTopic, name: str, channel: NaiveChannel) -> None:
+        """That a channel will pass over what the topic holds is journaled like a finish."""
+        real = self.engine.passed_over(topic.name, name)
+        for body, skipping in topic.held.items():
+            skips = any(other is channel for other in skipping)
+            if skips and body not in real:
+                unsafe = self.power_cut or body not in channel.finished_safe
+                assert unsafe, f"{topic.name}:{name}: {body!r} is back"
+                topic.held[body] = [other for other in skipping if other is not channel]
+            elif body in real and not skips:
+                # An emptying of the topic may be done by half.
+                assert self.doubt.of("empty_topic", topic.name), f"{body!r} is passed over"
+                skipping.append(channel)
 
     def _channel(
         self,
@@ -209,10 +223,12 @@ class Adoption:
         if self.clean:
             low = entry.attempts if entry.attempts < ATTEMPTS_MAX else 0
         assert low <= found.attempts <= entry.attempts, f"{body!r}: {entry} {found} (R11)"
-        due_ns = entry.due_ns if self.clean else entry.safe[1]
-        certain = self.clean or (not self.power_cut and entry.safe == entry.marked)
-        if certain and due_ns > wall_ns and entry.attempts < ATTEMPTS_MAX:
-            assert found.due_ns == due_ns, f"{body!r}: {entry} {found}"
+        journaled = not self.power_cut and entry.safe == entry.marked == (
+            entry.attempts,
+            entry.due_ns,
+        )
+        if entry.due_ns > wall_ns and (self.clean or journaled):
+            assert found.due_ns == entry.due_ns, f"{body!r}: {entry} {found}"
         channel.entries[body] = Entry(
             attempts=found.attempts,
             due_ns=found.due_ns,

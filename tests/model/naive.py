@@ -91,13 +91,14 @@ class NaiveTopic:
     def frozen(self) -> bool:
         return self.paused or not self.channels
 
+    def skipping(self, message: Message) -> list[NaiveChannel]:
+        """The channels that were emptied after ``message`` was deferred (R17)."""
+        channels = self.channels.values()
+        return [c for c in channels if message.due_ns and message.number < c.emptied_at]
+
     def arrive(self, message: Message, now_ns: int) -> None:
         """A message is in the log.  Passing it over is journaled like a finish."""
-        skipping = [
-            channel
-            for channel in self.channels.values()
-            if message.due_ns and message.number < channel.emptied_at
-        ]
+        skipping = self.skipping(message)
         for channel in skipping:
             channel.finished_ns[message.body] = now_ns + WALL_LOOK_NS
         if self.frozen:
