@@ -57,7 +57,7 @@ class Channel:
         self._left_counts = [0] * len(LOCALITIES)
         self._woken = False
         self._reading = False
-        self._held_skip_count = 0
+        self.held_skip_count = 0
         self._redelivery: Block | None = None
         self._cold_frame: tuple[int, bytes] | None = None
 
@@ -173,9 +173,9 @@ class Channel:
 
     def release(self, start: int, end: int, count: int) -> None:
         """What the topic held back may be read now."""
-        self.window.queued_count += count - self._held_skip_count
-        self.message_count += count - self._held_skip_count
-        self._held_skip_count = 0
+        self.window.queued_count += count - self.held_skip_count
+        self.message_count += count - self.held_skip_count
+        self.held_skip_count = 0
         self.wake()
 
     def skip(self, index: int) -> None:
@@ -183,13 +183,13 @@ class Channel:
         if index >= self.window.cursor:
             released = index < self.topic.released
             self.window.skip(index, index + 1, int(released))
-            self._held_skip_count += not released
+            self.held_skip_count += not released
             self.touched()
 
     def skip_range(self, start: int, end: int) -> None:
         """Finish messages that were never released to this channel."""
         self.window.skip(start, end, 0)
-        self._held_skip_count = 0
+        self.held_skip_count = 0
         self.touched()
 
     def pump(self, now_ns: int) -> None:

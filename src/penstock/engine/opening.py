@@ -194,6 +194,8 @@ def _restore_channel(broker: Broker, topic: Topic, state: ChannelState) -> Chann
     channel = Channel(topic, state.name, broker.channel_number(), window, id=state.id)
     channel.paused = state.paused
     channel.defer_stamp = state.defer_stamp
+    held = [(topic.released, low), *((max(a, topic.released), b) for a, b in ahead)]
+    channel.held_skip_count = sum(topic.log.count_between(start, end) for start, end in held)
     broker.scan.watch(channel)
     return channel
 
@@ -201,12 +203,17 @@ def _restore_channel(broker: Broker, topic: Topic, state: ChannelState) -> Chann
 def _split_runs(topic: Topic, state: ChannelState, low: int) -> tuple[int, list[tuple[int, int]]]:
     """The cursor, and the finished runs that lie beyond it.
 
-    Everything below the cursor without a finish was delivered, or lies between what was.
+    Everything below the cursor without a finish was delivered, or lies between what was.  What
+    the topic holds back was not: a run there is a message that will be passed over (R17).
     """
     cursor = max([low, *(index + 1 for index in state.marks)])
     runs = [run for run in state.runs if run[1] > cursor]
     for place, (start, end) in enumerate(runs):
-        if topic.log.count_between(cursor, start) >= AHEAD_COUNT_MIN:
+        far = topic.log.count_between(cursor, start) >= AHEAD_COUNT_MIN
+        if far or start >= topic.released:
+            return cursor, [(max(cursor, a), b) for a, b in runs[place:]]
+        if end > topic.released:
+            cursor = topic.released
             return cursor, [(max(cursor, a), b) for a, b in runs[place:]]
         cursor = end
     return cursor, []
