@@ -52,7 +52,9 @@ class Adoption:
             elif self.doubt.of("delete_topic", name):
                 self._deleted_half(model.topics[name])
         for topic in model.topics.values():
-            self._topic(topic)
+            self._exist(topic)
+        for topic in model.topics.values():
+            self._messages(topic)
         for message in model.messages.values():
             message.synced = message.synced or self.clean
             message.since_ns = self.engine.clock.monotonic_ns()
@@ -66,7 +68,7 @@ class Adoption:
                 fresh.channels[name] = NaiveChannel(paused=channel.paused)
             self.model.topics[old.name] = fresh
 
-    def _topic(self, topic: NaiveTopic) -> None:
+    def _exist(self, topic: NaiveTopic) -> None:
         real = self.engine.broker.topics[topic.name]
         assert real.instance == topic.instance, f"topic {topic.name} is another one"
         if self.doubt.of("pause_topic", topic.name):
@@ -75,6 +77,8 @@ class Adoption:
         assert real.paused == topic.paused, f"topic {topic.name}: paused {real.paused}"
         self._channels(topic)
         topic.release()
+
+    def _messages(self, topic: NaiveTopic) -> None:
         self._pending(topic)
         found = {name: self.engine.unfinished(topic.name, name) for name in topic.channels}
         if self.power_cut:
