@@ -5,6 +5,7 @@ Rules: R5.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,8 +56,10 @@ def size_on_disk(nsqd: Nsqd, topic: str) -> int:
     """Of everything the daemon still holds of the topic, open and unlinked files included."""
     total = 0
     for path in Path(f"/proc/{nsqd.pid}/fd").iterdir():
-        if f"/{topic}~" in str(path.readlink()):
-            total += path.stat().st_size
+        # A descriptor may be closed between the listing and the look at it.
+        with contextlib.suppress(FileNotFoundError):
+            if f"/{topic}~" in str(path.readlink()):
+                total += path.stat().st_size
     return total
 
 
