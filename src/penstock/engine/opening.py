@@ -59,6 +59,8 @@ def open_broker(broker: Broker) -> None:
         _cut_deferred(broker, topic)
         if damaged:
             topic.keeper.rewrite()
+        if topic.log.segments():
+            broker.written(topic)  # its tail may not be synced, nor finished segments be gone
         end = max(end, found.log.end)
     _lease(broker, end)
     broker.deferred.recover(fired)

@@ -146,3 +146,30 @@ def test_an_idle_topic_gives_its_last_segments_back() -> None:
         assert client.finish(received.index) == 0
     engine.advance(10 * SECOND)
     assert len(engine.topic("t").log.segments()) <= 1
+
+
+def test_the_tail_that_a_start_finds_is_synced_in_time() -> None:
+    """R3: --sync-timeout also bounds what was written shortly before a kill."""
+    engine = engine_with_channel()
+    assert engine.publish("t", b"x") is None
+    engine.crash(KEEP)
+    engine.start()
+    assert engine.topic("t").log.unsynced_count == 1
+    engine.advance(engine.options.sync_timeout_ns + SECOND)
+    assert engine.topic("t").log.unsynced_count == 0
+
+
+def test_segments_that_were_finished_before_a_kill_go_after_the_start() -> None:
+    """R5."""
+    engine = Engine(max_bytes_per_file=2000)
+    client = Client(engine, "t", "a", 100)
+    engine.settle()
+    for _ in range(10):
+        assert engine.publish("t", bytes(1000)) is None
+    for received in client.take():
+        assert client.finish(received.index) == 0
+    engine.advance(300 * MS)
+    engine.crash(KEEP)
+    engine.start()
+    engine.advance(10 * SECOND)
+    assert not engine.topic("t").log.segments()
