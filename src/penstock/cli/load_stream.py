@@ -77,6 +77,16 @@ class UpgradedSocket:
         return data
 
     def recv_into(self, buffer: memoryview) -> int:
+        if self._tls is not None and self._packing is None:
+            data = b""
+            if not self._tls.waiting:
+                data = self._sock.recv(_RECEIVE_SIZE)
+                if not data:
+                    return 0
+            size = self._tls.receive_into(data, buffer)
+            if not size:
+                raise BlockingIOError
+            return size
         data = self.recv(len(buffer))
         buffer[: len(data)] = data
         return len(data)

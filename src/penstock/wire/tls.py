@@ -59,6 +59,7 @@ class Tls:
         self._head = b"" if server_side else bytes((_HANDSHAKE, 3))
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
+        self.waiting = False
         self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
 
     def handshake(self, data: bytes) -> bool:
@@ -95,6 +96,30 @@ class Tls:
         except (ssl.SSLError, OSError) as error:
             raise StreamError(_reason(error)) from None
         return clear[0] if len(clear) == 1 else b"".join(clear)
+
+    def receive_into(self, data: bytes, buffer: memoryview) -> int:
+        """As ``receive``, deciphering straight into ``buffer``; what does not fit waits.
+
+        The size written; ``waiting`` says whether there is more.
+        """
+        incoming, session = self._incoming, self._session
+        incoming.write(data)
+        size = 0
+        try:
+            while not self.ended and size < len(buffer) and (incoming.pending or session.pending()):
+                # Given a buffer, it returns how much it wrote.
+                count = int(session.read(len(buffer) - size, buffer[size:]))
+                size += count
+                self.ended = not count
+        except ssl.SSLWantReadError:
+            self.waiting = False
+            return size
+        except ssl.SSLZeroReturnError:
+            self.ended = True
+        except (ssl.SSLError, OSError) as error:
+            raise StreamError(_reason(error)) from None
+        self.waiting = bool(incoming.pending or session.pending())
+        return size
 
     def send(self, parts: Sequence[Part]) -> bytes:
         """Return the bytes to send for ``parts``."""

@@ -69,6 +69,24 @@ def test_bytes_go_both_ways(pki: Pki, step: int, version: ssl.TLSVersion) -> Non
     assert tls.send([b""]) == b""
 
 
+@pytest.mark.parametrize("room", [100, 20_000, 1 << 20])
+@pytest.mark.parametrize("step", [1000, 100_000])
+def test_bytes_can_be_received_into_a_buffer(pki: Pki, step: int, room: int) -> None:
+    tls, peer = agree(pki, 1000, ssl.TLSVersion.TLSv1_3)
+    body = bytes(range(256)) * 1000
+    peer.session.write(body)
+    sent = peer.outgoing.read()
+    buffer = memoryview(bytearray(room))
+    clear = b""
+    for at in range(0, len(sent), step):
+        size = tls.receive_into(sent[at : at + step], buffer)
+        clear += buffer[:size]
+        while tls.waiting:
+            size = tls.receive_into(b"", buffer)
+            clear += buffer[:size]
+    assert clear == body
+
+
 def test_the_peers_farewell_ends_the_stream(pki: Pki) -> None:
     tls, peer = agree(pki, 100_000, ssl.TLSVersion.TLSv1_3)
     peer.session.write(b"last")
