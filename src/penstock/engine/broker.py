@@ -115,6 +115,7 @@ class Broker:
         self._woken: deque[Channel] = deque()
         self._progressed: set[Topic] = set()
         self._unsynced: set[Topic] = set()
+        self._finished: set[Topic] = set()  # with progress in the journal, not synced
         self._used: set[Topic] = set()
         self._deferred_sync_ns = 0
         self._deferred_dirty = False
@@ -444,13 +445,19 @@ class Broker:
         for topic in progressed:
             if not topic.closed:
                 topic.write_progress()
+                self._finished.add(topic)
                 self._used.add(topic)
 
     def _sync_round(self) -> None:
+        """What --sync-timeout bounds: messages, finishes and deferred publishes."""
         unsynced, self._unsynced = self._unsynced, set()
         for topic in unsynced:
             if not topic.closed:
                 topic.writer.start_sync()
+        finished, self._finished = self._finished, set()
+        for topic in finished:
+            if not topic.closed:
+                topic.keeper.flush(sync=True)
         if self.deferred.unsynced_count:
             self.deferred.sync()
 

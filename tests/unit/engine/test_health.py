@@ -66,3 +66,20 @@ def test_a_full_disk_keeps_room_for_finishing() -> None:
     engine.advance(10 * SECOND)
     assert engine.broker.healthy
     assert engine.publish("t", b"again") is None
+
+
+def test_a_power_cut_takes_finishes_of_the_last_sync_timeout_only() -> None:
+    """R11: finishes are synced by --sync-timeout, as messages are."""
+    engine = Engine()
+    client = Client(engine, "t", "c", ready_count=10)
+    engine.settle()
+    engine.publish("t", b"old", b"new")
+    old, new = client.take()
+    client.finish(old.index)
+    engine.advance(5 * SECOND)
+    client.finish(new.index)
+    engine.crash("lose")
+    engine.start()
+    again = Client(engine, "t", "c", ready_count=10)
+    engine.settle()
+    assert [received.body for received in again.take()] == [b"new"]
