@@ -101,7 +101,13 @@ class UpgradedSocket:
     def _expect_ok(self, received: bytes) -> bytes:
         """Wait for the OK of a layer; return what came behind it."""
         while len(received) < len(_OK):
-            received += self.recv(_RECEIVE_SIZE)
+            try:
+                piece = self.recv(_RECEIVE_SIZE)
+            except BlockingIOError:
+                continue  # TLS had something to say to itself: a session ticket
+            if not piece:
+                raise ConnectionError("the server closed the connection during the upgrade")
+            received += piece
         if not received.startswith(_OK):
             raise ProtocolError("E_INVALID", f"not an OK: {received[:40]!r}")
         return received[len(_OK) :]
