@@ -135,11 +135,6 @@ class LogWriter:
     def idle(self) -> bool:
         return not (self._busy or self._syncing or self._appender.count or self._fired)
 
-    @property
-    def backlogged(self) -> bool:
-        """Whether publishers should be held back."""
-        return self._appender.size > PENDING_SIZE_MAX
-
     def fire(self, dues: list[Due]) -> None:
         """Append deferred messages, all of one slot, that are due."""
         self._fired.append(dues)

@@ -96,12 +96,13 @@ def test_pending_size_is_what_is_not_written_yet(world: World) -> None:
     assert world.queue.unsynced_count == 0
 
 
-@pytest.mark.parametrize("sync_every", [1, 2500])
-@pytest.mark.parametrize("action", ["append", "short", "uncut", "sync"])
+@pytest.mark.parametrize(
+    ("sync_every", "action"),
+    # With 2500 nothing is synced before the answer, so a failing sync is not told.
+    [(n, action) for n in (1, 2500) for action in ("append", "short", "uncut")] + [(1, "sync")],
+)
 def test_a_failed_write_is_told_and_leaves_nothing_to_fire(sync_every: int, action: str) -> None:
     """R8: the disk is full or fails; the publisher hears of it, and all goes on afterwards."""
-    if action == "sync" and sync_every != 1:
-        pytest.skip("nothing is synced before the answer")
     world = World(sync_every=sync_every)
     world.put(SECOND, b"before")
     world.files.fail(action, errno.ENOSPC)
