@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -12,24 +13,33 @@ from penstock.server.http_router import Route, Router
 from tests.unit.server.harness import Harness, RawHttp, get, post
 
 COUNT = 3000
+WAIT_SECONDS_MAX = 30
 BODY_SIZE_MAX = 1 << 20
 
 
 class Application:
-    """Notes what was begun, in order."""
+    """Notes what was begun, in order; the first request goes on when ``go_on`` is set."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
+        self.go_on = threading.Event()
         self.router = Router()
         self.router.add("GET", "/busy/:number", Route(self.busy))
         self.router.add("POST", "/size", Route(self.size, body_size_max=BODY_SIZE_MAX))
 
     def busy(self, request: Request) -> Response:
         self.begun.append(request.params["number"])
+        assert len(self.begun) > 1 or self.go_on.wait(WAIT_SECONDS_MAX)
         end_ns = time.perf_counter_ns() + 300_000
         while time.perf_counter_ns() < end_ns:
             pass
         return text_response(request.params["number"])
+
+    def first_begun(self) -> None:
+        end_ns = time.monotonic_ns() + WAIT_SECONDS_MAX * 1_000_000_000
+        while not self.begun:
+            assert time.monotonic_ns() < end_ns, "no request came through"
+            time.sleep(0.001)
 
     def size(self, request: Request) -> Response:
         self.begun.append("size")
@@ -53,11 +63,17 @@ def bodies(raw: RawHttp, count: int) -> list[bytes]:
 
 def test_pipelined_requests_let_others_in_between(http: Harness, app: Application) -> None:
     with http.connect() as greedy, http.connect() as other:
-        greedy.send(b"".join(get(f"/busy/{number}") for number in range(COUNT)))
-        assert greedy.answer()[2] == b"0"
+        sending = threading.Thread(
+            target=greedy.send, args=(b"".join(get(f"/busy/{n}") for n in range(COUNT)),)
+        )
+        sending.start()  # it may have to wait for the server to read
+        app.first_begun()
         other.send(get("/busy/other"))
+        app.go_on.set()
+        assert greedy.answer()[2] == b"0"
         assert other.answer()[2] == b"other"
         assert bodies(greedy, COUNT - 1) == [b"%d" % number for number in range(1, COUNT)]
+        sending.join(WAIT_SECONDS_MAX)
     place = app.begun.index("other")
     assert place < COUNT - 100, "it waited for all of the greedy peer's requests"
     del app.begun[place]
@@ -73,6 +89,7 @@ def test_bodies_of_any_size_are_joined_over_turns(http: Harness) -> None:
 
 
 def test_what_follows_the_last_request_is_dropped_with_it(http: Harness, app: Application) -> None:
+    app.go_on.set()
     with http.connect() as raw:
         raw.send(get("/busy/1") + get("/busy/2", "Connection: close") + get("/busy/3") * 2000)
         assert bodies(raw, 2) == [b"1", b"2"]
@@ -81,6 +98,7 @@ def test_what_follows_the_last_request_is_dropped_with_it(http: Harness, app: Ap
 
 
 def test_a_peer_that_leaves_in_the_middle_is_forgotten(http: Harness, app: Application) -> None:
+    app.go_on.set()
     with http.connect() as raw:
         raw.send(b"".join(get(f"/busy/{number}") for number in range(COUNT)))
         raw.answer()
