@@ -19,7 +19,7 @@ build: $(VENV)/.core
 $(VENV)/.installed: pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -U 'setuptools>=77' 'Cython>=3.1'
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[test,bench,check,build]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[spark,test,bench,check,build]'
 	touch $@
 
 $(VENV)/.core: $(VENV)/.installed $(CORE)

@@ -12,6 +12,8 @@
     │   ├── StoppedError         the producer or consumer was stopped
     │   └── DiscoveryError       nsqlookupd cannot be asked, or answers nonsense
     ├── LoadError         a load generator's run cannot go on
+    ├── SparkSetupError   Java or PySpark is missing, or too old
+    ├── PipelineError     a pipeline cannot be run as it is declared, or not any further
     └── StorageError      a file cannot be used as it is
         ├── CorruptError  bytes that were once good are not any more
         ├── UncutError    a failed write left bytes behind that could not be cut off again
@@ -80,6 +82,14 @@ class DiscoveryError(ClientError):
 
 class LoadError(PenstockError):
     """A run of the load generator cannot go on; the text says why in words for a person."""
+
+
+class SparkSetupError(PenstockError):
+    """What Spark needs is not there; the text says what to install."""
+
+
+class PipelineError(PenstockError):
+    """A pipeline's file is wrong, or its run cannot go on; the text says where and what to do."""
 
 
 class StorageError(PenstockError):

@@ -32,9 +32,10 @@ ALLOWED: dict[str, set[str]] = {
     "lookupd": {"core", "wire", "engine", "server"},
     "admin": {"wire", "client", "server"},
     "spark": {"core", "wire", "client"},
+    "pipeline": {"core", "wire", "client", "spark"},
     "cli": {
         *("core", "wire", "engine", "storage", "server"),
-        *("client", "lookupd", "admin", "spark"),
+        *("client", "lookupd", "admin", "spark", "pipeline"),
     },
 }
 

@@ -1,0 +1,1 @@
+"""Spark: the data source `nsq`, and what sets up Java and a session for it."""
