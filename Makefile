@@ -31,6 +31,7 @@ run: build
 
 test: build
 	$(BIN)/python -m tests.conformance.nodejs
+	$(BIN)/python -m tests.admin.chromium
 	$(BIN)/python -m pytest
 
 check: build
