@@ -13,7 +13,7 @@ import pytest
 from penstock.client import Consumer, Message
 from tests.client import numbered, publish
 from tests.clients.running import QUICK, Received, run, until
-from tests.daemon import Nsqd, Nsqlookupd
+from tests.daemon import Nsqd
 from tests.lookup import Lookup
 
 
@@ -180,33 +180,5 @@ def test_addresses_may_be_left_out(nsqds: list[Nsqd]) -> None:
                 accept=lambda found: found == wanted,
             ) as found:
                 assert found.connections == [wanted]
-
-    run(work())
-
-
-def test_with_real_lookupds_nodes_come_and_go(tmp_path: Path) -> None:
-    received = Received()
-
-    async def work() -> None:
-        with Nsqlookupd(tmp_path / "l1") as one, Nsqlookupd(tmp_path / "l2") as two:
-            flags = [f"--lookupd-tcp-address={each.tcp_address}" for each in (one, two)]
-            flags.append("--broadcast-address=127.0.0.1")
-            with Nsqd(tmp_path / "n1", *flags) as first, Nsqd(tmp_path / "n2", *flags) as second:
-                publish(first, "real", b"first")
-                async with consumer(
-                    "real",
-                    received,
-                    lookupd_http_addresses=[one.http_address, two.http_address],
-                    lookupd_poll_interval=0.2,
-                    max_in_flight=10,
-                ):
-                    await until(lambda: b"first" in received.bodies)
-                    await asyncio.to_thread(one.kill)
-                    publish(second, "real", b"second")
-                    await until(lambda: b"second" in received.bodies)
-                    await asyncio.to_thread(first.kill)
-                    await asyncio.to_thread(first.start)
-                    publish(first, "real", b"third")
-                    await until(lambda: b"third" in received.bodies)
 
     run(work())
