@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.conformance import nodejs
 from tests.daemon import Nsqd, Nsqlookupd
 
 # nsqd tries a lost nsqlookupd again after 8 s at the latest.
@@ -353,14 +354,26 @@ def test_addresses_can_be_changed_while_it_runs(
 # Consumers that find their way
 
 
+def python_finder(client: str) -> list[str]:
+    return [sys.executable, "-m", "tests.conformance.clients.finders", client]
+
+
+def nsqjs_finder(_client: str) -> list[str]:
+    modules = nodejs.install() / "node_modules"
+    script = str(nodejs.SOURCE / "nsqjs_finder.js")
+    return ["env", f"NODE_PATH={modules}", "node", script]
+
+
+FINDERS = {"pynsq": python_finder, "ansq": python_finder, "nsqjs": nsqjs_finder}
+
+
 class Finder:
-    """A client from PyPI that knows nsqlookupds only."""
+    """Somebody else's client that knows nsqlookupds only."""
 
     def __init__(self, client: str, topic: str, *lookupds: Nsqlookupd) -> None:
         addresses = [lookupd.http_address for lookupd in lookupds]
-        module = "tests.conformance.clients.finders"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, client, topic, "found", *addresses],
+            [*FINDERS[client](client), topic, "found", *addresses],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -382,7 +395,7 @@ class Finder:
         self._process.stdout.close()
 
 
-@pytest.mark.parametrize("client", ["pynsq", "ansq"])
+@pytest.mark.parametrize("client", FINDERS)
 def test_a_consumer_finds_nodes_and_follows_them(cluster: Cluster, topic: str, client: str) -> None:
     first, second = cluster.nsqds
     first.post(f"/pub?topic={topic}", b"from the first")
