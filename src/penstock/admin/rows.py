@@ -1,0 +1,226 @@
+"""The rows of the pages' tables, as ``views`` describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.admin.sample import ChannelPart, ChannelSum, Figures, NodePart, Sample, TopicSum
+from penstock.wire.names import is_ephemeral
+
+View = dict[str, Any]
+
+MS_NS = 1_000_000
+
+# A reader that has not come for this long is not reading.
+IDLE_MS = 60_000
+# Below this an operator should know that the reader's place will be given up.
+LAPSING_MS = 3_600_000
+
+
+def totals(sample: Sample) -> View:
+    """FIGURES + topic_count, channel_count, node_count, node_up_count."""
+    return figures(sample.totals) | {
+        "topic_count": len(sample.topics),
+        "channel_count": sample.channel_count,
+        "node_count": len(sample.nodes),
+        "node_up_count": sum(node.answered for node in sample.nodes.values()),
+    }
+
+
+def figures(figures: Figures) -> View:
+    return {
+        "depth": figures.depth + figures.backlog,
+        "in_flight": figures.in_flight,
+        "deferred": figures.deferred,
+        "clients": figures.clients,
+        "message_count": figures.messages,
+        "requeue_count": figures.requeues,
+        "timeout_count": figures.timeouts,
+        "publish_rate": round(figures.publish_rate, 3),
+        "consume_rate": round(figures.consume_rate, 3),
+        "requeue_rate": round(figures.requeue_rate, 3),
+        "timeout_rate": round(figures.timeout_rate, 3),
+    }
+
+
+def nodes(sample: Sample) -> list[NodePart]:
+    return sorted(sample.nodes.values(), key=lambda node: (node.hostname, node.node))
+
+
+def node_row(sample: Sample, node: NodePart) -> View:
+    state = "down" if not node.answered else "ok" if node.health == "OK" else "unhealthy"
+    memory = node.memory
+    return {
+        "node": node.node,
+        "hostname": node.hostname,
+        "broadcast_address": node.broadcast_address,
+        "tcp_port": node.tcp_port,
+        "http_port": node.http_port,
+        "version": node.version,
+        "zone": node.zone,
+        "region": node.region,
+        "state": state,
+        "health": node.health,
+        "error": node.error,
+        "own": node.own,
+        "out_of_date": node.out_of_date,
+        "start_time": node.start_time,
+        "topic_count": len(node.topics),
+        "channel_count": node.channel_count,
+        "lookupds": list(node.lookupds),
+        "lookupd_count": len(sample.lookupds),
+        "tombstones": list(node.tombstones),
+        "memory_size": memory.get("heap_in_use_bytes"),
+        **figures(node.figures),
+    }
+
+
+def topic_row(topic: TopicSum) -> View:
+    channels = topic.channels.values()
+    slowest = max(channels, key=lambda channel: channel.lag_s, default=None)
+    return {
+        "topic": topic.name,
+        "ephemeral": is_ephemeral(topic.name),
+        "paused": topic.paused,
+        "node_count": len(topic.nodes),
+        "channel_count": len(channels),
+        "topic_depth": topic.depth,
+        "message_bytes": topic.message_bytes,
+        "lag_s": round(slowest.lag_s, 1) if slowest is not None else 0.0,
+        "lag_open": slowest.lag_open if slowest is not None else False,
+        "depth": topic.depth + sum(channel.depth for channel in channels),
+        "in_flight": sum(channel.in_flight for channel in channels),
+        "deferred": sum(channel.deferred for channel in channels),
+        "clients": sum(channel.clients for channel in channels),
+        "message_count": topic.messages,
+        "requeue_count": sum(channel.requeues for channel in channels),
+        "timeout_count": sum(channel.timeouts for channel in channels),
+        "publish_rate": round(topic.publish_rate, 3),
+        "consume_rate": round(sum(channel.consume_rate for channel in channels), 3),
+        "requeue_rate": round(sum(channel.requeue_rate for channel in channels), 3),
+        "timeout_rate": round(sum(channel.timeout_rate for channel in channels), 3),
+    }
+
+
+def channel_row(channel: ChannelSum) -> View:
+    return {
+        "topic": channel.topic,
+        "channel": channel.name,
+        "ephemeral": is_ephemeral(channel.name),
+        "paused": channel.paused,
+        "pull": channel.pull,
+        "node_count": len(channel.nodes),
+        "backend_depth": channel.backend_depth,
+        "lag_s": round(channel.lag_s, 1),
+        "lag_open": channel.lag_open,
+        "depth": channel.depth,
+        "in_flight": channel.in_flight,
+        "deferred": channel.deferred,
+        "clients": channel.clients,
+        "message_count": channel.messages,
+        "requeue_count": channel.requeues,
+        "timeout_count": channel.timeouts,
+        "publish_rate": round(channel.arrival_rate, 3),
+        "consume_rate": round(channel.consume_rate, 3),
+        "requeue_rate": round(channel.requeue_rate, 3),
+        "timeout_rate": round(channel.timeout_rate, 3),
+    }
+
+
+def parts_of(sample: Sample, channel: ChannelSum) -> list[tuple[NodePart, ChannelPart]]:
+    return [
+        (node, node.topics[channel.topic].channels[channel.name])
+        for node in (sample.nodes[name] for name in channel.nodes)
+    ]
+
+
+def channel_part_row(node: NodePart, part: ChannelPart) -> View:
+    return {
+        "node": node.node,
+        "hostname": node.hostname,
+        "own": node.own,
+        "depth": part.depth,
+        "memory_depth": part.depth - part.backend_depth,
+        "backend_depth": part.backend_depth,
+        "in_flight": part.in_flight,
+        "deferred": part.deferred,
+        "message_count": part.messages,
+        "requeue_count": part.requeues,
+        "timeout_count": part.timeouts,
+        "clients": part.clients,
+        "paused": part.paused,
+        "latency": latency([part.latency]),
+        "pull": part.pull,
+    }
+
+
+def latency(several: Iterable[Any]) -> list[View]:
+    """The highest of the nodes for each quantile: percentiles cannot be added up."""
+    worst: dict[float, float] = {}
+    for percentiles in several:
+        for entry in percentiles or ():
+            quantile, value = float(entry["quantile"]), float(entry["value"])
+            worst[quantile] = max(worst.get(quantile, 0.0), value)
+    return [
+        {"quantile": quantile, "ms": round(value / MS_NS, 3)}
+        for quantile, value in sorted(worst.items())
+    ]
+
+
+def lookupds(sample: Sample) -> list[View]:
+    return [
+        {
+            "address": lookupd.address,
+            "state": "ok" if lookupd.answered else "down",
+            "error": lookupd.error,
+            "node_count": lookupd.node_count,
+            "topic_count": lookupd.topic_count,
+        }
+        for lookupd in sample.lookupds
+    ]
+
+
+def pipeline_row(sample: Sample, channel: ChannelSum) -> View:
+    parts = parts_of(sample, channel)
+    pulls = [part.pull for _, part in parts if isinstance(part.pull, dict)]
+    reports = [pull["progress"] for pull in pulls if isinstance(pull.get("progress"), dict)]
+    newest = max(reports, key=lambda report: report.get("at_ms") or 0, default={})
+    return {
+        "topic": channel.topic,
+        "channel": channel.name,
+        "name": newest.get("name") or channel.name,
+        "query": newest.get("query"),
+        "state": _pipeline_state(pulls, newest),
+        "depth": channel.depth,
+        "lag_s": round(channel.lag_s, 1),
+        "lag_open": channel.lag_open,
+        **{
+            name: newest.get(name)
+            for name in ("input_rate", "processed_rate", "batch", "batch_ms", "rows", "sink")
+        },
+        "error": newest.get("error"),
+        "at_ms": newest.get("at_ms"),
+        "nodes": [
+            {
+                "node": node.node,
+                "depth": part.depth,
+                "idle_ms": part.pull.get("idle_ms"),
+                "lapses_in_ms": part.pull.get("lapses_in_ms"),
+            }
+            for node, part in parts
+            if isinstance(part.pull, dict)
+        ],
+    }
+
+
+def _pipeline_state(pulls: list[View], newest: View) -> str:
+    if newest.get("error"):
+        return "failing"
+    lapses = [pull.get("lapses_in_ms") for pull in pulls]
+    if any(isinstance(ms, int) and ms < LAPSING_MS for ms in lapses):
+        return "lapsing"
+    idle = [ms for pull in pulls if isinstance(ms := pull.get("idle_ms"), int)]
+    if idle and min(idle) > IDLE_MS:
+        return "idle"
+    return "running" if newest else "new"

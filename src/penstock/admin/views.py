@@ -1,0 +1,300 @@
+"""What each page shows, as plain dicts of JSON: the template and the page's JSON twin get the same.
+
+    view = await views.topic(admin, "orders")        raises HttpError(404, ...) if there is none
+
+All views have:
+
+    page        "topic"
+    sample      {"number": 12, "at_ms": 1794717613000, "interval_ms": 5000}
+    warnings    ["10.0.0.5:4151: connection refused"]     who did not answer; data is from the rest
+    mode        "lookupd" or "nsqd": where the nodes are known from
+
+and the parts below.  Rates are per second, times are ms or s by their names, ``None`` is "not
+known" (a Go nsqd cannot tell everything).  Names, bodies, addresses and texts come from strangers.
+
+    FIGURES     depth (messages that wait in topics and channels), in_flight, deferred, clients,
+                message_count, requeue_count, timeout_count (since the nodes' starts),
+                publish_rate, consume_rate, requeue_rate, timeout_rate
+    NODE        node ("host:port", its name in paths), hostname, broadcast_address, tcp_port,
+                http_port, version, zone, region, state ("ok", "unhealthy", "down"), health, error,
+                own (of Penstock), out_of_date, start_time (s), topic_count, channel_count,
+                lookupds [address], lookupd_count, tombstones [topic], memory_size, + FIGURES
+    TOPIC       topic, ephemeral, paused, node_count, channel_count, topic_depth (not in any
+                channel yet), message_bytes, lag_s (of its slowest channel), lag_open, + FIGURES
+    CHANNEL     topic, channel, ephemeral, paused, pull (read by Spark), node_count, backend_depth,
+                lag_s (age of the oldest unfinished message), lag_open ("at least"), + FIGURES;
+                its publish_rate is what arrives
+    LATENCY     [{"quantile": 0.99, "ms": 12.5}]
+    CHART       {"recent": SERIES, "hour": SERIES}: the last 10 minutes, the last hour
+    SERIES      {"step_ms": 5000, "end_ms": .., "count_max": 120, "series": {"depth": [1, None]}}
+                of depth, in_flight, deferred, in_rate, out_rate, requeue_rate, timeout_rate, lag_s
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.admin import rows
+from penstock.admin.history import CLUSTER
+from penstock.admin.sample import ChannelSum, Sample, TopicSum
+from penstock.server.http_message import HttpError
+
+if TYPE_CHECKING:
+    from penstock.admin.app import Admin
+
+View = rows.View
+
+SLOWEST_COUNT = 20
+BUSIEST_COUNT = 10
+
+
+async def overview(admin: Admin) -> View:
+    """totals: FIGURES and counts; nodes [NODE]; slowest [CHANNEL]; busiest [TOPIC]; chart."""
+    sample = await admin.sample()
+    channels = [c for topic in sample.topics.values() for c in topic.channels.values()]
+    behind = sorted(
+        (channel for channel in channels if channel.depth + channel.in_flight),
+        key=lambda channel: (-channel.lag_s, -channel.depth, channel.topic, channel.name),
+    )
+    busiest = sorted(sample.topics.values(), key=lambda topic: (-topic.publish_rate, topic.name))
+    return {
+        **_head(admin, "overview", sample),
+        "totals": rows.totals(sample),
+        "nodes": [rows.node_row(sample, node) for node in rows.nodes(sample)],
+        "slowest": [rows.channel_row(channel) for channel in behind[:SLOWEST_COUNT]],
+        "busiest": [
+            rows.topic_row(topic) for topic in busiest[:BUSIEST_COUNT] if topic.publish_rate
+        ],
+        "chart": admin.history.chart(CLUSTER),
+    }
+
+
+async def topics(admin: Admin) -> View:
+    """totals; topics [TOPIC] by name; inactive [name]: known to nsqlookupd, but on no node."""
+    sample = await admin.sample()
+    return {
+        **_head(admin, "topics", sample),
+        "totals": rows.totals(sample),
+        "topics": [rows.topic_row(topic) for topic in sample.topics.values()],
+        "inactive": sorted(sample.inactive),
+    }
+
+
+async def topic(admin: Admin, name: str) -> View:
+    """topic: TOPIC; nodes [TOPIC ON NODE]; channels [CHANNEL + latency]; latency; chart.
+
+    TOPIC ON NODE: node, hostname, topic_depth, memory_depth, backend_depth, message_count,
+    message_bytes, channel_count, paused, latency: LATENCY.  ``inactive`` if no node has it: all
+    lists are empty then.
+    """
+    sample = await admin.sample()
+    found = sample.topics.get(name)
+    if found is None and name not in sample.inactive:
+        raise HttpError(404, "TOPIC_NOT_FOUND")
+    shown = found or TopicSum(name)
+    parts = [(sample.nodes[node], sample.nodes[node].topics[name]) for node in shown.nodes]
+    return {
+        **_head(admin, "topic", sample),
+        "topic": rows.topic_row(shown),
+        "inactive": found is None,
+        "nodes": [
+            {
+                "node": node.node,
+                "hostname": node.hostname,
+                "topic_depth": part.depth,
+                "memory_depth": part.depth - part.backend_depth,
+                "backend_depth": part.backend_depth,
+                "message_count": part.messages,
+                "message_bytes": part.message_bytes,
+                "channel_count": len(part.channels),
+                "paused": part.paused,
+                "latency": rows.latency([part.latency]),
+            }
+            for node, part in sorted(parts, key=lambda pair: (pair[0].hostname, pair[0].node))
+        ],
+        "channels": [
+            rows.channel_row(channel)
+            | {"latency": rows.latency(p.latency for _, p in rows.parts_of(sample, channel))}
+            for _, channel in sorted(shown.channels.items())
+        ],
+        "latency": rows.latency(part.latency for _, part in parts),
+        "chart": admin.history.chart(("topic", name)),
+    }
+
+
+async def channel(admin: Admin, topic_name: str, name: str) -> View:
+    """channel: CHANNEL + latency; nodes [CHANNEL ON NODE]; clients [CLIENT]; can_peek; chart.
+
+    CHANNEL ON NODE: node, hostname, depth, memory_depth, backend_depth, in_flight, deferred,
+    message_count, requeue_count, timeout_count, clients, paused, own, latency, delivery {zone,
+    region, global} or None, pull: PULL or None.
+    CLIENT: node, node_hostname, client_id, hostname, remote_address, user_agent, version, state,
+    ready_count, in_flight_count, message_count, finish_count, requeue_count, connect_ts (s),
+    sample_rate, deflate, snappy, tls, tls_version, tls_cipher_suite, tls_negotiated_protocol,
+    authed, auth_identity, auth_identity_url, zone, region, near ("zone", "region" or "").
+    """
+    sample = await admin.sample()
+    found = sample.topics.get(topic_name)
+    shown = found.channels.get(name) if found is not None else None
+    if shown is None:
+        if found is None and topic_name not in sample.inactive:
+            raise HttpError(404, "TOPIC_NOT_FOUND")
+        raise HttpError(404, "CHANNEL_NOT_FOUND")
+    details = await admin.details.channel(sample, topic_name, name)
+    parts = rows.parts_of(sample, shown)
+    head = _head(admin, "channel", sample)
+    return {
+        **head,
+        "warnings": head["warnings"] + details.warnings,
+        "channel": rows.channel_row(shown)
+        | {"latency": rows.latency(part.latency for _, part in parts)},
+        "nodes": [
+            rows.channel_part_row(node, part) | {"delivery": details.delivery.get(node.node)}
+            for node, part in sorted(parts, key=lambda pair: (pair[0].hostname, pair[0].node))
+        ],
+        "clients": details.clients,
+        "can_peek": any(node.own for node, _ in parts),
+        "chart": admin.history.chart(("channel", topic_name, name)),
+    }
+
+
+async def nodes(admin: Admin) -> View:
+    """nodes [NODE]; lookupds [LOOKUPD], see ``lookup``."""
+    sample = await admin.sample()
+    return {
+        **_head(admin, "nodes", sample),
+        "nodes": [rows.node_row(sample, node) for node in rows.nodes(sample)],
+        "lookupds": rows.lookupds(sample),
+    }
+
+
+async def node(admin: Admin, name: str) -> View:
+    """node: NODE; memory {name: number}; topics [TOPIC ON NODE]; clients, producers; chart.
+
+    TOPIC ON NODE: topic, topic_depth, backend_depth, message_count, message_bytes, paused,
+    tombstoned, latency, channels [CHANNEL ON NODE + channel].  clients: of all channels, CLIENT +
+    topic, channel; at most CLIENT_COUNT_MAX, then ``clients_left_out`` says how many are missing.
+    """
+    sample = await admin.sample()
+    found = sample.nodes.get(name)
+    if found is None:
+        raise HttpError(404, "NODE_NOT_FOUND")
+    details = await admin.details.node(sample, name)
+    head = _head(admin, "node", sample)
+    return {
+        **head,
+        "warnings": head["warnings"] + details.warnings,
+        "node": rows.node_row(sample, found),
+        "memory": found.memory,
+        "topics": [
+            {
+                "topic": topic_name,
+                "topic_depth": part.depth,
+                "backend_depth": part.backend_depth,
+                "message_count": part.messages,
+                "message_bytes": part.message_bytes,
+                "paused": part.paused,
+                "tombstoned": topic_name in found.tombstones,
+                "latency": rows.latency([part.latency]),
+                "channels": [
+                    rows.channel_part_row(found, channel) | {"channel": channel_name}
+                    for channel_name, channel in sorted(part.channels.items())
+                ],
+            }
+            for topic_name, part in sorted(found.topics.items())
+        ],
+        "clients": details.clients,
+        "clients_left_out": details.left_out,
+        "chart": admin.history.chart(("node", name)),
+    }
+
+
+async def lookup(admin: Admin) -> View:
+    """lookupds [LOOKUPD]; inactive [{"topic": .., "channels": [..]}]: on no node any more.
+
+    LOOKUPD: address, state ("ok", "down"), error, node_count, topic_count.
+    """
+    sample = await admin.sample()
+    return {
+        **_head(admin, "lookup", sample),
+        "lookupds": rows.lookupds(sample),
+        "inactive": [
+            {"topic": name, "channels": sorted(channels)}
+            for name, channels in sorted(sample.inactive.items())
+        ],
+    }
+
+
+async def counter(admin: Admin) -> View:
+    """message_count: received by all channels since the nodes' starts; rate: as of now; chart."""
+    sample = await admin.sample()
+    channels = [c for topic in sample.topics.values() for c in topic.channels.values()]
+    return {
+        **_head(admin, "counter", sample),
+        "message_count": sum(channel.messages for channel in channels),
+        "rate": round(sum(channel.arrival_rate for channel in channels), 3),
+        "chart": admin.history.chart(CLUSTER, "in_rate", "out_rate"),
+    }
+
+
+async def deferred(admin: Admin) -> View:
+    """Messages published with a delay, by when they fall due, and requeued ones by channel.
+
+    total; spans [{"until_s": 60, "label": "in a minute", "count": n}], the last one's until_s is
+    None; topics [{"topic", "count", "next_due_ms", "counts": [n per span]}];
+    channels [{"topic", "channel", "deferred"}]: all that wait there, requeued ones included;
+    silent [node]: nodes that cannot tell (Go's keep no list).
+    """
+    sample = await admin.sample()
+    details = await admin.details.deferred(sample)
+    head = _head(admin, "deferred", sample)
+    return {
+        **head,
+        "warnings": head["warnings"] + details.warnings,
+        "total": details.total,
+        "spans": details.spans,
+        "topics": details.topics,
+        "channels": [
+            {"topic": channel.topic, "channel": channel.name, "deferred": channel.deferred}
+            for topic in sample.topics.values()
+            for channel in topic.channels.values()
+            if channel.deferred
+        ],
+        "silent": details.silent,
+    }
+
+
+async def pipelines(admin: Admin) -> View:
+    """pipelines [PIPELINE]: the Spark queries that read topics.
+
+    PIPELINE: topic, channel, name, query, state ("running", "failing", "idle", "lapsing", "new"),
+    depth, lag_s, lag_open, input_rate, processed_rate, batch, batch_ms, rows, sink, error, at_ms,
+    nodes [{"node", "depth", "idle_ms", "lapses_in_ms"}], chart.
+    """
+    sample = await admin.sample()
+    pulled = [c for t in sample.topics.values() for c in t.channels.values() if c.pull]
+    return {
+        **_head(admin, "pipelines", sample),
+        "pipelines": [
+            rows.pipeline_row(sample, channel)
+            | {"chart": admin.history.chart(_key(channel), "depth", "in_rate", "out_rate", "lag_s")}
+            for channel in pulled
+        ],
+    }
+
+
+def _head(admin: Admin, page: str, sample: Sample) -> View:
+    return {
+        "page": page,
+        "mode": "lookupd" if sample.lookupds else "nsqd",
+        "sample": {
+            "number": sample.number,
+            "at_ms": sample.at_ms,
+            "interval_ms": admin.options.sample_interval_ns // rows.MS_NS,
+        },
+        "warnings": list(sample.warnings),
+    }
+
+
+def _key(channel: ChannelSum) -> tuple[str, ...]:
+    return ("channel", channel.topic, channel.name)
