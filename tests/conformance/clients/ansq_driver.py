@@ -11,6 +11,8 @@ import ansq
 from ansq.tcp.connection import NSQConnection
 from ansq.tcp.types import ConnectionFeatures, ConnectionOptions
 
+from tests.conformance.clients import ansq_upgrades
+
 HEARTBEAT_MS = 1000
 
 
@@ -41,19 +43,23 @@ def authorize(secret: str) -> None:
 
 
 class Driver:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, features: dict[str, Any]) -> None:
         self._address = address
+        self._features = features
         self._writer: Any = None
         self._reader: Any = None
         self._taking: asyncio.Task[None] | None = None
         self._messages: dict[str, Any] = {}
 
     async def connect(self) -> None:
-        self._writer = await ansq.create_writer([self._address], options())
+        self._writer = await ansq.create_writer([self._address], options(**self._features))
 
     async def do_subscribe(self, topic: str, channel: str, ready: int, timeout_ms: int) -> None:
         self._reader = await ansq.create_reader(
-            topic, channel, [self._address], connection_options=options(msg_timeout=timeout_ms)
+            topic,
+            channel,
+            [self._address],
+            connection_options=options(msg_timeout=timeout_ms, **self._features),
         )
         await self._reader.connections[0].rdy(ready)
         self._taking = asyncio.create_task(self._take())
@@ -95,10 +101,13 @@ class Driver:
 
 
 async def main(port: str, security: str = "{}") -> None:
-    """ansq has no TLS and no compression; ``secret`` is all that can be given."""
-    for secret in json.loads(security).values():
-        authorize(secret)
-    driver = Driver(f"127.0.0.1:{port}")
+    given = json.loads(security)
+    if "secret" in given:
+        authorize(given.pop("secret"))
+    ca = given.pop("ca", None)
+    if ca or given:
+        ansq_upgrades.install(ca)
+    driver = Driver(f"127.0.0.1:{port}", {"tls_v1": ca is not None, **given})
     await driver.connect()
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
