@@ -1,0 +1,35 @@
+from typing import Final
+
+from typing_extensions import Buffer
+
+INDEX: Final = 1
+TIMESTAMP: Final = 2
+ID: Final = 4
+BODY: Final = 8
+
+class Columns:
+    count: int
+    index: bytes | None
+    timestamp: bytes | None
+    id: bytes | None
+    body_offsets: bytes | None
+    body: bytes | None
+
+def decode(data: bytes, start: int, end: int, wanted: int) -> Columns: ...
+
+class Packer:
+    size_max: int
+    deferred: bool
+    count: int
+    size: int
+    def __init__(self, size_max: int, deferred: bool) -> None: ...
+    def add(
+        self,
+        offsets: Buffer,
+        wide: bool,
+        values: Buffer | None,
+        first: int,
+        count: int,
+        due_ns: Buffer | None = None,
+    ) -> list[tuple[bytes, int]]: ...
+    def take(self) -> tuple[bytes, int]: ...
