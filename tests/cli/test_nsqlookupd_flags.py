@@ -74,6 +74,20 @@ def test_options_come_from_a_file(tmp_path: Path) -> None:
         assert lookupd.lines[0].startswith("[here] ")
 
 
+def test_a_hangup_reads_the_file_again_and_nothing_ends(tmp_path: Path) -> None:
+    config = tmp_path / "nsqlookupd.toml"
+    config.write_text('log_level = "info"\n')
+    with Nsqlookupd(f"-config={config}") as lookupd:
+        config.write_text('log_level = "debug"\ntombstone_lifetime = "1s"\n')
+        lookupd.signal(signal.SIGHUP)
+        lookupd.wait_for_log("SIGHUP: log_level is debug now")
+        lookupd.wait_for_log("SIGHUP: tombstone_lifetime needs a restart")
+        config.write_text("nonsense")
+        lookupd.signal(signal.SIGHUP)
+        lookupd.wait_for_log("SIGHUP: nothing changed")
+        assert lookupd.get("/ping").body == b"OK"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_at_once_with_clients_connected(number: int) -> None:
     lookupd = Nsqlookupd()

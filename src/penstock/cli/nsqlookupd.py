@@ -39,11 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
     from penstock.cli.starting import start
+    from penstock.engine.options import checked_tls
 
-    return start(flag_table(), arguments, _run)
+    return start(flag_table(), arguments, _run, checked_tls)
 
 
 def _run(options: LookupdOptions, read: Callable[[], LookupdOptions]) -> int:
     from penstock.lookupd.daemon import run
 
-    return run(options)
+    return run(options, read)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any, Protocol, TypeVar
 
 from penstock.engine.ids import NODE_ID_COUNT, default_node_id
 from penstock.errors import OptionError
@@ -105,6 +106,19 @@ class Options:
     nsqlookupd_tcp_addresses: tuple[str, ...] = strings(
         CLUSTER, "address:port of an nsqlookupd to register with", flag="lookupd-tcp-address"
     )
+    lookupd_tls: bool = boolean(
+        CLUSTER, False, "speak TLS with nsqlookupds, and nothing else", own=True
+    )
+    lookupd_tls_root_ca_file: str = string(
+        CLUSTER,
+        "",
+        "path of the authority that signed nsqlookupds' certificates; empty: the system's",
+        own=True,
+    )
+    lookupd_tls_cert: str = string(
+        CLUSTER, "", "path of the certificate to show to nsqlookupds", own=True
+    )
+    lookupd_tls_key: str = string(CLUSTER, "", "path of that certificate's key", own=True)
     http_client_connect_timeout_ns: int = duration(
         CLUSTER, "2s", "limit to connect to nsqlookupd and the auth server", minimum="1ns"
     )
@@ -323,15 +337,51 @@ def checked(options: Options) -> Options:
         raise OptionError("--node-id must be [0,1024)")
     if options.auth_http_request_method not in ("get", "post"):
         raise OptionError("--auth-http-request-method must be post or get")
-    if options.tls_client_auth_policy and options.tls_required == "false":
-        options = dataclasses.replace(options, tls_required="true")
-    if options.tls_required != "false" and not (options.tls_cert or options.tls_key):
-        raise OptionError("cannot require TLS client connections without TLS key and cert")
-    if bool(options.tls_cert) != bool(options.tls_key):
-        raise OptionError("failed to build TLS config - --tls-cert and --tls-key go together")
+    options = checked_tls(options)
+    _check_lookupd_tls(options)
     for percentile in options.e2e_processing_latency_percentiles:
         if not 0 < percentile <= 1:
             raise OptionError(
                 f"invalid E2E processing latency percentile: {format_float(percentile)}"
             )
     return options
+
+
+class TlsOptions(Protocol):
+    """What nsqd and nsqlookupd have in common, for those who make TLS contexts of it."""
+
+    @property
+    def tls_cert(self) -> str: ...
+    @property
+    def tls_key(self) -> str: ...
+    @property
+    def tls_root_ca_file(self) -> str: ...
+    @property
+    def tls_client_auth_policy(self) -> str: ...
+    @property
+    def tls_required(self) -> str: ...
+    @property
+    def tls_min_version(self) -> str: ...
+
+
+TlsT = TypeVar("TlsT", bound=TlsOptions)
+
+
+def checked_tls(options: TlsT) -> TlsT:
+    """As ``checked``, for the options of `TlsOptions`."""
+    if options.tls_client_auth_policy and options.tls_required == "false":
+        given: Any = options
+        options = dataclasses.replace(given, tls_required="true")
+    if options.tls_required != "false" and not (options.tls_cert or options.tls_key):
+        raise OptionError("cannot require TLS client connections without TLS key and cert")
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise OptionError("failed to build TLS config - --tls-cert and --tls-key go together")
+    return options
+
+
+def _check_lookupd_tls(options: Options) -> None:
+    if bool(options.lookupd_tls_cert) != bool(options.lookupd_tls_key):
+        raise OptionError("--lookupd-tls-cert and --lookupd-tls-key go together")
+    if (options.lookupd_tls_cert or options.lookupd_tls_root_ca_file) and not options.lookupd_tls:
+        # Whoever names certificates does not want them unused.
+        raise OptionError("--lookupd-tls-cert and --lookupd-tls-root-ca-file need --lookupd-tls")

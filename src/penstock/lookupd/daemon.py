@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+from collections.abc import Callable
 
 from penstock.engine.clock import Clock
 from penstock.engine.options import hostname
 from penstock.lookupd.http import LookupdApi
-from penstock.lookupd.options import LookupdOptions
+from penstock.lookupd.options import SETTINGS, LookupdOptions
 from penstock.lookupd.registry import Registry
+from penstock.lookupd.security import Security
 from penstock.lookupd.tcp import LookupdConnection
+from penstock.server import live
 from penstock.server.debug import Debug
 from penstock.server.http import HttpServer
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
@@ -22,13 +26,20 @@ from penstock.wire.lookup import Identity
 
 log = logging.getLogger(__name__)
 
+# Gives the options as they would be at a start now; SIGHUP asks it.
+Reader = Callable[[], LookupdOptions]
+
 
 class LookupdDaemon:
     """One nsqlookupd."""
 
-    def __init__(self, options: LookupdOptions, loop: asyncio.AbstractEventLoop) -> None:
-        self._options = options
+    def __init__(
+        self, options: LookupdOptions, loop: asyncio.AbstractEventLoop, read: Reader
+    ) -> None:
+        self.options = options
         self._loop = loop
+        self._read = read
+        self._security = Security(options)
         self._clock = Clock()
         self._registry = Registry(
             options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns
@@ -36,6 +47,7 @@ class LookupdDaemon:
         api = LookupdApi(self._registry, self._clock)
         Debug().add_pages(api.router)
         self._http = HttpServer(api.router)
+        self._http.gate = self._security.gate
         self._connections: set[LookupdConnection] = set()
         self._tcp_port = -1
         self._http_port = -1
@@ -43,10 +55,14 @@ class LookupdDaemon:
     async def serve(self) -> None:
         """Run until a signal says otherwise."""
         stopped = stop_signals(self._loop)
-        tcp, self._tcp_port = await listen_tcp(
-            self._loop, self._connection, self._options.tcp_address
-        )
-        self._http_port = await listen_http(self._http, self._options.http_address)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        options, security = self.options, self._security
+        tcp, self._tcp_port = await listen_tcp(self._loop, self._connection, options.tcp_address)
+        if security.tls is not None and options.https_address:
+            security.https_port = await listen_http(
+                self._http, options.https_address, security.tls, "HTTPS"
+            )
+        self._http_port = await listen_http(self._http, options.http_address)
         await stopped.wait()
         log.info("NSQLOOKUPD: stopping")
         tcp.close()
@@ -55,9 +71,14 @@ class LookupdDaemon:
         await self._http.close(grace_s=1.0)
         log.info("NSQLOOKUPD: bye")
 
+    def _reload(self) -> None:
+        live.reload(self, self._read, SETTINGS)
+        self._security.renew()
+
     def _connection(self) -> LookupdConnection:
         return LookupdConnection(
             self._registry,
+            self._security,
             self._identity,
             self._clock.monotonic_ns,
             self._connections,
@@ -66,18 +87,19 @@ class LookupdDaemon:
 
     def _identity(self) -> Identity:
         return Identity(
-            broadcast_address=self._options.broadcast_address,
+            broadcast_address=self.options.broadcast_address,
             hostname=hostname(),
             tcp_port=self._tcp_port,
             http_port=self._http_port,
+            https_port=self._security.https_port,
             version=NSQ_VERSION,
         )
 
 
-def run(options: LookupdOptions) -> int:
+def run(options: LookupdOptions, read: Reader) -> int:
     """Serve until told to stop; return the exit code."""
-    return run_daemon("nsqlookupd", _serve(options))
+    return run_daemon("nsqlookupd", _serve(options, read))
 
 
-async def _serve(options: LookupdOptions) -> None:
-    await LookupdDaemon(options, asyncio.get_running_loop()).serve()
+async def _serve(options: LookupdOptions, read: Reader) -> None:
+    await LookupdDaemon(options, asyncio.get_running_loop(), read).serve()

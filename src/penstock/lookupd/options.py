@@ -1,14 +1,15 @@
-"""The options of nsqlookupd: NSQ's flags with NSQ's defaults, and the log's form."""
+"""The options of nsqlookupd: NSQ's flags with NSQ's defaults, TLS, and the log's form."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from penstock.engine.options import LOG, LOG_LEVELS, hostname
+from penstock.engine.options import LOG, LOG_LEVELS, TLS_REQUIRED, TLS_VERSIONS, hostname
 from penstock.settings import choice, duration, settings_of, string
 
 LISTEN = "Listening and identity"
 REGISTRY = "Producers"
+TLS = "TLS"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,6 +21,9 @@ class LookupdOptions:
     )
     http_address: str = string(
         LISTEN, "0.0.0.0:4161", "address:port for HTTP, or the path of a unix socket"
+    )
+    https_address: str = string(
+        LISTEN, "0.0.0.0:4162", "address:port for HTTPS; used with a certificate", own=True
     )
     broadcast_address: str = string(
         LISTEN,
@@ -33,6 +37,33 @@ class LookupdOptions:
     )
     tombstone_lifetime_ns: int = duration(
         REGISTRY, "45s", "time for which a tombstone hides an nsqd from those who look for a topic"
+    )
+
+    tls_cert: str = string(
+        TLS, "", "path of the certificate; nsqds may then speak TLS, and there is HTTPS", own=True
+    )
+    tls_key: str = string(TLS, "", "path of the certificate's key", own=True)
+    tls_root_ca_file: str = string(
+        TLS, "", "path of the authority that signs nsqds' certificates", own=True
+    )
+    tls_client_auth_policy: str = choice(
+        TLS,
+        "",
+        "whether peers must show a certificate, and a signed one; implies -tls-required",
+        ("", "require", "require-verify"),
+        own=True,
+    )
+    tls_required: str = choice(
+        TLS,
+        "false",
+        "refuse peers without TLS; tcp-https: but allow plain HTTP",
+        TLS_REQUIRED,
+        aliases={"1": "true", "t": "true", "0": "false", "f": "false"},
+        bare="true",
+        own=True,
+    )
+    tls_min_version: str = choice(
+        TLS, "tls1.2", "oldest TLS version to accept", TLS_VERSIONS, own=True
     )
 
     log_level: str = choice(LOG, "info", "least important log lines to write", LOG_LEVELS)

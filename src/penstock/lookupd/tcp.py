@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.engine.names import is_valid_name
-from penstock.errors import ProtocolError
+from penstock.errors import ProtocolError, StreamError
 from penstock.lookupd.registry import Producer, Registry
+from penstock.lookupd.security import Security
 from penstock.wire.lookup import (
     OK,
     Command,
@@ -24,6 +25,7 @@ from penstock.wire.lookup import (
     encode_identify_reply,
     encode_reply,
 )
+from penstock.wire.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,8 @@ KEEPALIVE_INTERVAL_S = 15
 KEEPALIVE_COUNT = 9
 # How long a peer may take to read the error that ends its connection.
 LINGER_TIMEOUT_S = 1.0
+# How long a TLS handshake may take; Go's limit too.
+HANDSHAKE_TIMEOUT_S = 5.0
 
 _OK = encode_reply(OK)
 
@@ -42,12 +46,14 @@ class LookupdConnection(asyncio.Protocol):
     def __init__(
         self,
         registry: Registry,
+        security: Security,
         identity: Callable[[], Identity],
         now_ns: Callable[[], int],
         connections: set[LookupdConnection],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._registry = registry
+        self._security = security
         self._identity = identity
         self._now_ns = now_ns
         self._connections = connections
@@ -57,7 +63,10 @@ class LookupdConnection(asyncio.Protocol):
         self._address = ""
         self._transport: Any = None
         self._closing = False
-        self._linger: asyncio.TimerHandle | None = None
+        self._begun = False
+        self._tls: Tls | None = None
+        self._handshaking = False
+        self._timer: asyncio.TimerHandle | None = None
 
     # asyncio's callbacks
 
@@ -71,8 +80,7 @@ class LookupdConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._connections.discard(self)
-        if self._linger is not None:
-            self._linger.cancel()
+        self._set_timer(None)
         if self._producer is not None:
             self._registry.remove(self._producer)
         log.info("client=%s: disconnected", self._address)
@@ -82,15 +90,22 @@ class LookupdConnection(asyncio.Protocol):
             return
         replies: list[bytes] = []
         try:
-            for item in self._reader.feed(data):
+            for item in self._reader.feed(self._clear(data)):
                 if isinstance(item, ProtocolError):
                     raise item
                 replies.append(self._execute(item))
         except ProtocolError as error:
             self._fail(error, b"".join(replies))
             return
+        except StreamError as error:
+            log.error("client=%s: %s", self._address, error)
+            self._flush()
+            self.close()
+            return
         if replies:
-            self._transport.write(b"".join(replies))
+            self._write(b"".join(replies))
+        if self._tls is not None and self._tls.ended:
+            self.close()
 
     def eof_received(self) -> bool:
         error = self._reader.eof()
@@ -106,6 +121,40 @@ class LookupdConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         if not self._closing:
             self._transport.resume_reading()
+
+    # TLS
+
+    def _clear(self, data: bytes) -> bytes:
+        """What the peer said, out of TLS if it speaks that."""
+        if not self._begun:
+            self._begun = True
+            self._tls = self._security.begin(data)
+            if self._tls is not None:
+                self._handshaking = True
+                self._set_timer(HANDSHAKE_TIMEOUT_S)
+        if self._tls is None:
+            return data
+        if self._handshaking:
+            agreed = self._tls.handshake(data)
+            self._flush()
+            if not agreed:
+                return b""
+            self._handshaking = False
+            self._set_timer(None)
+            data = b""
+        return self._tls.receive(data)
+
+    def _write(self, data: bytes) -> None:
+        self._transport.write(data if self._tls is None else self._tls.send([data]))
+
+    def _flush(self) -> None:
+        """Send what TLS itself has to say."""
+        if self._tls is not None and (output := self._tls.take_output()):
+            self._transport.write(output)
+
+    def _end_tls(self) -> None:
+        if self._tls is not None and not self._handshaking:
+            self._transport.write(self._tls.close())
 
     # Commands
 
@@ -143,14 +192,22 @@ class LookupdConnection(asyncio.Protocol):
         """Send the error and close once it is read: input left unread would reset it away."""
         log.error("client=%s: %s", self._address, error)
         self._closing = True
-        self._transport.write(before + encode_error(error))
+        self._write(before + encode_error(error))
+        self._end_tls()
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._transport.resume_reading()
-        self._linger = self._loop.call_later(LINGER_TIMEOUT_S, self.abort)
+        self._set_timer(LINGER_TIMEOUT_S)
+
+    def _set_timer(self, delay_s: float | None) -> None:
+        """Cut the peer off after this; None: not at all."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if delay_s is None else self._loop.call_later(delay_s, self.abort)
 
     def close(self) -> None:
         if self._transport is not None:
+            self._end_tls()
             self._transport.close()
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""TLS contexts made of the options: for clients of nsqd, and for nsqd as a client.
+"""TLS contexts made of the options: for clients of a daemon, and for nsqd as a client.
 
     --tls-client-auth-policy   (none)            clients are not asked for a certificate
                                require           it, or one that signed it, is in the file that
@@ -17,7 +17,7 @@ from __future__ import annotations
 import ssl
 import warnings
 
-from penstock.engine.options import TLS_VERSIONS, Options
+from penstock.engine.options import TLS_VERSIONS, Options, TlsOptions
 from penstock.errors import OptionError
 
 _VERSION_1_2 = TLS_VERSIONS["tls1.2"]
@@ -28,7 +28,7 @@ _SUITES = (
 )
 
 
-def server_context(options: Options) -> ssl.SSLContext | None:
+def server_context(options: TlsOptions) -> ssl.SSLContext | None:
     """The context for clients; None without a certificate.  Raises OptionError."""
     if not options.tls_cert:
         return None
@@ -47,17 +47,13 @@ def server_context(options: Options) -> ssl.SSLContext | None:
         if options.tls_client_auth_policy == "require":
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if options.tls_root_ca_file:
-        _load_authorities(context, options.tls_root_ca_file)
+        _load_authorities(context, options.tls_root_ca_file, "tls")
     return context
 
 
-def load_certificate(context: ssl.SSLContext, options: Options) -> None:
+def load_certificate(context: ssl.SSLContext, options: TlsOptions) -> None:
     """Read certificate and key; connections made from now on use them.  Raises OptionError."""
-    try:
-        context.load_cert_chain(options.tls_cert, options.tls_key, password=_refuse_password)
-    except (OSError, ssl.SSLError, ValueError) as error:
-        files = f"--tls-cert {options.tls_cert}, --tls-key {options.tls_key}"
-        raise OptionError(f"failed to build TLS config - {files}: {_text(error)}") from None
+    _load_chain(context, options.tls_cert, options.tls_key, "tls")
 
 
 def client_context(options: Options) -> ssl.SSLContext:
@@ -65,6 +61,23 @@ def client_context(options: Options) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
     # An explicit authority is trusted even if it is an intermediate one, as Go does.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def lookupd_context(options: Options) -> ssl.SSLContext | None:
+    """The context for connections to nsqlookupds; None: they are plain.  Raises OptionError."""
+    if not options.lookupd_tls:
+        return None
+    authority = options.lookupd_tls_root_ca_file
+    if authority:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        _load_authorities(context, authority, "lookupd-tls")
+    else:
+        context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if options.lookupd_tls_cert:
+        _load_chain(context, options.lookupd_tls_cert, options.lookupd_tls_key, "lookupd-tls")
     return context
 
 
@@ -77,12 +90,20 @@ def _set_version(context: ssl.SSLContext, version: int) -> None:
         context.set_ciphers(_SUITES)
 
 
-def _load_authorities(context: ssl.SSLContext, path: str) -> None:
+def _load_chain(context: ssl.SSLContext, cert: str, key: str, flags: str) -> None:
+    try:
+        context.load_cert_chain(cert, key, password=_refuse_password)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        files = f"--{flags}-cert {cert}, --{flags}-key {key}"
+        raise OptionError(f"failed to build TLS config - {files}: {_text(error)}") from None
+
+
+def _load_authorities(context: ssl.SSLContext, path: str, flags: str) -> None:
     try:
         context.load_verify_locations(path)
     except (OSError, ssl.SSLError) as error:
         raise OptionError(
-            f"failed to build TLS config - --tls-root-ca-file {path}: {_text(error)}"
+            f"failed to build TLS config - --{flags}-root-ca-file {path}: {_text(error)}"
         ) from None
 
 

@@ -70,7 +70,7 @@ class Daemon:
         self._http = HttpServer(self._api.router)
         self._http.gate = self._security.gate
         self._watching = Watching(self.broker, self._memory, self._api, self._http)
-        self._lookups = Lookups(self.broker, self._identity)
+        self._lookups = Lookups(self.broker, self._identity, lambda: self._security.lookupd_tls)
         self._collecting = Collecting(self.broker, loop)
         self._tcp: asyncio.Server | None = None
 

@@ -1,4 +1,4 @@
-"""Options that may change while nsqd runs: through PUT /config, and through SIGHUP.
+"""Options that may change while a daemon runs: through nsqd's PUT /config, and through SIGHUP.
 
     log_level                  takes effect at once
     nsqlookupd_tcp_addresses   connections are added and removed at their next look at the options
@@ -12,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from penstock.engine.options import LOG_LEVELS, SETTINGS, Options
+from penstock.engine.options import LOG_LEVELS, SETTINGS
 from penstock.errors import OptionError
 from penstock.server import log
+from penstock.settings import Setting
 
 LOGGER = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ LIVE = ("log_level", "nsqlookupd_tcp_addresses")
 
 
 class HasOptions(Protocol):
-    options: Options
+    options: Any
 
 
 def parse(option: str, text: bytes) -> object:
@@ -53,14 +54,16 @@ def change(broker: HasOptions, option: str, value: object) -> None:
         log.set_level(broker.options.log_level)
 
 
-def reload(broker: HasOptions, read: Callable[[], Options]) -> None:
+def reload(
+    broker: HasOptions, read: Callable[[], object], settings: Sequence[Setting] = SETTINGS
+) -> None:
     """Take over what ``read`` gives for the live options."""
     try:
         options = read()
     except (OptionError, OSError) as error:
         LOGGER.error("SIGHUP: nothing changed: %s", error)
         return
-    for setting in SETTINGS:
+    for setting in settings:
         new = getattr(options, setting.field)
         if new == getattr(broker.options, setting.field):
             continue

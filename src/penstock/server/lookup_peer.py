@@ -21,16 +21,27 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
+from ssl import SSLContext
 from typing import Any
 
 from penstock.errors import PenstockError, ProtocolError
 from penstock.server.listening import join_address, split_address
-from penstock.wire.lookup import MAGIC, OK, Identity, ReplyReader, decode_place, encode_identify
+from penstock.wire.lookup import (
+    MAGIC,
+    OK,
+    Identity,
+    Place,
+    ReplyReader,
+    decode_place,
+    encode_identify,
+)
 
 log = logging.getLogger(__name__)
 
 # NSQ's limits for connecting, reading and writing, each.
 TIMEOUT_S = 1.0
+# To connect with a handshake, which costs both sides some CPU and two more round trips.
+TLS_TIMEOUT_S = 5.0
 PING_INTERVAL_S = 15.0
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 8.0
@@ -50,13 +61,16 @@ class LookupPeer:
         identity: Callable[[], Identity],
         snapshot: Callable[[], Iterator[bytes]],
         reply_size_max: int,
+        tls: Callable[[], SSLContext | None] = lambda: None,
     ) -> None:
         self.address = address
-        self.http_address = ""  # from the reply to IDENTIFY; kept when the connection is lost
+        # Where its HTTP is, from the reply to IDENTIFY; kept when the connection is lost.
+        self.http_url = ""
         self.tried = asyncio.Event()  # one attempt to connect has ended, well or not
         self._identity = identity
         self._snapshot = snapshot
         self._reply_size_max = reply_size_max
+        self._tls = tls
         self._changes: deque[bytes] = deque()
         self._link: _Link | None = None
         self._task: asyncio.Task[None] | None = None
@@ -114,22 +128,30 @@ class LookupPeer:
         link = await self._connect()
         try:
             (reply,) = await link.ask([MAGIC + encode_identify(self._identity())])
-            place = decode_place(reply)
-            self.http_address = join_address(*place) if place[0] else ""
+            self.http_url = self._http_url(decode_place(reply))
             await self._register(link)
             await self._follow(link)
         finally:
             link.abort()
 
+    def _http_url(self, place: Place) -> str:
+        """Where to ask; empty if there is no way, or none within TLS when that is wanted."""
+        secure = self._tls() is not None
+        port = place.https_port if secure else place.http_port
+        if not place.host or not port:
+            return ""
+        return f"{'https' if secure else 'http'}://{join_address(place.host, port)}"
+
     async def _connect(self) -> _Link:
         host, port = split_address(self.address)
         link = _Link(ReplyReader(self._reply_size_max))
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(TIMEOUT_S):
+        tls = self._tls()
+        async with asyncio.timeout(TIMEOUT_S if tls is None else TLS_TIMEOUT_S):
             if port is None:
                 await loop.create_unix_connection(lambda: link, host)
             else:
-                await loop.create_connection(lambda: link, host, port)
+                await loop.create_connection(lambda: link, host, port, ssl=tls)
         return link
 
     async def _register(self, link: _Link) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from ssl import SSLContext
 from urllib.parse import quote
 
 from penstock.engine.base import BaseTopic
@@ -38,9 +39,15 @@ REQUEST_COUNT_MAX = 16
 class Lookups:
     """The peers, by address."""
 
-    def __init__(self, broker: Broker, identity: Callable[[], Identity]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        identity: Callable[[], Identity],
+        tls: Callable[[], SSLContext | None] = lambda: None,
+    ) -> None:
         self._broker = broker
         self._identity = identity
+        self._tls = tls
         self._peers: dict[str, LookupPeer] = {}
         self._addresses: tuple[str, ...] = ()
         self._started = False
@@ -86,9 +93,8 @@ class Lookups:
             self._peers.pop(address).close()
         for address in wanted:
             if address not in self._peers:
-                peer = LookupPeer(
-                    address, self._identity, self._snapshot, self._broker.options.max_body_size
-                )
+                size_max = self._broker.options.max_body_size
+                peer = LookupPeer(address, self._identity, self._snapshot, size_max, self._tls)
                 self._peers[address] = peer
                 log.info("lookupd=%s: added", address)
                 if self._started:
@@ -145,15 +151,15 @@ class Lookups:
         self, peer: LookupPeer, topic: str, timeouts: Timeouts, found: dict[str, None]
     ) -> None:
         await peer.tried.wait()
-        if not peer.http_address:
+        if not peer.http_url:
             log.warning("topic=%s: lookupd=%s was not asked for channels", topic, peer.address)
             return
-        url = f"http://{peer.http_address}/channels?topic={quote(topic)}"
+        url = f"{peer.http_url}/channels?topic={quote(topic)}"
         try:
             async with self._requests:
-                answer = await fetch(url, timeouts)
+                answer = await fetch(url, timeouts, tls=self._tls())
             if answer.status != 200:
-                raise HttpClientError(f"{peer.http_address}: status {answer.status}")
+                raise HttpClientError(f"{peer.http_url}: status {answer.status}")
             found.update(dict.fromkeys(decode_channels(answer.body)))
         except (HttpClientError, ValueError) as error:
             log.warning("topic=%s: channels are not known from %s", topic, error)

@@ -9,7 +9,12 @@ from ssl import SSLContext
 from penstock.engine.options import Options
 from penstock.errors import OptionError
 from penstock.server.auth import AuthServers
-from penstock.server.certificates import client_context, load_certificate, server_context
+from penstock.server.certificates import (
+    client_context,
+    load_certificate,
+    lookupd_context,
+    server_context,
+)
 from penstock.server.http_message import JSON, V1, Response
 from penstock.server.http_router import Gate, Route, refusing
 from penstock.server.http_tokens import Tokens, read_tokens
@@ -24,6 +29,7 @@ class Security:
         self._options = options
         self.tls: SSLContext | None = server_context(options)
         self.tls_required = options.tls_required != "false"
+        self.lookupd_tls: SSLContext | None = lookupd_context(options)
         self.auth: AuthServers | None = None
         if options.auth_http_addresses:
             self.auth = AuthServers(options, partial(client_context, options))
@@ -35,7 +41,7 @@ class Security:
     @property
     def reloads(self) -> bool:
         """Whether there is anything to read again."""
-        return self.tls is not None or self.tokens is not None
+        return bool(self.tls or self.lookupd_tls or self.tokens)
 
     @property
     def offers(self) -> frozenset[str]:
@@ -49,6 +55,7 @@ class Security:
         Not on the loop: it waits for the disk.  Raises OptionError.
         """
         server_context(self._options)
+        lookupd_context(self._options)
         path = self._options.http_auth_token_file
         return read_tokens(path) if path else []
 
@@ -63,6 +70,9 @@ class Security:
             if self.tls is not None:
                 load_certificate(self.tls, self._options)
                 log.info("TLS: certificate read again, for new connections")
+            if self.lookupd_tls is not None:
+                self.lookupd_tls = lookupd_context(self._options)
+                log.info("TLS: certificate for nsqlookupds read again, for new connections")
             if self.tokens is not None and tokens is not None:
                 self.tokens.replace(tokens)
                 log.info("HTTP: %d tokens", len(tokens))
@@ -74,9 +84,7 @@ class Security:
     def refuse_plain_http(self, https_port: int) -> None:
         """With --tls-required=true plain HTTP only tells where HTTPS is."""
         if self._options.tls_required == "true":
-            # Written out: clients were seen to match on the spaces.
-            body = f'{{"message": "TLS_REQUIRED", "https_port": {https_port}}}'
-            self._plain_http_refusal = refusing(Response(403, body.encode(), (JSON, V1)))
+            self._plain_http_refusal = plain_http_refusal(https_port)
 
     def gate(self, secure: bool) -> Gate | None:
         """What the requests of an HTTP connection have to pass, if anything."""
@@ -84,3 +92,10 @@ class Security:
         if refusal is not None and not secure:
             return lambda _request, _route: refusal
         return None if self.tokens is None else self.tokens.gate
+
+
+def plain_http_refusal(https_port: int) -> Route:
+    """What plain HTTP gets where TLS is required."""
+    # Written out: clients were seen to match on the spaces.
+    body = f'{{"message": "TLS_REQUIRED", "https_port": {https_port}}}'
+    return refusing(Response(403, body.encode(), (JSON, V1)))

@@ -34,6 +34,7 @@ _FIELDS: dict[str, tuple[type, int]] = {
     "broadcast_address": (str, 0),
     "tcp_port": (int, 64),
     "http_port": (int, 64),
+    "https_port": (int, 64),
     "version": (str, 0),
     "topology_zone": (str, 0),
     "topology_region": (str, 0),
@@ -43,7 +44,10 @@ _REQUIRED = ("broadcast_address", "tcp_port", "http_port", "version")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What an nsqd says of itself, or an nsqlookupd in its reply."""
+    """What an nsqd says of itself, or an nsqlookupd in its reply.
+
+    ``https_port`` is ours, and told only where there is one.
+    """
 
     broadcast_address: str
     hostname: str
@@ -52,6 +56,16 @@ class Identity:
     version: str
     topology_zone: str = ""
     topology_region: str = ""
+    https_port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an nsqlookupd's HTTP is; a port it does not tell is 0."""
+
+    host: str
+    http_port: int
+    https_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +223,8 @@ def decode_identity(body: bytes) -> Identity:
     )
 
 
-def decode_place(body: bytes) -> tuple[str, int]:
-    """(broadcast address, HTTP port) of the reply to IDENTIFY; ("", 0) if it does not say.
+def decode_place(body: bytes) -> Place:
+    """The reply to IDENTIFY.
 
     An error, or anything else that is no JSON object, is a ProtocolError.
     """
@@ -221,7 +235,11 @@ def decode_place(body: bytes) -> tuple[str, int]:
         fields = gojson.decode_object(body, _FIELDS)
     except ValueError as error:
         raise ProtocolError("E_BAD_BODY", f"reply to IDENTIFY: {error}") from None
-    return str(fields.get("broadcast_address", "")), int(fields.get("http_port", 0))
+    return Place(
+        str(fields.get("broadcast_address", "")),
+        int(fields.get("http_port", 0)),
+        int(fields.get("https_port", 0)),
+    )
 
 
 def encode_reply(body: bytes) -> bytes:
@@ -249,12 +267,14 @@ def encode_identify(identity: Identity) -> bytes:
 
 def encode_identify_reply(identity: Identity) -> bytes:
     """nsqlookupd's answer to IDENTIFY: its own place, keys in alphabetical order."""
+    https = {"https_port": identity.https_port} if identity.https_port else {}
     return encode_reply(
         gojson.encode(
             {
                 "broadcast_address": identity.broadcast_address,
                 "hostname": identity.hostname,
                 "http_port": identity.http_port,
+                **https,
                 "tcp_port": identity.tcp_port,
                 "version": identity.version,
             }

@@ -245,6 +245,14 @@ def test_a_wrong_variable_is_refused_with_its_name() -> None:
         ),
         (["-tls-cert=x"], "failed to build TLS config - --tls-cert and --tls-key go together"),
         (
+            ["-lookupd-tls", "-lookupd-tls-key=x"],
+            "--lookupd-tls-cert and --lookupd-tls-key go together",
+        ),
+        (
+            ["-lookupd-tls-root-ca-file=x"],
+            "--lookupd-tls-cert and --lookupd-tls-root-ca-file need --lookupd-tls",
+        ),
+        (
             ["-e2e-processing-latency-percentile=2"],
             "invalid E2E processing latency percentile: 2",
         ),

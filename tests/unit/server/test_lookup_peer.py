@@ -105,7 +105,7 @@ def test_everything_is_registered_first_and_changes_follow_in_order() -> None:
             peer.change(b"REGISTER too-early\n")
             await lookupd.seen(0, "REGISTER t a", "REGISTER u")
             await peer.tried.wait()
-            assert peer.http_address == "lookup1:4161"
+            assert peer.http_url == "http://lookup1:4161"
             for number in range(3):
                 peer.change(b"REGISTER n%d\n" % number)
                 peer.change(b"UNREGISTER n%d\n" % number)
@@ -133,7 +133,7 @@ def test_a_lost_connection_is_made_anew_at_once_and_tells_everything_again() -> 
             snapshot.append(b"REGISTER u\n")
             lookupd.writers[0].close()
             await lookupd.seen(1, "REGISTER t", "REGISTER u")
-            assert peer.http_address == "lookup1:4161"
+            assert peer.http_url == "http://lookup1:4161"
 
     play(scene)
 
@@ -226,7 +226,7 @@ def test_a_refused_identify_ends_the_connection(place: bytes) -> None:
         async with peered([b"REGISTER t\n"]) as (lookupd, peer):
             lookupd.place = place
             await lookupd.seen(1)
-            assert peer.tried.is_set() and peer.http_address == ""
+            assert peer.tried.is_set() and peer.http_url == ""
 
     play(scene)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import tracemalloc
 
@@ -15,6 +16,7 @@ from penstock.wire.lookup import (
     Command,
     CommandReader,
     Identity,
+    Place,
     ReplyReader,
     decode_place,
     encode_command,
@@ -99,14 +101,18 @@ def test_nsqlookupd_tells_its_place() -> None:
         b'{"broadcast_address":"10.0.0.9","hostname":"h","http_port":4151,'
         b'"tcp_port":4150,"version":"1.3.0"}'
     )
-    assert decode_place(reply) == ("10.0.0.9", 4151)
+    assert decode_place(reply) == Place("10.0.0.9", 4151)
+    secure = dataclasses.replace(NODE, https_port=4162)
+    (reply,) = ReplyReader(1000).feed(encode_identify_reply(secure))
+    assert b'"http_port":4151,"https_port":4162,"tcp_port"' in reply
+    assert decode_place(reply) == Place("10.0.0.9", 4151, 4162)
 
 
 @pytest.mark.parametrize(
     ("reply", "place"),
-    [(b"{}", ("", 0)), (b'{"broadcast_address":"a"}', ("a", 0)), (b"null", ("", 0))],
+    [(b"{}", Place("", 0)), (b'{"broadcast_address":"a"}', Place("a", 0)), (b"null", Place("", 0))],
 )
-def test_a_place_may_be_missing(reply: bytes, place: tuple[str, int]) -> None:
+def test_a_place_may_be_missing(reply: bytes, place: Place) -> None:
     assert decode_place(reply) == place
 
 
