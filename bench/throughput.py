@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench import http_load
 from bench.broker import Broker
 
 Metrics = dict[str, float]
@@ -14,6 +15,23 @@ def publish(broker: Broker, *, messages: int, batch: int, connections: int = 1) 
         broker.task("pub", messages=messages, batch=batch, connections=connections)
     )
     return {"rate": report.published.per_second, "cpu_us": report.cpu_us_per_message}
+
+
+def publish_http(
+    broker: Broker, *, requests: int, batch: int, connections: int, size: int = 200
+) -> Metrics:
+    """/pub, or with a ``batch`` /mpub in its binary form; each connection awaits its answer."""
+    broker.create("bench", "bench")
+    if batch == 1:
+        raw = http_load.request("/pub?topic=bench", bytes(size))
+    else:
+        body = batch.to_bytes(4, "big") + (size.to_bytes(4, "big") + bytes(size)) * batch
+        raw = http_load.request("/mpub?topic=bench&binary=true", body)
+    http_load.post(broker.http_port, raw, requests=requests // 10, connections=connections)
+    before = broker.usage()
+    sent = http_load.post(broker.http_port, raw, requests=requests, connections=connections)
+    cpu_us = broker.usage().cpu_us - before.cpu_us
+    return {"rate": sent.per_second * batch, "cpu_us": cpu_us / (requests * batch)}
 
 
 def consume(broker: Broker, *, messages: int, connections: int, rdy: int = 2500) -> Metrics:
