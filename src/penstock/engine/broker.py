@@ -33,6 +33,9 @@ from penstock.engine.health import Health
 from penstock.engine.identity import Identity
 from penstock.engine.names import is_ephemeral
 from penstock.engine.options import Options
+from penstock.engine.polls import Polls
+from penstock.engine.pull import Pulls
+from penstock.engine.reads import Reads
 from penstock.engine.registry import Registry
 from penstock.engine.scan import DeadlineScan, SampleScan, Scan
 from penstock.engine.tail import TailBudget
@@ -102,6 +105,9 @@ class Broker:
         self.health_of_disk = Health(self)
         self.identity = Identity(self)
         self.registry = Registry(self)
+        self.pulls = Pulls(self)
+        self.polls = Polls(self)
+        self.reads = Reads(self)
         # Called with a topic or channel that came or went; nsqlookupd is told by it.
         self.on_change: Callable[[BaseTopic | Channel, bool], None] = lambda _what, _exists: None
         # Asked about a new topic: whether others may know channels of it.  If so, the answer comes
@@ -205,6 +211,7 @@ class Broker:
         self.appenders[topic.name.encode()] = topic.appender
         self._by_instance[topic.instance] = topic
         log.info("topic=%s: created", topic.name)
+        self.polls.changed(topic.name)
         self.on_change(topic, True)
 
     def delete_topic(self, name: str) -> Ticket:
@@ -234,6 +241,7 @@ class Broker:
         del self._by_instance[topic.instance]
         self.identity.saw(topic.appender.next_index)
         topic.close()
+        self.polls.changed(topic.name)
         self.on_change(topic, False)
 
     def _removed(self, _: None, error: BaseException | None) -> None:
@@ -470,6 +478,7 @@ class Broker:
                 self.identity.saw(topic.appender.next_index)
         self.identity.saw(0)
         self._checkpoint()
+        self.pulls.look()
         self.health_of_disk.look()
 
     def _checkpoint(self) -> None:
@@ -497,6 +506,7 @@ class Broker:
         """The end has begun: no new publishes or subscriptions; what is pending is written."""
         self.exiting = True
         self.appenders.clear()
+        self.polls.close()
         if self._timer is not None:
             self._timer.cancel()
         for topic in self.topics.values():

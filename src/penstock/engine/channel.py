@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.block import Block
 from penstock.core.latency import Latency
@@ -33,6 +33,7 @@ class Channel:
     """Delivery of one topic to one group of consumers."""
 
     ephemeral = False
+    pulled = False  # see pull.py
 
     def __init__(
         self, topic: BaseTopic, name: str, number: int, window: Window, *, id: int = 0
@@ -111,6 +112,11 @@ class Channel:
     @property
     def clients(self) -> list[object]:
         return [consumer.client for consumer in self.consumers]
+
+    @property
+    def pull(self) -> dict[str, Any] | None:
+        """What /stats tells of a pull channel; None for all others."""
+        return None
 
     # ---- consumers
 

@@ -14,6 +14,7 @@ from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
 from penstock.engine.health import is_full
 from penstock.engine.names import is_ephemeral, is_valid_name
+from penstock.engine.pull import PullChannel
 from penstock.engine.topic import Topic
 from penstock.errors import CorruptError
 from penstock.storage.datapath import TopicFolder
@@ -115,6 +116,8 @@ def _believe(metadata: Metadata, name: str, found: RecoveredTopic) -> None:
     They get everything that the log holds, most of it perhaps for the second time.
     """
     state = found.state
+    # Nor is it known what was removed: a reader is told that there may be something missing.
+    state.whole_from = found.log.end if found.log.segment_count else state.whole_from
     for entry in metadata.topics:
         if entry.name != name:
             continue
@@ -159,6 +162,7 @@ def _restore(broker: Broker, folder: TopicFolder, found: RecoveredTopic) -> Topi
     if state.frozen == AWAITING:
         topic.await_channels()
     topic.released = _released(state, topic)
+    topic.recover_removed(state.whole_from)
     for channel_state in state.channels.values():
         channel = _restore_channel(broker, topic, channel_state)
         topic.add_recovered(channel)
@@ -182,6 +186,10 @@ def _released(state: TopicState, topic: Topic) -> int:
 
 
 def _restore_channel(broker: Broker, topic: Topic, state: ChannelState) -> Channel:
+    if state.pulled:
+        pulled = PullChannel(topic, state.name, state.low, id=state.id)
+        pulled.paused, pulled.defer_stamp = state.paused, state.defer_stamp
+        return pulled
     low = max(state.low, min(topic.log.first, topic.log.end))
     cursor, ahead = _split_runs(topic, state, low)
     window = Window(low, seed=broker.seed())

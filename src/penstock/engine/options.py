@@ -191,6 +191,20 @@ class Options:
         own=True,
     )
 
+    pull_channel_lapse_ns: int = duration(
+        MESSAGES,
+        "168h",
+        "time without its reader after which a pull channel is deleted; 0: never",
+        own=True,
+    )
+    pull_channel_lapse_bytes: int = integer(
+        MESSAGES,
+        0,
+        "bytes a pull channel without its reader may keep on disk before it is deleted; 0: any",
+        minimum=0,
+        own=True,
+    )
+
     max_heartbeat_interval_ns: int = duration(
         CLIENTS, "1m", "longest heartbeat interval a client may ask for", minimum="1ms"
     )
@@ -281,7 +295,7 @@ class Options:
     http_auth_token_file: str = string(
         AUTH,
         "",
-        "path of a file with lines of a role (publish, metrics, admin) and a bearer token for HTTP",
+        "path of a file with lines of a role (publish, read, metrics, admin) and a token for HTTP",
         own=True,
     )
 

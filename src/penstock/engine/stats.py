@@ -153,7 +153,7 @@ def _channel(channel: ChannelView, wanted: Selection) -> dict[str, Any]:
     for locality, count in zip(_LOCALITIES, reversed(channel.delivery_counts), strict=True):
         if count:
             stats[locality] = count
-    return stats | {
+    stats |= {
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
         "client_count": len(clients),
@@ -161,6 +161,9 @@ def _channel(channel: ChannelView, wanted: Selection) -> dict[str, Any]:
         "paused": channel.paused,
         "e2e_processing_latency": channel.latency.as_json(),
     }
+    if (pull := channel.pull) is not None:
+        stats["pull"] = pull
+    return stats
 
 
 def _client(client: ConnectionView, wanted: Selection) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from penstock.storage import journal as records
 from penstock.storage.journal import Journal
 from penstock.storage.log_reader import Damage
 from penstock.storage.relocation import Relocation
-from penstock.storage.topic_log import TopicLog
+from penstock.storage.topic_log import SegmentRecord, TopicLog
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
@@ -58,6 +58,11 @@ class Topic(BaseTopic):
         self._retiring = False
         self._straggler_ns = 0
         self._synced_told: tuple[int, int] | None = None
+        self.poll_sync_ns = 0  # when a long poll last had the log synced
+        # At and above it no message was ever removed; the journal knows it before it happens.
+        self.whole_from = 0
+        self._removed_end = 0
+        self._removed_told = 0
         self._visible_end = log.end
         self.writer = LogWriter(
             log,
@@ -114,6 +119,7 @@ class Topic(BaseTopic):
             self.skip_void(batch.dues, batch.first)
             self.broker.deferred.fired(batch.dues)
         self.broker.written(self)
+        self.broker.polls.arrived(self.name)
         batch.ticket.settle()
 
     # ---- reading
@@ -140,17 +146,38 @@ class Topic(BaseTopic):
         if is_ephemeral(name):
             channel = EphemeralChannel(self, name, number)
         else:
-            self._channel_id += 1
             window = Window(self.released, seed=self.broker.seed())
-            channel = Channel(self, name, number, window, id=self._channel_id)
-        start = self.released
-        self.channels[name] = channel
+            channel = Channel(self, name, number, window, id=self.next_channel_id())
+        return channel, self.add_channel(channel)
+
+    def next_channel_id(self) -> int:
+        """Ids are the journal's names for channels, never used twice."""
+        self._channel_id += 1
+        return self._channel_id
+
+    def add_channel(self, channel: Channel) -> Ticket:
+        """Take a new channel; it starts where its window does."""
+        start = channel.window.low
+        self.channels[channel.name] = channel
         self.release()
         self.broker.channel_created(channel)
         if not channel.ephemeral:
             self.keeper.add(self._channel_record(channel, start))
             channel.created = self.save()
-        return channel, channel.created
+        return channel.created
+
+    def replace_channel(self, old: Channel, new: Channel) -> Ticket:
+        """Put a channel of another kind in the place of one without consumers."""
+        old.close()
+        self.channels[new.name] = new
+        # In this order: of two channels of one name the later one counts.
+        self.keeper.add(self._channel_record(new, new.window.low))
+        self.keeper.add(records.encode_gone(old.id))
+        new.created = self.save()
+        return new.created
+
+    def recover_removed(self, whole_from: int) -> None:
+        self.whole_from = self._removed_end = self._removed_told = whole_from
 
     def add_recovered(self, channel: Channel) -> None:
         self._channel_id = max(self._channel_id, channel.id)
@@ -200,6 +227,7 @@ class Topic(BaseTopic):
         self.keeper.add(self._topic_record())
         # Whatever changed may have let go of segments; without traffic nobody else would look.
         self.journal_later()
+        self.broker.polls.changed(self.name)
         return after(self.keeper.flush(sync=True), self.broker.save_metadata(self))
 
     def write_progress(self) -> Ticket:
@@ -246,7 +274,7 @@ class Topic(BaseTopic):
 
     def _channel_record(self, channel: Channel, start: int) -> bytes:
         return records.encode_channel(
-            channel.id, start, channel.paused, channel.defer_stamp, channel.name
+            channel.id, start, channel.paused, channel.defer_stamp, channel.name, channel.pulled
         )
 
     def _snapshot(self) -> list[bytes]:
@@ -259,6 +287,8 @@ class Topic(BaseTopic):
             whole.append(records.encode_packed_progress(channel.id, *channel.window.snapshot()))
         if self.writer.synced_at is not None:
             whole.append(records.encode_synced(*self.writer.synced_at))
+        if self._removed_end:
+            whole.append(records.encode_removed(self._removed_end))
         return whole
 
     # ---- segments that nobody needs (R5)
@@ -285,18 +315,42 @@ class Topic(BaseTopic):
         low = self.low()
         self.log.pinned_slots = self.broker.deferred.open_slots()
         rolling = self.writer.roll_if_finished(low)
+        end = self.log.retire_end(low)
+        if end > self._removed_told:
+            self._tell_removed(end)
+            return True
         paths = self.log.retire(low)
         if paths:
+            self.whole_from = max(self.whole_from, end)
             self._unlink(paths)
             return True
         early = self.broker.clock.monotonic_ns() < self._straggler_ns
-        base, stragglers = self._find_stragglers()
-        if base is not None:
+        segment, stragglers = self._find_stragglers()
+        if segment is not None:
+            if segment.end > self._removed_told:
+                self._tell_removed(segment.end)
+                return True
             self._retiring = True
-            self.broker.disk.submit(partial(self.log.relocate, base, stragglers), self._relocated)
+            self.broker.disk.submit(
+                partial(self.log.relocate, segment.base, stragglers), self._relocated
+            )
         # A segment below the mark is still there because a deferred slot pins it.
         pinned = any(segment.sealed and segment.end <= low for segment in self.log.segments()[:1])
-        return rolling or early or base is not None or pinned
+        return rolling or early or segment is not None or pinned
+
+    def _tell_removed(self, end: int) -> None:
+        """Journal first: a reader must not take a range for whole that has lost messages (R18)."""
+        self._retiring = True
+        self._removed_end = max(self._removed_end, end)
+        self.keeper.add(records.encode_removed(end))
+
+        def told(ticket: Ticket) -> None:
+            self._retiring = False
+            if ticket.error is None:
+                self._removed_told = max(self._removed_told, end)
+                self.retire()
+
+        self.keeper.flush(sync=True).add(told)
 
     def _keep_evidence(self, damages: list[Damage]) -> None:
         """Reads found bad bytes: they are gaps from now on, and kept aside for a person (R3)."""
@@ -341,16 +395,29 @@ class Topic(BaseTopic):
             self._heard_journal(error)
             self.broker.report(f"topic={self.name}", error)
         elif not self.closed:
-            self._unlink(self.log.relocated(moved))
+            old, side = moved.segment, moved.side
+            if old.visible.end > self._passed():
+                # A pull channel was made meanwhile, and starts in there.
+                paths = [side.path] if side is not None else []
+            else:
+                paths = self.log.relocated(moved)
+                if old.path in paths:
+                    self.whole_from = max(self.whole_from, old.visible.end)
+            self._unlink(paths)
 
-    def _find_stragglers(self) -> tuple[int | None, list[int]]:
+    def _passed(self) -> int:
+        """All channels have delivered what lies below."""
+        windows = [c.window for c in self.channels.values() if not c.ephemeral]
+        return min([self.released, *(window.cursor for window in windows)])
+
+    def _find_stragglers(self) -> tuple[SegmentRecord | None, list[int]]:
         """A segment that all cursors have passed and of which little is alive."""
         now_ns = self.broker.clock.monotonic_ns()
         windows = [c.window for c in self.channels.values() if not c.ephemeral]
         unfinished_count = sum(window.unfinished_count for window in windows)
         if now_ns < self._straggler_ns or unfinished_count > UNFINISHED_COUNT_MAX:
             return None, []
-        passed = min([self.released, *(window.cursor for window in windows)])
+        passed = self._passed()
         for segment in self.log.segments():
             if not segment.sealed or segment.end > passed:
                 break
@@ -359,7 +426,7 @@ class Topic(BaseTopic):
             limit = min(STRAGGLER_COUNT_MAX, int(segment.count * STRAGGLER_SHARE_MAX))
             alive = _alive(windows, segment.first, segment.end, limit)
             if alive is not None:
-                return segment.base, alive
+                return segment, alive
         self._straggler_ns = now_ns + STRAGGLER_INTERVAL_NS
         return None, []
 

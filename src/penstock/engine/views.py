@@ -99,6 +99,10 @@ class ChannelView(Protocol):
     @property
     def latency(self) -> Percentiles: ...
     @property
+    def pull(self) -> Mapping[str, Any] | None:
+        """More of a pull channel, None for the others."""
+
+    @property
     def clients(self) -> Sequence[Any]:
         """ConnectionViews; Any, because the engine does not know the server's class."""
 

@@ -25,6 +25,7 @@ from penstock.server import live
 from penstock.server.collecting import Collecting
 from penstock.server.http import HttpServer
 from penstock.server.http_api import NsqdApi
+from penstock.server.http_log import LogApi
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
 from penstock.server.lookups import Lookups
 from penstock.server.loop import LoopTurns, ThreadDisk
@@ -69,6 +70,7 @@ class Daemon:
         self._api = NsqdApi(self.broker, self._memory)
         self._http = HttpServer(self._api.router)
         self._http.gate = self._security.gate
+        LogApi(self.broker).add_routes(self._api.router)
         self._watching = Watching(self.broker, self._memory, self._api, self._http)
         self._lookups = Lookups(self.broker, self._identity, lambda: self._security.lookupd_tls)
         self._collecting = Collecting(self.broker, loop)

@@ -146,7 +146,16 @@ class HttpServer:
 class _Exchange:
     """A request and its answer, which may take its time."""
 
-    __slots__ = ("_connection", "_then", "logged", "partial", "request", "response", "size")
+    __slots__ = (
+        "_connection",
+        "_hurry",
+        "_then",
+        "logged",
+        "partial",
+        "request",
+        "response",
+        "size",
+    )
 
     def __init__(self, connection: HttpConnection, request: Request) -> None:
         self.request = request
@@ -156,6 +165,7 @@ class _Exchange:
         self.size = len(request.body)
         self._connection = connection
         self._then: Callable[[Ticket], Response] | None = None
+        self._hurry: Callable[[], None] | None = None
 
     def begin(self, incoming: Incoming) -> None:
         route, request = incoming.route, self.request
@@ -183,7 +193,14 @@ class _Exchange:
         if pending.ticket.done:
             self._answer(pending.ticket)
         else:
+            self._hurry = pending.hurry
             pending.ticket.add(self._settled)
+
+    def hurry(self) -> None:
+        """The peer sends nothing more, or is gone: what need not wait should not."""
+        hurry, self._hurry = self._hurry, None
+        if hurry is not None:
+            hurry()
 
     def _settled(self, ticket: Ticket) -> None:
         self._answer(ticket)
@@ -243,6 +260,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._hurry()
         self._forget_requests()
         self._server.forget(self)
 
@@ -254,6 +272,7 @@ class HttpConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._eof = True
+        self._hurry()
         # True leaves our side open, to answer what was asked before.
         return self._busy()
 
@@ -422,6 +441,10 @@ class HttpConnection(asyncio.Protocol):
             return limits.head_timeout_s
         # While a request is being answered it is we who owe.
         return inf if self._waiting or self._begun else limits.idle_timeout_s
+
+    def _hurry(self) -> None:
+        for exchange in list(self._begun):
+            exchange.hurry()
 
     def _forget_requests(self) -> None:
         self._unread = b""

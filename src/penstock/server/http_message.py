@@ -32,15 +32,17 @@ _BAD_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 
 
 class HttpError(PenstockError):
-    """Ends a request with a status and a V1 error text."""
+    """Ends a request with a status and a V1 error text; ``more`` says what it is about."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, **more: str) -> None:
         super().__init__(f"{status} {text}")
         self.status = status
         self.text = text
+        self.more = more
 
     def response(self) -> Response:
-        return error_response(self.status, self.text)
+        body = gojson.encode({"message": self.text, **self.more})
+        return Response(self.status, body, (JSON, V1))
 
 
 class Response:
@@ -64,13 +66,23 @@ class Response:
 
 
 class Pending:
-    """An answer that waits for a ticket; ``then`` makes it of the settled ticket."""
+    """An answer that waits for a ticket; ``then`` makes it of the settled ticket.
 
-    __slots__ = ("then", "ticket")
+    ``hurry`` is called when the peer has closed its side or is gone: whoever settles the ticket
+    need not wait any longer.
+    """
 
-    def __init__(self, ticket: Ticket, then: Callable[[Ticket], Response]) -> None:
+    __slots__ = ("hurry", "then", "ticket")
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        then: Callable[[Ticket], Response],
+        hurry: Callable[[], None] | None = None,
+    ) -> None:
         self.ticket = ticket
         self.then = then
+        self.hurry = hurry
 
 
 class Request:

@@ -2,6 +2,7 @@
 
     # role  token
     publish 3f6c1e...        POST /pub and /mpub
+    read    58d0c2...        GET /log and below, POST /channel/pull and /channel/commit
     metrics 91ab77...        GET /stats, /metrics and /info
     admin   c0ffee...        everything
 
@@ -26,12 +27,23 @@ from penstock.errors import OptionError
 from penstock.server.http_message import Request, error_response
 from penstock.server.http_router import Route, refusing
 
-PUBLISH, ADMIN, METRICS = "publish", "admin", "metrics"
-ROLES = (PUBLISH, ADMIN, METRICS)
+PUBLISH, READ, ADMIN, METRICS = "publish", "read", "admin", "metrics"
+ROLES = (PUBLISH, READ, ADMIN, METRICS)
 
 _OPEN = frozenset({"/ping"})
 _BY_ROLE = {
     PUBLISH: frozenset({"/pub", "/mpub"}),
+    READ: frozenset(
+        {
+            "/log",
+            "/log/ends",
+            "/log/seek",
+            "/log/count",
+            "/log/read",
+            "/channel/pull",
+            "/channel/commit",
+        }
+    ),
     METRICS: frozenset({"/stats", "/metrics"}),
 }
 _ANY_ROLE = frozenset({"/info"})

@@ -240,6 +240,11 @@ class Connection(Stream):
             raise ProtocolError("E_SUB_FAILED", "SUB failed exiting")
         topic, _ = self._broker.create_topic(topic_name)
         channel, ticket = topic.create_channel(channel_name)
+        if channel.pulled:
+            raise ProtocolError(
+                "E_SUB_FAILED",
+                f"SUB failed {topic.name}:{channel.name} is a pull channel, read over HTTP",
+            )
         limit = self._broker.options.max_channel_consumers
         if limit and len(channel.consumers) >= limit:
             raise ProtocolError(

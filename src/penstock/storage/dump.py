@@ -39,6 +39,7 @@ _RECORDS = {
     journal.GONE: "gone",
     journal.PROGRESS: "progress",
     journal.SYNCED: "synced",
+    journal.REMOVED: "removed",
 }
 
 
@@ -186,6 +187,7 @@ def _record(kind: int, payload: bytes) -> str:
         return (
             f"id={channel.id} name={channel.name} start={channel.start}"
             f" paused={channel.paused} defer_stamp={channel.defer_stamp}"
+            f"{' pulled' * channel.pulled}"
         )
     if kind == journal.PROGRESS:
         id, low, runs, marks = journal.decode_progress(payload)
@@ -200,6 +202,8 @@ def _record(kind: int, payload: bytes) -> str:
     if kind == journal.SYNCED:
         base, offset = journal.decode_synced(payload)
         return f"base={base} offset={offset}"
+    if kind == journal.REMOVED:
+        return f"whole_from={journal.decode_removed(payload)}"
     if kind == journal.GONE:
         return f"id={int.from_bytes(payload, 'big')}"
     return f"{len(payload)} bytes"

@@ -27,6 +27,7 @@ CHANNEL = 2
 GONE = 3
 PROGRESS = 4
 SYNCED = 5
+REMOVED = 6
 
 # A larger PROGRESS is split: a record that cannot be trusted costs this much at most, and a size
 # field that lies cannot make a reader skip the rest of the file.
@@ -37,6 +38,10 @@ PAYLOAD_SIZE_MAX = 256 * 1024
 # A topic's ``frozen`` byte: 0 no, 1 paused or without channels, and
 AWAITING = 2  # new: whether others know channels of it is still being asked
 
+# A channel's flags.
+PAUSED = 1
+PULLED = 2  # read by index over HTTP, see engine/pull.py
+
 _HEADER = struct.Struct(">2sBBII")
 _HEAD_CRC = struct.Struct(">BBI")
 _TOPIC = struct.Struct(">QBBq")
@@ -46,6 +51,7 @@ _PROGRESS = struct.Struct(">IQ")
 _RUN = struct.Struct(">QQ")
 _MARK = struct.Struct(">QHq")
 _SYNCED = struct.Struct(">QQ")
+_REMOVED = struct.Struct(">Q")
 
 Run = tuple[int, int]
 Mark = tuple[int, int]
@@ -63,16 +69,21 @@ class ChannelState:
     low: int = 0
     runs: list[Run] = field(default_factory=list)
     marks: dict[int, Mark] = field(default_factory=dict)
+    pulled: bool = False
 
 
 @dataclass
 class TopicState:
-    """A topic as its journal tells it; ``index_max`` is one past the largest index named in it."""
+    """A topic as its journal tells it; ``index_max`` is one past the largest index named in it.
+
+    At and above ``whole_from`` no message was ever removed.
+    """
 
     released: int = 0
     frozen: int = 0
     paused: bool = False
     void_stamp: int = 0
+    whole_from: int = 0
     channels: dict[str, ChannelState] = field(default_factory=dict)
     synced: tuple[int, int] | None = None
     index_max: int = 0
@@ -85,8 +96,11 @@ def encode_topic(released: int, frozen: int, paused: bool, void_stamp: int) -> b
     return _record(TOPIC, _TOPIC.pack(released, frozen, paused, void_stamp))
 
 
-def encode_channel(id: int, start: int, paused: bool, defer_stamp: int, name: str) -> bytes:
-    return _record(CHANNEL, _CHANNEL.pack(id, start, paused, defer_stamp) + name.encode())
+def encode_channel(
+    id: int, start: int, paused: bool, defer_stamp: int, name: str, pulled: bool = False
+) -> bytes:
+    flags = PAUSED * paused | PULLED * pulled
+    return _record(CHANNEL, _CHANNEL.pack(id, start, flags, defer_stamp) + name.encode())
 
 
 def encode_gone(id: int) -> bytes:
@@ -134,6 +148,10 @@ def encode_synced(base: int, offset: int) -> bytes:
     return _record(SYNCED, _SYNCED.pack(base, offset))
 
 
+def encode_removed(whole_from: int) -> bytes:
+    return _record(REMOVED, _REMOVED.pack(whole_from))
+
+
 def decode_topic(payload: bytes) -> tuple[int, int, bool, int]:
     """(released, frozen, paused, void stamp)"""
     released, frozen, paused, void_stamp = _TOPIC.unpack(payload)
@@ -142,9 +160,10 @@ def decode_topic(payload: bytes) -> tuple[int, int, bool, int]:
 
 def decode_channel(payload: bytes) -> ChannelState:
     """The channel as it is at its creation."""
-    id, start, paused, defer_stamp = _CHANNEL.unpack_from(payload)
+    id, start, flags, defer_stamp = _CHANNEL.unpack_from(payload)
     name = payload[_CHANNEL.size :].decode()
-    return ChannelState(id, name, start, bool(paused), defer_stamp, low=start)
+    paused, pulled = bool(flags & PAUSED), bool(flags & PULLED)
+    return ChannelState(id, name, start, paused, defer_stamp, low=start, pulled=pulled)
 
 
 def decode_progress(
@@ -167,18 +186,31 @@ def decode_synced(payload: bytes) -> tuple[int, int]:
     return base, offset
 
 
+def decode_removed(payload: bytes) -> int:
+    """From where on no message was removed."""
+    whole_from: int = _REMOVED.unpack(payload)[0]
+    return whole_from
+
+
 def snapshot(state: TopicState) -> list[bytes]:
     """The records that say what ``state`` says, and nothing more."""
     encoded = [encode_topic(state.released, state.frozen, state.paused, state.void_stamp)]
     for channel in state.channels.values():
         encoded.append(
             encode_channel(
-                channel.id, channel.start, channel.paused, channel.defer_stamp, channel.name
+                channel.id,
+                channel.start,
+                channel.paused,
+                channel.defer_stamp,
+                channel.name,
+                channel.pulled,
             )
         )
         encoded.append(encode_progress(channel.id, channel.low, channel.runs, channel.marks))
     if state.synced is not None:
         encoded.append(encode_synced(*state.synced))
+    if state.whole_from:
+        encoded.append(encode_removed(state.whole_from))
     return encoded
 
 
@@ -250,6 +282,9 @@ class _Replay:
             self.apply_progress(*decode_progress(payload))
         elif kind == SYNCED:
             state.synced = decode_synced(payload)
+        elif kind == REMOVED:
+            state.whole_from = max(state.whole_from, decode_removed(payload))
+            self.saw(state.whole_from)
 
     def apply_channel(self, told: ChannelState) -> None:
         self.state.channel_id_max = max(self.state.channel_id_max, told.id)
@@ -262,6 +297,7 @@ class _Replay:
             self.channels[told.id] = told
         else:
             channel.paused, channel.defer_stamp = told.paused, told.defer_stamp
+            channel.pulled = told.pulled
 
     def apply_progress(
         self, id: int, low: int, runs: list[Run], marks: list[tuple[int, int, int]]

@@ -50,7 +50,9 @@ class Damage(NamedTuple):
     index_end: int
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
+    """Bytes of a segment from ``offset`` on, and the batches in them."""
+
     data: bytes
     offset: int
     result: ScanResult
@@ -78,14 +80,18 @@ class LogReader:
         spans = found.result.spans(index)
         block = Block(found.data, spans, segment.node_id)
         if spans:
-            if len(self._hints) >= HINT_MAX:
-                self._hints.clear()
-            self._hints[segment.path, block.end] = found.offset + found.result.stop
+            self.stopped(segment, block.end, found.offset + found.result.stop)
         return block
+
+    def stopped(self, segment: Segment, index: int, offset: int) -> None:
+        """A reader goes on at ``index`` later, whose batch lies at ``offset``."""
+        if len(self._hints) >= HINT_MAX:
+            self._hints.clear()
+        self._hints[segment.path, index] = offset
 
     def find(
         self, segment: Segment, index: int, size_max: int, wait: bool, notes: list[Damage]
-    ) -> _Found | None:
+    ) -> Found | None:
         """The bytes that hold ``index`` or the next batch, scanned and verified.
 
         The result has no batches if the segment ends first.  None if it would wait.
@@ -110,7 +116,7 @@ class LogReader:
                 last = result.batches[-1]
                 expected = last[0] + last[1]
                 if expected > index:
-                    return _Found(data, offset, result)
+                    return Found(data, offset, result)
             if result.reason in (BAD_HEADER, BAD_PAYLOAD):
                 bad = bad or (offset + result.stop, expected)
                 after = self._skip(segment.path, visible, offset, result, expected, wait)
@@ -133,7 +139,7 @@ class LogReader:
                 want = max(result.size, want + STRIDE)
         if bad is not None:
             notes.append(_damage(segment, bad, visible.size, visible.end))
-        return _Found(b"", visible.size, scan(b"", 0, False))
+        return Found(b"", visible.size, scan(b"", 0, False))
 
     def _batches(
         self, segment: Segment, index: int, notes: list[Damage]

@@ -5,7 +5,8 @@
 # Three kinds of callers, and what each may call:
 #   the loop     everything without "blocking" in its first line; it alone changes what is seen.
 #   one writer   write, sync, roll, rewrite_unsynced (blocking): one at a time per log.
-#   readers      read, frame, seek, relocate (blocking with wait=True): any number of threads.
+#   readers      read, read_range, frame, seek, relocate (blocking with wait=True): any number of
+#                threads.
 #
 # What the writer does reaches the loop as events, in order; commit() and synced() work them off.
 # So a batch is seen only after its commit, and a sealed segment counts as sealed only after the
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 
 from penstock.core.block import Block
 from penstock.core.segment import HEADER_SIZE
+from penstock.errors import StorageError
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
 from penstock.storage.log_reader import Damage, LogReader, locate, missing
@@ -35,6 +37,7 @@ from penstock.storage.log_writer import (
     SyncToken,
     Written,
 )
+from penstock.storage.ranges import Range, read_range
 from penstock.storage.relocation import Relocation, write_side
 from penstock.storage.runs import Runs
 from penstock.storage.segment import Segment, Visible
@@ -85,6 +88,9 @@ class TopicLog:
         self.instance = instance
         self.node_id = node_id
         self.pinned_slots: set[int] = set()
+        # Segments that reach beyond one of these stay: a publication under way may have put its
+        # parts there, and looks for them after a crash (R19).
+        self.holds: dict[object, int] = {}
         self.corrupt_count = 0
         self.torn_count = 0
         self.end = end
@@ -321,6 +327,22 @@ class TopicLog:
                 return block
         return Block(b"", [], self.node_id)
 
+    def read_range(self, start: int, end: int, size_max: int) -> Range:
+        """The batches with messages in [start, end) as they lie in the files.  Blocking.
+
+        At least one if there is any, and about ``size_max`` bytes.
+        """
+        for _ in range(STALE_MAX):
+            segments = self._segments
+            notes: list[Damage] = []
+            found = read_range(self._reader, segments, start, end, size_max, notes)
+            if not notes:
+                return found
+            if segments is self._segments:
+                self._note(notes)
+                return found
+        raise StorageError(f"{self.folder}: the log changes too fast to be read")
+
     def frame(self, index: int, wait: bool) -> bytes | None:
         """The frame of one message; b"" if it does not exist, None if the disk would be waited for.
 
@@ -373,6 +395,11 @@ class TopicLog:
             if segment.base == base and segment.pin_count:
                 segment.pin_count -= 1
 
+    def retire_end(self, low: int) -> int:
+        """Up to where ``retire`` would remove messages; 0 if nothing would go."""
+        gone = [s for s in self._segments if s.visible.end <= low and self._removable(s)]
+        return gone[-1].visible.end if gone else 0
+
     def retire(self, low: int) -> list[str]:
         """Forget the sealed segments wholly below ``low``; return their paths, to be unlinked."""
         gone = [s for s in self._segments if s.visible.end <= low and self._removable(s)]
@@ -414,6 +441,7 @@ class TopicLog:
             segment.sealed
             and not segment.pin_count
             and not segment.holds_slot_of(self.pinned_slots)
+            and segment.visible.end <= min(self.holds.values(), default=segment.visible.end)
         )
 
     def _by_base(self, base: int) -> Segment:

@@ -52,6 +52,7 @@ class MemoryChannel:
         self.finish_count = 0
         self.delivery_counts = [0, 0, 0]
         self.latency: Percentiles = OFF
+        self.pull: dict[str, object] | None = None
         self.clients: list[MemoryConnection] = []
 
     def empty(self) -> Ticket:

@@ -1,0 +1,376 @@
+"""Reading topics by index over HTTP, as Spark does: /log and below, /channel/pull and /commit.
+
+    pull     POST /channel/pull         make the query's channel, learn where it starts
+    ends     POST /log/ends             wait until there is more; how far one may read (R18)
+    read     GET  /log/read             ranges, in batches as they lie in the log
+    commit   POST /channel/commit       what is below is finished and may go
+
+Indexes and times are plain JSON numbers; an instance is 16 hex digits.  Every number from outside
+is judged before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+from penstock.core.segment import INDEX_MAX
+from penstock.engine.broker import Broker
+from penstock.engine.names import is_ephemeral, is_valid_name
+from penstock.engine.polls import Known, readable_end
+from penstock.engine.pull import EARLIEST, LATEST, InUseError, PullChannel, pull_channel, start_of
+from penstock.engine.reads import Read
+from penstock.engine.ticket import Ticket, after
+from penstock.engine.topic import Topic
+from penstock.server.http_message import (
+    INTERNAL_ERROR,
+    V1,
+    HttpError,
+    Pending,
+    Request,
+    Response,
+    error_response,
+    json_response,
+)
+from penstock.server.http_router import Handler, Route, Router
+from penstock.wire import gojson
+
+MS_NS = 1_000_000
+WAIT_MS_MAX = 30_000
+READ_SIZE = 4 << 20
+READ_SIZE_MAX = 16 << 20
+TOPIC_COUNT_MAX = 1024
+PROGRESS_SIZE_MAX = 8 << 10
+PROGRESS_DEPTH_MAX = 16
+
+_BYTES = ("Content-Type", "application/octet-stream")
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_INSTANCE = re.compile(r"[0-9a-f]{16}")
+_BUSY = error_response(503, "TOO_MANY_WAITING")
+_TIME_NS_MAX = (1 << 63) - 1
+
+
+class LogApi:
+    """The routes of a reader."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def add_routes(self, router: Router) -> None:
+        def add(method: str, path: str, handler: Handler, *, logged: bool = False) -> None:
+            router.add(method, path, Route(handler, logged=logged))
+
+        add("GET", "/log", self.show)
+        add("POST", "/log/ends", self.ends)
+        add("GET", "/log/seek", self.seek)
+        add("GET", "/log/count", self.count)
+        add("GET", "/log/read", self.read)
+        add("POST", "/channel/pull", self.pull, logged=True)
+        add("POST", "/channel/commit", self.commit)
+
+    # Looking
+
+    def show(self, request: Request) -> Response:
+        topic = self._topic(request)
+        return json_response(
+            {
+                "node": self._broker.node_uuid,
+                "topic": topic.name,
+                **_place(topic),
+                "end": topic.end,
+                "synced_end": readable_end(topic, None),
+                "released": topic.released,
+                "message_count": topic.log.count,
+                "channels": sorted(topic.channels),
+            }
+        )
+
+    def seek(self, request: Request) -> Pending:
+        topic = self._topic(request)
+        time_ns = _number(request, "timestamp", _TIME_NS_MAX)
+        found = [topic.end]
+        ticket = Ticket()
+
+        def sought(index: int | None, error: BaseException | None) -> None:
+            if index is None:
+                self._broker.report(f"topic={topic.name}", error)
+                ticket.settle(error if isinstance(error, Exception) else OSError(str(error)))
+            else:
+                found[0] = min(index, topic.end)
+                ticket.settle()
+
+        self._broker.disk.submit(partial(topic.log.seek, time_ns), sought)
+        return Pending(ticket, lambda done: _unless(done, lambda: {"index": found[0]}))
+
+    def count(self, request: Request) -> Response:
+        topic = self._topic(request)
+        start, end = _number(request, "start"), _number(request, "end")
+        if start > end:
+            raise HttpError(400, "INVALID_RANGE")
+        return json_response({"count": topic.log.count_between(start, min(end, topic.end))})
+
+    # Waiting
+
+    def ends(self, request: Request) -> Pending | Response:
+        body = _body(request)
+        topics = {
+            name: _known(_object(value, "INVALID_TOPICS")) for name, value in _topics(body).items()
+        }
+        channel = _channel_name(body) if "channel" in body else None
+        wait_ms = body.get("wait_ms", 0)
+        if type(wait_ms) is not int or not 0 <= wait_ms <= WAIT_MS_MAX:
+            raise HttpError(400, "INVALID_WAIT_MS")
+        for name in topics:
+            if is_ephemeral(name):
+                raise HttpError(400, "EPHEMERAL_TOPIC", topic=name)
+        self._ends(topics, channel)  # whoever names a channel that is not there does not wait
+        if wait_ms and self._broker.polls.full:
+            return _BUSY
+        poll = self._broker.polls.wait(topics, channel, wait_ms * MS_NS)
+        return Pending(
+            poll.ticket,
+            lambda _: json_response(self._ends(topics, channel)),
+            hurry=partial(self._broker.polls.answer, poll),
+        )
+
+    def _ends(self, topics: Mapping[str, Known], channel_name: str | None) -> dict[str, Any]:
+        ends: dict[str, Any] = {}
+        for name in topics:
+            topic = self._broker.topics.get(name)
+            if not isinstance(topic, Topic):
+                ends[name] = None
+                continue
+            ends[name] = _place(topic)
+            channel = None
+            if channel_name is not None:
+                channel = _pulled(topic, channel_name)
+                channel.visit()
+                ends[name]["low"] = channel.low
+            ends[name]["end"] = readable_end(topic, channel)
+        return {"node": self._broker.node_uuid, "topics": ends}
+
+    # Reading
+
+    def read(self, request: Request) -> Pending | Response:
+        topic = self._topic(request)
+        if _instance(_argument(request, "instance")) != topic.instance:
+            raise HttpError(409, "INSTANCE_CHANGED")
+        start, end = _number(request, "start"), _number(request, "end")
+        if start > end or end > readable_end(topic, None):
+            raise HttpError(400, "INVALID_RANGE")
+        size_max = READ_SIZE
+        if "size_max" in request.query:
+            size_max = _number(request, "size_max", READ_SIZE_MAX)
+        if "channel" in request.query:
+            _pulled(topic, request.query["channel"]).visit()
+        if self._broker.reads.full:
+            return _BUSY
+        read = self._broker.reads.read(topic, start, end, max(1, size_max))
+        return Pending(read, lambda _: _batches(read))
+
+    # Pull channels
+
+    def pull(self, request: Request) -> Pending:
+        topic_name, name = _argument(request, "topic"), _argument(request, "channel")
+        if not is_valid_name(topic_name):
+            raise HttpError(400, "INVALID_ARG_TOPIC")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        if is_ephemeral(topic_name):
+            raise HttpError(400, "EPHEMERAL_TOPIC")
+        if is_ephemeral(name):
+            raise HttpError(400, "EPHEMERAL_CHANNEL")
+        wanted = _start(request)
+        if self._broker.exiting:
+            raise HttpError(503, "EXITING")
+        if isinstance(wanted, int) and topic_name not in self._broker.topics:
+            raise HttpError(400, "INVALID_START")
+        topic, created = self._broker.create_topic(topic_name)
+        assert isinstance(topic, Topic)
+        start = topic.released if wanted is None else start_of(topic, wanted)
+        if start > topic.end:
+            raise HttpError(400, "INVALID_START")
+        try:
+            channel, ticket, made = pull_channel(topic, name, start)
+        except InUseError:
+            raise HttpError(409, "CHANNEL_IN_USE") from None
+        # Synced too, so that where it starts is never beyond the end.
+        tickets = [created, topic.channels_known, ticket]
+        if readable_end(topic, None) < topic.end:
+            tickets.append(topic.writer.sync())
+        return Pending(
+            after(*tickets), lambda done: _unless(done, lambda: self._pulled(channel, topic, made))
+        )
+
+    def _pulled(self, channel: PullChannel, topic: Topic, made: bool) -> dict[str, Any]:
+        return {
+            "node": self._broker.node_uuid,
+            "topic": topic.name,
+            "channel": channel.name,
+            **_place(topic),
+            "low": channel.low,
+            "end": readable_end(topic, channel),
+            "made": made,
+        }
+
+    def commit(self, request: Request) -> Response:
+        """All of it or nothing: what is named must be there before anything moves."""
+        body = _body(request)
+        channel_name = _channel_name(body)
+        progress = _progress(body["progress"]) if body.get("progress") is not None else None
+        moves: list[tuple[PullChannel, int]] = []
+        for name, value in _topics(body).items():
+            told = _object(value, "INVALID_TOPICS")
+            index, instance = _index(told.get("index")), _instance(told.get("instance"))
+            topic = self._named(name)
+            channel = _pulled(topic, channel_name)
+            if instance != topic.instance:
+                raise HttpError(409, "INSTANCE_CHANGED", topic=name)
+            moves.append((channel, index))
+        for channel, index in moves:
+            channel.commit(index)
+            if progress is not None:
+                channel.report(progress)
+        lows = {channel.topic.name: {"low": channel.low} for channel, _ in moves}
+        return json_response({"node": self._broker.node_uuid, "topics": lows})
+
+    # Topics
+
+    def _topic(self, request: Request) -> Topic:
+        return self._named(_argument(request, "topic"))
+
+    def _named(self, name: str) -> Topic:
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            raise HttpError(404, "TOPIC_NOT_FOUND", topic=name)
+        if not isinstance(topic, Topic):
+            raise HttpError(400, "EPHEMERAL_TOPIC", topic=name)
+        return topic
+
+
+def _place(topic: Topic) -> dict[str, Any]:
+    return {
+        "instance": f"{topic.instance:016x}",
+        "first": topic.log.first,
+        "whole_from": topic.whole_from,
+    }
+
+
+def _pulled(topic: Topic, name: str) -> PullChannel:
+    channel = topic.channels.get(name)
+    if channel is None:
+        raise HttpError(404, "CHANNEL_NOT_FOUND", topic=topic.name, channel=name)
+    if not isinstance(channel, PullChannel):
+        raise HttpError(409, "NOT_A_PULL_CHANNEL", topic=topic.name, channel=name)
+    return channel
+
+
+def _unless(ticket: Ticket, answer: Callable[[], dict[str, Any]]) -> Response:
+    return INTERNAL_ERROR if ticket.error is not None else json_response(answer())
+
+
+def _batches(read: Read) -> Response:
+    if read.topic.closed:
+        raise HttpError(404, "TOPIC_NOT_FOUND", topic=read.topic.name)
+    if read.error is not None:
+        return INTERNAL_ERROR
+    data, next = read.range
+    return Response(200, data, (_BYTES, V1, ("X-Penstock-Next", str(next))))
+
+
+# What comes in the query
+
+
+def _argument(request: Request, name: str) -> str:
+    value = request.query.get(name)
+    if value is None:
+        raise HttpError(400, f"MISSING_ARG_{name.upper()}")
+    return value
+
+
+def _number(request: Request, name: str, maximum: int = INDEX_MAX) -> int:
+    text = _argument(request, name)
+    if not _NUMBER.fullmatch(text) or int(text) > maximum:
+        raise HttpError(400, f"INVALID_{name.upper()}")
+    return int(text)
+
+
+def _start(request: Request) -> str | int | None:
+    text = request.query.get("start")
+    if text is None or text in (EARLIEST, LATEST):
+        return text
+    return _number(request, "start")
+
+
+# What comes in the body
+
+
+def _body(request: Request) -> dict[str, Any]:
+    try:
+        value = json.loads(request.body, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise HttpError(400, "INVALID_BODY") from None
+    return _object(value, "INVALID_BODY")
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _object(value: object, code: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise HttpError(400, code)
+    return value
+
+
+def _topics(body: Mapping[str, Any]) -> dict[str, Any]:
+    topics = _object(body.get("topics"), "INVALID_TOPICS")
+    if not 1 <= len(topics) <= TOPIC_COUNT_MAX or not all(map(is_valid_name, topics)):
+        raise HttpError(400, "INVALID_TOPICS")
+    return topics
+
+
+def _channel_name(body: Mapping[str, Any]) -> str:
+    name = body.get("channel")
+    if not isinstance(name, str) or not is_valid_name(name):
+        raise HttpError(400, "INVALID_CHANNEL")
+    return name
+
+
+def _known(told: Mapping[str, Any]) -> Known:
+    instance, index = told.get("instance"), told.get("after")
+    return Known(
+        None if instance is None else _instance(instance),
+        None if index is None else _index(index),
+    )
+
+
+def _index(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= INDEX_MAX:
+        raise HttpError(400, "INVALID_INDEX")
+    return value
+
+
+def _instance(value: object) -> int:
+    if not isinstance(value, str) or not _INSTANCE.fullmatch(value):
+        raise HttpError(400, "INVALID_INSTANCE")
+    return int(value, 16)
+
+
+def _progress(value: object) -> dict[str, Any]:
+    progress = _object(value, "INVALID_PROGRESS")
+    if _deeper_than(progress, PROGRESS_DEPTH_MAX) or len(gojson.encode(progress)) > (
+        PROGRESS_SIZE_MAX
+    ):
+        raise HttpError(400, "INVALID_PROGRESS")
+    return progress
+
+
+def _deeper_than(value: object, depth: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return depth == 0 or any(_deeper_than(item, depth - 1) for item in inside)

@@ -1,0 +1,99 @@
+# Ranges of a log as bytes, for readers that decode batches themselves (R18).
+#
+#     start                        end
+#       |   [ batch ][ batch ][ batch ]           whole batches, so the first and the last one may
+#     [ batch ]                                   reach over the edges: the reader cuts
+#
+# Rule 1: the bytes are the file's.  They were verified here all the same, because what is damaged
+#         must be left out and noted; nothing is done for each message.
+# Rule 2: every call gets further, so a reader that asks from `next` on comes to the end.
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.core.segment import BATCH_HEADER_SIZE
+from penstock.storage.log_reader import Damage, Found, LogReader, locate, missing
+from penstock.storage.segment import Segment
+
+if TYPE_CHECKING:
+    from penstock.core.segment import Batch
+
+
+class Range(NamedTuple):
+    """Batches back to back; ``next`` is the first index that they do not cover."""
+
+    data: bytes
+    next: int
+
+
+def read_range(
+    reader: LogReader,
+    segments: tuple[Segment, ...],
+    start: int,
+    end: int,
+    size_max: int,
+    notes: list[Damage],
+) -> Range:
+    """The batches of ``segments`` with messages in [start, end); waits for the disk.
+
+    At least one if there is any, and about ``size_max`` bytes.
+    """
+    parts: list[bytes | memoryview] = []
+    index = start
+    for segment in segments[locate(segments, start) :]:
+        while index < segment.visible.end and size_max > 0:
+            if index >= end or segment.first >= end:
+                return _joined(parts, end)
+            try:
+                found = reader.find(segment, index, size_max, True, notes)
+            except FileNotFoundError:
+                notes.append(missing(segment))
+                break
+            assert found is not None
+            part, index = _cut(reader, segment, found, index, end, size_max)
+            if not part:
+                break
+            parts.append(part)
+            size_max -= len(part)
+        if size_max <= 0:
+            return _joined(parts, min(index, end))
+    return _joined(parts, end)
+
+
+def _cut(
+    reader: LogReader, segment: Segment, found: Found, index: int, end: int, size_max: int
+) -> tuple[bytes | memoryview, int]:
+    """Of what was found the batches in [index, end), and where they end."""
+    batches = found.result.batches
+    low = bisect_right(batches, index, key=_end_of)
+    high = bisect_left(batches, end, key=_first_of)
+    if low >= high:
+        return b"", index
+    start = _start_of(batches[low])
+    high = min(high, max(low + 1, bisect_left(batches, start + size_max, low, key=_start_of)))
+    stop = found.result.stop if high == len(batches) else _start_of(batches[high])
+    reached = _end_of(batches[high - 1])
+    reader.stopped(segment, reached, found.offset + stop)
+    if start == 0 and stop == len(found.data):
+        return found.data, reached
+    return memoryview(found.data)[start:stop], reached
+
+
+def _joined(parts: list[bytes | memoryview], next: int) -> Range:
+    if len(parts) == 1 and isinstance(parts[0], bytes):
+        return Range(parts[0], next)
+    return Range(b"".join(parts), next)
+
+
+def _first_of(batch: Batch) -> int:
+    return batch[0]
+
+
+def _end_of(batch: Batch) -> int:
+    return batch[0] + batch[1]
+
+
+def _start_of(batch: Batch) -> int:
+    return batch[2] - BATCH_HEADER_SIZE
