@@ -1,0 +1,247 @@
+"""Charts as figures for the template ``_chart.html``: numbers in, SVG coordinates and words out.
+
+    y of a value     0 at the bottom, the axis' top at the top, in hundredths of the plot
+    x of a value     0 at the left, 1000 at the right, the newest value; both are stretched to the
+                     figure's size by the browser, text is not
+
+They are drawn here and not in the browser, so that a page has its charts before any script runs
+and without scripts at all; static/chart.js adds a cursor with the values under it.
+
+Rule 1: a line is told by its dashes and its name in the legend, not by colour alone.
+Rule 2: what is not known is a gap, never a zero.
+Rule 3: of the values that share a point the largest is drawn: a peak is what one looks for.
+Rule 4: each chart has a sentence and a table that say the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.admin import formats
+
+WIDTH = 1000
+HEIGHT = 100
+# A plot is at most some 800 pixels wide.
+POINTS_MAX = 360
+TICKS_MAX = 4
+TABLE_ROWS_MAX = 12
+# Of lines 1, 2, 3 ...; the first is solid.
+DASHES = ("", "7 3", "2 3", "9 3 2 3")
+LINES_MAX = len(DASHES)
+
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """How values of an axis are written."""
+
+    name: str
+    text: Callable[[float | None], str]
+    axis: Callable[[float | None], str]
+    step_min: float  # between two ticks; finer ones would have the same label
+
+
+def _per_second(value: float | None) -> str:
+    return formats.UNKNOWN if value is None else f"{formats.rate(value)}/s"
+
+
+COUNT = Unit("count", formats.count, formats.brief, 1.0)
+RATE = Unit("rate", _per_second, formats.brief, 0.1)
+SPAN = Unit("span", formats.span_s, formats.span_s, 0.001)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    name: str
+    path: str
+    area: str  # filled below the line; empty if there are other lines
+    dashes: str
+    now: str
+    values: str  # for the cursor: numbers between commas, gaps empty
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: str  # percent from the left, or from the top
+    label: str
+    anchor: str = "middle"
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    title: str
+    unit: str
+    lines: list[Line]
+    ticks: list[Tick]
+    times: list[Tick]
+    step_s: float
+    summary: str
+    table: list[tuple[str, list[str]]]  # how long ago, a value a line
+    empty: bool
+
+
+def chart(title: str, lines: Sequence[tuple[str, Values]], step_s: float, unit: Unit) -> Chart:
+    """A chart of values ``step_s`` apart, the newest last; all lines have the same number."""
+    lines = lines[:LINES_MAX]
+    size = max((len(values) for _, values in lines), default=0)
+    group = max(1, math.ceil(size / POINTS_MAX))
+    thin = [(name, _thin(values, group)) for name, values in lines]
+    known = [value for _, values in thin for value in values if value is not None]
+    top, ticks = _axis(max(known, default=0.0), unit)
+    span_s = max(len(thin[0][1]) - 1, 1) * step_s * group if thin else 0.0
+    return Chart(
+        title=title,
+        unit=unit.name,
+        lines=[
+            _line(name, values, top, unit, DASHES[at], len(thin) == 1)
+            for at, (name, values) in enumerate(thin)
+        ],
+        ticks=ticks,
+        times=_times(span_s),
+        step_s=step_s * group,
+        summary=_summary(title, thin, span_s, unit),
+        table=_table(thin, step_s * group, unit),
+        empty=not known,
+    )
+
+
+def sparkline(values: Values) -> str:
+    """The path of a line without axes, on the same field."""
+    thin = _thin(values, max(1, math.ceil(len(values) / 60)))
+    top = max((value for value in thin if value is not None), default=0.0) or 1.0
+    return _path(thin, top * 1.05)
+
+
+def _thin(values: Values, group: int) -> list[float | None]:
+    """The largest of each ``group`` (Rule 3); groups end at the newest value."""
+    if group == 1:
+        return list(values)
+    thin: list[float | None] = []
+    for end in range(len(values), 0, -group):
+        known = [value for value in values[max(0, end - group) : end] if value is not None]
+        thin.append(max(known) if known else None)
+    return thin[::-1]
+
+
+def _axis(highest: float, unit: Unit) -> tuple[float, list[Tick]]:
+    """The top of the axis, and ticks at 1, 2 or 5 times a power of ten."""
+    if highest <= 0:
+        highest = 1.0
+    step = max(_nice(highest / TICKS_MAX), unit.step_min)
+    top = math.ceil(highest / step - 1e-9) * step
+    steps = round(top / step)
+    ticks = [
+        Tick(f"{_short(100 - 100 * at / steps)}%", unit.axis(at * step)) for at in range(steps + 1)
+    ]
+    return top, ticks
+
+
+def _nice(value: float) -> float:
+    power = math.pow(10.0, math.floor(math.log10(value)))
+    return float(next(power * by for by in (1, 2, 5, 10) if power * by >= value * (1 - 1e-9)))
+
+
+def _times(span_s: float) -> list[Tick]:
+    """How long ago, at the quarters of the axis."""
+    if span_s <= 0:
+        return []
+    ticks = []
+    for quarter, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
+        label = _ago(span_s * (4 - quarter) / 4)
+        ticks.append(Tick(f"{25 * quarter}%", label, anchor))
+    return ticks
+
+
+def _ago(ago_s: float) -> str:
+    """In one unit: an axis has no room for two."""
+    if ago_s < 1:
+        return "now"
+    if ago_s < 100:
+        return f"\N{MINUS SIGN}{round(ago_s)} s"
+    return f"\N{MINUS SIGN}{formats.rate(round(ago_s / 60, 1 if ago_s < 600 else 0))} min"
+
+
+def _line(
+    name: str, values: list[float | None], top: float, unit: Unit, dashes: str, alone: bool
+) -> Line:
+    path = _path(values, top)
+    return Line(
+        name=name,
+        path=path,
+        area=_area(values, top) if alone else "",
+        dashes=dashes,
+        now=unit.text(values[-1] if values else None),
+        values=",".join("" if value is None else _exact(value) for value in values),
+    )
+
+
+def _path(values: Sequence[float | None], top: float) -> str:
+    """SVG path data; a value between two gaps is a short dash, so that it is seen."""
+    parts: list[str] = []
+    for run in _runs(values, top):
+        first, *rest = run
+        parts.append(f"M{first[0]} {first[1]}")
+        parts += [f"L{x} {y}" for x, y in rest] or ["h2"]
+    return "".join(parts)
+
+
+def _area(values: Sequence[float | None], top: float) -> str:
+    parts: list[str] = []
+    for run in _runs(values, top):
+        parts.append(f"M{run[0][0]} {HEIGHT}")
+        parts += [f"L{x} {y}" for x, y in run]
+        parts.append(f"L{run[-1][0]} {HEIGHT}Z")
+    return "".join(parts)
+
+
+def _runs(values: Sequence[float | None], top: float) -> list[list[tuple[str, str]]]:
+    """The points between gaps, as text."""
+    runs: list[list[tuple[str, str]]] = [[]]
+    step = WIDTH / max(len(values) - 1, 1)
+    for at, value in enumerate(values):
+        if value is None:
+            runs.append([])
+        else:
+            y = HEIGHT - HEIGHT * min(value / top, 1.0)
+            runs[-1].append((_short(at * step), _short(y)))
+    return [run for run in runs if run]
+
+
+def _summary(
+    title: str, lines: Sequence[tuple[str, list[float | None]]], span_s: float, unit: Unit
+) -> str:
+    parts = []
+    for name, values in lines:
+        known = [value for value in values if value is not None]
+        if known:
+            now, low, high = unit.text(values[-1]), unit.text(min(known)), unit.text(max(known))
+            parts.append(f"{name} now {now}, lowest {low}, highest {high}")
+    if not parts:
+        return f"{title}: nothing recorded yet."
+    return f"{title}, the last {formats.span_s(round(span_s))}: {'; '.join(parts)}."
+
+
+def _table(
+    lines: Sequence[tuple[str, list[float | None]]], step_s: float, unit: Unit
+) -> list[tuple[str, list[str]]]:
+    """At most TABLE_ROWS_MAX rows, the newest first, each the largest of its time."""
+    size = len(lines[0][1]) if lines else 0
+    group = max(1, math.ceil(size / TABLE_ROWS_MAX))
+    columns = [_thin(values, group)[::-1] for _, values in lines]
+    rows = []
+    for at, row in enumerate(zip(*columns, strict=True)):
+        ago = formats.span_s(round(at * group * step_s)) + " ago" if at else "now"
+        rows.append((ago, [unit.text(value) for value in row]))
+    return rows
+
+
+def _short(value: float) -> str:
+    text = f"{value:.1f}"
+    return text.removesuffix(".0")
+
+
+def _exact(value: float) -> str:
+    return f"{value:.3f}".rstrip("0").rstrip(".") if value % 1 else str(int(value))

@@ -1,0 +1,50 @@
+// What all pages do in the browser.  Without it they are whole, but stand still.
+
+import { Charts } from "./chart.js";
+import { Counter } from "./counter.js";
+import { Live } from "./live.js";
+import { Tables } from "./table.js";
+
+const tables = new Tables();
+const charts = new Charts();
+const counter = new Counter();
+const live = new Live(() => {
+  tables.refresh();
+  charts.refresh();
+  counter.refresh();
+});
+
+// A page that was opened with a filter has only the rows of the filter.
+if (new URLSearchParams(location.search).get("q")) live.update();
+
+// Panels of questions: one at a time; Escape or a click elsewhere closes it.
+const panels = () => document.querySelectorAll("details.ask[open]");
+document.addEventListener("toggle", (event) => {
+  if (!event.target.matches?.("details.ask") || !event.target.open) return;
+  for (const panel of panels()) if (panel !== event.target) panel.open = false;
+  event.target.querySelector("input:not([type=hidden]), textarea")?.focus();
+}, true);
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  for (const panel of panels()) {
+    if (panel.contains(document.activeElement)) panel.querySelector("summary").focus();
+    panel.open = false;
+  }
+});
+document.addEventListener("click", (event) => {
+  for (const panel of panels()) if (!panel.contains(event.target)) panel.open = false;
+});
+
+// One action a click.
+document.addEventListener("submit", (event) => {
+  if (event.defaultPrevented || event.target.method !== "post") return;
+  for (const button of event.target.querySelectorAll("button")) button.disabled = true;
+});
+// Back from the next page, the browser shows this one as it was left.
+window.addEventListener("pageshow", (event) => {
+  if (!event.persisted) return;
+  for (const button of document.querySelectorAll("form button:disabled")) button.disabled = false;
+});
+
+// What an action did is read out, and one tab stop away from where it stood.
+document.querySelector(".told")?.focus();

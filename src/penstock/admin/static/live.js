@@ -1,0 +1,117 @@
+// Keeps the page up to date: asks for it again and changes what differs.
+//
+//   live     the answer came; asked again after the sampler's interval
+//   paused   by the button, or while nobody looks at the page
+//   lost     no answer; asked again with growing pauses, and what is shown stays
+//
+// The server says 304 when there is no newer sample, so that most questions cost it nothing.
+
+import { morph } from "./morph.js";
+
+const WAIT_MS_MAX = 30_000;
+const ANSWER_MS_MAX = 20_000;
+
+export class Live {
+  #main = document.querySelector("main");
+  #sign = document.getElementById("live");
+  #button = document.getElementById("pause");
+  #lost = document.getElementById("lost");
+  #interval_ms = Number(document.body.dataset.interval) || 5000;
+  #state = "live";
+  #tag = null;
+  #timer = 0;
+  #asking = false;
+  #failures = 0;
+  #updated = Date.now();
+  #patched;
+
+  // `patched` is called after each change, before the browser draws.
+  constructor(patched) {
+    this.#patched = patched;
+    if (this.#sign === null) return;
+    this.#button.hidden = false;
+    this.#button.addEventListener("click", () => this.#toggle());
+    document.addEventListener("visibilitychange", () => this.#look());
+    setInterval(() => this.#show(), 1000);
+    this.#show();
+    this.#later(this.#interval_ms);
+  }
+
+  // Ask now rather than at the next turn.
+  async update() {
+    if (this.#asking) return;
+    clearTimeout(this.#timer);
+    this.#asking = true;
+    try {
+      await this.#ask();
+      this.#failures = 0;
+      this.#updated = Date.now();
+      if (this.#state === "lost") this.#become("live");
+    } catch {
+      this.#failures += 1;
+      if (this.#state === "live") this.#become("lost");
+    } finally {
+      this.#asking = false;
+      this.#show();
+      this.#later(Math.min(this.#interval_ms * 2 ** this.#failures, WAIT_MS_MAX));
+    }
+  }
+
+  async #ask() {
+    const headers = { Accept: "text/html" };
+    if (this.#tag !== null) headers["If-None-Match"] = this.#tag;
+    const answer = await fetch(location.pathname, {
+      headers, cache: "no-store", redirect: "error", signal: AbortSignal.timeout(ANSWER_MS_MAX),
+    });
+    if (answer.status === 304) return;
+    // What was deleted has a page that says so.
+    if (!answer.ok && answer.status !== 404) throw new Error(`status ${answer.status}`);
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const fresh = page.querySelector("main");
+    if (fresh === null) throw new Error("not a page");
+    this.#tag = answer.headers.get("ETag");
+    // What an action did is told until the page is left.
+    const told = this.#main.querySelector(".told");
+    if (told !== null) fresh.querySelector(".head")?.before(document.importNode(told, true));
+    morph(this.#main, fresh);
+    document.title = page.title;
+    this.#patched();
+  }
+
+  #later(wait_ms) {
+    clearTimeout(this.#timer);
+    if (this.#state === "paused" || document.hidden) return;
+    this.#timer = setTimeout(() => this.update(), wait_ms);
+  }
+
+  #look() {
+    if (document.hidden) clearTimeout(this.#timer);
+    else if (this.#state !== "paused") this.update();
+  }
+
+  #toggle() {
+    if (this.#state === "paused") {
+      this.#become("live");
+      this.update();
+    } else {
+      this.#become("paused");
+      clearTimeout(this.#timer);
+    }
+  }
+
+  #become(state) {
+    this.#state = state;
+    this.#sign.dataset.state = state;
+    this.#lost.hidden = state !== "lost";
+    this.#button.textContent = state === "paused" ? "Resume" : "Pause";
+    this.#show();
+  }
+
+  #show() {
+    const ago_s = Math.round((Date.now() - this.#updated) / 1000);
+    const ago = ago_s < 2 ? "now" : `${ago_s} s ago`;
+    const text = { live: "Live", paused: `Paused, ${ago}`, lost: `No answer, ${ago}` }[this.#state];
+    const sign = this.#sign.querySelector("span");
+    if (sign.textContent !== text) sign.textContent = text;
+  }
+}
