@@ -2,6 +2,8 @@
 
 Rule 1: a few at once, so that writes and syncs always find a thread; the others wait in order.
 Rule 2: nothing is done for each message.
+Rule 3: what was read stays in memory until the reader has taken it, which may be slow: all such
+        answers together are bounded, and the next reads wait.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ if TYPE_CHECKING:
 
 AT_ONCE_MAX = 4
 WAITING_MAX = 1024
+# Sixteen of the largest answers.  A reader that takes nothing is cut off after a minute.
+HELD_SIZE_MAX = 256 << 20
 
 
 class Read(Ticket):
     """A read on its way; ``range`` is what it found once it is settled without an error."""
 
-    __slots__ = ("end", "range", "size_max", "start", "topic")
+    __slots__ = ("end", "held_size", "range", "size_max", "start", "topic")
 
     def __init__(self, topic: Topic, start: int, end: int, size_max: int) -> None:
         super().__init__()
@@ -32,7 +36,8 @@ class Read(Ticket):
         self.start = start
         self.end = end
         self.size_max = size_max
-        self.range = Range(b"", start)
+        self.held_size = 0
+        self.range = Range([], start)
 
 
 class Reads:
@@ -42,6 +47,7 @@ class Reads:
         self._broker = broker
         self._waiting: deque[Read] = deque()
         self._running_count = 0
+        self._held_size = 0
         self.read_count = 0
         self.read_size = 0
 
@@ -50,16 +56,31 @@ class Reads:
         return len(self._waiting) >= WAITING_MAX
 
     def read(self, topic: Topic, start: int, end: int, size_max: int) -> Read:
-        """Whole batches with messages in [start, end), about ``size_max`` bytes of them."""
+        """Whole batches with messages in [start, end), about ``size_max`` bytes of them.
+
+        Whoever asks calls ``free`` when it has no more use for them.
+        """
         read = Read(topic, start, end, size_max)
         self._waiting.append(read)
         self._go_on()
         return read
 
+    def free(self, read: Read) -> None:
+        """What ``read`` found is not held any more; a second time changes nothing."""
+        self._hold(read, 0)
+        self._go_on()
+
+    def _hold(self, read: Read, size: int) -> None:
+        self._held_size += size - read.held_size
+        read.held_size = size
+
     def _go_on(self) -> None:
-        while self._waiting and self._running_count < AT_ONCE_MAX:
+        while (
+            self._waiting and self._running_count < AT_ONCE_MAX and self._held_size < HELD_SIZE_MAX
+        ):
             read = self._waiting.popleft()
             self._running_count += 1
+            self._hold(read, read.size_max)
             work = partial(read.topic.log.read_range, read.start, read.end, read.size_max)
             self._broker.disk.submit(work, partial(self._done, read))
 
@@ -71,9 +92,10 @@ class Reads:
         else:
             # A gap behind the last batch is covered too.
             if read.topic.log.next_index(found.next) >= read.end:
-                found = Range(found.data, read.end)
+                found = Range(found.pieces, read.end)
             self.read_count += 1
-            self.read_size += len(found.data)
+            self.read_size += found.size
+            self._hold(read, found.size)
             read.range = found
             read.settle()
         self._go_on()

@@ -30,8 +30,9 @@ from math import inf
 from ssl import SSLContext
 from typing import Any
 
-from penstock.engine.ticket import Ticket
-from penstock.server.http_message import INTERNAL_ERROR, HttpError, Pending, Request, Response
+from penstock.server.http_encoding import encode_response
+from penstock.server.http_exchange import Exchange
+from penstock.server.http_message import Request
 from penstock.server.http_reader import BETWEEN, BODY, Incoming, ReadLimits, RequestReader, plain
 from penstock.server.http_router import Gate, Router
 
@@ -143,83 +144,6 @@ class HttpServer:
         self._sweep_timer = loop.call_later(min(1.0, shortest_s / 4), self._sweep, loop)
 
 
-class _Exchange:
-    """A request and its answer, which may take its time."""
-
-    __slots__ = (
-        "_connection",
-        "_hurry",
-        "_then",
-        "logged",
-        "partial",
-        "request",
-        "response",
-        "size",
-    )
-
-    def __init__(self, connection: HttpConnection, request: Request) -> None:
-        self.request = request
-        self.response: Response | None = None
-        self.partial = False
-        self.logged = False
-        self.size = len(request.body)
-        self._connection = connection
-        self._then: Callable[[Ticket], Response] | None = None
-        self._hurry: Callable[[], None] | None = None
-
-    def begin(self, incoming: Incoming) -> None:
-        route, request = incoming.route, self.request
-        self.partial = incoming.partial
-        if route is None or incoming.refusal is not None:
-            self.response = incoming.refusal
-            return
-        self.logged = route.logged
-        try:
-            if request.oversize and not route.judges_size:
-                raise HttpError(413, "BODY_TOO_BIG")
-            result = route.handler(request)
-        except Exception as error:
-            self.response = self._failure(error)
-        else:
-            if isinstance(result, Response):
-                self.response = result
-            else:
-                self._wait(result)
-        # The broker has what it needs; an answer that waits must not hold 5 MiB.
-        request.body = b""
-
-    def _wait(self, pending: Pending) -> None:
-        self._then = pending.then
-        if pending.ticket.done:
-            self._answer(pending.ticket)
-        else:
-            self._hurry = pending.hurry
-            pending.ticket.add(self._settled)
-
-    def hurry(self) -> None:
-        """The peer sends nothing more, or is gone: what need not wait should not."""
-        hurry, self._hurry = self._hurry, None
-        if hurry is not None:
-            hurry()
-
-    def _settled(self, ticket: Ticket) -> None:
-        self._answer(ticket)
-        self._connection.advance()
-
-    def _answer(self, ticket: Ticket) -> None:
-        assert self._then is not None
-        try:
-            self.response = self._then(ticket)
-        except Exception as error:
-            self.response = self._failure(error)
-
-    def _failure(self, error: Exception) -> Response:
-        if isinstance(error, HttpError):
-            return error.response()
-        LOGGER.error("%s %s failed", self.request.method, self.request.target, exc_info=error)
-        return INTERNAL_ERROR
-
-
 class HttpConnection(asyncio.Protocol):
     """One connection: reads, runs and answers its requests."""
 
@@ -230,7 +154,7 @@ class HttpConnection(asyncio.Protocol):
         self._reader = RequestReader(server.router, server.limits.read, "")
         self._unread: bytes | memoryview = b""
         self._waiting: deque[Incoming] = deque()
-        self._begun: deque[_Exchange] = deque()
+        self._begun: deque[Exchange] = deque()
         self._begun_size = 0
         self._advancing = False
         self._coming_back = False
@@ -238,10 +162,17 @@ class HttpConnection(asyncio.Protocol):
         self._read_paused = False
         self._write_paused = False
         self._eof = False
+        # What to call once the pieces of large answers are sent.
+        self._unsent: list[Callable[[], None]] = []
         # Since when the peer owes us something: the rest of a request, a next one, reading.
         self._owed_since_s = server.now_s
         self._write_deadline_s = inf
         self._close_deadline_s = inf
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is answered."""
+        return self._closing or self._transport is None
 
     # asyncio's callbacks
 
@@ -249,7 +180,9 @@ class HttpConnection(asyncio.Protocol):
         self._transport = transport
         server = self._server
         if server.closing or len(server.connections) >= self._limits.connection_count_max:
-            self._transport.write(_encode(plain(503), Request("", "", b""), keep_alive=False))
+            self._transport.write(
+                encode_response(plain(503), Request("", "", b""), keep_alive=False)
+            )
             self._close(partial=False)
             return
         server.connections.add(self)
@@ -260,6 +193,8 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._write_paused = False
+        self._sent()
         self._hurry()
         self._forget_requests()
         self._server.forget(self)
@@ -283,6 +218,7 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._write_paused = False
         self._write_deadline_s = inf
+        self._sent()
         self.advance()
 
     # Answering
@@ -322,6 +258,8 @@ class HttpConnection(asyncio.Protocol):
                 part = self._answer(exchange)
                 parts.append(part)
                 size += len(part)
+                if self._write_pieces(exchange, parts):
+                    parts, size = [], 0
                 if not exchange.request.keep_alive:
                     self._transport.write(b"".join(parts))
                     self._close(exchange.partial)
@@ -338,12 +276,31 @@ class HttpConnection(asyncio.Protocol):
                 self._feed()
                 continue
             incoming = self._waiting.popleft()
-            exchange = _Exchange(self, incoming.request)
+            exchange = Exchange(self, incoming.request)
             self._begun.append(exchange)
             self._begun_size += exchange.size
             exchange.begin(incoming)
         if parts:
             self._transport.write(b"".join(parts))
+
+    def _write_pieces(self, exchange: Exchange, parts: list[bytes]) -> bool:
+        """Write ``parts`` and the pieces of a large answer; False: it is none."""
+        response = exchange.response
+        if response is None or response.done is None:
+            return False
+        self._transport.write(b"".join(parts))
+        for piece in response.pieces:
+            self._transport.write(piece)
+        self._unsent.append(response.done)
+        # By the next turn the transport has said if it could not pass everything on.
+        asyncio.get_running_loop().call_soon(self._sent)
+        return True
+
+    def _sent(self) -> None:
+        if self._unsent and not self._write_paused:
+            unsent, self._unsent = self._unsent, []
+            for done in unsent:
+                done()
 
     def _feed(self) -> None:
         """Let the reader have the next bytes; of a body as many as there are."""
@@ -380,7 +337,7 @@ class HttpConnection(asyncio.Protocol):
             len(self._begun) < limits.begun_count_max and self._begun_size < limits.begun_size_max
         )
 
-    def _answer(self, exchange: _Exchange) -> bytes:
+    def _answer(self, exchange: Exchange) -> bytes:
         request, response = exchange.request, exchange.response
         assert response is not None
         counts = self._server.request_counts
@@ -395,7 +352,7 @@ class HttpConnection(asyncio.Protocol):
                 request.target,
                 request.remote_address,
             )
-        return _encode(response, request, request.keep_alive)
+        return encode_response(response, request, request.keep_alive)
 
     def _rest(self) -> None:
         """Everything is answered."""
@@ -449,7 +406,9 @@ class HttpConnection(asyncio.Protocol):
     def _forget_requests(self) -> None:
         self._unread = b""
         self._waiting.clear()
-        self._begun.clear()
+        begun, self._begun = self._begun, deque()
+        for exchange in begun:
+            exchange.drop()
 
     def _close(self, partial: bool) -> None:
         self._closing = True
@@ -470,34 +429,3 @@ def _address(peername: object) -> str:
         host, port = peername[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return "@"
-
-
-def _encode(response: Response, request: Request, keep_alive: bool) -> bytes:
-    head, connection = response.head, b""
-    if not keep_alive:
-        connection = b"Connection: close\r\n"
-    if request.version == "1.0":
-        head = b"HTTP/1.0" + head[8:]
-        if keep_alive:
-            connection = b"Connection: keep-alive\r\n"
-    body = b"" if request.method == "HEAD" else response.body
-    return b"".join((head, _date_header(), connection, b"\r\n", body))
-
-
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_date: tuple[int, bytes] = (-1, b"")
-
-
-def _date_header() -> bytes:
-    """Today's date, made once a second."""
-    global _date
-    second = int(time.time())
-    if second != _date[0]:
-        utc = time.gmtime(second)
-        text = (
-            f"Date: {_DAYS[utc.tm_wday]}, {utc.tm_mday:02d} {_MONTHS[utc.tm_mon - 1]} "
-            f"{utc.tm_year} {utc.tm_hour:02d}:{utc.tm_min:02d}:{utc.tm_sec:02d} GMT\r\n"
-        )
-        _date = (second, text.encode())
-    return _date[1]

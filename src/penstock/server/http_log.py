@@ -169,7 +169,17 @@ class LogApi:
         if self._broker.reads.full:
             return _BUSY
         read = self._broker.reads.read(topic, start, end, max(1, size_max))
-        return Pending(read, lambda _: _batches(read))
+        return Pending(read, lambda _: self._batches(read))
+
+    def _batches(self, read: Read) -> Response:
+        free = partial(self._broker.reads.free, read)
+        if read.error is not None or read.topic.closed:
+            free()
+            if read.topic.closed:
+                raise HttpError(404, "TOPIC_NOT_FOUND", topic=read.topic.name)
+            return INTERNAL_ERROR
+        pieces, next = read.range
+        return Response(200, b"", (_BYTES, V1, ("X-Penstock-Next", str(next))), pieces, free)
 
     # Pull channels
 
@@ -270,15 +280,6 @@ def _pulled(topic: Topic, name: str) -> PullChannel:
 
 def _unless(ticket: Ticket, answer: Callable[[], dict[str, Any]]) -> Response:
     return INTERNAL_ERROR if ticket.error is not None else json_response(answer())
-
-
-def _batches(read: Read) -> Response:
-    if read.topic.closed:
-        raise HttpError(404, "TOPIC_NOT_FOUND", topic=read.topic.name)
-    if read.error is not None:
-        return INTERNAL_ERROR
-    data, next = read.range
-    return Response(200, data, (_BYTES, V1, ("X-Penstock-Next", str(next))))
 
 
 # What comes in the query

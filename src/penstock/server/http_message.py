@@ -49,19 +49,28 @@ class Response:
     """An answer; immutable, so that constant ones are made once.
 
     ``head`` is everything before the headers that differ from one sending to the next (date,
-    connection), beginning with ``HTTP/1.1``.
+    connection), beginning with ``HTTP/1.1``.  ``pieces`` follow the body; they are large, and
+    sent without being copied together.  ``done`` is called once nobody holds them any more: they
+    are sent, or nobody wants them.
     """
 
-    __slots__ = ("body", "head", "status")
+    __slots__ = ("body", "done", "head", "pieces", "status")
 
     def __init__(
-        self, status: int, body: bytes = b"", headers: Sequence[tuple[str, str]] = ()
+        self,
+        status: int,
+        body: bytes = b"",
+        headers: Sequence[tuple[str, str]] = (),
+        pieces: Sequence[bytes | memoryview] = (),
+        done: Callable[[], None] | None = None,
     ) -> None:
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
         lines += [f"{name}: {value}" for name, value in headers]
-        lines.append(f"Content-Length: {len(body)}\r\n")
         self.status = status
         self.body = body
+        self.pieces = pieces
+        self.done = done
+        lines.append(f"Content-Length: {len(body) + sum(map(len, pieces))}\r\n")
         self.head = "\r\n".join(lines).encode("latin-1")
 
 

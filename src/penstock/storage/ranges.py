@@ -21,11 +21,20 @@ if TYPE_CHECKING:
     from penstock.core.segment import Batch
 
 
-class Range(NamedTuple):
-    """Batches back to back; ``next`` is the first index that they do not cover."""
+# One read of the file.  Memory of this size is used again by the next one; from 4 MiB on the C
+# library gives it back to the kernel, and faulting its pages in anew tripled the cost of a message.
+PIECE_SIZE = 1 << 20
 
-    data: bytes
+
+class Range(NamedTuple):
+    """Pieces of whole batches, back to back; ``next`` is the first index they do not cover."""
+
+    pieces: list[bytes | memoryview]
     next: int
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.pieces))
 
 
 def read_range(
@@ -40,26 +49,27 @@ def read_range(
 
     At least one if there is any, and about ``size_max`` bytes.
     """
-    parts: list[bytes | memoryview] = []
+    pieces: list[bytes | memoryview] = []
     index = start
     for segment in segments[locate(segments, start) :]:
         while index < segment.visible.end and size_max > 0:
             if index >= end or segment.first >= end:
-                return _joined(parts, end)
+                return Range(pieces, end)
+            piece_size = min(size_max, PIECE_SIZE)
             try:
-                found = reader.find(segment, index, size_max, True, notes)
+                found = reader.find(segment, index, piece_size, True, notes)
             except FileNotFoundError:
                 notes.append(missing(segment))
                 break
             assert found is not None
-            part, index = _cut(reader, segment, found, index, end, size_max)
-            if not part:
+            piece, index = _cut(reader, segment, found, index, end, piece_size)
+            if not piece:
                 break
-            parts.append(part)
-            size_max -= len(part)
+            pieces.append(piece)
+            size_max -= len(piece)
         if size_max <= 0:
-            return _joined(parts, min(index, end))
-    return _joined(parts, end)
+            return Range(pieces, min(index, end))
+    return Range(pieces, end)
 
 
 def _cut(
@@ -79,12 +89,6 @@ def _cut(
     if start == 0 and stop == len(found.data):
         return found.data, reached
     return memoryview(found.data)[start:stop], reached
-
-
-def _joined(parts: list[bytes | memoryview], next: int) -> Range:
-    if len(parts) == 1 and isinstance(parts[0], bytes):
-        return Range(parts[0], next)
-    return Range(b"".join(parts), next)
 
 
 def _first_of(batch: Batch) -> int:
