@@ -22,6 +22,53 @@ A form posts, as application/x-www-form-urlencoded, the fields:
     body       publish: the message;  defer_ms: publish: its delay
     count      peek: how many messages
 
-Scripts post the same fields as a JSON object to /api/action, with the token in the header
-X-CSRF-Token, and get {"message": "", "results": [{"node": .., "error": ""}], "messages": [..]}.
+Scripts post the same fields, without a token, as a JSON object (Content-Type: application/json) to
+/api/action and get {"message": "", "results": [{"node": .., "error": ""}], "messages": [..]};
+``peeking`` says what a message holds.
 """
+
+from __future__ import annotations
+
+from penstock.admin.access import Access
+from penstock.admin.actions import Actions
+from penstock.admin.answers import Tasks
+from penstock.admin.cluster import Cluster
+from penstock.admin.details import Details
+from penstock.admin.history import History
+from penstock.admin.notify import Notifier
+from penstock.admin.options import AdminOptions
+from penstock.admin.posted import Posted
+from penstock.admin.sample import Sample
+from penstock.admin.sampler import Sampler
+from penstock.admin.upstream import Upstream
+
+
+class Admin:
+    """One nsqadmin, without its listener."""
+
+    def __init__(self, options: AdminOptions) -> None:
+        self.options = options  # /config may change two of them
+        self.tasks = Tasks()
+        self.access = Access(options)
+        self.upstream = Upstream(options)
+        self.cluster = Cluster(
+            self.upstream,
+            lambda: self.options.nsqlookupd_http_addresses,
+            lambda: self.options.nsqd_http_addresses,
+        )
+        interval_s = options.sample_interval_ns / 1e9
+        self.history = History(interval_s)
+        self.sampler = Sampler(self.cluster, self.history, interval_s)
+        self.details = Details(self.upstream)
+        self.notifier = Notifier(options.notification_http_endpoint, self.upstream)
+        self.deeds = Actions(self.cluster)
+        self.actions = Posted(self.deeds, self.access, self.notifier, self.sampler)
+
+    async def sample(self) -> Sample:
+        """The newest look at the cluster; right after the start it is waited for."""
+        return await self.sampler.first()
+
+    def url(self, path: str) -> str:
+        """A path under --base-path; it begins with a slash."""
+        base = self.options.base_path.rstrip("/")
+        return (base + path).rstrip("/") or "/"

@@ -21,6 +21,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
+from operator import add
 from typing import Any
 
 from penstock.admin.sample import Figures, Sample, TopicSum
@@ -39,6 +40,7 @@ NOTHING = (0.0,) * WIDTH
 RECENT_S = 600
 HOUR_S = 3600
 MERGED_COUNT = 3
+MISSED_COUNT_MAX = 2
 HISTORY_SIZE_MAX = 256 << 20
 
 Row = tuple[float, ...]
@@ -49,7 +51,7 @@ class Column:
     """A moment of all."""
 
     at_ms: int
-    number: int
+    tick: int
     ids: array[int]
     values: array[float]
 
@@ -81,43 +83,51 @@ class History:
         return sum(column.size for column in (*self._recent, *self._hour))
 
     def record(self, sample: Sample) -> None:
-        """Take over a sample."""
+        """Take over a sample; two in one tick are one."""
         column = self._column(sample)
-        self._recent.append(column)
-        if column.number % MERGED_COUNT == 0:
-            first = column.number - MERGED_COUNT
-            last = [c for c in list(self._recent)[-MERGED_COUNT:] if c.number > first]
-            self._hour.append(_mean(column, last))
-            while len(self._hour) > 1 and self.size > self._size_max:
-                self._hour.popleft()
+        recent = self._recent
+        if recent and recent[-1].tick == column.tick:
+            recent.pop()
+        elif recent and recent[-1].tick // MERGED_COUNT != column.tick // MERGED_COUNT:
+            self._merge(recent[-1].tick // MERGED_COUNT)
+        recent.append(column)
+
+    def _merge(self, group: int) -> None:
+        """The ticks of a group are all there: they become a column of the hour."""
+        columns = [c for c in list(self._recent)[-MERGED_COUNT:] if c.tick // MERGED_COUNT == group]
+        nodes = {id for key, id in self._ids.items() if key[0] == "node"}
+        self._hour.append(_mean(columns, group, nodes))
+        while len(self._hour) > 1 and self.size > self._size_max:
+            self._hour.popleft()
 
     def chart(self, key: Key, *metrics: str) -> dict[str, Any]:
         """Series of one of them: ``{"recent": SERIES, "hour": SERIES}``, see ``views``."""
         names = metrics or METRICS
         return {
-            "recent": self._series(self._recent, self._interval_s, 1, key, names),
-            "hour": self._series(
-                self._hour, self._interval_s * MERGED_COUNT, MERGED_COUNT, key, names
-            ),
+            "recent": self._series(self._recent, self._interval_s, key, names),
+            "hour": self._series(self._hour, self._interval_s * MERGED_COUNT, key, names),
         }
 
     def _series(
-        self, columns: deque[Column], step_s: float, stride: int, key: Key, names: tuple[str, ...]
+        self, columns: deque[Column], step_s: float, key: Key, names: tuple[str, ...]
     ) -> dict[str, Any]:
         places = [METRICS.index(name) for name in names]
         series: dict[str, list[float | None]] = {name: [] for name in names}
         id = self._ids.get(key, -1)
         absent = None if key[0] == "node" else NOTHING
-        number = columns[0].number if columns else 0
+        tick = columns[0].tick if columns else 0
+        row: Row | None = None
         for column in columns:
-            while number < column.number:  # a sample that was missed
-                for name in names:
-                    series[name].append(None)
-                number += stride
+            # A tick or two without a sample is a slow one; more is a gap.
+            missed = column.tick - tick
+            rows = [row if missed <= MISSED_COUNT_MAX else None] * missed
             row = column.row(id) or absent
-            for name, place in zip(names, places, strict=True):
-                series[name].append(None if row is None else round(row[place], 3))
-            number += stride
+            for found in (*rows, row):
+                for name, place in zip(names, places, strict=True):
+                    series[name].append(None if found is None else round(found[place], 3))
+            tick = column.tick + 1
+        for name in names:
+            series[name] = series[name][-(columns.maxlen or 0) :]
         return {
             "step_ms": int(step_s * 1000),
             "end_ms": columns[-1].at_ms if columns else 0,
@@ -145,7 +155,7 @@ class History:
         rows.sort()
         return Column(
             sample.at_ms,
-            sample.number,
+            sample.tick,
             array("I", [int(row[0]) for row in rows]),
             array("f", [value for row in rows for value in row[1:]]),
         )
@@ -186,21 +196,25 @@ def _topic_row(topic: TopicSum) -> Row:
     )
 
 
-def _mean(last: Column, columns: list[Column]) -> Column:
-    """One column of several: rates and depths are means over the moments."""
+def _mean(columns: list[Column], tick: int, nodes: set[int]) -> Column:
+    """One column of several: the means of all numbers.
+
+    Who is not in a column did nothing then; only a node was not there at all.
+    """
     sums: dict[int, list[float]] = {}
+    counts = dict.fromkeys(nodes, 0)
     for column in columns:
+        values = column.values
         for at, id in enumerate(column.ids):
-            row = column.values[at * WIDTH : at * WIDTH + WIDTH]
+            row = values[at * WIDTH : at * WIDTH + WIDTH]
             known = sums.get(id)
-            sums[id] = (
-                row.tolist() if known is None else [a + b for a, b in zip(known, row, strict=True)]
-            )
-    share = 1 / len(columns)
+            sums[id] = list(row) if known is None else list(map(add, known, row))
+            if id in counts:
+                counts[id] += 1
     ids = sorted(sums)
-    return Column(
-        last.at_ms,
-        last.number,
-        array("I", ids),
-        array("f", [value * share for id in ids for value in sums[id]]),
-    )
+    share = 1 / len(columns)
+    means: list[float] = []
+    for id in ids:
+        part = 1 / counts[id] if counts.get(id) else share
+        means += [value * part for value in sums[id]]
+    return Column(columns[-1].at_ms, tick, array("I", ids), array("f", means))

@@ -185,7 +185,7 @@ def pipeline_row(sample: Sample, channel: ChannelSum) -> View:
     parts = parts_of(sample, channel)
     pulls = [part.pull for _, part in parts if isinstance(part.pull, dict)]
     reports = [pull["progress"] for pull in pulls if isinstance(pull.get("progress"), dict)]
-    newest = max(reports, key=lambda report: report.get("at_ms") or 0, default={})
+    newest: View = max(reports, key=lambda report: report.get("at_ms") or 0, default={})
     return {
         "topic": channel.topic,
         "channel": channel.name,

@@ -77,6 +77,7 @@ class NodePart:
     """One nsqd; without ``answered`` only what others know of it."""
 
     node: str  # broadcast_address:http_port
+    address: str = ""  # where it is asked
     hostname: str = ""
     broadcast_address: str = ""
     tcp_port: int = 0
@@ -155,6 +156,7 @@ class Sample:
     """The cluster at a moment."""
 
     number: int
+    tick: int  # intervals since the start, which charts count by
     at_ms: int  # wall time
     at_ns: int  # monotonic time
     nodes: dict[str, NodePart] = field(default_factory=dict)

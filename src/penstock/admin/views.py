@@ -125,13 +125,16 @@ async def topic(admin: Admin, name: str) -> View:
 async def channel(admin: Admin, topic_name: str, name: str) -> View:
     """channel: CHANNEL + latency; nodes [CHANNEL ON NODE]; clients [CLIENT]; can_peek; chart.
 
+    clients: at most 1000, then ``clients_left_out`` says how many are missing.
+
     CHANNEL ON NODE: node, hostname, depth, memory_depth, backend_depth, in_flight, deferred,
     message_count, requeue_count, timeout_count, clients, paused, own, latency, delivery {zone,
     region, global} or None, pull: PULL or None.
     CLIENT: node, node_hostname, client_id, hostname, remote_address, user_agent, version, state,
     ready_count, in_flight_count, message_count, finish_count, requeue_count, connect_ts (s),
     sample_rate, deflate, snappy, tls, tls_version, tls_cipher_suite, tls_negotiated_protocol,
-    authed, auth_identity, auth_identity_url, zone, region, near ("zone", "region" or "").
+    topic, channel, authed, auth_identity, auth_identity_url, zone, region, near ("zone", "region"
+    or "").
     """
     sample = await admin.sample()
     found = sample.topics.get(topic_name)
@@ -153,6 +156,7 @@ async def channel(admin: Admin, topic_name: str, name: str) -> View:
             for node, part in sorted(parts, key=lambda pair: (pair[0].hostname, pair[0].node))
         ],
         "clients": details.clients,
+        "clients_left_out": details.left_out,
         "can_peek": any(node.own for node, _ in parts),
         "chart": admin.history.chart(("channel", topic_name, name)),
     }
@@ -169,11 +173,10 @@ async def nodes(admin: Admin) -> View:
 
 
 async def node(admin: Admin, name: str) -> View:
-    """node: NODE; memory {name: number}; topics [TOPIC ON NODE]; clients, producers; chart.
+    """node: NODE; memory {name: number}; topics [TOPIC ON NODE]; clients; chart.
 
     TOPIC ON NODE: topic, topic_depth, backend_depth, message_count, message_bytes, paused,
-    tombstoned, latency, channels [CHANNEL ON NODE + channel].  clients: of all channels, CLIENT +
-    topic, channel; at most CLIENT_COUNT_MAX, then ``clients_left_out`` says how many are missing.
+    tombstoned, latency, channels [CHANNEL ON NODE + channel].  clients: of all channels.
     """
     sample = await admin.sample()
     found = sample.nodes.get(name)
@@ -240,8 +243,9 @@ async def counter(admin: Admin) -> View:
 async def deferred(admin: Admin) -> View:
     """Messages published with a delay, by when they fall due, and requeued ones by channel.
 
-    total; spans [{"until_s": 60, "label": "in a minute", "count": n}], the last one's until_s is
-    None; topics [{"topic", "count", "next_due_ms", "counts": [n per span]}];
+    total; spans [{"until_s": 3600, "label": "within the hour", "count": n}], the last one's until_s
+    is None; hours [{"start_ms", "count"}]: the next two days hour by hour;
+    topics [{"topic", "count", "next_due_ms" (the start of its hour), "counts": [n per span]}];
     channels [{"topic", "channel", "deferred"}]: all that wait there, requeued ones included;
     silent [node]: nodes that cannot tell (Go's keep no list).
     """
@@ -253,6 +257,7 @@ async def deferred(admin: Admin) -> View:
         "warnings": head["warnings"] + details.warnings,
         "total": details.total,
         "spans": details.spans,
+        "hours": details.hours,
         "topics": details.topics,
         "channels": [
             {"topic": channel.topic, "channel": channel.name, "deferred": channel.deferred}

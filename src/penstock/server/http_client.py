@@ -51,11 +51,13 @@ async def fetch(
     headers: Mapping[str, str] | None = None,
     body: bytes = b"",
     tls: SSLContext | None = None,
+    body_size_max: int = BODY_SIZE_MAX,
 ) -> Answer:
     """Make one request and return its answer, whatever its status.  Raises HttpClientError."""
+    incoming = _Incoming(method == "HEAD", body_size_max)
     try:
         async with asyncio.timeout(timeouts.request_s):
-            return await _fetch(url, timeouts, method, headers or {}, body, tls)
+            return await _fetch(url, timeouts, method, headers or {}, body, tls, incoming)
     except TimeoutError:
         raise HttpClientError(f"{_origin(url)}: timed out") from None
     except (OSError, SSLError, httptools.HttpParserError, ValueError) as error:
@@ -69,6 +71,7 @@ async def _fetch(
     headers: Mapping[str, str],
     body: bytes,
     tls: SSLContext | None,
+    incoming: _Incoming,
 ) -> Answer:
     parts = urlsplit(url)
     secure = parts.scheme == "https"
@@ -82,7 +85,6 @@ async def _fetch(
     try:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         writer.write(_request(method, target, parts.netloc.rpartition("@")[2], headers, body))
-        incoming = _Incoming(head_only=method == "HEAD")
         while not incoming.complete:
             data = await reader.read(_READ_SIZE)
             if not data:
@@ -113,10 +115,11 @@ def _origin(url: str) -> str:
 class _Incoming:
     """An answer as it arrives; the ``on_*`` methods are httptools' callbacks."""
 
-    def __init__(self, head_only: bool) -> None:
+    def __init__(self, head_only: bool, body_size_max: int) -> None:
         self.answer = Answer()
         self.complete = False
         self._head_only = head_only
+        self._body_size_max = body_size_max
         self._parser: Any = httptools.HttpResponseParser(self)
         self._head_done = False
         self._head_size = 0
@@ -151,7 +154,7 @@ class _Incoming:
 
     def on_body(self, data: bytes) -> None:
         self._body_size += len(data)
-        if self._body_size > BODY_SIZE_MAX:
+        if self._body_size > self._body_size_max:
             raise ValueError("body too big")
         self._body.append(data)
 

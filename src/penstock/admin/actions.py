@@ -1,0 +1,167 @@
+"""What an operator can do to topics and channels, on all nodes or one, told apart by daemon.
+
+    create      nsqlookupds, then the topic's nodes (known from nsqds: all nodes)
+    delete      nsqlookupds, then the topic's nodes
+    pause, unpause, empty      the topic's nodes
+    tombstone   nsqlookupds hide the node for the topic, then it is deleted there
+
+With an ``address`` only that node is asked.
+
+Rule 1: who is asked is found out first; if nobody can tell, nothing is done (NothingKnownError).
+Rule 2: a daemon that fails spoils nothing for the others: it is a result with an error.
+Rule 3: nsqlookupds first.  The other way round a consumer could find a node whose topic is gone,
+        subscribe, and so make it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.admin.cluster import Cluster, Known, NothingKnownError, Producer
+from penstock.admin.upstream import UpstreamError, ask_all
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one daemon said to it."""
+
+    daemon: str
+    error: str = ""
+    short: str = ""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of an action; ``failures`` are of those who should have told where to do it."""
+
+    results: list[Result] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)  # of a peek
+
+    @property
+    def warning(self) -> str:
+        """NSQ's ``message``: empty if everybody did it."""
+        texts = [*self.failures, *(result.error for result in self.results if result.error)]
+        return "WARNING: " + "\n".join(texts) if texts else ""
+
+
+class Actions:
+    """Does them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.upstream = cluster.upstream
+
+    async def create(self, topic: str, channel: str = "", address: str = "") -> Outcome:
+        outcome = Outcome()
+        lookupds = self._cluster.lookupds()
+        if address or not lookupds:
+            nodes = [address] if address else list(self._cluster.nsqds())
+            made = await self._on_nsqds(outcome, nodes, "/topic/create", topic=topic)
+            if channel:
+                await self._on_nsqds(outcome, made, "/channel/create", topic=topic, channel=channel)
+            return outcome
+        await self._on_lookupds(outcome, "/topic/create", topic=topic)
+        if channel:
+            names = {"topic": topic, "channel": channel}
+            await self._on_lookupds(outcome, "/channel/create", **names)
+            producers = await self._producers(outcome, topic)
+            await self._on_nsqds(outcome, producers, "/channel/create", **names)
+        return outcome
+
+    async def delete(self, topic: str, channel: str = "", address: str = "") -> Outcome:
+        outcome = Outcome()
+        path, names = _target("delete", topic, channel)
+        if address:
+            await self._on_nsqds(outcome, [address], path, **names)
+            return outcome
+        producers = await self._producers(outcome, topic)
+        await self._on_lookupds(outcome, path, **names)
+        await self._on_nsqds(outcome, producers, path, **names)
+        return outcome
+
+    async def change(
+        self, action: str, topic: str, channel: str = "", address: str = ""
+    ) -> Outcome:
+        """pause, unpause or empty."""
+        outcome = Outcome()
+        path, names = _target(action, topic, channel)
+        nodes = [address] if address else await self._producers(outcome, topic)
+        await self._on_nsqds(outcome, nodes, path, **names)
+        return outcome
+
+    async def tombstone(self, topic: str, node: str) -> Outcome:
+        """Hide a node for a topic and delete the topic there.
+
+        Consumers would otherwise find the node again before they notice, and make the topic anew.
+        """
+        outcome = Outcome()
+        await self._on_lookupds(outcome, "/topic/tombstone", topic=topic, node=node)
+        try:
+            address = (await self._cluster.node(await self.address_of(node))).address
+        except UpstreamError as error:
+            raise NothingKnownError(f"failed to query any nsqd: {error.text}") from None
+        await self._on_nsqds(outcome, [address], "/topic/delete", topic=topic)
+        return outcome
+
+    async def publish(self, topic: str, body: bytes, defer_ms: int, address: str) -> Outcome:
+        """Publish one message to one node."""
+        query = {"topic": topic}
+        if defer_ms:
+            query["defer"] = str(defer_ms)
+
+        async def post(to: str) -> None:
+            await self.upstream.nsqd_post(to, "/pub", query, body)
+
+        outcome = Outcome()
+        await _do(outcome, [address], post)
+        return outcome
+
+    async def address_of(self, node: str) -> str:
+        """Where a node of that name is asked; a flag may name another address than it itself."""
+        if self._cluster.lookupds() or node in self._cluster.nsqds():
+            return node
+        found = await ask_all(self._cluster.nsqds(), self._cluster.node)
+        known: dict[str, Producer] = found[0]
+        return next((p.address for p in known.values() if p.node == node), node)
+
+    # Steps
+
+    async def _producers(self, outcome: Outcome, topic: str) -> list[str]:
+        known: Known[list[Producer]] = await self._cluster.topic_producers(topic)
+        outcome.failures += known.warnings
+        return [producer.address for producer in known.data]
+
+    async def _on_lookupds(self, outcome: Outcome, path: str, **query: str) -> None:
+        async def post(address: str) -> None:
+            await self.upstream.lookupd_post(address, path, **query)
+
+        await _do(outcome, self._cluster.lookupds(), post)
+
+    async def _on_nsqds(
+        self, outcome: Outcome, addresses: Iterable[str], path: str, **query: str
+    ) -> list[str]:
+        async def post(address: str) -> None:
+            await self.upstream.nsqd_post(address, path, query)
+
+        return await _do(outcome, addresses, post)
+
+
+async def _do(
+    outcome: Outcome, addresses: Iterable[str], post: Callable[[str], Coroutine[Any, Any, None]]
+) -> list[str]:
+    """Do it everywhere; the addresses where it worked."""
+    answers, failures = await ask_all(addresses, post)
+    outcome.results += [Result(address) for address in answers]
+    outcome.results += [
+        Result(address, error.text, error.short) for address, error in failures.items()
+    ]
+    return list(answers)
+
+
+def _target(action: str, topic: str, channel: str) -> tuple[str, dict[str, str]]:
+    if channel:
+        return f"/channel/{action}", {"topic": topic, "channel": channel}
+    return f"/topic/{action}", {"topic": topic}

@@ -1,0 +1,350 @@
+"""Who is in the cluster and what they have, asked afresh: NSQ's /api stands on this.
+
+    known from       topics            nodes of a topic             all nodes
+    nsqlookupd       /topics           /lookup?topic=               /nodes
+    nsqd             /stats            /stats?topic= and /info      /info and /stats
+
+Rule 1: an answer is data *and* warnings; one daemon that is away spoils nothing.
+Rule 2: only when all of them fail, nothing is known: NothingKnownError.
+Rule 3: what a daemon says is checked when it is read; nonsense counts as no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from penstock.admin import merging
+from penstock.admin.merging import Object
+from penstock.admin.upstream import Upstream, UpstreamError, ask_all
+from penstock.errors import PenstockError
+
+T = TypeVar("T")
+
+_VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(-[0-9A-Za-z.-]+)?")
+
+
+class NothingKnownError(PenstockError):
+    """Nobody answered; ``statuses`` are those of answers that were refusals."""
+
+    def __init__(self, text: str, statuses: frozenset[int] = frozenset()) -> None:
+        super().__init__(text)
+        self.statuses = statuses
+
+
+@dataclass(slots=True)
+class Known(Generic[T]):
+    """Data, and who did not answer."""
+
+    data: T
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Producer:
+    """An nsqd as /lookup, /nodes or its own /info tell of it."""
+
+    node: str  # broadcast_address:http_port
+    address: str  # where it is asked: the same, unless a flag says otherwise
+    hostname: str
+    broadcast_address: str
+    tcp_port: int
+    http_port: int
+    version: str
+    zone: str = ""
+    region: str = ""
+    remote_address: str = ""
+    remote_addresses: list[str] | None = None  # "lookupd/address", one of each nsqlookupd
+    topics: list[tuple[str, bool]] = field(default_factory=list)  # name, tombstoned
+    out_of_date: bool = False
+
+    @classmethod
+    def unknown(cls, address: str) -> Producer:
+        """A node that has not answered yet."""
+        host, _, port = address.rpartition(":")
+        return cls(address, address, "", host, 0, int(port) if port.isdecimal() else 0, "")
+
+    def as_object(self) -> Object:
+        """NSQ's NODE."""
+        node: Object = {
+            "remote_addresses": self.remote_addresses,
+            "remote_address": self.remote_address,
+            "hostname": self.hostname,
+            "broadcast_address": self.broadcast_address,
+            "tcp_port": self.tcp_port,
+            "http_port": self.http_port,
+            "version": self.version,
+        }
+        if self.zone:
+            node["topology_zone"] = self.zone
+        if self.region:
+            node["topology_region"] = self.region
+        return node | {
+            "topics": [{"topic": name, "tombstoned": hidden} for name, hidden in self.topics],
+            "out_of_date": self.out_of_date,
+        }
+
+    def place(self) -> Object:
+        """What ``merging`` notes of where something is."""
+        return {
+            "node": self.node,
+            "hostname": self.hostname,
+            "topology_zone": self.zone,
+            "topology_region": self.region,
+        }
+
+
+class Cluster:
+    """Asks the daemons that ``lookupds()`` or ``nsqds()`` name at the moment."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        lookupds: Callable[[], tuple[str, ...]],
+        nsqds: Callable[[], tuple[str, ...]],
+    ) -> None:
+        self.upstream = upstream
+        self.lookupds = lookupds
+        self.nsqds = nsqds
+
+    # Topics
+
+    async def topics(self) -> Known[list[str]]:
+        """All topics by name."""
+        if lookupds := self.lookupds():
+            answers = await self._from_lookupds(lookupds, self.lookupd_topics)
+        else:
+            answers = await self._from_nsqds(self.nsqds(), self._nsqd_topics)
+        names = {name for found in answers.data.values() for name in found}
+        return Known(sorted(names), answers.warnings)
+
+    async def inactive(self) -> Known[dict[str, list[str]]]:
+        """Topics that no node has, with their channels; only nsqlookupds know of such."""
+        lookupds = self.lookupds()
+        if not lookupds:
+            return Known({})
+        topics, producers = await asyncio.gather(self.topics(), self.producers())
+        active = {
+            name for producer in producers.data for name, hidden in producer.topics if not hidden
+        }
+        names = [name for name in topics.data if name not in active]
+        channels = await asyncio.gather(*(self.lookupd_channels(name) for name in names))
+        warnings = list(dict.fromkeys(topics.warnings + producers.warnings))
+        return Known(dict(zip(names, channels, strict=True)), warnings)
+
+    async def lookupd_channels(self, topic: str) -> list[str]:
+        """The channels that any nsqlookupd knows of a topic."""
+
+        async def ask(address: str) -> list[str]:
+            answer = await self.upstream.lookupd_get(address, "/channels", topic=topic)
+            return _names(answer, "channels", address)
+
+        answers, _ = await ask_all(self.lookupds(), ask)
+        return sorted({name for found in answers.values() for name in found})
+
+    async def lookupd_topics(self, address: str) -> list[str]:
+        return _names(await self.upstream.lookupd_get(address, "/topics"), "topics", address)
+
+    async def _nsqd_topics(self, address: str) -> list[str]:
+        stats = await self.upstream.nsqd_get(
+            address, "/stats", format="json", include_clients="false"
+        )
+        return [name for name, _ in _topics_of(stats, address)]
+
+    # Nodes
+
+    async def producers(self) -> Known[list[Producer]]:
+        """All nodes, by hostname."""
+        if lookupds := self.lookupds():
+            answers = await self._from_lookupds(lookupds, self.lookupd_nodes)
+            nodes = self.merged(answers.data)
+        else:
+            answers = await self._from_nsqds(self.nsqds(), self._nsqd_nodes)
+            nodes = [producer for producers in answers.data.values() for producer in producers]
+        nodes.sort(key=lambda producer: (producer.hostname, producer.node))
+        return Known(nodes, answers.warnings)
+
+    @staticmethod
+    def merged(answers: Mapping[str, list[Producer]]) -> list[Producer]:
+        """The nodes of several nsqlookupds, each once."""
+        merged: dict[str, Producer] = {}
+        for address, producers in answers.items():
+            for producer in producers:
+                known = merged.setdefault(
+                    f"{producer.broadcast_address}:{producer.tcp_port}", producer
+                )
+                known.remote_addresses = known.remote_addresses or []
+                known.remote_addresses.append(f"{address}/{producer.remote_address}")
+        nodes = list(merged.values())
+        _judge_versions(nodes)
+        return nodes
+
+    async def topic_producers(self, topic: str) -> Known[list[Producer]]:
+        """The nodes that have a topic."""
+
+        async def ask_lookupd(address: str) -> list[Producer]:
+            answer = await self.upstream.lookupd_get(address, "/lookup", topic=topic)
+            return _producers(answer, address)
+
+        async def ask_nsqd(address: str) -> list[Producer]:
+            stats = await self.upstream.nsqd_get(
+                address, "/stats", format="json", topic=topic, include_clients="false"
+            )
+            if topic not in dict(_topics_of(stats, address)):
+                return []
+            return [await self.node(address)]
+
+        if lookupds := self.lookupds():
+            answers = await self._from_lookupds(lookupds, ask_lookupd)
+        else:
+            answers = await self._from_nsqds(self.nsqds(), ask_nsqd)
+        found = {p.node: p for producers in answers.data.values() for p in producers}
+        return Known(list(found.values()), answers.warnings)
+
+    async def lookupd_nodes(self, address: str) -> list[Producer]:
+        return _producers(await self.upstream.lookupd_get(address, "/nodes"), address)
+
+    async def _nsqd_nodes(self, address: str) -> list[Producer]:
+        producer, stats = await asyncio.gather(
+            self.node(address),
+            self.upstream.nsqd_get(address, "/stats", format="json", include_clients="false"),
+        )
+        producer.topics = [(name, False) for name, _ in _topics_of(stats, address)]
+        return [producer]
+
+    async def node(self, address: str) -> Producer:
+        """A node by its own word.  Raises UpstreamError."""
+        producer = _producer(await self.upstream.nsqd_get(address, "/info"), address)
+        producer.address = address
+        return producer
+
+    # Statistics
+
+    async def stats(
+        self,
+        producers: Iterable[Producer],
+        topic: str = "",
+        channel: str = "",
+        clients: bool = False,
+    ) -> Known[list[Object]]:
+        """What nodes have, as ``merging.topic_part`` shows it; by hostname."""
+        by_address = {producer.address: producer for producer in producers}
+        query = {"format": "json"}
+        if topic:
+            query["topic"] = topic
+        if channel:
+            query["channel"] = channel
+        if not clients:
+            query["include_clients"] = "false"
+
+        async def ask(address: str) -> list[Object]:
+            stats = await self.upstream.nsqd_get(address, "/stats", **query)
+            place, now_s = by_address[address].place(), time.time()
+            try:
+                return [
+                    merging.topic_part(found, place, now_s)
+                    for name, found in _topics_of(stats, address)
+                    if not topic or name == topic
+                ]
+            except ValueError as error:
+                raise _nonsense(address, str(error)) from None
+
+        answers = await self._from_nsqds(by_address, ask)
+        parts = [part for found in answers.data.values() for part in found]
+        return Known(merging.by_host(parts), answers.warnings)
+
+    # Asking
+
+    async def _from_lookupds(
+        self, addresses: Iterable[str], ask: Callable[[str], Coroutine[Any, Any, T]]
+    ) -> Known[dict[str, T]]:
+        return await _some(addresses, ask, "nsqlookupd")
+
+    async def _from_nsqds(
+        self, addresses: Iterable[str], ask: Callable[[str], Coroutine[Any, Any, T]]
+    ) -> Known[dict[str, T]]:
+        return await _some(addresses, ask, "nsqd")
+
+
+async def _some(
+    addresses: Iterable[str], ask: Callable[[str], Coroutine[Any, Any, T]], kind: str
+) -> Known[dict[str, T]]:
+    answers, failures = await ask_all(addresses, ask)
+    texts = [error.text for error in failures.values()]
+    if not answers:
+        statuses = frozenset(error.status for error in failures.values())
+        raise NothingKnownError(f"failed to query any {kind}: " + "\n".join(texts), statuses)
+    return Known(answers, ["\n".join(texts)] if texts else [])
+
+
+def _nonsense(address: str, reason: str) -> UpstreamError:
+    return UpstreamError(f"{address}: {reason}", short=reason)
+
+
+def _names(answer: Any, name: str, address: str) -> list[str]:
+    names = answer.get(name) if isinstance(answer, dict) else None
+    if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
+        raise _nonsense(address, f"its answer has no {name}")
+    return names
+
+
+def _topics_of(stats: Any, address: str) -> list[tuple[str, Object]]:
+    try:
+        found = merging.objects(stats.get("topics"))
+        return [(merging.text(topic, "topic_name"), dict(topic)) for topic in found]
+    except (AttributeError, ValueError):
+        raise _nonsense(address, "its statistics make no sense") from None
+
+
+def _producers(answer: Any, address: str) -> list[Producer]:
+    try:
+        found = merging.objects(answer.get("producers"))
+    except (AttributeError, ValueError):
+        raise _nonsense(address, "its list of nodes makes no sense") from None
+    return [_producer(producer, address) for producer in found]
+
+
+def _producer(found: Any, address: str) -> Producer:
+    try:
+        broadcast = merging.text(found, "broadcast_address")
+        http_port = merging.count(found, "http_port")
+        hidden = found.get("tombstones") or []
+        topics = found.get("topics") or []
+        node = f"[{broadcast}]:{http_port}" if ":" in broadcast else f"{broadcast}:{http_port}"
+        return Producer(
+            node=node,
+            address=node,
+            hostname=merging.text(found, "hostname"),
+            broadcast_address=broadcast,
+            tcp_port=merging.count(found, "tcp_port"),
+            http_port=http_port,
+            version=merging.text(found, "version"),
+            zone=str(found.get("topology_zone") or ""),
+            region=str(found.get("topology_region") or ""),
+            remote_address=str(found.get("remote_address") or ""),
+            topics=sorted(
+                (str(name), at < len(hidden) and hidden[at] is True)
+                for at, name in enumerate(topics)
+            ),
+        )
+    except (AttributeError, TypeError, ValueError):
+        raise _nonsense(address, "what it tells of a node makes no sense") from None
+
+
+def _judge_versions(producers: list[Producer]) -> None:
+    """Mark those that are older than the newest."""
+    newest = max((_version(producer.version) for producer in producers), default=())
+    for producer in producers:
+        producer.out_of_date = _version(producer.version) < newest
+
+
+def _version(version: str) -> tuple[int, ...]:
+    match = _VERSION.match(version)
+    if match is None:
+        return (0, 0, 0, 0)
+    # A pre-release comes before its release.
+    return (int(match[1]), int(match[2]), int(match[3]), 0 if match[4] else 1)

@@ -1,0 +1,251 @@
+"""What only one page shows and is not worth sampling: clients, deferred messages by due time.
+
+Rule 1: asked when the page is looked at, and kept for KEEP_S: a hundred browsers on one page cost
+        the daemons what one costs.
+Rule 2: a daemon that does not answer is a warning; what the others say is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.admin import merging
+from penstock.admin.rows import View
+from penstock.admin.sample import NodePart, Sample
+from penstock.admin.upstream import Upstream, UpstreamError, ask_all
+
+KEEP_S = 2.0
+KEPT_COUNT_MAX = 64
+CLIENT_COUNT_MAX = 1000
+HOUR_S = 3600
+HOUR_COUNT_MAX = 48
+
+# (until so many seconds from now, in words)
+SPANS: tuple[tuple[int | None, str], ...] = (
+    (HOUR_S, "within the hour"),
+    (6 * HOUR_S, "in 1 to 6 hours"),
+    (24 * HOUR_S, "in 6 to 24 hours"),
+    (7 * 24 * HOUR_S, "in 1 to 7 days"),
+    (30 * 24 * HOUR_S, "in 7 to 30 days"),
+    (None, "later"),
+)
+
+
+@dataclass(slots=True)
+class Clients:
+    """Clients of a channel or of a node, and how many are left out."""
+
+    clients: list[View] = field(default_factory=list)
+    left_out: int = 0
+    delivery: dict[str, View] = field(default_factory=dict)  # by node, of a channel
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Pending:
+    """Messages published with a delay."""
+
+    total: int = 0
+    spans: list[View] = field(default_factory=list)
+    hours: list[View] = field(default_factory=list)
+    topics: list[View] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+class Details:
+    """Asks, and remembers for a moment."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._kept: dict[tuple[str, ...], tuple[float, asyncio.Task[Any]]] = {}
+
+    async def channel(self, sample: Sample, topic: str, channel: str) -> Clients:
+        """The clients of a channel on all nodes."""
+        nodes = sample.topics[topic].channels[channel].nodes
+        parts = [sample.nodes[node] for node in nodes]
+        found: Clients = await self._once(
+            ("channel", topic, channel), lambda: self._clients(parts, topic, channel)
+        )
+        return found
+
+    async def node(self, sample: Sample, node: str) -> Clients:
+        """The clients of all channels of a node."""
+        part = sample.nodes[node]
+        if not part.answered:
+            return Clients()
+        found: Clients = await self._once(("node", node), lambda: self._clients([part], "", ""))
+        return found
+
+    async def deferred(self, sample: Sample) -> Pending:
+        """What is pending on all nodes that can tell."""
+        parts = [part for part in sample.nodes.values() if part.answered]
+        found: Pending = await self._once(("deferred",), lambda: self._deferred(parts))
+        return found
+
+    async def _once(self, key: tuple[str, ...], ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        now_s = time.monotonic()
+        self._kept = {k: kept for k, kept in self._kept.items() if kept[0] > now_s}
+        kept = self._kept.get(key)
+        if kept is None:
+            if len(self._kept) >= KEPT_COUNT_MAX:
+                del self._kept[next(iter(self._kept))]
+            kept = self._kept[key] = (now_s + KEEP_S, asyncio.create_task(ask()))
+        return await asyncio.shield(kept[1])
+
+    async def _clients(self, parts: list[NodePart], topic: str, channel: str) -> Clients:
+        by_address = {part.address: part for part in parts}
+        query = {"topic": topic, "channel": channel} if topic else {}
+
+        async def ask(address: str) -> list[tuple[str, Mapping[str, Any]]]:
+            stats = await self._upstream.nsqd_get(
+                address, "/stats", format="json", include_mem="false", **query
+            )
+            try:
+                return [
+                    (merging.text(found, "topic_name"), shown)
+                    for found in merging.objects(stats.get("topics"))
+                    for shown in merging.objects(found.get("channels"))
+                ]
+            except (AttributeError, ValueError):
+                raise UpstreamError("its statistics make no sense") from None
+
+        answers, failures = await ask_all(by_address, ask)
+        result = Clients(warnings=_warnings(by_address, failures))
+        for address, channels in answers.items():
+            part = by_address[address]
+            for topic_name, found in channels:
+                _add_clients(result, part, topic_name, found)
+        result.clients.sort(key=lambda client: (client["node"], client["remote_address"]))
+        return result
+
+    async def _deferred(self, parts: list[NodePart]) -> Pending:
+        able = {part.address: part for part in parts if part.own}
+
+        async def ask(address: str) -> list[tuple[str, list[tuple[int, int]]]]:
+            return _pending(await self._upstream.nsqd_get(address, "/deferred"))
+
+        answers, failures = await ask_all(able, ask)
+        result = Pending(warnings=_warnings(able, failures))
+        result.silent = [part.node for part in parts if not part.own]
+        due: dict[str, dict[int, int]] = {}
+        for found in answers.values():
+            for topic, buckets in found:
+                own = due.setdefault(topic, {})
+                for start_s, count in buckets:
+                    own[start_s] = own.get(start_s, 0) + count
+        _add_up(result, due, time.time())
+        return result
+
+
+def _warnings(parts: Mapping[str, NodePart], failures: Mapping[str, UpstreamError]) -> list[str]:
+    return [f"{parts[address].node}: {error.short}" for address, error in failures.items()]
+
+
+# Clients
+
+
+def _add_clients(result: Clients, part: NodePart, topic: str, channel: Mapping[str, Any]) -> None:
+    name = str(channel.get("channel_name"))
+    near = {key: channel.get(key, 0) for key in merging.LOCALITIES}
+    if any(near.values()):
+        zone, region, everywhere = near.values()
+        result.delivery[part.node] = {"zone": zone, "region": region, "global": everywhere}
+    place = {
+        "node": part.node,
+        "topology_zone": part.zone,
+        "topology_region": part.region,
+    }
+    for found in channel.get("clients") or ():
+        if not isinstance(found, dict):
+            continue
+        if len(result.clients) == CLIENT_COUNT_MAX:
+            result.left_out += 1
+            continue
+        client = merging.client_part(found, place, 0.0)
+        url = client["auth_identity_url"]
+        nearness = ("zone", "region", "")[merging.nearness(client)]
+        shown = {
+            key: value
+            for key, value in client.items()
+            if key not in ("connected", "topology_zone", "topology_region")
+            and not key.startswith("node_")
+        }
+        shown |= {
+            "node_hostname": part.hostname,
+            "topic": topic,
+            "channel": name,
+            "state": found.get("state"),
+            "zone": client["topology_zone"],
+            "region": client["topology_region"],
+            "near": nearness,
+            # A link made of it must not be a script.
+            "auth_identity_url": url if url.startswith(("http://", "https://")) else "",
+        }
+        result.clients.append(shown)
+
+
+# Deferred messages
+
+
+def _pending(answer: Any) -> list[tuple[str, list[tuple[int, int]]]]:
+    """(topic, [(start of a stretch in s, count)]) of a node's /deferred."""
+    try:
+        return [
+            (
+                merging.text(topic, "topic_name"),
+                [
+                    (merging.count(stretch, "start"), merging.count(stretch, "count"))
+                    for stretch in merging.objects(topic.get("due"))
+                ],
+            )
+            for topic in merging.objects(answer.get("topics"))
+        ]
+    except (AttributeError, ValueError):
+        raise UpstreamError("its list of deferred messages makes no sense") from None
+
+
+def _add_up(result: Pending, due: Mapping[str, Mapping[int, int]], now_s: float) -> None:
+    totals = [0] * len(SPANS)
+    hours: dict[int, int] = {}
+    for topic, buckets in sorted(due.items()):
+        counts = [0] * len(SPANS)
+        for start_s, count in buckets.items():
+            counts[_span(start_s - now_s)] += count
+            if start_s < now_s + HOUR_COUNT_MAX * HOUR_S:
+                hours[start_s] = hours.get(start_s, 0) + count
+        totals = [a + b for a, b in zip(totals, counts, strict=True)]
+        first_s = min((start for start, count in buckets.items() if count), default=None)
+        result.topics.append(
+            {
+                "topic": topic,
+                "count": sum(counts),
+                "next_due_ms": None if first_s is None else first_s * 1000,
+                "counts": counts,
+            }
+        )
+    result.total = sum(totals)
+    result.spans = [
+        {"until_s": until_s, "label": label, "count": count}
+        for (until_s, label), count in zip(SPANS, totals, strict=True)
+    ]
+    result.hours = _every_hour(hours, now_s)
+
+
+def _span(seconds: float) -> int:
+    return next(at for at, (until_s, _) in enumerate(SPANS) if until_s is None or seconds < until_s)
+
+
+def _every_hour(hours: Mapping[int, int], now_s: float) -> list[View]:
+    """The next two days hour by hour; what is overdue counts as now."""
+    this_hour = int(now_s) // HOUR_S * HOUR_S
+    shown = {this_hour + at * HOUR_S: 0 for at in range(HOUR_COUNT_MAX)}
+    for start_s, count in hours.items():
+        place = max(this_hour, start_s // HOUR_S * HOUR_S)
+        if place in shown:
+            shown[place] += count
+    return [{"start_ms": start_s * 1000, "count": count} for start_s, count in shown.items()]

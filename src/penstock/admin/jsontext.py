@@ -1,0 +1,54 @@
+"""The small JSON objects that are posted to NSQ's API, with the errors of Go's decoder.
+
+A body is read up to the end of its first value, whatever follows; keys match in any case.
+"""
+
+from __future__ import annotations
+
+import json
+
+from penstock.server.http_message import HttpError
+from penstock.wire.quote import quote
+
+_DECODER = json.JSONDecoder()
+_SPACE = " \t\r\n"
+
+
+def read_object(body: bytes) -> dict[str, str]:
+    """The members that are texts.  HttpError 400 with the decoder's text if it is no object."""
+    text = body.decode("utf-8", "replace").lstrip(_SPACE)
+    if not text:
+        raise HttpError(400, "EOF")
+    try:
+        value, _ = _DECODER.raw_decode(text)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, _words(text, error)) from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise HttpError(400, f"json: cannot unmarshal {_kind(value)} into Go value")
+    members: dict[str, str] = {}
+    for name, member in value.items():
+        if isinstance(member, str):
+            members[name.lower()] = member
+        elif member is not None and name.lower() in ("topic", "channel", "action"):
+            raise HttpError(
+                400, f"json: cannot unmarshal {_kind(member)} into Go struct field .{name.lower()}"
+            )
+    return members
+
+
+def _words(text: str, error: Exception) -> str:
+    at = getattr(error, "pos", len(text))
+    if at >= len(text):
+        return "unexpected EOF"
+    char = quote(text[at].encode()).strip('"')
+    return f"invalid character '{char}' looking for beginning of value"
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int | float):
+        return "number"
+    return {list: "array", dict: "object", str: "string"}[type(value)]

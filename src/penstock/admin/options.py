@@ -1,0 +1,133 @@
+"""The options of nsqadmin: NSQ's flags with NSQ's defaults, and ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+
+from penstock.engine.options import LOG, LOG_LEVELS
+from penstock.errors import OptionError
+from penstock.settings import boolean, choice, duration, settings_of, string, strings
+
+LISTEN = "Listening"
+CLUSTER = "Cluster, one of the two"
+CLIENT = "Asking nsqlookupd and nsqd"
+ACCESS = "Who may do what"
+CHARTS = "Charts"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AdminOptions:
+    """What nsqadmin was told.  ``checked`` judges how the options go together."""
+
+    http_address: str = string(
+        LISTEN, "0.0.0.0:4171", "address:port for browsers, or the path of a unix socket"
+    )
+    base_path: str = string(LISTEN, "/", "path under which all pages lie, for a proxy in front")
+    dev_static_dir: str = string(
+        LISTEN, "", "folder from which static files are taken instead of the package's"
+    )
+
+    nsqlookupd_http_addresses: tuple[str, ...] = strings(
+        CLUSTER, "address:port of an nsqlookupd's HTTP", flag="lookupd-http-address"
+    )
+    nsqd_http_addresses: tuple[str, ...] = strings(
+        CLUSTER, "address:port of an nsqd's HTTP", flag="nsqd-http-address"
+    )
+
+    http_client_connect_timeout_ns: int = duration(
+        CLIENT, "2s", "time to connect to a daemon", minimum="1ms"
+    )
+    http_client_request_timeout_ns: int = duration(
+        CLIENT, "5s", "time for a daemon's whole answer", minimum="1ms"
+    )
+    http_client_tls_insecure_skip_verify: bool = boolean(
+        CLIENT, False, "believe any certificate of a daemon"
+    )
+    http_client_tls_root_ca_file: str = string(
+        CLIENT, "", "path of a file with the authorities that daemons' certificates need"
+    )
+    http_client_tls_cert: str = string(CLIENT, "", "path of the certificate shown to daemons")
+    http_client_tls_key: str = string(CLIENT, "", "path of its key")
+    nsqd_auth_token_file: str = string(
+        CLIENT, "", "path of a file with the token for nsqds that ask for one", own=True
+    )
+
+    acl_http_header: str = string(
+        ACCESS, "X-Forwarded-User", "header in which a proxy says who the user is"
+    )
+    admin_users: tuple[str, ...] = strings(
+        ACCESS, "user who may change things; without any everybody may", flag="admin-user"
+    )
+    allow_config_from_cidr: str = string(
+        ACCESS, "127.0.0.1/8", "addresses that may use /config; empty: all"
+    )
+    notification_http_endpoint: str = string(
+        ACCESS, "", "URL to which every action is posted as JSON"
+    )
+
+    sample_interval_ns: int = duration(
+        CHARTS, "5s", "time between two looks at the cluster", minimum="1s", maximum="1m", own=True
+    )
+    graphite_url: str = string(CHARTS, "", "URL of Graphite, for /api/graphite and /render")
+    proxy_graphite: bool = boolean(CHARTS, False, "pass /render on to Graphite")
+    statsd_counter_format: str = string(
+        CHARTS, "stats.counters.%s.count", "Graphite's name for a counter, %s is its key"
+    )
+    statsd_gauge_format: str = string(
+        CHARTS, "stats.gauges.%s", "Graphite's name for a gauge, %s is its key"
+    )
+    statsd_interval_ns: int = duration(
+        CHARTS, "1m", "time between two pushes of the nsqds to statsd", minimum="1s"
+    )
+    statsd_prefix: str = string(
+        CHARTS, "nsq.%s", "what the nsqds' keys begin with, %s stands for the node"
+    )
+
+    log_level: str = choice(LOG, "info", "least important log lines to write", LOG_LEVELS)
+    log_prefix: str = string(
+        LOG, "[nsqadmin] ", "what a log line begins with", default_text='"[nsqadmin] "'
+    )
+    log_format: str = choice(
+        LOG,
+        "text",
+        "log lines as NSQ writes them, or one JSON object each",
+        ("text", "json"),
+        own=True,
+    )
+
+
+SETTINGS = settings_of(AdminOptions)
+
+
+def checked(options: AdminOptions) -> AdminOptions:
+    """Return the options with a clean base path, or raise OptionError."""
+    if options.nsqlookupd_http_addresses and options.nsqd_http_addresses:
+        raise OptionError("use --nsqd-http-address or --lookupd-http-address not both")
+    if not (options.nsqlookupd_http_addresses or options.nsqd_http_addresses):
+        raise OptionError("--nsqd-http-address or --lookupd-http-address required")
+    if bool(options.http_client_tls_cert) != bool(options.http_client_tls_key):
+        raise OptionError("--http-client-tls-key must be specified with --http-client-tls-cert")
+    if options.allow_config_from_cidr:
+        config_network(options)
+    for name in ("notification_http_endpoint", "graphite_url"):
+        url = getattr(options, name)
+        if url and not url.startswith(("http://", "https://")):
+            flag = name.replace("_", "-")
+            raise OptionError(f'--{flag} "{url}" must begin with http:// or https://')
+    if options.proxy_graphite and not options.graphite_url:
+        raise OptionError("--proxy-graphite needs --graphite-url")
+    segments = [segment for segment in options.base_path.split("/") if segment not in ("", ".")]
+    if ".." in segments or not options.base_path.isprintable() or "?" in options.base_path:
+        raise OptionError(f'--base-path "{options.base_path}" must be a plain path')
+    return dataclasses.replace(options, base_path="/" + "/".join(segments))
+
+
+def config_network(options: AdminOptions) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """Those who may use /config.  Raises OptionError."""
+    try:
+        return ipaddress.ip_network(options.allow_config_from_cidr, strict=False)
+    except ValueError:
+        raise OptionError(
+            f'--allow-config-from-cidr "{options.allow_config_from_cidr}" must be like 10.0.0.0/8'
+        ) from None

@@ -1,0 +1,237 @@
+"""Looks at the cluster every few seconds, for all pages and all browsers together.
+
+    nsqlookupds  /topics, /nodes  ->  who is there
+    nsqds        /stats           ->  Sample  ->  lags, history
+                 /info                of a node that is new or was started anew
+
+Rule 1: one sample at a time.  If the cluster is so large that the work of one takes more than a
+        fifteenth of the interval, the next waits longer: nsqadmin stays under a tenth of a core.
+Rule 2: a node that nsqlookupd forgot, because it fell, is asked and shown as down for REMEMBER_S.
+Rule 3: nothing that a daemon answers ends the sampling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import math
+import time
+from typing import Any
+
+from penstock.admin.cluster import Cluster, Producer
+from penstock.admin.history import History
+from penstock.admin.lag import Lags
+from penstock.admin.sample import LookupdPart, NodePart, Sample, add_up, read_node
+from penstock.admin.upstream import UpstreamError, ask_all
+from penstock.engine.clock import Clock
+
+log = logging.getLogger(__name__)
+
+REMEMBER_S = 900
+# More are not asked: whoever reaches nsqlookupd may register.
+NODE_COUNT_MAX = 1000
+IDLE_SHARE = 15
+# Between two samples, however much is changed.
+HURRY_S = 0.3
+
+
+class Sampler:
+    """Keeps the newest sample."""
+
+    def __init__(
+        self, cluster: Cluster, history: History, interval_s: float, clock: Clock | None = None
+    ) -> None:
+        self.newest: Sample | None = None
+        self._cluster = cluster
+        self._upstream = cluster.upstream
+        self._history = history
+        self._interval_s = interval_s
+        self._clock = clock or Clock()
+        self._lags = Lags()
+        self._first = asyncio.Event()
+        self._again = asyncio.Event()
+        self._start_ns = self._clock.monotonic_ns()
+        # The last answer of each node, and what is known of it beside.
+        self._answers: dict[str, NodePart] = {}
+        self._producers: dict[str, Producer] = {}
+        self._seen_ns: dict[str, int] = {}
+        self._own: dict[str, tuple[int, bool]] = {}  # by node: start time, whether it is ours
+        self._number = 0
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            began_s, began_ns = time.monotonic(), time.thread_time_ns()
+            try:
+                await self.look()
+            except Exception:
+                log.exception("SAMPLE: failed")
+            busy_s = (time.thread_time_ns() - began_ns) / 1e9
+            # On the ticks of the interval, so that charts have even steps.
+            tick_count = max(1, math.ceil(IDLE_SHARE * busy_s / self._interval_s))
+            wait_s = began_s + tick_count * self._interval_s - time.monotonic()
+            await asyncio.sleep(min(HURRY_S, max(0.0, wait_s)))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._again.wait(), max(0.0, wait_s - HURRY_S))
+            self._again.clear()
+
+    def hurry(self) -> None:
+        """Something was changed: look again soon, so that it is seen."""
+        self._again.set()
+
+    async def first(self) -> Sample:
+        """The newest sample, waited for if there is none yet."""
+        await self._first.wait()
+        assert self.newest is not None
+        return self.newest
+
+    async def look(self) -> Sample:
+        """Take one sample."""
+        lookupds, nodes, inactive = await self._discover()
+        answers, failures = await ask_all(nodes, self._ask)
+        now_ns = self._clock.monotonic_ns()
+        self._number += 1
+        sample = Sample(
+            number=self._number,
+            tick=int((now_ns - self._start_ns) / 1e9 / self._interval_s),
+            at_ms=self._clock.wall_ns() // 1_000_000,
+            at_ns=now_ns,
+            lookupds=lookupds,
+            inactive=inactive,
+        )
+        parts = [answers.get(address) or self._down(nodes[address], failures) for address in nodes]
+        sample.nodes = {part.node: part for part in parts}
+        sample.warnings = [f"{part.address}: {part.error}" for part in lookupds if part.error]
+        sample.warnings += [f"{part.node}: {part.error}" for part in parts if part.error]
+        add_up(sample, self._answers)
+        self._lags.measure(sample)
+        for part in parts:
+            if part.answered:
+                self._answers[part.node] = part
+        self._history.record(sample)
+        self._forget(now_ns)
+        self.newest = sample
+        self._first.set()
+        return sample
+
+    # Who is there
+
+    async def _discover(
+        self,
+    ) -> tuple[list[LookupdPart], dict[str, Producer], dict[str, list[str]]]:
+        """The nsqlookupds, the nodes to ask by address, and topics that no node has."""
+        addresses = self._cluster.lookupds()
+        if not addresses:
+            known = {address: self._given(address) for address in self._cluster.nsqds()}
+            return [], known, {}
+        topics, failures = await ask_all(addresses, self._cluster.lookupd_topics)
+        nodes, more = await ask_all(topics, self._cluster.lookupd_nodes)
+        failures |= more
+        parts = [
+            LookupdPart(
+                address,
+                answered=address in nodes,
+                error=failures[address].short if address in failures else "",
+                topic_count=len(topics.get(address, ())),
+                node_count=len(nodes.get(address, ())),
+            )
+            for address in dict.fromkeys(addresses)
+        ]
+        merged = self._cluster.merged(nodes)
+        self._remember(merged)
+        active = {name for p in merged for name, hidden in p.topics if not hidden}
+        names = {name for found in topics.values() for name in found} - active
+        return parts, dict(self._producers), await self._inactive(names)
+
+    async def _inactive(self, names: set[str]) -> dict[str, list[str]]:
+        """Channels are only asked for when a topic has just lost its last node."""
+        known = self.newest.inactive if self.newest is not None else {}
+        asked = sorted(names)
+        channels = await asyncio.gather(
+            *(
+                _constant(known[name]) if name in known else self._cluster.lookupd_channels(name)
+                for name in asked
+            )
+        )
+        return dict(zip(asked, channels, strict=True))
+
+    def _remember(self, producers: list[Producer]) -> None:
+        now_ns = self._clock.monotonic_ns()
+        for producer in self._producers.values():
+            producer.topics, producer.remote_addresses = [], None
+        for producer in producers[:NODE_COUNT_MAX]:
+            self._producers[producer.address] = producer
+            self._seen_ns[producer.address] = now_ns
+
+    def _given(self, address: str) -> Producer:
+        """A node named by a flag: its own word, if it ever answered."""
+        return self._producers.get(address) or Producer.unknown(address)
+
+    def _forget(self, now_ns: int) -> None:
+        if self._cluster.lookupds():
+            for address, seen_ns in list(self._seen_ns.items()):
+                if now_ns - seen_ns > REMEMBER_S * 1_000_000_000:
+                    del self._seen_ns[address], self._producers[address]
+        named = {producer.node for producer in self._producers.values()}
+        self._answers = {node: part for node, part in self._answers.items() if node in named}
+        self._own = {node: own for node, own in self._own.items() if node in named}
+
+    # Asking a node
+
+    async def _ask(self, address: str) -> NodePart:
+        producer = self._given(address)
+        if not producer.version:
+            producer = self._producers[address] = await self._cluster.node(address)
+        stats = await self._upstream.nsqd_get(
+            address, "/stats", format="json", include_clients="false"
+        )
+        part = _part(producer)
+        # 20,000 short-lived objects would set off a collection of everything there is.
+        gc.disable()
+        try:
+            read_node(part, stats, self._clock.monotonic_ns())
+        except ValueError as error:
+            raise UpstreamError(str(error)) from None
+        finally:
+            gc.enable()
+        part.own = await self._is_own(address, part)
+        return part
+
+    async def _is_own(self, address: str, part: NodePart) -> bool:
+        start_time, own = self._own.get(part.node, (-1, False))
+        if start_time != part.start_time:
+            answer = await self._upstream.nsqd_get(address, "/info")
+            own = isinstance(answer, dict) and "node_uuid" in answer
+            self._own[part.node] = (part.start_time, own)
+        return own
+
+    def _down(self, producer: Producer, failures: dict[str, Any]) -> NodePart:
+        part = _part(producer)
+        part.error = failures[producer.address].short
+        earlier = self._answers.get(part.node)
+        if earlier is not None:
+            part.own, part.start_time = earlier.own, earlier.start_time
+        return part
+
+
+def _part(producer: Producer) -> NodePart:
+    return NodePart(
+        node=producer.node,
+        address=producer.address,
+        hostname=producer.hostname,
+        broadcast_address=producer.broadcast_address,
+        tcp_port=producer.tcp_port,
+        http_port=producer.http_port,
+        version=producer.version,
+        zone=producer.zone,
+        region=producer.region,
+        lookupds=tuple(a.partition("/")[0] for a in producer.remote_addresses or ()),
+        tombstones=tuple(name for name, hidden in producer.topics if hidden),
+        out_of_date=producer.out_of_date,
+    )
+
+
+async def _constant(value: list[str]) -> list[str]:
+    return value

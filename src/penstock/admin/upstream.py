@@ -1,0 +1,231 @@
+"""Asking nsqlookupds and nsqds, many at once.
+
+Rule 1: everything is bounded: requests at once, time (by flags), the size of an answer.
+Rule 2: what goes wrong with one daemon is an UpstreamError with a text for people; asking many
+        gives what was answered *and* what went wrong, side by side.
+Rule 3: 403 with an ``https_port`` (nsqd with --tls-required=true) is asked again there.
+Rule 4: the token goes to nsqds only, never to nsqlookupds or other addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from penstock.admin.options import AdminOptions
+from penstock.errors import OptionError, PenstockError
+from penstock.server.http_client import Answer, HttpClientError, Timeouts, fetch
+from penstock.wire.quote import quote
+
+T = TypeVar("T")
+
+REQUEST_COUNT_MAX = 64
+# /stats of 100,000 channels without clients has 35 MB.
+BODY_SIZE_MAX = 64 << 20
+TOKEN_SIZE_MAX = 512
+# Of a body that is only shown in an error.
+SHOWN_SIZE_MAX = 512
+
+ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
+
+
+class UpstreamError(PenstockError):
+    """A daemon did not answer, or not as wanted.
+
+    ``text`` is what NSQ's API says, with the URL; ``short`` only what happened.
+    """
+
+    def __init__(self, text: str, status: int = 0, short: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.status = status  # of its answer; 0 without one
+        self.short = short or text
+
+
+class Upstream:
+    """Makes the requests of one nsqadmin."""
+
+    def __init__(self, options: AdminOptions) -> None:
+        self._timeouts = Timeouts(
+            options.http_client_connect_timeout_ns / 1e9,
+            options.http_client_request_timeout_ns / 1e9,
+        )
+        self._tls = tls_context(options)
+        self._nsqd_headers = dict(ACCEPT)
+        if options.nsqd_auth_token_file:
+            token = read_token(options.nsqd_auth_token_file)
+            self._nsqd_headers["Authorization"] = f"Bearer {token}"
+        self._turns = asyncio.Semaphore(REQUEST_COUNT_MAX)
+
+    async def lookupd_get(self, address: str, path: str, **query: str) -> Any:
+        answer = await self._request("GET", address, path, query, ACCEPT)
+        return decode(answer.body, f"http://{address}{path}")
+
+    async def lookupd_post(self, address: str, path: str, **query: str) -> None:
+        await self._request("POST", address, path, query, ACCEPT)
+
+    async def nsqd_get(self, address: str, path: str, **query: str) -> Any:
+        answer = await self._request("GET", address, path, query, self._nsqd_headers)
+        return decode(answer.body, f"http://{address}{path}")
+
+    async def nsqd_post(
+        self, address: str, path: str, query: Mapping[str, str], body: bytes = b""
+    ) -> None:
+        await self._request("POST", address, path, query, self._nsqd_headers, body)
+
+    async def elsewhere(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> Answer:
+        """Ask what is no daemon of NSQ; any status is an answer."""
+        async with self._turns:
+            try:
+                return await fetch(
+                    *(url, self._timeouts), method=method, headers=headers, body=body, tls=self._tls
+                )
+            except HttpClientError as error:
+                raise UpstreamError(str(error)) from None
+
+    async def _request(
+        self,
+        method: str,
+        address: str,
+        path: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        body: bytes = b"",
+    ) -> Answer:
+        target = path + ("?" + urlencode(query) if query else "")
+        async with self._turns:
+            answer = await self._fetch(method, "http", address, target, headers, body)
+            if answer.status == 403 and (port := https_port(answer.body)):
+                host = address.rpartition(":")[0]
+                secure = f"{host}:{port}"
+                answer = await self._fetch(method, "https", secure, target, headers, body)
+        if answer.status != 200:
+            raise refusal(answer)
+        return answer
+
+    async def _fetch(
+        self,
+        method: str,
+        scheme: str,
+        address: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes,
+    ) -> Answer:
+        try:
+            return await fetch(
+                f"{scheme}://{address}{target}",
+                self._timeouts,
+                method=method,
+                headers=headers,
+                body=body,
+                tls=self._tls,
+                body_size_max=BODY_SIZE_MAX,
+            )
+        except HttpClientError as error:
+            raise failure(method, f"{scheme}://{address}{target}", _reason(error)) from None
+
+
+async def ask_all(
+    addresses: Iterable[str], ask: Callable[[str], Coroutine[Any, Any, T]]
+) -> tuple[dict[str, T], dict[str, UpstreamError]]:
+    """Ask all of them side by side: the answers and the failures, by address."""
+    asked = list(dict.fromkeys(addresses))
+    results = await asyncio.gather(*map(ask, asked), return_exceptions=True)
+    answers: dict[str, T] = {}
+    failures: dict[str, UpstreamError] = {}
+    for address, result in zip(asked, results, strict=True):
+        if isinstance(result, UpstreamError):
+            failures[address] = result
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            answers[address] = result
+    return answers, failures
+
+
+def decode(body: bytes, url: str) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise failure("GET", url, "the answer is not JSON") from None
+
+
+def failure(method: str, url: str, reason: str) -> UpstreamError:
+    """In the words of Go's HTTP client: ``Get "http://10.0.0.5:4151/stats": timed out``."""
+    return UpstreamError(f'{method.title()} "{url}": {reason}', short=reason)
+
+
+def refusal(answer: Answer) -> UpstreamError:
+    """In NSQ's words: tools match on them."""
+    try:
+        phrase = HTTPStatus(answer.status).phrase
+    except ValueError:
+        phrase = ""
+    shown = quote(answer.body[:SHOWN_SIZE_MAX])
+    return UpstreamError(f"got response {answer.status} {phrase} {shown}", answer.status)
+
+
+def https_port(body: bytes) -> int:
+    """Where plain HTTP says that HTTPS is; 0 if it does not."""
+    try:
+        port = json.loads(body)["https_port"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return 0
+    return port if isinstance(port, int) and 0 < port < 65536 else 0
+
+
+def _reason(error: HttpClientError) -> str:
+    """Short words for what happened: "connection refused"."""
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS: {cause.reason or cause}"
+    if isinstance(cause, OSError) and cause.strerror:
+        # asyncio gives the number its own words.
+        return _os_text(cause)
+    if cause is not None:
+        return str(cause) or type(cause).__name__
+    return "timed out"
+
+
+def _os_text(error: OSError) -> str:
+    number = error.errno or 0
+    return os.strerror(number).lower() if number > 0 else str(error.strerror)
+
+
+def tls_context(options: AdminOptions) -> ssl.SSLContext:
+    """For daemons that are asked over HTTPS.  Raises OptionError."""
+    try:
+        context = ssl.create_default_context(cafile=options.http_client_tls_root_ca_file or None)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        if options.http_client_tls_insecure_skip_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if options.http_client_tls_cert:
+            context.load_cert_chain(options.http_client_tls_cert, options.http_client_tls_key)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise OptionError(f"failed to build TLS config - {error}") from None
+    return context
+
+
+def read_token(path: str) -> str:
+    """The token in a file, alone or behind a role as nsqd's own token file has it."""
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(TOKEN_SIZE_MAX + 64)
+    except OSError as error:
+        raise OptionError(f"--nsqd-auth-token-file {path}: {error.strerror}") from None
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    words = next((line for line in lines if not line[0].startswith(b"#")), [])
+    if not 1 <= len(words) <= 2 or len(words[-1]) > TOKEN_SIZE_MAX or not words[-1].isascii():
+        raise OptionError(f"--nsqd-auth-token-file {path}: must hold one token")
+    return words[-1].decode("ascii")

@@ -1,0 +1,50 @@
+"""`nsqadmin`: read the options and start the daemon.
+
+Imports stand inside functions because managers of NSQ call `-version` before every start and
+allow 0.1 s for it: nothing is loaded before it is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # as in typing, whose import costs as much as the rest of `-version`
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.admin.options import AdminOptions
+    from penstock.cli.flags import FlagTable
+
+
+def flag_table() -> FlagTable[AdminOptions]:
+    from penstock.admin.options import AdminOptions
+    from penstock.cli.flags import FlagTable
+
+    return FlagTable(
+        "nsqadmin",
+        AdminOptions,
+        summary="Shows a whole cluster in a browser, and lets operators act on it.",
+        environment_prefix="PENSTOCK_NSQADMIN_",
+        ignored=(("verbose", "accepted as by NSQ, without effect; see -log-level"),),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run nsqadmin until it is told to stop; return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments in (["-version"], ["--version"]):
+        from penstock.version import version_line
+
+        print(version_line("nsqadmin"))
+        return 0
+
+    from penstock.admin.options import checked
+    from penstock.cli.starting import start
+
+    return start(flag_table(), arguments, _run, checked)
+
+
+def _run(options: AdminOptions, read: Callable[[], AdminOptions]) -> int:
+    from penstock.admin.daemon import run
+
+    return run(options)
