@@ -1,8 +1,8 @@
 """Bodies of messages as people read them.
 
-    JSON      indented; numbers, escapes and repeated keys stay as they were written
+    json      indented; numbers, escapes and repeated keys stay as they were written
     text      UTF-8 without control characters
-    binary    offsets, bytes in hex, characters, 16 bytes a line
+    hex       offsets, bytes in hex, characters, 16 bytes a line
 
 What is shown is bounded, whatever a body holds: JSON that would grow too much by indenting it is
 shown as text.
@@ -35,11 +35,11 @@ def shown(body: bytes, whole: bool) -> Shown:
     text = _text(body[:BODY_SIZE_MAX], whole and len(body) <= BODY_SIZE_MAX)
     if text is None:
         head = body[:HEX_SIZE_MAX]
-        return Shown("binary", _hex(head), len(head))
+        return Shown("hex", _hex(head), len(head))
     if whole and len(body) <= BODY_SIZE_MAX:
         indented = _indented(text)
         if indented is not None:
-            return Shown("JSON", indented, len(body))
+            return Shown("json", indented, len(body))
     return Shown("text", text, min(len(body), BODY_SIZE_MAX))
 
 

@@ -108,6 +108,55 @@ def chart(title: str, lines: Sequence[tuple[str, Values]], step_s: float, unit: 
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Bar:
+    x: str
+    width: str
+    y: str
+    height: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    title: str
+    bars: list[Bar]
+    ticks: list[Tick]
+    times: list[Tick]
+    summary: str
+
+
+def bars(title: str, values: Sequence[tuple[str, int]]) -> Bars:
+    """Counts side by side, each with its label; every sixth label stands on the axis."""
+    highest = max((value for _, value in values), default=0)
+    top, ticks = _axis(float(highest), COUNT)
+    width = WIDTH / max(len(values), 1)
+    shown = []
+    for at, (label, value) in enumerate(values):
+        height = HEIGHT * value / top
+        shown.append(
+            Bar(
+                _short(at * width + width * 0.1),
+                _short(width * 0.8),
+                _short(HEIGHT - height),
+                _short(height),
+                f"{label}: {formats.count(value)}",
+            )
+        )
+    busiest = max(values, key=lambda pair: pair[1], default=("", 0))
+    return Bars(
+        title=title,
+        bars=shown,
+        ticks=ticks,
+        times=[
+            Tick(f"{_short((at + 0.5) * width / 10)}%", label)
+            for at, (label, _) in enumerate(values)
+            if at % 6 == 0
+        ],
+        summary=f"{title}: most at {busiest[0]}, {formats.count(busiest[1])} messages.",
+    )
+
+
 def sparkline(values: Values) -> str:
     """The path of a line without axes, on the same field."""
     thin = _thin(values, max(1, math.ceil(len(values) / 60)))

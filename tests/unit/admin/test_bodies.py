@@ -12,7 +12,7 @@ from penstock.admin.bodies import BODY_SIZE_MAX, HEX_SIZE_MAX, INDENTED_SIZE_MAX
 def test_json_is_indented_and_otherwise_as_written() -> None:
     body = b'{"a":1.10,"a":[1,{}, []],"big":123456789012345678901,"\\u0041":"x\\n{,}"}'
     kind, text, size = shown(body, whole=True)
-    assert (kind, size) == ("JSON", len(body))
+    assert (kind, size) == ("json", len(body))
     assert text == (
         '{\n  "a": 1.10,\n  "a": [\n    1,\n    {},\n    []\n  ],\n'
         '  "big": 123456789012345678901,\n  "\\u0041": "x\\n{,}"\n}'
@@ -23,7 +23,7 @@ def test_json_is_indented_and_otherwise_as_written() -> None:
 @pytest.mark.parametrize("body", [b"[]", b"{}", b'[ {"a" : null } ]', b"[[1,2],[true,false]]"])
 def test_indenting_changes_nothing_but_space(body: bytes) -> None:
     kind, text, _ = shown(body, whole=True)
-    assert kind == "JSON"
+    assert kind == "json"
     assert "".join(text.split()) == "".join(body.decode().split())
 
 
@@ -37,7 +37,7 @@ def test_other_text_is_shown_as_it_is(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"\x00\x01", b"\xff\xfe", b"a\x1bb", b"\xc3", b"ok \x7f"])
 def test_what_is_not_text_is_shown_in_hex(body: bytes) -> None:
     kind, text, size = shown(body, whole=True)
-    assert (kind, size) == ("binary", len(body))
+    assert (kind, size) == ("hex", len(body))
     assert bytes.fromhex(text[10:58]) == body
 
 
@@ -52,7 +52,7 @@ def test_hex_has_offsets_and_characters() -> None:
 def test_a_cut_within_a_character_is_still_text() -> None:
     body = ("é" * 20).encode()[:-1]
     assert shown(body, whole=False) == ("text", "é" * 19, len(body))
-    assert shown(body, whole=True).kind == "binary"
+    assert shown(body, whole=True).kind == "hex"
 
 
 def test_what_is_shown_is_bounded() -> None:

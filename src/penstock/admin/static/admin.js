@@ -46,5 +46,12 @@ window.addEventListener("pageshow", (event) => {
   for (const button of document.querySelectorAll("form button:disabled")) button.disabled = false;
 });
 
-// What an action did is read out, and one tab stop away from where it stood.
-document.querySelector(".told")?.focus();
+// What an action did is read out once; the sample that shows it may still be on its way.
+const told = document.querySelector(".told");
+if (told !== null) {
+  told.focus({ preventScroll: true });
+  const url = new URL(location.href);
+  url.searchParams.delete("done");
+  history.replaceState(null, "", url);
+  setTimeout(() => live.update(), 1000);
+}

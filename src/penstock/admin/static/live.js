@@ -60,7 +60,7 @@ export class Live {
   async #ask() {
     const headers = { Accept: "text/html" };
     if (this.#tag !== null) headers["If-None-Match"] = this.#tag;
-    const answer = await fetch(location.pathname, {
+    const answer = await fetch(address(), {
       headers, cache: "no-store", redirect: "error", signal: AbortSignal.timeout(ANSWER_MS_MAX),
     });
     if (answer.status === 304) return;
@@ -114,4 +114,11 @@ export class Live {
     const sign = this.#sign.querySelector("span");
     if (sign.textContent !== text) sign.textContent = text;
   }
+}
+
+// Of what stands behind the path only the time of the charts matters: a filter is the browser's
+// own, and what an action did is told once.
+function address() {
+  const span = new URLSearchParams(location.search).get("span");
+  return location.pathname + (span === null ? "" : `?span=${encodeURIComponent(span)}`);
 }

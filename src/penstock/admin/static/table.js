@@ -98,8 +98,10 @@ function recall(table) {
 
 function typed(input) {
   filter(input);
-  const query = input.value === "" ? "" : `?q=${encodeURIComponent(input.value)}`;
-  history.replaceState(null, "", location.pathname + query);
+  const url = new URL(location.href);
+  if (input.value === "") url.searchParams.delete("q");
+  else url.searchParams.set("q", input.value);
+  history.replaceState(null, "", url);
 }
 
 function filter(input) {

@@ -1,0 +1,88 @@
+"""Which charts a page shows, made of its view."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from penstock.admin.charts import COUNT, RATE, SPAN, Bars, Chart, Unit, bars, chart
+
+View = dict[str, Any]
+
+# Until the hour has this many values, those of the last minutes show as much and finer.
+HOUR_COUNT_MIN = 40
+
+# title, (name of a line, name of its series), unit
+Plan = tuple[str, tuple[tuple[str, str], ...], Unit]
+
+RATES: Plan = ("Messages a second", (("Published", "in_rate"), ("Consumed", "out_rate")), RATE)
+ARRIVALS: Plan = ("Messages a second", (("Arriving", "in_rate"), ("Consumed", "out_rate")), RATE)
+WAITING: Plan = (
+    "Messages that wait",
+    (("Depth", "depth"), ("In flight", "in_flight"), ("Deferred", "deferred")),
+    COUNT,
+)
+TROUBLE: Plan = (
+    "Requeues and timeouts a second",
+    (("Requeued", "requeue_rate"), ("Timed out", "timeout_rate")),
+    RATE,
+)
+LAG: Plan = ("Lag", (("Age of the oldest unfinished message", "lag_s"),), SPAN)
+
+
+def none(view: View, span: str) -> list[Chart]:
+    return []
+
+
+def cluster(view: View, span: str) -> list[Chart]:
+    return _drawn(view["chart"], span, RATES, WAITING, TROUBLE)
+
+
+def topic(view: View, span: str) -> list[Chart]:
+    return _drawn(view["chart"], span, RATES, WAITING, LAG)
+
+
+def channel(view: View, span: str) -> list[Chart]:
+    return _drawn(view["chart"], span, ARRIVALS, WAITING, LAG, TROUBLE)
+
+
+def counter(view: View, span: str) -> list[Chart]:
+    return _drawn(view["chart"], span, RATES)
+
+
+def pipelines(view: View, span: str) -> list[list[Chart]]:
+    """Three for each pipeline."""
+    waiting: Plan = ("Messages that wait", (("Depth", "depth"),), COUNT)
+    return [_drawn(row["chart"], span, ARRIVALS, waiting, LAG) for row in view["pipelines"]]
+
+
+def deferred(view: View, span: str) -> list[Bars]:
+    """The next two days, hour by hour."""
+    if not view["total"]:
+        return []
+    hours = [(_hour(row["start_ms"]), row["count"]) for row in view["hours"]]
+    return [bars("The next two days, by hour (UTC)", hours)]
+
+
+def _drawn(history: View, span: str, *plans: Plan) -> list[Chart]:
+    chosen = history[span]
+    if span == "hour" and _length(chosen) < HOUR_COUNT_MIN:
+        chosen = history["recent"]
+    return [
+        chart(
+            title,
+            [(name, chosen["series"][series]) for name, series in lines],
+            chosen["step_ms"] / 1000,
+            unit,
+        )
+        for title, lines, unit in plans
+    ]
+
+
+def _length(series: View) -> int:
+    return max((len(values) for values in series["series"].values()), default=0)
+
+
+def _hour(start_ms: int) -> str:
+    at = datetime.datetime.fromtimestamp(start_ms / 1000, datetime.UTC)
+    return at.strftime("%a %H:%M")

@@ -1,0 +1,347 @@
+"""The pages: from a view to HTML, and the same view as JSON.
+
+    GET  /topics/orders              the page
+    GET  /api/view/topics/orders     its JSON twin
+    POST /action                     what a form asks for; answered with a redirect to a page
+    GET  /static/<digest>/admin.css  styles, scripts, the icon
+
+A page asks for itself again to stay current (static/live.js).  Its ETag is the number of the
+sample, so while there is no newer one the answer is 304 and nothing is made for it.
+
+Rule 1: what may be shown is decided here; what may be done is decided by ``Posted`` again.
+Rule 2: an error is a page too, with a way back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.admin import answers, formats, page_charts, views
+from penstock.admin.actions import Outcome
+from penstock.admin.answers import PAGE_HEADERS
+from penstock.admin.posted import BODY_SIZE_MAX, form_fields
+from penstock.admin.rendering import Assets, Templates
+from penstock.admin.results import Result, Results, told
+from penstock.server.http_message import HTML, HttpError, Request, Response
+from penstock.server.http_router import Route, Router
+from penstock.version import NSQ_VERSION, VERSION
+
+if TYPE_CHECKING:
+    from penstock.admin.app import Admin
+
+View = dict[str, Any]
+Params = Mapping[str, str]
+
+FOR_EVER = ("Cache-Control", "public, max-age=31536000, immutable")
+# How long an action's answer waits for a sample that shows what it did.
+SEEN_S = 1.5
+SEEN_STEP_S = 0.05
+PEEK_COUNTS = ("10", "25", "100")
+
+_BACK = re.compile(r"/(?!/)[A-Za-z0-9._~:@!$&'()*+,;=%\[\]/-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A template and where its view comes from."""
+
+    pattern: str
+    template: str
+    section: str  # of the navigation
+    view: Callable[[Admin, Params], Awaitable[View]]
+    title: Callable[[Params], str]
+    charts: Callable[[View, str], object] = page_charts.none
+
+
+PAGES = (
+    Page(
+        "/",
+        "overview",
+        "/",
+        lambda admin, of: views.overview(admin),
+        lambda of: "Overview",
+        page_charts.cluster,
+    ),
+    Page(
+        "/topics", "topics", "/topics", lambda admin, of: views.topics(admin), lambda of: "Topics"
+    ),
+    Page(
+        "/topics/:topic",
+        "topic",
+        "/topics",
+        lambda admin, of: views.topic(admin, of["topic"]),
+        lambda of: of["topic"],
+        page_charts.topic,
+    ),
+    Page(
+        "/topics/:topic/:channel",
+        "channel",
+        "/topics",
+        lambda admin, of: views.channel(admin, of["topic"], of["channel"]),
+        lambda of: f"{of['topic']} / {of['channel']}",
+        page_charts.channel,
+    ),
+    Page("/nodes", "nodes", "/nodes", lambda admin, of: views.nodes(admin), lambda of: "Nodes"),
+    Page(
+        "/nodes/:node",
+        "node",
+        "/nodes",
+        lambda admin, of: views.node(admin, of["node"]),
+        lambda of: of["node"],
+        page_charts.cluster,
+    ),
+    Page(
+        "/lookup", "lookup", "/lookup", lambda admin, of: views.lookup(admin), lambda of: "Lookup"
+    ),
+    Page(
+        "/deferred",
+        "deferred",
+        "/deferred",
+        lambda admin, of: views.deferred(admin),
+        lambda of: "Deferred",
+        page_charts.deferred,
+    ),
+    Page(
+        "/pipelines",
+        "pipelines",
+        "/pipelines",
+        lambda admin, of: views.pipelines(admin),
+        lambda of: "Pipelines",
+        page_charts.pipelines,
+    ),
+    Page(
+        "/counter",
+        "counter",
+        "/counter",
+        lambda admin, of: views.counter(admin),
+        lambda of: "Counter",
+        page_charts.counter,
+    ),
+)
+
+
+# What an error's text means, and where to go on: title, text, path, its name.
+NOT_FOUND = {
+    "TOPIC_NOT_FOUND": ("No such topic", "It may have been deleted.", "/topics", "All topics"),
+    "CHANNEL_NOT_FOUND": ("No such channel", "It may have been deleted.", "/topics", "All topics"),
+    "NODE_NOT_FOUND": (
+        "No such node",
+        "It has not been registered for some time, or goes by another address.",
+        "/nodes",
+        "All nodes",
+    ),
+}
+
+
+class Pages:
+    """All pages of one nsqadmin."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self._assets = Assets()
+        self._results = Results()
+        # Samples are numbered from 1 after every start; the tags of an earlier run must not match.
+        self._run = secrets.token_hex(4)
+        base = admin.url("/").rstrip("/")
+        self._templates = Templates(
+            {
+                "base": base,
+                "home": admin.url("/"),
+                "static": f"{base}/static/{self._assets.digest}",
+                "interval_ms": admin.options.sample_interval_ns // 1_000_000,
+                "version": f"{NSQ_VERSION} (Penstock {VERSION})",
+            }
+        )
+
+    def add_routes(self, router: Router) -> None:
+        """Add the routes of all pages."""
+        url, handler = self._admin.url, self._admin.tasks.handler
+        for page in PAGES:
+            router.add("GET", url(page.pattern), Route(handler(partial(self._show, page))))
+            twin = "/api/view" + page.pattern.rstrip("/")
+            router.add("GET", url(twin), Route(handler(partial(self._twin, page))))
+        peek = url("/topics/:topic/:channel/peek")
+        router.add("GET", peek, Route(handler(self._peek_form)))
+        router.add("POST", peek, Route(handler(self._peek), logged=True))
+        action = Route(handler(self._act), body_size_max=BODY_SIZE_MAX, logged=True)
+        router.add("POST", url("/action"), action)
+        router.add("GET", url("/static/:digest/:asset"), Route(self._asset))
+
+    # Looking
+
+    async def _show(self, page: Page, request: Request) -> Response:
+        span = "recent" if request.query.get("span") == "recent" else "hour"
+        admin = self._admin.access.is_admin(request)
+        sample = await self._admin.sample()
+        tag = f'"{self._run}-{sample.number}-{int(admin)}-{span}"'
+        if request.headers.get(b"if-none-match", b"").decode("latin-1") == tag:
+            return Response(304, b"", (*PAGE_HEADERS, ("ETag", tag)))
+        try:
+            view = await page.view(self._admin, request.params)
+        except HttpError as error:
+            return self._error(request, error)
+        values = {
+            "view": view,
+            "charts": page.charts(view, span),
+            "span": span,
+            "result": self._results.find(request.query.get("done", "")),
+            **(_filtered(view, request) if page.template == "topics" else {}),
+        }
+        here = _path(page.pattern, request.params)
+        html = self._render(
+            page.template, request, here, page.section, page.title(request.params), values
+        )
+        return answers.packed(
+            request, 200, html.encode("utf-8", "replace"), (HTML, *PAGE_HEADERS, ("ETag", tag))
+        )
+
+    async def _twin(self, page: Page, request: Request) -> Response:
+        return answers.json_object(request, await page.view(self._admin, request.params))
+
+    def _asset(self, request: Request) -> Response:
+        found = self._assets.find(request.params["asset"])
+        if found is None:
+            raise HttpError(404, "NOT_FOUND")
+        body, kind = found
+        # An old page may ask for files of its own time, which are gone.
+        current = request.params["digest"] == self._assets.digest
+        cache = FOR_EVER if current else ("Cache-Control", "no-store")
+        headers = (("Content-Type", kind), ("X-Content-Type-Options", "nosniff"), cache)
+        return answers.packed(request, 200, body, headers)
+
+    # Doing
+
+    async def _act(self, request: Request) -> Response:
+        before = await self._admin.sample()
+        fields = form_fields(request)
+        back = fields.get("back", "/")
+        if not _BACK.fullmatch(back):
+            back = "/"
+        try:
+            result = told(fields, await self._admin.actions.form(request))
+        except HttpError as error:
+            if error.status == 403:
+                return self._error(request, error)
+            result = Result(False, _refused(fields, error))
+        else:
+            await self._seen(before.number)
+        key = self._results.keep(result)
+        return Response(303, b"", (("Location", f"{self._admin.url(back)}?done={key}"),))
+
+    async def _seen(self, number: int) -> None:
+        """Wait a moment for a newer sample: the next page should show what was done."""
+        for _ in range(int(SEEN_S / SEEN_STEP_S)):
+            if (await self._admin.sample()).number > number:
+                return
+            await asyncio.sleep(SEEN_STEP_S)
+
+    async def _peek_form(self, request: Request) -> Response:
+        return await self._peeked(request, {}, None)
+
+    async def _peek(self, request: Request) -> Response:
+        try:
+            fields = form_fields(request)
+            outcome = await self._admin.actions.form(request)
+        except HttpError as error:
+            return self._error(request, error)
+        return await self._peeked(request, fields, outcome)
+
+    async def _peeked(
+        self, request: Request, fields: Mapping[str, str], outcome: Outcome | None
+    ) -> Response:
+        topic, channel = request.params["topic"], request.params["channel"]
+        sample = await self._admin.sample()
+        found = sample.topics.get(topic)
+        known = found.channels.get(channel) if found is not None else None
+        if known is None:
+            return self._error(request, HttpError(404, "CHANNEL_NOT_FOUND"))
+        failures = [r for r in outcome.results if r.error] if outcome is not None else []
+        values = {
+            "view": {"warnings": [f"{r.daemon}: {r.short or r.error}" for r in failures]},
+            "topic": topic,
+            "channel": channel,
+            "nodes": [name for name in known.nodes if sample.nodes[name].own],
+            "node": fields.get("node", ""),
+            "count": fields.get("count", PEEK_COUNTS[0]),
+            "counts": PEEK_COUNTS,
+            "messages": None if outcome is None else outcome.messages,
+            "live": False,
+        }
+        here = _path("/topics/:topic/:channel/peek", request.params)
+        html = self._render("peek", request, here, "/topics", f"Peek {channel}", values)
+        return answers.html(request, html)
+
+    # Rendering
+
+    def _error(self, request: Request, error: HttpError) -> Response:
+        advice = (error.text, "", "/", "Overview")
+        if error.status == 403:
+            advice = (
+                "You may not do that",
+                "Changes are for the users named by --admin-user, from these pages; a page that "
+                "was open for a day has to be loaded again.",
+                "/",
+                "Overview",
+            )
+        title, text, back, name = NOT_FOUND.get(error.text, advice)
+        values = {
+            "view": {"warnings": []},
+            "text": text,
+            "back": back,
+            "back_name": name,
+            "live": False,
+        }
+        html = self._render("error", request, "/", "", title, values)
+        return answers.html(request, html, error.status)
+
+    def _render(
+        self,
+        template: str,
+        request: Request,
+        here: str,
+        section: str,
+        title: str,
+        values: Mapping[str, Any],
+    ) -> str:
+        access = self._admin.access
+        admin = access.is_admin(request)
+        common = {
+            "live": True,
+            "result": None,
+            "here": here,
+            "section": section,
+            "title": title,
+            "user": access.user(request),
+            "admin": admin,
+            "token": access.token(request) if admin else "",
+            "now_s": time.time(),
+        }
+        return self._templates.render(template, common | dict(values))
+
+
+def _path(pattern: str, params: Params) -> str:
+    """A page's path under the base path, for links."""
+    parts = pattern.split("/")
+    return "/".join(formats.segment(params[p[1:]]) if p[:1] == ":" else p for p in parts)
+
+
+def _filtered(view: View, request: Request) -> View:
+    """The topics whose names have all words of ``q``; the browser filters without asking."""
+    query = request.query.get("q", "")
+    words = query.lower().split()
+    rows = [row for row in view["topics"] if all(word in row["topic"].lower() for word in words)]
+    return {"topics": rows, "query": query}
+
+
+def _refused(fields: Mapping[str, str], error: HttpError) -> str:
+    if error.text == "CONFIRM_NAME":
+        name = fields.get("channel") or fields.get("topic")
+        return f"Nothing was done: the name typed is not {name}."
+    return f"Nothing was done: {error.text}."

@@ -1,0 +1,70 @@
+"""What actions did, kept for the page that is shown after them.
+
+A form is answered with a redirect, so that reloading the page does not repeat the action; the page
+it leads to finds the result here.  A few are kept, for a few minutes at most in practice.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.admin.actions import Outcome
+
+KEPT_COUNT_MAX = 256
+
+_DONE = {
+    "create": "Created",
+    "pause": "Paused",
+    "unpause": "Unpaused",
+    "empty": "Emptied",
+    "delete": "Deleted",
+    "tombstone": "Tombstoned",
+    "publish": "Published a message to",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One action, in words."""
+
+    done: bool
+    text: str
+    failures: list[str] = field(default_factory=list)
+
+
+class Results:
+    """The last KEPT_COUNT_MAX results, by keys that nobody guesses."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Result] = OrderedDict()
+
+    def keep(self, result: Result) -> str:
+        key = secrets.token_urlsafe(12)
+        self._kept[key] = result
+        while len(self._kept) > KEPT_COUNT_MAX:
+            self._kept.popitem(last=False)
+        return key
+
+    def find(self, key: str) -> Result | None:
+        return self._kept.get(key)
+
+
+def told(fields: Mapping[str, str], outcome: Outcome) -> Result:
+    """An outcome in words: what, where, and who failed."""
+    topic, channel = fields.get("topic", ""), fields.get("channel", "")
+    what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
+    failed = [result for result in outcome.results if result.error]
+    done_count = len(outcome.results) - len(failed)
+    failures = [f"{result.daemon}: {result.short or result.error}" for result in failed]
+    failures += outcome.failures
+    where = [result.daemon for result in outcome.results if not result.error]
+    text = f"{_DONE.get(fields.get('action', ''), 'Done:')} {what}"
+    if not done_count:
+        return Result(False, f"Nothing was done to {what}.", failures or ["nobody has it"])
+    text += f" on {where[0]}" if len(where) == 1 else f" on {done_count} daemons"
+    return Result(
+        not failures, f"{text}, but not everywhere:" if failures else f"{text}.", failures
+    )
