@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(40)
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 ANY_PORTS = [
     *("--nsqd-tcp-port=0", "--nsqd-http-port=0"),
-    *("--lookupd-tcp-port=0", "--lookupd-http-port=0"),
+    *("--lookupd-tcp-port=0", "--lookupd-http-port=0", "--admin-http-port=0"),
 ]
 
 
@@ -60,15 +60,18 @@ def test_messages_go_through_and_ctrl_c_stops_all_in_reverse_order(tmp_path: Pat
             message = next(iter(consumer))
             assert message.body == b"hello"
             message.finish()
+        admin = up.wait_for_log(r"^up .*look at it in a browser: (http://\S+)")[1]
+        with urllib.request.urlopen(f"{admin}/api/topics/greetings", timeout=10) as reply:
+            assert b'"message_count":1' in reply.read()
         parts = children(up.pid)
-        assert len(parts) == 2
+        assert len(parts) == 3
         up.signal(signal.SIGINT)
         assert up.wait() == 0
         assert gone(parts)
-    assert all(re.match(r"(nsqlookupd|nsqd|up) +\| ", line) for line in up.lines), up.log
+    assert all(re.match(r"(nsqlookupd|nsqd|nsqadmin|up) +\| ", line) for line in up.lines), up.log
     assert "\x1b" not in up.log
     ends = [line.split()[0] for line in up.lines if line.endswith(": bye")]
-    assert ends == ["nsqd", "nsqlookupd"]
+    assert ends == ["nsqadmin", "nsqd", "nsqlookupd"]
     assert (tmp_path / "new" / "data" / "nsqd.dat").exists()
 
 
@@ -100,7 +103,7 @@ def test_a_part_that_dies_ends_the_rest(tmp_path: Path) -> None:
 def test_kill_9_leaves_nothing_running(tmp_path: Path) -> None:
     with Up(tmp_path, "--processes=2") as up:
         parts = children(up.pid)
-        assert len(parts) == 4  # nsqlookupd, nsqd and its two nodes
+        assert len(parts) == 5  # nsqlookupd, nsqd and its two nodes, nsqadmin
         up.kill()
         assert gone(parts)
 

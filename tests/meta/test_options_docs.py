@@ -6,7 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from penstock.cli import nsqlookupd
+from penstock.admin.options import SETTINGS as ADMIN_SETTINGS
+from penstock.cli import nsqadmin, nsqlookupd
 from penstock.cli.docs import pages
 from penstock.cli.nsqd import flag_table
 from penstock.engine.options import SETTINGS, Options
@@ -36,6 +37,14 @@ LOOKUPD_FLAGS_TEXT = """
     tcp-address tombstone-lifetime version verbose
 """
 LOOKUPD_FLAGS = set(LOOKUPD_FLAGS_TEXT.split())
+ADMIN_FLAGS_TEXT = """
+    acl-http-header admin-user allow-config-from-cidr base-path config dev-static-dir graphite-url
+    http-address http-client-connect-timeout http-client-request-timeout http-client-tls-cert
+    http-client-tls-insecure-skip-verify http-client-tls-key http-client-tls-root-ca-file log-level
+    log-prefix lookupd-http-address notification-http-endpoint nsqd-http-address proxy-graphite
+    statsd-counter-format statsd-gauge-format statsd-interval statsd-prefix version verbose
+"""
+ADMIN_FLAGS = set(ADMIN_FLAGS_TEXT.split())
 
 
 def test_generated_pages_are_up_to_date() -> None:
@@ -45,7 +54,7 @@ def test_generated_pages_are_up_to_date() -> None:
 
 
 def test_every_option_has_help_and_a_group() -> None:
-    for setting in (*SETTINGS, *LOOKUPD_SETTINGS):
+    for setting in (*SETTINGS, *LOOKUPD_SETTINGS, *ADMIN_SETTINGS):
         assert 10 < len(setting.help) < 100, setting.flag
         assert not setting.help.endswith("."), setting.flag
         assert "|" not in setting.help, setting.flag
@@ -66,6 +75,14 @@ def test_every_flag_of_nsqlookupd_is_known_and_only_ours_are_marked() -> None:
     flags = {setting.flag for setting in LOOKUPD_SETTINGS}
     assert flags | others >= LOOKUPD_FLAGS
     assert {setting.flag for setting in LOOKUPD_SETTINGS if setting.own} == flags - LOOKUPD_FLAGS
+
+
+def test_every_flag_of_nsqadmin_is_known_and_only_ours_are_marked() -> None:
+    table = nsqadmin.flag_table()
+    others = {"config", "version"} | {name for name, _ in table.ignored}
+    flags = {setting.flag for setting in ADMIN_SETTINGS}
+    assert flags | others >= ADMIN_FLAGS
+    assert {setting.flag for setting in ADMIN_SETTINGS if setting.own} == flags - ADMIN_FLAGS
 
 
 def test_names_are_unique_and_durations_say_their_unit() -> None:

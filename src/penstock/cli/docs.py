@@ -16,6 +16,7 @@ from penstock.cli import (
     nsq_to_file,
     nsq_to_http,
     nsq_to_nsq,
+    nsqadmin,
     nsqd,
     nsqlookupd,
     to_nsq,
@@ -42,7 +43,7 @@ exit code 2 if it stood on the command line, 1 otherwise. Options marked * are P
 """
 
 # Durations that show how an option is given.
-EXAMPLES = ("msg-timeout", "tombstone-lifetime")
+EXAMPLES = ("msg-timeout", "tombstone-lifetime", "statsd-interval")
 
 
 TOOLS = (to_nsq, nsq_tail, nsq_stat, nsq_to_file, nsq_to_http, nsq_to_nsq)
@@ -113,6 +114,7 @@ def pages() -> dict[str, str]:
     return {
         "options.md": options_page(nsqd.flag_table()),
         "options-nsqlookupd.md": options_page(nsqlookupd.flag_table()),
+        "options-nsqadmin.md": options_page(nsqadmin.flag_table()),
         "options-tools.md": tools_page(),
     }
 

@@ -2,6 +2,7 @@
 
     nsqlookupd | 2026/11/15 04:31:22.370396 INFO: TCP: listening on 127.0.0.1:4160
     nsqd       | 2026/11/15 04:31:22.770396 INFO: TCP: listening on 127.0.0.1:4150
+    nsqadmin   | 2026/11/15 04:31:23.170396 INFO: HTTP: listening on 127.0.0.1:4171
     up         | all parts answer; Ctrl-C stops them
 
 Rule 1: parts start in the order of ``PARTS``, each when the one before it answers /ping.
@@ -82,6 +83,9 @@ class UpOptions:
     lookupd_http_port: int = integer(
         PORTS, 4161, "port of nsqlookupd for HTTP", minimum=0, maximum=65535, own=True
     )
+    admin_http_port: int = integer(
+        PORTS, 4171, "port of nsqadmin for browsers", minimum=0, maximum=65535, own=True
+    )
 
 
 # The addresses of what runs: name, TCP or HTTP, address.
@@ -95,8 +99,9 @@ class Part:
     name: str
     command: str
     flags: Callable[[UpOptions, Addresses], dict[str, object]]
-    # How many of it write "listening" before it is there.
+    # How many of it write "listening" before it is there, and for what.
     count: Callable[[UpOptions], int] = lambda options: 1
+    kinds: tuple[str, ...] = ("TCP", "HTTP")
 
 
 def lookupd_flags(options: UpOptions, addresses: Addresses) -> dict[str, object]:
@@ -109,6 +114,13 @@ def nsqd_flags(options: UpOptions, addresses: Addresses) -> dict[str, object]:
         "lookupd-tcp-address": addresses["nsqlookupd"]["TCP"],
         "data-path": options.data_path,
         "processes": options.processes,
+    }
+
+
+def admin_flags(options: UpOptions, addresses: Addresses) -> dict[str, object]:
+    return {
+        "http-address": join_address(options.host, options.admin_http_port),
+        "lookupd-http-address": addresses["nsqlookupd"]["HTTP"],
     }
 
 
@@ -125,6 +137,7 @@ def listen_flags(options: UpOptions, tcp_port: int, http_port: int) -> dict[str,
 PARTS = (
     Part("nsqlookupd", "lookupd", lookupd_flags),
     Part("nsqd", "nsqd", nsqd_flags, lambda options: options.processes),
+    Part("nsqadmin", "admin", admin_flags, kinds=("HTTP",)),
 )
 
 
@@ -186,7 +199,8 @@ class Running:
                 self.addresses.setdefault(name, {})[found[1]] = found[2]
             elif found := FATAL.search(text):
                 self._fatal = self._fatal or found[1]
-            whole = [name for name, kinds in self.addresses.items() if len(kinds) == 2]
+            wanted = len(self.part.kinds)
+            whole = [name for name, kinds in self.addresses.items() if len(kinds) == wanted]
             if len(whole) == self._count:
                 self.listening.set()
 
@@ -315,7 +329,10 @@ class Up:
         for running in self._running:
             for name in sorted(running.addresses, key=lambda name: (len(name), name)):
                 kinds = running.addresses[name]
-                show(NAME, f"{name:<{NAME_WIDTH}}  TCP {kinds['TCP']}  HTTP http://{kinds['HTTP']}")
+                tcp = f"TCP {kinds['TCP']}  " if "TCP" in kinds else ""
+                show(NAME, f"{name:<{NAME_WIDTH}}  {tcp}HTTP http://{kinds['HTTP']}")
+        admin = self._running[-1].addresses["nsqadmin"]["HTTP"]
+        show(NAME, f"look at it in a browser: http://{admin}")
         show(NAME, f"messages are kept in {Path(self._options.data_path).resolve()}")
         show(NAME, "all parts answer; Ctrl-C stops them")
 
@@ -330,8 +347,9 @@ def flag_table() -> FlagTable[UpOptions]:
     return FlagTable(
         "penstock up",
         UpOptions,
-        summary="Runs nsqlookupd and nsqd in one terminal, for development.  Their other options\n"
-        "come from PENSTOCK_NSQLOOKUPD_<OPTION> and PENSTOCK_NSQD_<OPTION>.",
+        summary="Runs nsqlookupd, nsqd and nsqadmin in one terminal, for development.  Their other\n"
+        "options come from PENSTOCK_NSQLOOKUPD_<OPTION>, PENSTOCK_NSQD_<OPTION> and\n"
+        "PENSTOCK_NSQADMIN_<OPTION>.",
         environment_prefix="PENSTOCK_UP_",
     )
 
