@@ -51,4 +51,6 @@ def _kind(value: object) -> str:
         return "bool"
     if isinstance(value, int | float):
         return "number"
-    return {list: "array", dict: "object", str: "string"}[type(value)]
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"

@@ -347,8 +347,8 @@ def flag_table() -> FlagTable[UpOptions]:
     return FlagTable(
         "penstock up",
         UpOptions,
-        summary="Runs nsqlookupd, nsqd and nsqadmin in one terminal, for development.  Their other\n"
-        "options come from PENSTOCK_NSQLOOKUPD_<OPTION>, PENSTOCK_NSQD_<OPTION> and\n"
+        summary="Runs nsqlookupd, nsqd and nsqadmin in one terminal, for development.  Their\n"
+        "other options come from PENSTOCK_NSQLOOKUPD_<OPTION>, PENSTOCK_NSQD_<OPTION> and\n"
         "PENSTOCK_NSQADMIN_<OPTION>.",
         environment_prefix="PENSTOCK_UP_",
     )
