@@ -11,9 +11,13 @@
     │   ├── UnknownOutcomeError  the connection was lost before the answer: stored or not
     │   ├── StoppedError         the producer or consumer was stopped
     │   └── DiscoveryError       nsqlookupd cannot be asked, or answers nonsense
+    ├── StagingError      a batch cannot be staged, decided or published as things are: a code
     ├── LoadError         a load generator's run cannot go on
     ├── SparkSetupError   Java or PySpark is missing, or too old
     ├── PipelineError     a pipeline cannot be run as it is declared, or not any further
+    ├── QueryError        a Spark query over topics cannot go on
+    │   ├── NodeError            a node does not answer, or refuses: a status and a code
+    │   └── DataLossError        messages that the query should have read may be gone
     └── StorageError      a file cannot be used as it is
         ├── CorruptError  bytes that were once good are not any more
         ├── UncutError    a failed write left bytes behind that could not be cut off again
@@ -80,6 +84,15 @@ class DiscoveryError(ClientError):
     """An nsqlookupd cannot be asked, or what it answers makes no sense."""
 
 
+class StagingError(PenstockError):
+    """What was asked of a staging cannot be done; the code is for programs, the text for people."""
+
+    def __init__(self, code: str, text: str = "") -> None:
+        super().__init__(f"{code}: {text}" if text else code)
+        self.code = code
+        self.text = text
+
+
 class LoadError(PenstockError):
     """A run of the load generator cannot go on; the text says why in words for a person."""
 
@@ -90,6 +103,23 @@ class SparkSetupError(PenstockError):
 
 class PipelineError(PenstockError):
     """A pipeline's file is wrong, or its run cannot go on; the text says where and what to do."""
+
+
+class QueryError(PenstockError):
+    """A Spark query that reads or writes topics cannot go on; the text says what to do."""
+
+
+class NodeError(QueryError):
+    """A node does not answer (``status`` 0), or answers that it will not."""
+
+    def __init__(self, text: str, status: int = 0, code: str = "") -> None:
+        super().__init__(text)
+        self.status = status
+        self.code = code
+
+
+class DataLossError(QueryError):
+    """Messages that the query should have read may be gone, and failOnDataLoss is set."""
 
 
 class StorageError(PenstockError):

@@ -1,6 +1,13 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
+cdef enum:
+    FRAME_HEADER = 34
+
+
+cdef void store_frame(unsigned char* p, const unsigned char* body, Py_ssize_t size,
+                      int64_t timestamp_ns, uint64_t id) noexcept nogil
+
 
 cdef class Appender:
     cdef readonly int node_id

@@ -17,7 +17,6 @@ cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject** string, Py_ssize_t size) except -1
 
 cdef enum:
-    FRAME_HEADER = 34
     FRAME_TYPE_MESSAGE = 2
     CAPACITY_MIN = 4096
     CAPACITY_FIRST_MAX = 1 << 20    # what a new batch may take at once, going by the last one
@@ -39,7 +38,7 @@ cdef void fill_hex() noexcept:
 fill_hex()
 
 
-cdef inline unsigned char* store_u32(unsigned char* p, uint32_t value) noexcept:
+cdef inline unsigned char* store_u32(unsigned char* p, uint32_t value) noexcept nogil:
     p[0] = <unsigned char>(value >> 24)
     p[1] = <unsigned char>(value >> 16)
     p[2] = <unsigned char>(value >> 8)
@@ -51,10 +50,22 @@ cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
     return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
 
 
-cdef inline void store_id(unsigned char* p, uint64_t value) noexcept:
+cdef inline void store_id(unsigned char* p, uint64_t value) noexcept nogil:
     cdef int i
     for i in range(8):
         memcpy(p + 2 * i, &HEX[2 * ((value >> (56 - 8 * i)) & 0xFF)], 2)
+
+
+cdef void store_frame(unsigned char* p, const unsigned char* body, Py_ssize_t size,
+                      int64_t timestamp_ns, uint64_t id) noexcept nogil:
+    store_u32(p, <uint32_t>(30 + size))
+    store_u32(p + 4, FRAME_TYPE_MESSAGE)
+    store_u32(p + 8, <uint32_t>(<uint64_t>timestamp_ns >> 32))
+    store_u32(p + 12, <uint32_t>timestamp_ns)
+    p[16] = 0
+    p[17] = 1
+    store_id(p + 18, id)
+    memcpy(p + FRAME_HEADER, body, size)
 
 
 def split_multi(bytes body, int64_t count_max, int64_t size_max):
@@ -128,28 +139,26 @@ cdef class Appender:
         self.ticket = None
         return sealed
 
+    def take(self, int64_t count):
+        """Give ``count`` indexes to a batch that is built elsewhere; returns the first of them."""
+        assert not self.count
+        self.first += count
+        return self.first - count
+
     cdef int open(self) except -1:
         self.opened()
         return 0
 
     cdef int append(self, const unsigned char* body, Py_ssize_t size,
                     int64_t timestamp_ns) except -1:
-        cdef unsigned char* p
         if not self.count:
             self.open()
             self.publish_ns = timestamp_ns
         elif timestamp_ns < self.publish_ns:
             self.publish_ns = timestamp_ns
         self.reserve(FRAME_HEADER + size)
-        p = self.buffer + self.size
-        store_u32(p, <uint32_t>(30 + size))
-        store_u32(p + 4, FRAME_TYPE_MESSAGE)
-        store_u32(p + 8, <uint32_t>(<uint64_t>timestamp_ns >> 32))
-        store_u32(p + 12, <uint32_t>timestamp_ns)
-        p[16] = 0
-        p[17] = 1
-        store_id(p + 18, <uint64_t>self.node_id << 54 | <uint64_t>(self.first + self.count))
-        memcpy(p + FRAME_HEADER, body, size)
+        store_frame(self.buffer + self.size, body, size, timestamp_ns,
+                    <uint64_t>self.node_id << 54 | <uint64_t>(self.first + self.count))
         self.size += FRAME_HEADER + size
         self.body_size += size
         self.count += 1

@@ -5,6 +5,7 @@ BATCH_HEADER_SIZE: Final = 56
 FRAME_SIZE_MIN: Final = 34
 INDEX_MAX: Final = 18014398509481984
 ORIGINS: Final = 1
+STAGED: Final = 2
 END: Final = 0
 PARTIAL: Final = 1
 BAD_HEADER: Final = 2

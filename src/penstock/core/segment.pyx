@@ -1,8 +1,9 @@
 # Batches of a topic log, as they lie in a segment file (docs/storage-format.md).
 #
 #     0 magic "PSB1" | 4 header crc | 8 payload size | 12 payload crc | 16 first index | 24 count
-#     28 flags | 30 zero | 32 append_ns | 40 publish_ns | 48 origin slot | 56 payload
+#     28 flags | 30 zero | 32 append_ns | 40 publish_ns | 48 origin | 56 payload
 #     payload: frames back to back, and with flag 1 `count` ordinals of 4 bytes after them
+#     origin: with flag 1 the slot the messages were deferred in, with flag 2 the staging and part
 #
 # Rule 1: no I/O, no clock.  The bytes come from a disk: nothing about them is assumed.
 # Rule 2: a header with a good checksum is believed, so after a bad payload the walk goes on right
@@ -20,7 +21,9 @@ HEADER_SIZE = 64
 BATCH_HEADER_SIZE = 56
 FRAME_SIZE_MIN = 34
 INDEX_MAX = 1 << 54
+# Flags; a batch has one of them at most.
 ORIGINS = 1
+STAGED = 2
 
 # Why a scan stopped.
 END = 0          # at the end of the bytes, after a whole batch

@@ -38,6 +38,7 @@ from penstock.engine.pull import Pulls
 from penstock.engine.reads import Reads
 from penstock.engine.registry import Registry
 from penstock.engine.scan import DeadlineScan, SampleScan, Scan
+from penstock.engine.staging import Staging
 from penstock.engine.tail import TailBudget
 from penstock.engine.ticket import Ticket, after, settled
 from penstock.engine.topic import Topic
@@ -105,6 +106,7 @@ class Broker:
         self.health_of_disk = Health(self)
         self.identity = Identity(self)
         self.registry = Registry(self)
+        self.staging = Staging(self)
         self.pulls = Pulls(self)
         self.polls = Polls(self)
         self.reads = Reads(self)
@@ -430,6 +432,7 @@ class Broker:
         self._every(JOURNAL_INTERVAL_NS, self._journal_round)
         self._every(self.options.sync_timeout_ns, self._sync_round)
         self._every(UPKEEP_INTERVAL_NS, self._upkeep_round)
+        self.staging.start()
         self._arm_wanted = True
         self._turn_soon()
 

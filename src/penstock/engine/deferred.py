@@ -75,6 +75,7 @@ class DeferredQueue:
         memory_size_max: int = 64 * 1024 * 1024,
         generation: Callable[[], int] = new_generation,
     ) -> None:
+        self.store = store
         self._table = SlotTable(store, disk, clock, void_before, near_count_max)
         self._schedule = self._table.schedule
         self._tallies = self._table.tallies
@@ -126,7 +127,21 @@ class DeferredQueue:
         self, topic: str, instance: int, body: bytes, timestamp_ns: int, due_ns: int, stamp: int
     ) -> Ticket:
         """Accept a message; the ticket is settled when it is on disk, after ``flush``."""
+        return self._writer.defer(topic, instance, body, timestamp_ns, due_ns, stamp)[1]
+
+    def defer_staged(
+        self, topic: str, instance: int, body: bytes, timestamp_ns: int, due_ns: int, stamp: int
+    ) -> tuple[SlotFile, Ticket]:
+        """As ``defer``, for a row that may be looked for later: the file is the caller's to pin."""
         return self._writer.defer(topic, instance, body, timestamp_ns, due_ns, stamp)
+
+    def slot_files(self) -> list[SlotFile]:
+        """All there are; one that is pinned stays until ``unpin``."""
+        return list(self._table.files.values())
+
+    def unpin(self, file: SlotFile) -> None:
+        file.pin_count -= 1
+        self._changed(file)
 
     def defer_memory(
         self, topic: str, instance: int, body: bytes, timestamp_ns: int, due_ns: int, stamp: int

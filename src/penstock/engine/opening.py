@@ -67,6 +67,8 @@ def open_broker(broker: Broker) -> None:
     broker.deferred.recover(fired)
     _add_listed(broker, metadata)
     broker.registry.save_all()
+    broker.staging.open()
+    broker.staging.resume()
 
 
 def _lease(broker: Broker, end: int) -> None:

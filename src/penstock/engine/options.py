@@ -156,6 +156,17 @@ class Options:
         STORAGE, "2s", "longest time before what was written is synced", minimum="1ns"
     )
 
+    staging_timeout_ns: int = duration(
+        STORAGE,
+        "24h",
+        "time after which rows that were staged and not published are dropped",
+        minimum="1s",
+        own=True,
+    )
+    max_staging_bytes: int = integer(
+        STORAGE, 10 << 30, "bytes of staged rows this node keeps", minimum=1, own=True
+    )
+
     max_msg_size: int = integer(
         MESSAGES, 1_048_576, "largest message, in bytes", minimum=1, maximum=MESSAGE_SIZE_MAX
     )

@@ -77,9 +77,8 @@ class Checkpoints:
         if self._busy:
             return  # they are offered again
         entries: dict[int, _Entry] = {}
-        for number, ordinals in self._void.items():
-            entries[number] = _Entry(self._table.files[number], ordinals, [])
-        self._void = {}
+        for number in [n for n in self._void if not self._table.files[n].pin_count]:
+            entries[number] = _Entry(self._table.files[number], self._void.pop(number), [])
         for fired in synced:
             if self._offered.pop(id(fired), None) is None:
                 continue

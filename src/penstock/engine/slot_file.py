@@ -22,6 +22,7 @@ class SlotFile(Slot):
         self.found = found  # made by an earlier process: read, never appended to
         self.primed = not found  # its size and .fired are known
         self.size = 0  # of what is written; 0 before the first append
+        self.synced_size = 0  # how much of it this process has synced
         self.ordinal = 0  # of the next record
         self.batch: Batch | None = None  # accepted, not yet on its way
         self.ticket: Ticket | None = None
@@ -37,6 +38,9 @@ class SlotFile(Slot):
         self.unchecked_count = 0  # fired or void, not in .fired yet
         self.fired_named = False  # .fired exists durably
         self.damaged = False
+        # Publications that may look for their rows here after a crash (R19): neither the file nor
+        # a word in .fired about records that were never accepted before they are through.
+        self.pin_count = 0
 
     @property
     def finished(self) -> bool:
@@ -47,6 +51,7 @@ class SlotFile(Slot):
         return (
             self.next_ns == NEVER
             and not (self.near_count or self.firing_count or self.unchecked_count)
+            and not self.pin_count
             and not (self.loading or self.writing or self.syncing)
             and self.batch is None
         )

@@ -68,7 +68,8 @@ class SlotWriter:
 
     def defer(
         self, topic: str, instance: int, body: bytes, timestamp_ns: int, due_ns: int, stamp: int
-    ) -> Ticket:
+    ) -> tuple[SlotFile, Ticket]:
+        """The file the message goes to, and the ticket of the append it is part of."""
         file = self._file_for(due_ns, timestamp_ns)
         batch, ticket = file.batch, file.ticket
         if batch is None or ticket is None:
@@ -81,7 +82,7 @@ class SlotWriter:
         batch.add(file.ordinal, topic.encode(), instance, body, timestamp_ns, due_ns, stamp)
         file.ordinal += 1
         self.pending_size += batch.size - size
-        return ticket
+        return file, ticket
 
     def _file_for(self, due_ns: int, now_ns: int) -> SlotFile:
         due_ms = due_ns // MS
@@ -191,6 +192,7 @@ class SlotWriter:
                 self._seal(file)
             if self._synced:
                 file.name_synced = True
+                file.synced_size = size
             else:
                 file.unsynced_count += batch.count
                 self.unsynced_count += batch.count
@@ -221,7 +223,7 @@ class SlotWriter:
             for f in self._table.files.values()
             if f.unsynced_count and not f.syncing and not (f.rewrite and (f.writing or f.batch))
         ]
-        counts = [f.unsynced_count for f in files]
+        counts = [(f.unsynced_count, f.size) for f in files]
         fresh = [not f.name_synced for f in files]
         for file in files:
             file.syncing = True
@@ -250,16 +252,17 @@ class SlotWriter:
     def _synced_all(
         self,
         files: list[SlotFile],
-        counts: list[int],
+        counts: list[tuple[int, int]],
         done: Callable[[BaseException | None], None] | None,
         outcomes: list[Exception | None] | None,
         error: BaseException | None,
     ) -> None:
         results = outcomes if outcomes is not None else [error] * len(files)
-        for file, count, failure in zip(files, counts, results, strict=True):
+        for file, (count, size), failure in zip(files, counts, results, strict=True):
             file.syncing = False
             if failure is None:
                 file.name_synced = True
+                file.synced_size = max(file.synced_size, size)
                 file.rewrite = False
                 file.unsynced_count -= count
                 self.unsynced_count -= count

@@ -10,6 +10,8 @@ Rule 3: one write and one sync at a time; what arrives meanwhile is the next bat
         --sync-every=1 one sync serves everybody who waits (group commit).
 Rule 4: a failed write leaves nothing behind but burned indexes (R1); its publishers get the
         error, and the next batch is tried afresh (R8).
+Rule 5: a part of a staging is one batch (R19).  A large one is made and written on a thread; what
+        is published meanwhile goes before the next one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import NamedTuple
 
 from penstock.core.appender import Appender
 from penstock.core.latency import Histogram
-from penstock.core.segment import ORIGINS, encode_batch_header
+from penstock.core.parts import frames
+from penstock.core.segment import ORIGINS, STAGED, encode_batch_header
 from penstock.engine.clock import Clock
 from penstock.engine.deferred import Due
 from penstock.engine.disk import Disk
@@ -42,6 +45,19 @@ SYNC_SPACING_NS = 10_000_000
 DIRTY_SIZE_MAX = 64 << 20
 # Bytes that may wait to be written before publishers are held back.
 PENDING_SIZE_MAX = 8 << 20
+# Parts of stagings up to this size are written by the loop: a tenth of a millisecond.
+PART_SIZE_INLINE = 128 << 10
+
+
+@dataclass(slots=True)
+class Part:
+    """Messages that were staged; ``body`` is as MPUB's, ``origin`` says which part of which."""
+
+    body: bytes
+    count: int
+    origin: int
+    publish_ns: int
+    ticket: Ticket
 
 
 @dataclass(slots=True)
@@ -56,14 +72,23 @@ class Batch:
     publish_ns: int
     ticket: Ticket
     dues: list[Due] = field(default_factory=list)
+    part: Part | None = None  # what the payload is to be made of
 
     @property
     def end(self) -> int:
         return self.first + self.count
 
     @property
-    def slot(self) -> int:
+    def origin(self) -> int:
+        if self.part is not None:
+            return self.part.origin
         return self.dues[0].slot if self.dues else 0
+
+    @property
+    def flags(self) -> int:
+        if self.part is not None:
+            return STAGED
+        return ORIGINS if self.dues else 0
 
     @property
     def frames_size(self) -> int:
@@ -76,8 +101,8 @@ class Batch:
             self.count,
             self.append_ns,
             self.publish_ns,
-            self.slot,
-            ORIGINS if self.dues else 0,
+            self.origin,
+            self.flags,
         )
 
 
@@ -117,6 +142,7 @@ class LogWriter:
         self._refuse = refuse
         self._sync_times = sync_times
         self._fired: deque[list[Due]] = deque()
+        self._parts: deque[Part] = deque()
         self._busy = False
         self._exclusive = False
         self._syncing = False
@@ -133,20 +159,28 @@ class LogWriter:
 
     @property
     def idle(self) -> bool:
-        return not (self._busy or self._syncing or self._appender.count or self._fired)
+        return not (self._busy or self._syncing or self._pending)
+
+    @property
+    def _pending(self) -> bool:
+        return bool(self._appender.count or self._fired or self._parts)
 
     def fire(self, dues: list[Due]) -> None:
         """Append deferred messages, all of one slot, that are due."""
         self._fired.append(dues)
 
+    def stage(self, part: Part) -> None:
+        """Append what was staged; whoever calls sees to it that little waits here at once."""
+        self._parts.append(part)
+
     def flush(self) -> None:
         """Write what is pending, as far as it goes without waiting."""
-        while not self._busy and (self._appender.count or self._fired or self._lost):
+        while not self._busy and (self._pending or self._lost):
             refusal = self._refuse()
             if self._lost:
                 self._rewrite()
             elif refusal is not None:
-                self._fail(self._seal(), refusal)
+                self._fail(self._next(), refusal)
             elif self.log.needs_roll():
                 if self._syncing:
                     return
@@ -155,7 +189,7 @@ class LogWriter:
                 self.start_sync()
                 return
             else:
-                self._write(self._seal())
+                self._write(self._next())
 
     def roll_if_finished(self, low: int) -> bool:
         """Seal the active segment when all of it is finished, so that it can go; whether it is."""
@@ -185,8 +219,28 @@ class LogWriter:
         waiting, self._waiting = self._waiting, Waiting([], [])
         self._disk.submit(self.log.sync, partial(self._synced, waiting))
 
+    def _next(self) -> Batch:
+        """The next batch: plain publishes first, then fired deferrals slot by slot, then parts."""
+        if self._parts and not (self._appender.count or self._fired):
+            return self._take_part(self._parts.popleft())
+        return self._seal()
+
+    def _take_part(self, part: Part) -> Batch:
+        first = self._appender.take(part.count)
+        self._append_ns = max(self._append_ns, self._clock.wall_ns())
+        body_size = len(part.body) - 4 - 4 * part.count
+        return Batch(
+            b"",
+            first,
+            part.count,
+            body_size,
+            self._append_ns,
+            part.publish_ns,
+            part.ticket,
+            part=part,
+        )
+
     def _seal(self) -> Batch:
-        """The next batch: plain publishes first, then fired deferrals slot by slot."""
         dues: list[Due] = []
         if not self._appender.count:
             dues = self._fired.popleft()
@@ -201,22 +255,29 @@ class LogWriter:
 
     def _write(self, batch: Batch) -> None:
         started_ns = self._clock.monotonic_ns()
-        header = batch.header()
-        if not self._opened or started_ns < self._slow_until_ns:
+        large = batch.part is not None and len(batch.part.body) > PART_SIZE_INLINE
+        if large or not self._opened or started_ns < self._slow_until_ns:
             self._busy = True
             self._opened = True
             self._disk.submit(
-                partial(self.log.write, header, batch.payload),
-                partial(self._written_elsewhere, batch, started_ns),
+                partial(self._put, batch), partial(self._written_elsewhere, batch, started_ns)
             )
             return
         try:
-            self.log.write(header, batch.payload)
+            self._put(batch)
         except (OSError, PenstockError) as error:
             self._fail(batch, error)
             return
         self._pace(started_ns)
         self._written(batch)
+
+    def _put(self, batch: Batch) -> None:
+        # On the loop or on another thread: nobody else has the batch until it is written.
+        part = batch.part
+        if part is not None:
+            batch.payload = frames(part.body, self.log.node_id, batch.first, part.publish_ns)
+            part.body = b""
+        self.log.write(batch.header(), batch.payload)
 
     def _pace(self, started_ns: int) -> None:
         """Choose thread or loop for the next writes by how long this one took."""
@@ -230,12 +291,13 @@ class LogWriter:
         if error is not None:
             self._fail(batch, error)
         else:
-            self._pace(started_ns)
+            if batch.part is None:  # a large part takes its time, on any disk
+                self._pace(started_ns)
             self._written(batch)
         self._go_on()
 
     def _written(self, batch: Batch) -> None:
-        self.log.commit(batch.first, batch.count, len(batch.payload), batch.append_ns, batch.slot)
+        self.log.commit(batch.first, batch.count, len(batch.payload), batch.append_ns)
         if self._troubled:
             self._troubled = False
             self._health(None)
@@ -264,8 +326,8 @@ class LogWriter:
         if token is None:
             # The segment could not be sealed.  Fail what waits; the next publish tries again.
             self._unsealed(error)
-            if error is not None and (self._appender.count or self._fired):
-                self._fail(self._seal(), error)
+            if error is not None and self._pending:
+                self._fail(self._next(), error)
         else:
             self._apply(token)
         self._go_on()

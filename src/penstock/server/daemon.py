@@ -26,6 +26,7 @@ from penstock.server.collecting import Collecting
 from penstock.server.http import HttpServer
 from penstock.server.http_api import NsqdApi
 from penstock.server.http_log import LogApi
+from penstock.server.http_staging import StagingApi
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
 from penstock.server.lookups import Lookups
 from penstock.server.loop import LoopTurns, ThreadDisk
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 # logs by then in any case, only finishes of the last moment could be missing.
 EXIT_TIMEOUT_S = 10.0
 CLIENT_TIMEOUT_S = 0.5
+# How long what was being published may hold up the start; after that it goes on beside the rest.
+START_TIMEOUT_S = 10.0
 
 # Gives the options as they would be at a start now; SIGHUP asks it.
 Reader = Callable[[], Options] | None
@@ -68,6 +71,7 @@ class Daemon:
         self._security = Security(options)
         self._memory = Memory()
         self._api = NsqdApi(self.broker, self._memory)
+        StagingApi(self.broker).add_routes(self._api.router)
         self._http = HttpServer(self._api.router)
         self._http.gate = self._security.gate
         LogApi(self.broker).add_routes(self._api.router)
@@ -79,6 +83,7 @@ class Daemon:
     async def serve(self) -> None:
         """Run until a signal says otherwise."""
         open_broker(self.broker)
+        await self._complete()
         stopped = stop_signals(self._loop)
         if self._read is not None or self._security.reloads:
             self._loop.add_signal_handler(signal.SIGHUP, self._reload)
@@ -91,6 +96,13 @@ class Daemon:
         await stopped.wait()
         log.info("NSQ: stopping")
         await self._end()
+
+    async def _complete(self) -> None:
+        """Batches that were being published are so before anybody looks, if that is soon (R19)."""
+        try:
+            await asyncio.wait_for(self._settled(self.broker.staging.recovered), START_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("NSQ: batches are still being published")
 
     async def _listen(self) -> None:
         options, api = self._options, self._api

@@ -1,7 +1,7 @@
 """Bearer tokens for the HTTP API: off unless --http-auth-token-file names a file of them.
 
     # role  token
-    publish 3f6c1e...        POST /pub and /mpub
+    publish 3f6c1e...        POST /pub and /mpub, and /staging...
     read    58d0c2...        GET /log and below, POST /channel/pull and /channel/commit
     metrics 91ab77...        GET /stats, /metrics and /info
     admin   c0ffee...        everything
@@ -30,9 +30,12 @@ from penstock.server.http_router import Route, refusing
 PUBLISH, READ, ADMIN, METRICS = "publish", "read", "admin", "metrics"
 ROLES = (PUBLISH, READ, ADMIN, METRICS)
 
+STAGING = frozenset(
+    f"/staging/{name}" for name in ("part", "seal", "decide", "publish", "abort", "coordinator")
+)
 _OPEN = frozenset({"/ping"})
 _BY_ROLE = {
-    PUBLISH: frozenset({"/pub", "/mpub"}),
+    PUBLISH: frozenset({"/pub", "/mpub", "/staging", *STAGING}),
     READ: frozenset(
         {
             "/log",

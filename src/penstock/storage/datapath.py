@@ -6,6 +6,7 @@
 #                     <base>.log  <base>.side  journal  *.corrupt
 #     penstock/topics/<topic>~<instance>.deleted/   on its way out
 #     penstock/deferred/                            slots.py
+#     penstock/staging/                             staging.py, ledger.py
 #     penstock/import/                              an import that was not finished: removed
 #     penstock/imported/                            topics of one that was: moved to topics/
 #
@@ -47,6 +48,7 @@ class DataPath:
         self.reserve = f"{self.own}/reserve"
         self.topics = f"{self.own}/topics"
         self.deferred = f"{self.own}/deferred"
+        self.staging = f"{self.own}/staging"
         self.importing = f"{self.own}/import"
         self.imported = f"{self.own}/imported"
 
@@ -54,7 +56,7 @@ class DataPath:
         """Lock the data path, make what is missing and remove what deletes left behind."""
         self.files.lock(self.root)
         self.refuse_queues()
-        for folder in (self.topics, self.deferred):
+        for folder in (self.topics, self.deferred, self.staging):
             if not self.files.exists(folder):
                 self.files.make_folder(folder)
         self.files.sync_folder(self.root)

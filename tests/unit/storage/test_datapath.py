@@ -58,7 +58,7 @@ def test_opening_removes_what_a_crash_left(paths: DataPath) -> None:
     paths.open()
     assert not Path(gone).exists()
     assert sorted(p.name for p in Path(paths.root).iterdir()) == ["mine.tmp", "penstock"]
-    assert sorted(p.name for p in Path(paths.own).iterdir()) == ["deferred", "topics"]
+    assert sorted(p.name for p in Path(paths.own).iterdir()) == ["deferred", "staging", "topics"]
 
 
 def test_a_data_path_belongs_to_one_process(paths: DataPath) -> None:

@@ -1,0 +1,149 @@
+"""One staging: its parts, and those on their way into its file."""
+
+from __future__ import annotations
+
+from penstock.engine.ticket import Ticket, settled
+from penstock.errors import StagingError
+from penstock.storage.staging import (
+    RECORD_SIZE,
+    FoundStaging,
+    Key,
+    PartRecord,
+    Seal,
+    encode_header,
+    encode_part,
+)
+
+
+class Coming:
+    """A part that is not in its file yet."""
+
+    __slots__ = ("begun", "body", "count", "crc", "deferred", "part", "size", "ticket", "topic")
+
+    def __init__(
+        self, part: int, topic: str, deferred: bool, count: int, body: bytes, crc: int
+    ) -> None:
+        self.part = part
+        self.topic = topic
+        self.deferred = deferred
+        self.count = count
+        self.body = body
+        self.size = len(body)
+        self.crc = crc
+        self.begun = False
+        self.ticket = Ticket()
+
+    def same(self, other: Coming | PartRecord) -> bool:
+        return (self.topic, self.deferred, self.count, self.size, self.crc) == (
+            other.topic,
+            other.deferred,
+            other.count,
+            other.size,
+            other.crc,
+        )
+
+
+class Staged:
+    """A staging.  ``told`` is the seal that is on its way, ``seal`` the one that is durable."""
+
+    def __init__(self, number: int, key: Key, created_ns: int, touched_ns: int) -> None:
+        self.number = number
+        self.key = key
+        self.created_ns = created_ns
+        self.touched_ns = touched_ns
+        self.parts: dict[int, PartRecord] = {}
+        self.coming: dict[int, Coming] = {}
+        self.size = 0  # of the bodies, with those on their way
+        self.file_size = 0
+        self.writing = False
+        self.told = Seal(0, 0)
+        self.sealing: Ticket | None = None
+        self.seal: Seal | None = None
+        self.checked = True  # all that is in the file was written by this process, or read again
+        self.gone = False
+        self.error: Exception | None = None
+
+    @staticmethod
+    def found(found: FoundStaging, touched_ns: int) -> Staged:
+        staged = Staged(found.number, found.key, found.created_ns, touched_ns)
+        staged.parts = found.parts
+        staged.size = sum(part.size for part in found.parts.values())
+        staged.file_size = found.good_size
+        staged.seal = found.seal
+        staged.checked = False
+        return staged
+
+    @property
+    def count(self) -> int:
+        """Messages in its parts."""
+        return sum(part.count for part in self.parts.values())
+
+    def header(self) -> bytes:
+        return encode_header(self.number, self.key, self.created_ns)
+
+    def known(self, coming: Coming) -> Ticket | None:
+        """The ticket of a part that came before; StagingError if it was another."""
+        on_its_way = self.coming.get(coming.part)
+        known = on_its_way or self.parts.get(coming.part)
+        if known is None:
+            return None
+        if not coming.same(known):
+            raise StagingError("PART_DIFFERS", f"part {coming.part} is here with other rows")
+        return on_its_way.ticket if on_its_way is not None else settled()
+
+    def refuse_parts(self) -> None:
+        if self.seal is not None or self.sealing is not None:
+            raise StagingError("SEALED", "it takes no more parts")
+        self._refuse_failed()
+
+    def refuse_seal(self, told: Seal) -> None:
+        self._refuse_failed()
+        if self.seal is not None:
+            if self.seal != told:
+                raise StagingError("SEALED", "with other parts or another count")
+            return
+        if self.coming:
+            raise StagingError("PARTS_COMING", "parts are still being written")
+        missing = [part for part in range(told.part_count) if part not in self.parts]
+        if missing:
+            raise StagingError("MISSING_PARTS", f"parts {missing[:20]}")
+        if len(self.parts) > told.part_count:
+            raise StagingError("PARTS_DIFFER", f"{len(self.parts)} parts are here")
+        if self.count != told.count:
+            raise StagingError("COUNT_DIFFERS", f"{self.count} rows are here")
+
+    def _refuse_failed(self) -> None:
+        if self.error is not None:
+            raise StagingError("STAGING_FAILED", str(self.error))
+
+    def take(self, batch: list[Coming]) -> list[bytes]:
+        """The bytes to append for ``batch``, which is on its way from now on."""
+        pieces = [] if self.file_size else [self.header()]
+        for coming in batch:
+            coming.begun = True
+            pieces += encode_part(
+                self.number,
+                coming.part,
+                coming.topic,
+                coming.deferred,
+                coming.count,
+                coming.body,
+                coming.crc,
+            )
+            coming.body = b""
+        return pieces
+
+    def written(self, batch: list[Coming], file_size: int) -> None:
+        """``batch`` is in the file, which is that long now."""
+        self.file_size = end = file_size
+        for coming in reversed(batch):
+            self.parts[coming.part] = PartRecord(
+                coming.part,
+                coming.topic,
+                coming.deferred,
+                coming.count,
+                coming.size,
+                coming.crc,
+                end - coming.size,
+            )
+            end -= coming.size + len(coming.topic) + RECORD_SIZE

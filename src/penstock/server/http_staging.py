@@ -1,0 +1,302 @@
+"""Staging over HTTP (R19): rows of a Spark query come in parts, and are published as a batch.
+
+    PUT  /staging/part        a part of the rows of one task
+    POST /staging/seal        they are all there: keep them
+    POST /staging/decide      which stagings of a batch count, asked of the query's coordinator
+    POST /staging/publish     publish those that are here
+    POST /staging/abort       they will never be
+    POST, GET /staging/coordinator   which node decides for a query
+    GET  /staging             what is staged
+
+Errors carry a second field: {"message":"MISSING_PARTS","detail":"parts [3, 4]"}.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+from penstock.core.parts import measure
+from penstock.engine.broker import Broker
+from penstock.engine.health import is_full
+from penstock.engine.names import is_ephemeral, is_valid_name
+from penstock.engine.staging import Staging
+from penstock.engine.ticket import Ticket, settled
+from penstock.errors import StagingError
+from penstock.server.http_message import (
+    INTERNAL_ERROR,
+    JSON,
+    V1,
+    HttpError,
+    Pending,
+    Request,
+    Response,
+    json_response,
+)
+from penstock.server.http_publish import flag
+from penstock.server.http_router import Handler, Route, Router
+from penstock.storage.ledger import Coordinator, Decision, Winner
+from penstock.storage.staging import Key
+from penstock.wire import gojson
+
+PART_SIZE_MAX = 8 << 20
+# Small messages grow by their frames: 8 MiB of one-byte rows would be a log batch of 58 MiB.
+FRAMES_SIZE_MAX = 16 << 20
+FRAME_SIZE_MIN = 34
+# The winners of 10,000 tasks.
+BODY_SIZE_MAX = 2 << 20
+WINNER_COUNT_MAX = 20_000
+LISTED_COUNT_MAX = 1000
+
+_STATUS = {
+    "STAGING_NOT_FOUND": 404,
+    "STAGING_FULL": 507,
+    "DISK_FULL": 507,
+    "STAGING_BUSY": 503,
+    "EXITING": 503,
+    "STAGING_FAILED": 500,
+    "STAGING_CORRUPT": 500,
+    "STAGING_STUCK": 500,
+}
+_QUERY = re.compile(r"[!-~]{1,200}")
+_ATTEMPT = re.compile(r"[0-9a-f]{32}")
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_INT64_MAX = (1 << 63) - 1
+_PARTITION_MAX = (1 << 31) - 1
+_PART_MAX = (1 << 16) - 1
+
+_DAMAGE = {"MSG_TOO_BIG": 413}
+
+
+class StagingApi:
+    """The routes."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @property
+    def _staging(self) -> Staging:
+        return self._broker.staging
+
+    def add_routes(self, router: Router) -> None:
+        part = Route(_guarded(self.part), body_size_max=PART_SIZE_MAX)
+        router.add("PUT", "/staging/part", part)
+        for name in ("seal", "decide", "publish", "abort", "coordinator"):
+            handler = _guarded(getattr(self, name))
+            router.add("POST", f"/staging/{name}", Route(handler, body_size_max=BODY_SIZE_MAX))
+        router.add("GET", "/staging/coordinator", Route(_guarded(self.get_coordinator)))
+        router.add("GET", "/staging", Route(self.list))
+
+    def part(self, request: Request) -> Pending:
+        key = _key(request)
+        part = _number(request, "part", _PART_MAX)
+        topic = _argument(request, "topic")
+        if not is_valid_name(topic) or is_ephemeral(topic):
+            raise HttpError(400, "INVALID_TOPIC")
+        deferred = flag(request, "deferred", absent=False)
+        options = self._broker.options
+        due_max_ns = self._broker.clock.wall_ns() + options.max_defer_ns
+        try:
+            count, size = measure(request.body, deferred, options.max_msg_size, due_max_ns)
+        except ValueError as error:
+            raise HttpError(_DAMAGE.get(str(error), 400), str(error)) from None
+        if size + FRAME_SIZE_MIN * count > FRAMES_SIZE_MAX:
+            raise HttpError(413, "PART_TOO_BIG")
+        ticket = self._staging.put_part(key, part, topic, deferred, request.body, count)
+        return _pending(ticket, {"part": part, "count": count})
+
+    def seal(self, request: Request) -> Pending:
+        key = _key(request)
+        part_count = _number(request, "parts", _PART_MAX + 1)
+        count = _number(request, "count", _INT64_MAX)
+        ticket = self._staging.seal(key, part_count, count)
+        return _pending(ticket, {"node": self._broker.node_uuid, "count": count})
+
+    def decide(self, request: Request) -> Pending:
+        told = _object(request)
+        query, batch = _query(told), _integer(told, "batch", _INT64_MAX)
+        winners = tuple(_winner(winner) for winner in _list(told, "winners"))
+        if len({(winner.node, winner.partition) for winner in winners}) < len(winners):
+            raise HttpError(400, "INVALID_WINNERS")
+        state = self._staging.ledger.queries.get(query)
+        coordinator = state.coordinator if state is not None else None
+        if coordinator is not None and coordinator.node != self._broker.node_uuid:
+            raise StagingError("NOT_COORDINATOR", f"{coordinator.node} decides")
+        newest, recorded, ticket = self._staging.ledger.decide(query, Decision(batch, winners))
+        if newest.batch > batch:
+            return _pending(ticket, {"winners": [], "recorded": False, "old": True})
+        shown = [asdict(winner) for winner in newest.winners]
+        return _pending(ticket, {"winners": shown, "recorded": recorded})
+
+    def publish(self, request: Request) -> Pending:
+        told = _object(request)
+        query, batch = _query(told), _integer(told, "batch", _INT64_MAX)
+        winners = [_name(winner) for winner in _list(told, "winners")]
+        if len({partition for partition, _ in winners}) < len(winners):
+            raise HttpError(400, "INVALID_WINNERS")
+        ticket, outcome = self._staging.publish(query, batch, winners)
+        answer: dict[str, Any] = {"count": outcome.count, "already": outcome.already}
+        if outcome.old:
+            answer["old"] = True
+        return _pending(ticket, answer)
+
+    def abort(self, request: Request) -> Pending:
+        told = _object(request)
+        query, batch = _query(told), _integer(told, "batch", _INT64_MAX)
+        names = [_name(name) for name in _list(told, "stagings")]
+        return _pending(settled(), {"discarded": self._staging.abort(query, batch, names)})
+
+    def coordinator(self, request: Request) -> Pending:
+        told = _object(request)
+        query = _query(told)
+        address = told.get("address", "")
+        if not isinstance(address, str) or len(address) > 300:
+            raise HttpError(400, "INVALID_ADDRESS")
+        named = Coordinator(_node(told.get("coordinator"), "INVALID_COORDINATOR"), address)
+        return _coordinator(*self._staging.ledger.coordinate(query, named))
+
+    def get_coordinator(self, request: Request) -> Pending:
+        query = _checked_query(_argument(request, "query"))
+        state = self._staging.ledger.queries.get(query)
+        if state is None or state.coordinator is None:
+            raise HttpError(404, "COORDINATOR_NOT_FOUND")
+        return _coordinator(state.coordinator, self._staging.ledger.save())
+
+    def list(self, request: Request) -> Response:
+        now_ns = self._broker.clock.wall_ns()
+        return json_response(
+            [
+                {
+                    **staged.key._asdict(),
+                    "size": staged.size,
+                    "count": staged.count,
+                    "sealed": staged.seal is not None,
+                    "age_ms": max(0, now_ns - staged.created_ns) // 1_000_000,
+                }
+                for staged in islice(self._staging.stagings(), LISTED_COUNT_MAX)
+            ]
+        )
+
+
+# Answers
+
+
+def _guarded(handler: Handler) -> Handler:
+    """A refusal of the engine becomes an answer."""
+
+    def guarded(request: Request) -> Response | Pending:
+        try:
+            return handler(request)
+        except StagingError as error:
+            return _refusal(error)
+
+    return guarded
+
+
+def _refusal(error: Exception) -> Response:
+    if isinstance(error, StagingError):
+        told = {"message": error.code, "detail": error.text}
+        return Response(_STATUS.get(error.code, 409), gojson.encode(told), (JSON, V1))
+    if is_full(error):
+        return Response(507, gojson.encode({"message": "DISK_FULL", "detail": ""}), (JSON, V1))
+    return INTERNAL_ERROR
+
+
+def _pending(ticket: Ticket, answer: object) -> Pending:
+    def then(settled: Ticket) -> Response:
+        return json_response(answer) if settled.error is None else _refusal(settled.error)
+
+    return Pending(ticket, then)
+
+
+def _coordinator(known: Coordinator, ticket: Ticket) -> Pending:
+    return _pending(ticket, {"coordinator": known.node, "address": known.address})
+
+
+# What is asked
+
+
+def _argument(request: Request, name: str) -> str:
+    value = request.query.get(name)
+    if value is None:
+        raise HttpError(400, f"MISSING_ARG_{name.upper()}")
+    return value
+
+
+def _number(request: Request, name: str, maximum: int) -> int:
+    text = _argument(request, name)
+    if not _NUMBER.fullmatch(text) or int(text) > maximum:
+        raise HttpError(400, f"INVALID_ARG_{name.upper()}")
+    return int(text)
+
+
+def _key(request: Request) -> Key:
+    attempt = _argument(request, "attempt").lower()
+    if not _ATTEMPT.fullmatch(attempt):
+        raise HttpError(400, "INVALID_ARG_ATTEMPT")
+    return Key(
+        _checked_query(_argument(request, "query"), "INVALID_ARG_QUERY"),
+        _number(request, "batch", _INT64_MAX),
+        _number(request, "partition", _PARTITION_MAX),
+        attempt,
+    )
+
+
+def _checked_query(query: object, code: str = "INVALID_QUERY") -> str:
+    if not isinstance(query, str) or not _QUERY.fullmatch(query):
+        raise HttpError(400, code)
+    return query
+
+
+def _object(request: Request) -> dict[str, Any]:
+    try:
+        told = json.loads(request.body)
+    except ValueError:
+        raise HttpError(400, "INVALID_BODY") from None
+    if not isinstance(told, dict):
+        raise HttpError(400, "INVALID_BODY")
+    return told
+
+
+def _query(told: dict[str, Any]) -> str:
+    return _checked_query(told.get("query"))
+
+
+def _integer(told: dict[str, Any], name: str, maximum: int) -> int:
+    value = told.get(name)
+    if type(value) is not int or not 0 <= value <= maximum:
+        raise HttpError(400, f"INVALID_{name.upper()}")
+    return value
+
+
+def _list(told: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    values = told.get(name)
+    if not isinstance(values, list) or len(values) > WINNER_COUNT_MAX:
+        raise HttpError(400, f"INVALID_{name.upper()}")
+    if not all(isinstance(value, dict) for value in values):
+        raise HttpError(400, f"INVALID_{name.upper()}")
+    return values
+
+
+def _name(told: dict[str, Any]) -> tuple[int, str]:
+    partition = _integer(told, "partition", _PARTITION_MAX)
+    attempt = told.get("attempt")
+    if not isinstance(attempt, str) or not _ATTEMPT.fullmatch(attempt.lower()):
+        raise HttpError(400, "INVALID_ATTEMPT")
+    return partition, attempt.lower()
+
+
+def _winner(told: dict[str, Any]) -> Winner:
+    node = _node(told.get("node"), "INVALID_NODE")
+    return Winner(node, *_name(told), _integer(told, "count", _INT64_MAX))
+
+
+def _node(value: object, code: str) -> str:
+    try:
+        return str(uuid.UUID(str(value)))
+    except ValueError:
+        raise HttpError(400, code) from None

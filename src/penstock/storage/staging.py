@@ -1,0 +1,266 @@
+# Staged rows on disk (R19): one append-only file a staging, in penstock/staging.
+#
+#     <number, 16 hex digits>.staging
+#     header, 60 bytes and the query:
+#         magic "PENSTSTG" | crc32c u32 of what follows | version u16 = 1 | query size u16
+#         | number u64 | batch i64 | partition u32 | attempt, 16 bytes | created_ns i64 | query
+#     record, 28 bytes, the topic and the payload:
+#         magic "PST1" | crc32c u32 of the number, of bytes 8..28 and of the topic
+#         | payload size u32 | payload crc32c u32 | kind u8 | flags u8 (1 = deferred) | part u16
+#         | count u32 | topic size u8 | zeros, 3 | topic | payload
+#         kind 1: a part, as core/parts.pyx reads it      kind 2: the seal: parts u32, count u64
+#
+# Rule 1: a seal is answered only after the file and its name are synced.
+# Rule 2: at start only the headers of records are read.  What an earlier process left is read
+#         whole, checksums and all, before a seal of it is answered again.
+# Rule 3: behind bad bytes nothing counts.  Without a seal they are torn, and cut off.
+# Rule 4: a part that comes twice counts as it came last.
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from google_crc32c import extend, value
+
+from penstock.errors import CorruptError
+from penstock.storage.files import Files
+
+MAGIC = b"PENSTSTG"
+RECORD_MAGIC = b"PST1"
+VERSION = 1
+PART, SEAL = 1, 2
+DEFERRED = 1
+NUMBER_MAX = (1 << 47) - 1  # `number << 16 | part` is the origin of a log batch, a positive i64
+
+_HEADER = struct.Struct(">HHQqI16sq")
+_RECORD = struct.Struct(">IIBBHIB3x")
+_SEAL = struct.Struct(">IQ")
+HEADER_SIZE = 12 + _HEADER.size
+RECORD_SIZE = 8 + _RECORD.size
+_NAME = re.compile(r"([0-9a-f]{16})\.staging")
+
+
+class Key(NamedTuple):
+    """What Spark calls a staging."""
+
+    query: str
+    batch: int
+    partition: int
+    attempt: str  # 32 lower-case hex digits
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """A part as it lies in its file."""
+
+    part: int
+    topic: str
+    deferred: bool
+    count: int
+    size: int
+    crc: int
+    offset: int  # of the payload
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """All parts are there."""
+
+    part_count: int
+    count: int
+
+
+@dataclass
+class FoundStaging:
+    """A file as it was found; ``good_size`` is where its last good record ends."""
+
+    number: int
+    key: Key
+    created_ns: int
+    size: int
+    good_size: int
+    parts: dict[int, PartRecord] = field(default_factory=dict)
+    seal: Seal | None = None
+
+
+def origin_of(number: int, part: int) -> int:
+    """What a log batch carries that a part became."""
+    return number << 16 | part
+
+
+def encode_header(number: int, key: Key, created_ns: int) -> bytes:
+    query = key.query.encode()
+    rest = _HEADER.pack(
+        VERSION,
+        len(query),
+        number,
+        key.batch,
+        key.partition,
+        bytes.fromhex(key.attempt),
+        created_ns,
+    )
+    return MAGIC + _crc(rest + query) + rest + query
+
+
+def decode_header(data: bytes) -> tuple[int, Key, int, int] | None:
+    """(number, key, created_ns, size of the header), None if it is damaged or of a later version"""
+    if len(data) < HEADER_SIZE or data[:8] != MAGIC:
+        return None
+    version, query_size, number, batch, partition, attempt, created_ns = _HEADER.unpack_from(
+        data, 12
+    )
+    end = HEADER_SIZE + query_size
+    if version != VERSION or len(data) < end or _crc(data[12:end]) != data[8:12]:
+        return None
+    query = data[HEADER_SIZE:end].decode("utf-8", "replace")
+    return number, Key(query, batch, partition, attempt.hex()), created_ns, end
+
+
+def encode_part(
+    number: int, part: int, topic: str, deferred: bool, count: int, body: bytes, crc: int
+) -> list[bytes]:
+    """The pieces of a record; ``crc`` is the body's."""
+    head = _encode_record(number, PART, DEFERRED * deferred, part, count, topic, len(body), crc)
+    return [head, body]
+
+
+def encode_seal(number: int, seal: Seal) -> bytes:
+    payload = _SEAL.pack(seal.part_count, seal.count)
+    return _encode_record(number, SEAL, 0, 0, 0, "", len(payload), value(payload)) + payload
+
+
+def _encode_record(
+    number: int, kind: int, flags: int, part: int, count: int, topic: str, size: int, crc: int
+) -> bytes:
+    name = topic.encode()
+    rest = _RECORD.pack(size, crc, kind, flags, part, count, len(name)) + name
+    return RECORD_MAGIC + _crc(number.to_bytes(8, "big") + rest) + rest
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The head of a record."""
+
+    size: int
+    crc: int
+    kind: int
+    flags: int
+    part: int
+    count: int
+    topic: str
+    head_size: int
+
+
+def decode_record(data: bytes, number: int) -> Record | None:
+    """The record that ``data`` begins with, None if its head is damaged or cut."""
+    if len(data) < RECORD_SIZE or data[:4] != RECORD_MAGIC:
+        return None
+    size, crc, kind, flags, part, count, topic_size = _RECORD.unpack_from(data, 8)
+    end = RECORD_SIZE + topic_size
+    if len(data) < end or _crc(number.to_bytes(8, "big") + data[8:end]) != data[4:8]:
+        return None
+    topic = data[RECORD_SIZE:end].decode("ascii", "replace")
+    return Record(size, crc, kind, flags, part, count, topic, end)
+
+
+def _crc(data: bytes) -> bytes:
+    crc: int = value(data)
+    return crc.to_bytes(4, "big")
+
+
+def crc_of(body: bytes) -> int:
+    crc: int = extend(0, body)
+    return crc
+
+
+class StagingStore:
+    """The staging files of one folder.  Every method may wait for the disk."""
+
+    def __init__(self, files: Files, folder: str) -> None:
+        self.files = files
+        self.folder = folder
+
+    def path(self, number: int) -> str:
+        return f"{self.folder}/{number:016x}.staging"
+
+    def numbers(self) -> list[int]:
+        """The stagings there are; clears away what a crash left half done."""
+        found = []
+        for name in self.files.list(self.folder):
+            match = _NAME.fullmatch(name)
+            if match is not None:
+                found.append(int(match[1], 16))
+            elif name.endswith(".tmp"):
+                self.files.unlink(f"{self.folder}/{name}")
+        return found
+
+    def append(self, number: int, pieces: list[bytes]) -> int:
+        """Add bytes, all or none; the size of the file from then on."""
+        return self.files.append(self.path(number), pieces)
+
+    def sync(self, number: int) -> None:
+        self.files.sync(self.path(number))
+        self.files.sync_folder(self.folder)
+
+    def cut(self, number: int, size: int) -> None:
+        self.files.truncate(self.path(number), size)
+
+    def read(self, number: int, part: PartRecord) -> bytes:
+        """The body of a part; CorruptError if it is not what was staged."""
+        path = self.path(number)
+        body = self.files.pread(path, part.offset, part.size, True) or b""
+        if len(body) != part.size or crc_of(body) != part.crc:
+            raise CorruptError(f"{path}: part {part.part} at {part.offset} is damaged")
+        return body
+
+    def damaged(self, number: int, parts: Iterable[PartRecord]) -> list[int]:
+        """Which of the parts cannot be read back."""
+        bad = []
+        for part in parts:
+            try:
+                self.read(number, part)
+            except (CorruptError, OSError):
+                bad.append(part.part)
+        return bad
+
+    def walk(self, number: int) -> FoundStaging | None:
+        """What a file holds, by the heads of its records; None without a good header."""
+        path = self.path(number)
+        size = self.files.size(path)
+        head = decode_header(self.files.pread(path, 0, HEADER_SIZE + 0xFFFF, True) or b"")
+        if head is None or head[0] != number:
+            return None
+        _, key, created_ns, at = head
+        found = FoundStaging(number, key, created_ns, size, at)
+        while at < size and found.seal is None:
+            data = self.files.pread(path, at, RECORD_SIZE + 255, True) or b""
+            record = decode_record(data, number)
+            if record is None or at + record.head_size + record.size > size:
+                break
+            offset = at + record.head_size
+            if record.kind == PART:
+                found.parts[record.part] = PartRecord(
+                    record.part,
+                    record.topic,
+                    bool(record.flags & DEFERRED),
+                    record.count,
+                    record.size,
+                    record.crc,
+                    offset,
+                )
+            elif record.kind == SEAL:
+                payload = self.files.pread(path, offset, record.size, True) or b""
+                if record.size != _SEAL.size or crc_of(payload) != record.crc:
+                    break
+                found.seal = Seal(*_SEAL.unpack(payload))
+            at = offset + record.size
+            found.good_size = at
+        return found
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.files.unlink(self.path(number))
