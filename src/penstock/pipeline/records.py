@@ -1,0 +1,147 @@
+"""Row by row through a Python function, on the workers: what goes on, what comes again, what ends.
+
+    in:   row      struct   a row of the step before            or null
+          envelope binary   a message of the retry topic        or null
+    out:  row      struct   what the function made of it        or null
+          aside    struct   <topic, delay_ms, body>: a message  or null
+
+Rule 1: every row in gives rows out, or one message aside, or nothing because the function said so.
+        Which of them is decided once, here, and nowhere evaluated again.
+Rule 2: an exception of the function, or a result that does not fit ``returns``, concerns this row.
+Rule 3: what cannot be read from the retry topic goes to the dead letters as it is.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.pipeline.envelope import Envelope, decode, encode, error_text
+from penstock.pipeline.spec import Retry
+
+ASIDE = pa.struct([("topic", pa.string()), ("delay_ms", pa.int64()), ("body", pa.binary())])
+ASIDE_DDL = "struct<topic: string, delay_ms: bigint, body: binary>"
+BODY = pa.struct([("body", pa.binary())])
+ROWS_MAX = 10_000  # of a batch that is returned; Arrow batches of more are slower
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The functions of a pipeline and what becomes of the rows they refuse."""
+
+    pipeline: str
+    functions: tuple[Callable[[dict[str, Any]], Any], ...]
+    result: pa.DataType  # struct of a row that goes on; BODY if the functions return bodies
+    retry: Retry
+    retry_topic: str
+    dead_topic: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The function of ``mapInArrow``."""
+        for batch in batches:
+            yield from self._run(batch)
+
+    def _run(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        row_type = batch.schema.field("row").type
+        results = _Results(self.result)
+        for item in batch.to_pylist():
+            self._try(item["row"], item["envelope"], row_type, results)
+            if results.count >= ROWS_MAX:
+                yield results.take()
+        if results.count:
+            yield results.take()
+
+    def _try(
+        self,
+        row: dict[str, Any] | None,
+        body: bytes | None,
+        row_type: pa.DataType,
+        results: _Results,
+    ) -> None:
+        attempts = 0
+        if row is None:
+            assert body is not None
+            try:
+                envelope = decode(body, row_type)
+            except ValueError as error:
+                lost = Envelope(self.pipeline, 0, str(error), {"body": body})
+                results.add_aside(self.dead_topic, 0, encode(lost, _now()))
+                return
+            row, attempts = envelope.row, envelope.attempts
+        given = dict(row)  # the function may change what it gets
+        try:
+            results.add_rows(self._apply(row))
+        except Exception as error:
+            self._refuse(Envelope(self.pipeline, attempts + 1, error_text(error), given), results)
+
+    def _apply(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        rows: list[Any] = [row]
+        for function in self.functions:
+            rows = [result for row in rows for result in _several(function(row))]
+        return [_body(row) for row in rows] if self.result == BODY else rows
+
+    def _refuse(self, envelope: Envelope, results: _Results) -> None:
+        if envelope.attempts >= self.retry.max_attempts:
+            results.add_aside(self.dead_topic, 0, encode(envelope, _now()))
+        else:
+            delay_ms = self.retry.delay_of(envelope.attempts) // 1_000_000
+            results.add_aside(self.retry_topic, delay_ms, encode(envelope, _now()))
+
+
+class _Results:
+    """Rows that go on and messages aside, until they are taken as one Arrow batch."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._rows: list[pa.Array] = []
+        self._row_count = 0
+        self._asides: list[dict[str, Any]] = []
+
+    @property
+    def count(self) -> int:
+        return self._row_count + len(self._asides)
+
+    def add_rows(self, rows: list[dict[str, Any]]) -> None:
+        """Converted at once: only so a wrong type is this row's error and not the batch's."""
+        if rows:
+            self._rows.append(pa.array(rows, self._kind))
+            self._row_count += len(rows)
+
+    def add_aside(self, topic: str, delay_ms: int, body: bytes) -> None:
+        self._asides.append({"topic": topic, "delay_ms": delay_ms, "body": body})
+
+    def take(self) -> pa.RecordBatch:
+        aside_count, row_count = len(self._asides), self._row_count
+        rows = pa.concat_arrays([*self._rows, pa.nulls(aside_count, self._kind)])
+        asides = pa.concat_arrays([pa.nulls(row_count, ASIDE), pa.array(self._asides, ASIDE)])
+        self._rows, self._row_count, self._asides = [], 0, []
+        return pa.record_batch([rows, asides], ["row", "aside"])
+
+
+def _several(result: Any) -> list[Any]:
+    if result is None:
+        return []
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def _body(result: Any) -> dict[str, Any]:
+    """A message's body of whatever a function without ``returns`` gives back."""
+    match result:
+        case bytes():
+            return {"body": result}
+        case str():
+            return {"body": result.encode()}
+        case dict() if set(result) == {"body"} and isinstance(result["body"], (bytes, str)):
+            return _body(result["body"])
+        case dict():
+            return {"body": json.dumps(result, ensure_ascii=False, default=str).encode()}
+    raise TypeError(f"the function returned {type(result).__name__}, not a dict, str or bytes")
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,331 @@
+"""What a pipeline is: the tables of its file, each a frozen dataclass, each key a row of a table.
+
+    sources -> parse -> watermark, dedupe -> transforms -> sinks
+                 |                              |
+              [invalid]                    [retry] -> dead letters
+
+A key says its kind, default and meaning here; from that come the checks of ``reading``, the
+commented example of `penstock pipeline init` and the reference in ``docs/``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.kinds import Text
+from penstock.settings import boolean, choice, duration, integer, row, string, strings
+
+Function = Any  # "module:function", or in Python the function itself
+
+INPUT = "input"  # the view of what comes from the step before
+SIZE_UNITS = {"": 1, "KB": 1000, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20}
+
+# Columns of a message.  Beside the fields of a JSON body they carry a prefix.
+MESSAGE_COLUMNS = ("topic", "node", "index", "id", "timestamp", "body")
+PREFIX = "nsq_"
+
+
+class Size(Text):
+    """Bytes, as a number or with a unit."""
+
+    kind = "size"
+    noun = "a size such as 64MB or 1GB"
+
+    def parse(self, text: str) -> int:
+        match = re.fullmatch(r"(\d[\d_]*) ?([A-Za-z]*)", text)
+        if match is None or match[2].upper() not in SIZE_UNITS:
+            raise ValueError(text)
+        return int(match[1]) * SIZE_UNITS[match[2].upper()]
+
+    def convert(self, value: object) -> int:
+        return self.parse(str(value) if isinstance(value, int) else super().convert(value))
+
+    def show(self, value: Any) -> str:
+        for unit in ("GB", "MB", "KB"):
+            if value and value % SIZE_UNITS[unit] == 0:
+                return f"{value // SIZE_UNITS[unit]}{unit}"
+        return str(value)
+
+
+class Table(Text):
+    """A table of texts, numbers and booleans: options of Spark's that are passed on."""
+
+    kind = "table"
+    noun = 'a table such as { "a.b" = "c" }'
+
+    def parse(self, text: str) -> dict[str, str]:
+        pairs = [part.partition("=") for part in text.split(",") if part]
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+    def convert(self, value: object) -> dict[str, str]:
+        if not isinstance(value, dict):
+            return self.parse(super().convert(value))
+        return {str(name): self._text(item) for name, item in value.items()}
+
+    def _text(self, value: object) -> str:
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, (dict, list)):
+            raise ValueError(value)
+        return str(value)
+
+    def show(self, value: Any) -> str:
+        return ", ".join(f"{name}={text}" for name, text in value.items())
+
+
+class Moment(Text):
+    """A word, or a moment."""
+
+    kind = "moment"
+    noun = "earliest, latest or a time such as 2026-01-31T12:00:00Z"
+
+    def parse(self, text: str) -> str:
+        if text not in ("earliest", "latest"):
+            datetime.datetime.fromisoformat(text)
+        return text
+
+    def convert(self, value: object) -> str:
+        if isinstance(value, (datetime.date, datetime.datetime)):
+            return value.isoformat()
+        return super().convert(value)  # type: ignore[no-any-return]
+
+
+class Code(Text):
+    kind = "function"
+    noun = "module:function"
+
+    def parse(self, text: str) -> str:
+        if not re.fullmatch(r"[\w.]+:\w+", text):
+            raise ValueError(text)
+        return text
+
+    def show(self, value: Any) -> str:
+        return value if isinstance(value, str) else getattr(value, "__name__", "")
+
+
+def table(group: str, help: str) -> Any:
+    return row(Table(), group, dict, help, default_text="{}")
+
+
+def code(group: str, help: str) -> Any:
+    return row(Code(), group, "", help)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """``[source]``, or ``[source.NAME]`` if there are several."""
+
+    format: str = string("source", "nsq", "nsq, or a format of Spark's: parquet, json, csv, rate")
+    topics: tuple[str, ...] = strings("source", "topics; * and ? stand for any characters")
+    nsqd_http_addresses: tuple[str, ...] = strings("source", "HTTP addresses of nsqds")
+    lookupd_http_addresses: tuple[str, ...] = strings("source", "HTTP addresses of nsqlookupds")
+    channel: str = string(
+        "source", "", "pull channel of the stream", default_text="the pipeline's name"
+    )
+    start: str = row(Moment(), "source", "earliest", "where a new pipeline begins")
+    max_messages: int = integer(
+        "source", 1_000_000, "most messages of a batch; 0: no limit", minimum=0
+    )
+    fail_on_data_loss: bool = boolean("source", True, "stop if messages to read may be gone")
+    path: str = string("source", "", "folder or file of another format")
+    options: Mapping[str, str] = table("source", "more options of the data source, as they are")
+    body: str = choice("source", "bytes", "what a body holds", ("bytes", "text", "json"))
+    schema: str = string(
+        "source", "", "of JSON bodies: columns as in CREATE TABLE, NOT NULL included; or infer"
+    )
+    event_time: str = string(
+        "source", "", "column of the watermark", default_text="the message's timestamp"
+    )
+    watermark: str = string("source", "", 'how late rows may come, such as "10 minutes"')
+    dedupe: tuple[str, ...] = strings(
+        "source", "columns that tell rows apart; one of equal rows is kept, within the watermark"
+    )
+
+    @property
+    def streaming(self) -> bool:
+        return self.format in ("nsq", "rate", "rate-micro-batch")
+
+    @property
+    def time_column(self) -> str:
+        return self.event_time or ("nsq_timestamp" if self.body == "json" else "timestamp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transform:
+    """``[[transform]]``: exactly one of ``sql``, ``function`` and ``dataframe``."""
+
+    name: str = string("transform", "", "name of the result, for later SQL; always also input")
+    sql: str = string("transform", "", "Spark SQL; the view input is the result of the step before")
+    function: Function = code(
+        "transform", "Python, row by row: a dict in; a dict, some or None out"
+    )
+    dataframe: Function = code("transform", "Python, the whole: a DataFrame in, a DataFrame out")
+    returns: str = string("transform", "", "columns of what the function returns, if not a body")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """``[retry]``: what becomes of a row whose function raises."""
+
+    max_attempts: int = integer("retry", 5, "attempts in all, the first included", minimum=1)
+    delay_ns: int = duration("retry", "10s", "wait before the second attempt", minimum="1ms")
+    delay_max_ns: int = duration("retry", "15m", "longest wait; each is twice the one before")
+    topic: str = string("retry", "", "where they wait", default_text="NAME.retry")
+    dead_topic: str = string("retry", "", "where they end", default_text="NAME.dead")
+
+    def delay_of(self, attempts: int) -> int:
+        """Nanoseconds to wait after that many attempts; NSQ's requeue doubles nothing, we do."""
+        return min(self.delay_ns << min(attempts - 1, 40), self.delay_max_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invalid:
+    """``[invalid]``: where messages go whose body is not what the schema says."""
+
+    topic: str = string("invalid", "", "topic for them", default_text="NAME.invalid")
+    path: str = string("invalid", "", "or a folder: a Parquet table of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSink:
+    """Rows become messages: a column ``body`` as it is, otherwise the whole row as JSON."""
+
+    topic: str = string("topic", "", "topic, unless the rows have a column topic")
+    nsqd_http_addresses: tuple[str, ...] = strings("topic", "nsqds, if not those of the source")
+    lookupd_http_addresses: tuple[str, ...] = strings("topic", "or nsqlookupds that know them")
+    rate: int = integer("topic", 0, "messages a second, with trigger once; 0: any", minimum=0)
+    options: Mapping[str, str] = table("topic", "more options of the data source nsq")
+    sql: str = string("topic", "", "SQL from input, for this sink only")
+
+    type = "topic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetSink:
+    """A folder of Parquet files in which every row stands once."""
+
+    path: str = string("parquet", "", "the folder")
+    partition_by: tuple[str, ...] = strings(
+        "parquet", "columns that become folders; date and hour are made from the time"
+    )
+    compact_after_ns: int = duration(
+        "parquet", "0", "merge small files of folders untouched for so long; 0: never"
+    )
+    compact_files: int = integer("parquet", 8, "merge when there are so many", minimum=2)
+    file_size: int = row(Size(), "parquet", 128 * 10**6, "files smaller than half of it are small")
+    sql: str = string("parquet", "", "SQL from input, for this sink only")
+
+    type = "parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSink:
+    """A Delta table, written through deltalake."""
+
+    path: str = string("delta", "", "folder of the table")
+    partition_by: tuple[str, ...] = strings(
+        "delta", "columns that become folders; date and hour are made from the time"
+    )
+    sql: str = string("delta", "", "SQL from input, for this sink only")
+
+    type = "delta"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleSink:
+    """Rows on the terminal, for trying out."""
+
+    rows: int = integer("console", 20, "most rows of a batch to print", minimum=1, maximum=10_000)
+    sql: str = string("console", "", "SQL from input, for this sink only")
+
+    type = "console"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlotSink:
+    """Lines over time, one for each value column and series, drawn anew with each batch."""
+
+    path: str = string("plot", "", "SVG file")
+    time: str = string("plot", "time", "column of the time")
+    series: str = string("plot", "", "column whose values are lines of their own")
+    values: tuple[str, ...] = strings("plot", "columns to draw, a picture each")
+    points: int = integer("plot", 600, "most points of a line", minimum=2, maximum=100_000)
+    terminal: bool = boolean("plot", False, "also draw in the terminal")
+    sql: str = string("plot", "", "SQL from input, for this sink only")
+
+    type = "plot"
+
+
+Sink = TopicSink | ParquetSink | DeltaSink | ConsoleSink | PlotSink
+SINKS: dict[str, type[Any]] = {
+    kind.type: kind for kind in (TopicSink, ParquetSink, DeltaSink, ConsoleSink, PlotSink)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """``[trigger]``: when a batch begins.  Without one: as soon as there are messages."""
+
+    interval_ns: int = duration("trigger", "0", "a batch every so often")
+    every_ns: int = duration(
+        "trigger", "0", "take all there is every so often, then sleep; new topics join each time"
+    )
+    messages: int = integer("trigger", 0, "with every: earlier if so many wait", minimum=0)
+    available_now: bool = boolean("trigger", False, "take all there is, then end")
+    once: bool = boolean("trigger", False, "no stream: read, write, end")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """The top of the file, and its tables."""
+
+    name: str = string("", "", "letters, digits and ._-; names channel, checkpoint and status")
+    description: str = string("", "", "what it is for")
+    checkpoint: str = string("", "", "folder of its progress", default_text="checkpoints/NAME")
+    master: str = string("", "local[*]", "Spark master")
+    output_mode: str = choice("", "append", "of aggregations", ("append", "update"))
+    job: Function = code("", "in place of sources and sinks: a function that does it all")
+    spark: Mapping[str, str] = table("", "settings of Spark: spark.*")
+    parameters: Mapping[str, str] = table("", "values of :name in SQL, to be set on the way")
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    transforms: tuple[Transform, ...] = ()
+    sinks: tuple[Sink, ...] = ()
+    retry: Retry = Retry()
+    invalid: Invalid = Invalid()
+    trigger: Trigger = Trigger()
+    folder: Path = Path()  # what relative paths start from
+
+    @property
+    def functions(self) -> tuple[Transform, ...]:
+        return tuple(step for step in self.transforms if step.function)
+
+    @property
+    def queries(self) -> tuple[Transform, ...]:
+        """The steps before the functions: SQL and DataFrames."""
+        return tuple(step for step in self.transforms if not step.function)
+
+    @property
+    def checkpoint_path(self) -> str:
+        return self.resolve(self.checkpoint or f"checkpoints/{self.name}")
+
+    @property
+    def retry_topic(self) -> str:
+        return self.retry.topic or f"{self.name}.retry"
+
+    @property
+    def dead_topic(self) -> str:
+        return self.retry.dead_topic or f"{self.name}.dead"
+
+    @property
+    def invalid_topic(self) -> str:
+        return "" if self.invalid.path else self.invalid.topic or f"{self.name}.invalid"
+
+    def resolve(self, path: str) -> str:
+        """A path of the file: as it is if absolute or with a scheme, else beside the file."""
+        return path if "://" in path else os.path.normpath(self.folder / path)
