@@ -26,6 +26,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Receiver)
         self.received: list[tuple[str, str, bytes, dict[str, str]]] = []
         self.statuses: list[int] = []
+        self.connections = 0
+        self.requests_max = 0  # of a connection, which is then closed without a word; 0: any
 
     @property
     def url(self) -> str:
@@ -38,8 +40,15 @@ class Server(ThreadingHTTPServer):
 
 class Receiver(BaseHTTPRequestHandler):
     server: Server
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
+        self.count = 0
 
     def do_POST(self) -> None:
+        self.count += 1
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         self.server.received.append((self.command, self.path, body, dict(self.headers)))
         status = self.server.statuses.pop(0) if self.server.statuses else 200
@@ -48,6 +57,7 @@ class Receiver(BaseHTTPRequestHandler):
             self.send_header("Location", "/moved")
         self.send_header("Content-Length", "0")
         self.end_headers()
+        self.close_connection = self.count == self.server.requests_max
 
     do_GET = do_POST
 
@@ -121,6 +131,29 @@ def test_a_dead_server_is_left_out_and_other_modes_send_to_all(nsqd: Nsqd, tmp_p
             assert tool.terminate() == 0
         assert one.bodies == sorted(numbered(40))
         assert two.bodies == sorted(numbered(20, 20))
+
+
+def test_connections_stay_open_between_messages(nsqd: Nsqd, tmp_path: Path) -> None:
+    prepare(nsqd, "t", CHANNEL, *numbered(500))
+    with serving() as server:
+        with start(nsqd, tmp_path, f"--post={server.url}/", "--n=4") as tool:
+            tool.until(lambda: finished(nsqd, "t", CHANNEL))
+            assert tool.terminate() == 0
+        assert server.bodies == sorted(numbered(500))
+        assert server.connections <= 4
+
+
+def test_a_server_that_closes_connections_loses_nothing(nsqd: Nsqd, tmp_path: Path) -> None:
+    prepare(nsqd, "t", CHANNEL, *numbered(500))
+    with serving() as server:
+        server.requests_max = 7
+        with start(nsqd, tmp_path, f"--post={server.url}/", "--n=4") as tool:
+            tool.until(lambda: finished(nsqd, "t", CHANNEL))
+            assert tool.terminate() == 0
+            # Sent again on another connection: nothing failed, nobody backed off.
+            assert "failed" not in tool.log
+        assert set(server.bodies) == set(numbered(500))
+        assert server.connections >= 500 // 7
 
 
 def test_a_sample_is_sent_and_everything_finished(nsqd: Nsqd, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ from penstock.cli.tool import Signals, client_options, log_level, repeated, star
 from penstock.client import Message
 from penstock.errors import OptionError
 from penstock.kinds import Float
-from penstock.server.http_client import Answer, HttpClientError, Timeouts, fetch
+from penstock.server.http_client import Answer, HttpClientError, Timeouts
+from penstock.server.http_pool import HttpPool
 from penstock.settings import duration, integer, row, string
 from penstock.version import NSQ_VERSION
 
@@ -130,8 +131,11 @@ async def run(options: ToHttpOptions, signals: Signals) -> int:
     config = consumer_config(PROGRAM, options, {}, concurrency=options.n)
     sender = Sender(options)
     consumers = [make_consumer(options, options.topic, sender.handle, config)]
-    async with running(consumers, options):
-        await signals.stop.wait()
+    try:
+        async with running(consumers, options):
+            await signals.stop.wait()
+    finally:
+        await sender.close()
     return 0
 
 
@@ -143,16 +147,20 @@ class Sender:
         self._method = "POST" if options.post else "GET"
         self._headers = headers_of(options)
         self._sample = options.sample
-        self._timeouts = Timeouts(
+        timeouts = Timeouts(
             options.http_client_connect_timeout_ns / 1e9,
             options.http_client_request_timeout_ns / 1e9,
         )
+        self._http = HttpPool(timeouts, lambda: self._tls, idle_count_max=options.n)
         self._pool = make_pool(options.mode, self._addresses) if options.mode in MODES else None
         self._timing = Timing(options.status_every)
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         return ssl.create_default_context()
+
+    async def close(self) -> None:
+        await self._http.close()
 
     async def handle(self, message: Message) -> bool:
         """Whether the message is done with; False requeues it."""
@@ -192,10 +200,7 @@ class Sender:
             url, body = address.replace("%s", quote_plus(body)), b""
         headers = self._headers
         for _ in range(REDIRECTS_MAX):
-            tls = self._tls if url.startswith("https:") else None
-            answer = await fetch(
-                url, self._timeouts, method=method, headers=headers, body=body, tls=tls
-            )
+            answer = await self._http.fetch(url, method=method, headers=headers, body=body)
             place = answer.headers.get("location")
             if answer.status not in REDIRECTS or not place:
                 return answer

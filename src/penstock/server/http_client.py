@@ -1,4 +1,5 @@
 """A small HTTP/1.1 client for the requests a daemon makes itself: one a connection, all bounded.
+`http_pool.py` is for many requests to the same servers.
 
 httptools, which reads the requests of our servers, reads the answers here; a client library would
 double the time nsqd takes to start.
@@ -7,6 +8,7 @@ double the time nsqd takes to start.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ssl import SSLContext, SSLError
@@ -20,6 +22,7 @@ from penstock.errors import PenstockError
 BODY_SIZE_MAX = 1 << 20
 HEAD_SIZE_MAX = 64 << 10
 _READ_SIZE = 64 << 10
+_CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 class HttpClientError(PenstockError):
@@ -54,14 +57,14 @@ async def fetch(
     body_size_max: int = BODY_SIZE_MAX,
 ) -> Answer:
     """Make one request and return its answer, whatever its status.  Raises HttpClientError."""
-    incoming = _Incoming(method == "HEAD", body_size_max)
+    incoming = Incoming(method == "HEAD", body_size_max)
     try:
         async with asyncio.timeout(timeouts.request_s):
             return await _fetch(url, timeouts, method, headers or {}, body, tls, incoming)
     except TimeoutError:
-        raise HttpClientError(f"{_origin(url)}: timed out") from None
+        raise HttpClientError(f"{origin_of(url)}: timed out") from None
     except (OSError, SSLError, httptools.HttpParserError, ValueError) as error:
-        raise HttpClientError(f"{_origin(url)}: {error}") from error
+        raise HttpClientError(f"{origin_of(url)}: {error}") from error
 
 
 async def _fetch(
@@ -71,7 +74,7 @@ async def _fetch(
     headers: Mapping[str, str],
     body: bytes,
     tls: SSLContext | None,
-    incoming: _Incoming,
+    incoming: Incoming,
 ) -> Answer:
     parts = urlsplit(url)
     secure = parts.scheme == "https"
@@ -84,7 +87,8 @@ async def _fetch(
         )
     try:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        writer.write(_request(method, target, parts.netloc.rpartition("@")[2], headers, body))
+        host = parts.netloc.rpartition("@")[2]
+        writer.write(request_bytes(method, target, host, headers, body))
         while not incoming.complete:
             data = await reader.read(_READ_SIZE)
             if not data:
@@ -96,26 +100,37 @@ async def _fetch(
         writer.transport.abort()
 
 
-def _request(method: str, target: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", "Connection: close"]
+def request_bytes(
+    method: str,
+    target: str,
+    host: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    stays: bool = False,
+) -> bytes:
+    """A request; with ``stays`` the connection may be used again after the answer."""
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}"]
+    if not stays:
+        lines.append("Connection: close")
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if body:
         lines.append(f"Content-Length: {len(body)}")
     head = "\r\n".join((*lines, "", ""))
-    if any(ord(char) < 0x20 for char in target + host):
+    if _CONTROL.search(target) or _CONTROL.search(host):
         raise ValueError("control characters in the address")
     return head.encode("latin-1") + body
 
 
-def _origin(url: str) -> str:
+def origin_of(url: str) -> str:
     """Scheme and host: the rest may hold secrets and does not belong into a log."""
     return url.partition("?")[0]
 
 
-class _Incoming:
+class Incoming:
     """An answer as it arrives; the ``on_*`` methods are httptools' callbacks."""
 
-    def __init__(self, head_only: bool, body_size_max: int) -> None:
+    def __init__(self, head_only: bool, body_size_max: int = BODY_SIZE_MAX) -> None:
         self.answer = Answer()
         self.complete = False
         self._head_only = head_only
@@ -123,6 +138,7 @@ class _Incoming:
         self._parser: Any = httptools.HttpResponseParser(self)
         self._head_done = False
         self._head_size = 0
+        self.stays = False  # the server keeps the connection open behind its answer
         self._body: list[bytes] = []
         self._body_size = 0
 
@@ -161,4 +177,5 @@ class _Incoming:
     def on_message_complete(self) -> None:
         if self._head_done and not self.complete:
             self.answer.body = b"".join(self._body)
+            self.stays = bool(self._parser.should_keep_alive())
             self.complete = True
