@@ -6,7 +6,8 @@
     span       90_000_000_000 1 min 30 s        nanoseconds
     size       2048           2 KiB
 
-``None`` is what a node did not tell, and shown as a dash everywhere.
+``None`` is what a node did not tell, and shown as a dash everywhere; so is what is no number,
+because some of it comes from strangers as it is.
 
 Cells are whole ``<td>`` elements, made here because a macro of the template takes four times as
 long, and the page of 2,000 topics has 20,000 of them.
@@ -15,11 +16,14 @@ long, and the page of 2,000 topics has 20,000 of them.
 from __future__ import annotations
 
 import datetime
+from typing import TypeGuard
 from urllib.parse import quote
 
 from markupsafe import Markup
 
 UNKNOWN = "\N{EN DASH}"
+# Above this nothing is counted, and floats are no longer exact by far.
+NUMBER_MAX = 1e30
 _THOUSANDS = ("", " k", " M", " G", " T", " P", " E")
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # (at least, divisor, unit), for one number and its unit
@@ -27,13 +31,18 @@ _SHORT_SPANS = ((1_000_000_000, 1e9, "s"), (1_000_000, 1e6, "ms"), (1_000, 1e3, 
 _LONG_SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
+def _known(value: object) -> TypeGuard[float]:
+    """Whether it is a number that can be worked with."""
+    return isinstance(value, int | float) and -NUMBER_MAX < value < NUMBER_MAX
+
+
 def count(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{round(value):,}"
+    return f"{round(value):,}" if _known(value) else UNKNOWN
 
 
 def brief(value: float | None) -> str:
     """Three significant digits."""
-    if value is None:
+    if not _known(value):
         return UNKNOWN
     power = 0
     scaled = float(value)
@@ -44,7 +53,7 @@ def brief(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    if value is None:
+    if not _known(value):
         return UNKNOWN
     return f"{value:,.0f}" if abs(value) >= 999.5 else _three_digits(value)
 
@@ -60,7 +69,7 @@ def _three_digits(value: float) -> str:
 
 def span(value_ns: float | None) -> str:
     """A length of time: two units from a minute on, one below."""
-    if value_ns is None:
+    if not _known(value_ns):
         return UNKNOWN
     if value_ns >= 60_000_000_000:
         return _long_span(int(value_ns // 1_000_000_000))
@@ -84,15 +93,15 @@ def _long_span(seconds: int) -> str:
 
 
 def span_ms(value_ms: float | None) -> str:
-    return UNKNOWN if value_ms is None else span(value_ms * 1_000_000)
+    return span(value_ms * 1_000_000) if _known(value_ms) else UNKNOWN
 
 
 def span_s(value_s: float | None) -> str:
-    return UNKNOWN if value_s is None else span(value_s * 1_000_000_000)
+    return span(value_s * 1_000_000_000) if _known(value_s) else UNKNOWN
 
 
 def size(value: float | None) -> str:
-    if value is None:
+    if not _known(value):
         return UNKNOWN
     power = 0
     scaled = float(value)
@@ -104,7 +113,7 @@ def size(value: float | None) -> str:
 
 def moment(at_ms: float | None) -> str:
     """A point in time, in UTC."""
-    if at_ms is None:
+    if not _known(at_ms):
         return UNKNOWN
     try:
         at = datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC)
@@ -113,13 +122,9 @@ def moment(at_ms: float | None) -> str:
     return at.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def percent(value: float | None) -> str:
-    """A share of one as a percentage; what is not zero is not shown as zero."""
-    if value is None:
-        return UNKNOWN
-    if 0 < value < 0.001:
-        return "<0.1 %"
-    return f"{_three_digits(value * 100)} %"
+def quantile(value: float | None) -> str:
+    """0.99 is p99."""
+    return f"p{value * 100:.6g}" if _known(value) else UNKNOWN
 
 
 def segment(name: str) -> str:
@@ -134,7 +139,7 @@ def only(name: str) -> str:
 
 def lag(value_s: float | None, is_open: bool = False) -> str:
     """How far behind; with ``is_open`` that much at least."""
-    if value_s is None:
+    if not _known(value_s):
         return UNKNOWN
     return f"\N{GREATER-THAN OR EQUAL TO} {span_s(value_s)}" if is_open else span_s(value_s)
 
@@ -165,7 +170,7 @@ def span_ms_cell(value_ms: float | None) -> Markup:
 
 def _value_cell(text: str, value: float | None) -> Markup:
     """A cell whose text does not sort by itself."""
-    if not value:
+    if not value or not _known(value):
         return _cell(text, True)
     return Markup(f'<td class="number" data-value="{float(value):.3f}">{text}')
 
@@ -179,7 +184,7 @@ FILTERS = {
     "span_s": span_s,
     "size": size,
     "moment": moment,
-    "percent": percent,
+    "quantile": quantile,
     "segment": segment,
     "only": only,
     "lag": lag,

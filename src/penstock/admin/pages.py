@@ -18,6 +18,7 @@ import asyncio
 import re
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,9 @@ FOR_EVER = ("Cache-Control", "public, max-age=31536000, immutable")
 # How long an action's answer waits for a sample that shows what it did.
 SEEN_S = 1.5
 SEEN_STEP_S = 0.05
+# A node's page shows that many topics with all their channels.
+NODE_TOPIC_COUNT_MAX = 200
+KEPT_COUNT_MAX = 16
 PEEK_COUNTS = ("10", "25", "100")
 
 _BACK = re.compile(r"/(?!/)[A-Za-z0-9._~:@!$&'()*+,;=%\[\]/-]*")
@@ -147,6 +151,8 @@ class Pages:
         self._admin = admin
         self._assets = Assets()
         self._results = Results()
+        # Pages as they were sent: ten browsers on one page cost what one does.
+        self._kept: OrderedDict[tuple[int, str, str, bool], Response] = OrderedDict()
         # Samples are numbered from 1 after every start; the tags of an earlier run must not match.
         self._run = secrets.token_hex(4)
         base = admin.url("/").rstrip("/")
@@ -177,30 +183,37 @@ class Pages:
     # Looking
 
     async def _show(self, page: Page, request: Request) -> Response:
-        span = "recent" if request.query.get("span") == "recent" else "hour"
-        admin = self._admin.access.is_admin(request)
+        user, gzip = self._admin.access.user(request), answers.takes_gzip(request)
         sample = await self._admin.sample()
-        tag = f'"{self._run}-{sample.number}-{int(admin)}-{span}"'
+        tag = f'"{self._run}-{sample.number}"'
         if request.headers.get(b"if-none-match", b"").decode("latin-1") == tag:
             return Response(304, b"", (*PAGE_HEADERS, ("ETag", tag)))
-        try:
-            view = await page.view(self._admin, request.params)
-        except HttpError as error:
-            return self._error(request, error)
+        key = (sample.number, request.target, user, gzip)
+        kept = self._kept.get(key)
+        if kept is None:
+            try:
+                kept = await self._made(page, request, tag)
+            except HttpError as error:
+                return self._error(request, error)
+            self._kept[key] = kept
+            while len(self._kept) > KEPT_COUNT_MAX:
+                self._kept.popitem(last=False)
+        return kept
+
+    async def _made(self, page: Page, request: Request, tag: str) -> Response:
+        view = await page.view(self._admin, request.params)
+        span = "recent" if request.query.get("span") == "recent" else "hour"
         values = {
             "view": view,
             "charts": page.charts(view, span),
             "span": span,
             "result": self._results.find(request.query.get("done", "")),
-            **(_filtered(view, request) if page.template == "topics" else {}),
+            **_filtered(page, view, request),
         }
-        here = _path(page.pattern, request.params)
-        html = self._render(
-            page.template, request, here, page.section, page.title(request.params), values
-        )
-        return answers.packed(
-            request, 200, html.encode("utf-8", "replace"), (HTML, *PAGE_HEADERS, ("ETag", tag))
-        )
+        here, title = _path(page.pattern, request.params), page.title(request.params)
+        html = self._render(page.template, request, here, page.section, title, values)
+        headers = (HTML, *PAGE_HEADERS, ("ETag", tag))
+        return answers.packed(request, 200, html.encode("utf-8", "replace"), headers)
 
     async def _twin(self, page: Page, request: Request) -> Response:
         return answers.json_object(request, await page.view(self._admin, request.params))
@@ -332,12 +345,19 @@ def _path(pattern: str, params: Params) -> str:
     return "/".join(formats.segment(params[p[1:]]) if p[:1] == ":" else p for p in parts)
 
 
-def _filtered(view: View, request: Request) -> View:
-    """The topics whose names have all words of ``q``; the browser filters without asking."""
-    query = request.query.get("q", "")
+def _filtered(page: Page, view: View, request: Request) -> View:
+    """The rows that a filter leaves, for the two pages that have one.
+
+    All topics are one page, on which the browser filters without asking.  A node's page has all
+    channels too, and is bounded instead.
+    """
+    if page.template not in ("topics", "node"):
+        return {}
+    query = request.query.get("q" if page.template == "topics" else "topic", "")
     words = query.lower().split()
     rows = [row for row in view["topics"] if all(word in row["topic"].lower() for word in words)]
-    return {"topics": rows, "query": query}
+    shown = rows if page.template == "topics" else rows[:NODE_TOPIC_COUNT_MAX]
+    return {"topics": shown, "query": query, "left_out": len(rows) - len(shown)}
 
 
 def _refused(fields: Mapping[str, str], error: HttpError) -> str:

@@ -37,8 +37,8 @@ S = 1_000_000_000
         ("size", 0, "0 B"),
         ("size", 2048, "2 KiB"),
         ("size", 1023.9, "1 KiB"),
-        ("percent", 0.99, "99 %"),
-        ("percent", 0.0001, "<0.1 %"),
+        ("quantile", 0.99, "p99"),
+        ("quantile", 0.999, "p99.9"),
         ("moment", 0, "1970-01-01 00:00:00 UTC"),
         ("moment", 1e30, formats.UNKNOWN),
         ("segment", "a#ephemeral", "a%23ephemeral"),
@@ -68,3 +68,9 @@ def test_a_confirming_field_takes_the_name_alone(name: str) -> None:
     assert re.fullmatch(pattern, name)
     assert not re.fullmatch(pattern, name.replace(".", "x") + "y")
     assert "\\" not in pattern  # browsers refuse escapes that are not needed
+
+
+@pytest.mark.parametrize("name", sorted({*formats.FILTERS} - {"segment", "only"}))
+@pytest.mark.parametrize("value", ["<b>", 10**400, float("nan"), float("inf"), [], {}, "7"])
+def test_what_is_no_number_is_a_dash(name: str, value: object) -> None:
+    assert formats.UNKNOWN in formats.FILTERS[name](value)  # type: ignore[operator]

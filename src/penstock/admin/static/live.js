@@ -116,9 +116,10 @@ export class Live {
   }
 }
 
-// Of what stands behind the path only the time of the charts matters: a filter is the browser's
-// own, and what an action did is told once.
+// A filter of the browser's own is not the server's, and what an action did is told once.
 function address() {
-  const span = new URLSearchParams(location.search).get("span");
-  return location.pathname + (span === null ? "" : `?span=${encodeURIComponent(span)}`);
+  const url = new URL(location.href);
+  url.searchParams.delete("q");
+  url.searchParams.delete("done");
+  return url.pathname + url.search;
 }
