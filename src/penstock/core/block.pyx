@@ -67,6 +67,21 @@ cdef class Block:
             raise ValueError(f"frame of index {index} does not fit its span")
         return self.data[at:at + 4 + load_u32(self.bytes_at + at)]
 
+    def indexes(self, int64_t start, Py_ssize_t count_max):
+        """The first indexes in the block from ``start`` on, at most ``count_max``."""
+        cdef list found = []
+        cdef Py_ssize_t span = self.find(start)
+        cdef int64_t index
+        while 0 <= span < self.span_count and len(found) < count_max:
+            index = max(start, self.spans[span].first)
+            while index < self.spans[span].first + self.spans[span].count:
+                if len(found) == count_max:
+                    break
+                found.append(index)
+                index += 1
+            span += 1
+        return found
+
     def head(self, int64_t count):
         """A block of the first ``count`` messages over the same bytes."""
         cdef Py_ssize_t i

@@ -159,6 +159,15 @@ cdef class Tallies:
         self.total -= dropped
         return dropped
 
+    def due_hours(self, uint64_t instance):
+        """Pending messages of one instance by the hour in which they fall due."""
+        cdef Tally tally = self.tallies.get(instance)
+        cdef dict total = {}
+        for hours in tally.hours if tally is not None else ():
+            for hour, count in (<dict>hours).items():
+                total[hour] = total.get(hour, 0) + count
+        return dict(sorted(total.items()))
+
     def histogram(self):
         """Pending messages by the hour (since 1970, UTC) in which they fall due."""
         cdef dict total = {}

@@ -143,6 +143,21 @@ cdef class Window(Entries):
             slot = self.entries[slot].after
         return found
 
+    def oldest(self, Py_ssize_t count_max):
+        """(index, state, attempts, due_ns) of the first delivered messages not finished."""
+        cdef list found = []
+        cdef int32_t slot = self.head
+        while slot >= 0 and len(found) < count_max:
+            entry = self.entries[slot]
+            found.append((entry.index, STATE_NAMES[entry.state], entry.attempts, entry.due_ns))
+            slot = entry.after
+        return found
+
+    @property
+    def skipped(self):
+        """(start, end) of what is finished although it was not delivered, ascending."""
+        return list(self.skips)
+
     def describe(self, int64_t index):
         """(state, attempts, due_ns) of an unfinished delivered message, or None."""
         cdef int32_t slot = self.find(index)

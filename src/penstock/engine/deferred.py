@@ -374,6 +374,10 @@ class DeferredQueue:
     def _void_stamp_of(self, due: Due) -> int:
         return self._tallies.void_stamp(due.instance)
 
+    def due_hours(self, instance: int) -> dict[int, int]:
+        """Pending messages of a topic by the start (Unix seconds) of the hour of their due time."""
+        return {hour * 3600: count for hour, count in self._tallies.due_hours(instance).items()}
+
     def due_histogram(self) -> dict[int, int]:
         """Pending messages by the start (Unix seconds) of the hour in which they fall due."""
         return {hour * 3600: count for hour, count in self._tallies.histogram().items()}

@@ -96,6 +96,14 @@ class EphemeralChannel(Channel):
         if len(self._held) > 2 * self.window.unfinished_count + 64:
             self._held = {i: f for i, f in self._held.items() if self.window.describe(i)}
 
+    def kept_frame(self, index: int) -> bytes:
+        """A message that was delivered and may be sent again; b"" if it is not kept."""
+        return self._frame(index) or b""
+
+    def kept_blocks(self) -> list[Block]:
+        """What was not delivered yet, and maybe more before it; in order."""
+        return [*self._sent, *self._blocks]
+
     def _frame(self, index: int) -> bytes | None:
         for block in reversed(self._sent):
             frame = block.frame(index)

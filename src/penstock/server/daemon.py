@@ -26,6 +26,7 @@ from penstock.server.collecting import Collecting
 from penstock.server.http import HttpServer
 from penstock.server.http_api import NsqdApi
 from penstock.server.http_log import LogApi
+from penstock.server.http_peek import PeekApi
 from penstock.server.http_staging import StagingApi
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
 from penstock.server.lookups import Lookups
@@ -75,6 +76,7 @@ class Daemon:
         self._http = HttpServer(self._api.router)
         self._http.gate = self._security.gate
         LogApi(self.broker).add_routes(self._api.router)
+        PeekApi(self.broker).add_routes(self._api.router)
         self._watching = Watching(self.broker, self._memory, self._api, self._http)
         self._lookups = Lookups(self.broker, self._identity, lambda: self._security.lookupd_tls)
         self._collecting = Collecting(self.broker, loop)

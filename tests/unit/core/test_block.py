@@ -41,6 +41,15 @@ def test_negative_and_huge_indexes_are_not_found() -> None:
     assert block.frame(-(2**63)) is None
 
 
+def test_indexes_are_listed_from_anywhere_up_to_a_count() -> None:
+    indexes = [3, 4, 5, 9, 20, 4_000_000_000]
+    block = block_of(indexes)
+    for start in (-1, 0, 3, 4, 6, 9, 10, 21, 4_000_000_001):
+        for count in range(8):
+            assert block.indexes(start, count) == [i for i in indexes if i >= start][:count]
+    assert Block(b"", [], 1).indexes(0, 5) == []
+
+
 def test_the_head_of_a_block_is_its_first_messages_over_the_same_bytes() -> None:
     indexes = [3, 4, 5, 9, 20, 21]
     block = block_of(indexes)

@@ -707,6 +707,8 @@ def test_counts_are_by_instance_hour_and_stamp(world: World) -> None:
         assert [world.queue.pending_count(i) for i in (1, 2, 3)] == [3, 1, 0]
         assert world.queue.pending_before(1, cut) == 2
         assert world.queue.due_histogram() == {hour: 1, hour + 7200: 1, hour + 18000: 2}
+        assert world.queue.due_hours(1) == {hour: 1, hour + 18000: 2}
+        assert world.queue.due_hours(3) == {}
         world.restart()
         world.queue.cut(1, cut)
         world.fire()
