@@ -24,7 +24,7 @@ from penstock.core.frames import FrameReader, Message, Reply
 from penstock.wire import commands
 from tests.daemon import Nsqd
 
-WAIT_SECONDS_MAX = 10.0
+WAIT_SECONDS_MAX = 30.0
 RECEIVE_SIZE = 1 << 18
 HEARTBEAT = b"_heartbeat_"
 

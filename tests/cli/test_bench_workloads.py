@@ -16,6 +16,9 @@ from tests.daemon import Nsqd
 
 SMALL: dict[str, dict[str, Any]] = {
     "publish": {"messages": 2_000},
+    "publish-4": {"messages": 2_000},
+    "publish-http": {"requests": 200, "connections": 5},
+    "publish-http-4": {"requests": 50},
     "publish-single": {"messages": 200, "connections": 5},
     "consume": {"messages": 2_000},
     "consume-upgraded": {"messages": 2_000, "ways": ["plain", "tls", "snappy"]},

@@ -42,7 +42,7 @@ def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:
             for sock in crowd:
                 sock.close()
             assert eventually(lambda: open_file_count(nsqd.pid) < 40)
-            assert nsqd.get("/ping").text == "OK"
+            assert eventually(lambda: nsqd.get("/ping").text == "OK")
             assert nsqd.post("/pub?topic=new", b"after").text == "OK"
         assert nsqd.terminate() == 0
         assert "Traceback" not in nsqd.log

@@ -18,7 +18,9 @@ from tests.daemon import Nsqd
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src"
-STEP_SECONDS_MAX = 100
+STEP_SECONDS_MAX = 240
+
+pytestmark = pytest.mark.timeout(2 * STEP_SECONDS_MAX + 60)
 
 # pip, in the environment of the tests, installs into another one: that one needs no pip.
 PIP = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]

@@ -14,7 +14,7 @@ import pytest
 from tests.daemon import Nsqlookupd, Raw, Reply
 
 GO_ZERO_NS = -6795364578871345152
-WAIT_SECONDS_MAX = 5.0
+WAIT_SECONDS_MAX = 20.0
 
 
 class Peer:
