@@ -54,6 +54,8 @@ class Posted:
         self._access.check_change(request)
         fields = form_fields(request)
         self._access.check_token(request, fields.get("token", ""))
+        # Browsers send every line end of a text field as CR LF; nobody typed the CR.
+        fields["body"] = fields.get("body", "").replace("\r\n", "\n")
         return await self._do(request, fields)
 
     async def object(self, request: Request) -> Outcome:
