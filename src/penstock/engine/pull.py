@@ -90,7 +90,8 @@ class PullChannel(Channel):
         low, size = self.window.low, 0
         for segment in self._log.segments():
             if segment.end > low:
-                size += segment.size * self._log.count_between(low, segment.end) // segment.count
+                waiting = self._log.count_between(max(low, segment.first), segment.end)
+                size += segment.size * waiting // segment.count
         return size
 
     @property

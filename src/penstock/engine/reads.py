@@ -12,7 +12,9 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.engine.polls import Known, readable_end
 from penstock.engine.ticket import Ticket
+from penstock.errors import PenstockError
 from penstock.storage.ranges import Range
 
 if TYPE_CHECKING:
@@ -21,8 +23,13 @@ if TYPE_CHECKING:
 
 AT_ONCE_MAX = 4
 WAITING_MAX = 1024
+SYNC_WAIT_NS = 5_000_000_000
 # Sixteen of the largest answers.  A reader that takes nothing is cut off after a minute.
 HELD_SIZE_MAX = 256 << 20
+
+
+class UnsyncedError(PenstockError):
+    """A range must be synced before it is read, and the disk did not do it in time."""
 
 
 class Read(Ticket):
@@ -53,17 +60,33 @@ class Reads:
 
     @property
     def full(self) -> bool:
-        return len(self._waiting) >= WAITING_MAX
+        return len(self._waiting) >= WAITING_MAX or self._broker.polls.full
 
     def read(self, topic: Topic, start: int, end: int, size_max: int) -> Read:
         """Whole batches with messages in [start, end), about ``size_max`` bytes of them.
 
-        Whoever asks calls ``free`` when it has no more use for them.
+        ``end`` is at most the topic's; what is not synced there is synced first (R18): after a
+        restart it may not be known any more that it is.  Whoever asks calls ``free`` when it has
+        no more use for what was read.
         """
         read = Read(topic, start, end, size_max)
+        if end <= readable_end(topic, None):
+            self._begin(read)
+        else:
+            known = {topic.name: Known(topic.instance, end - 1)}
+            poll = self._broker.polls.wait(known, None, SYNC_WAIT_NS)
+            poll.ticket.add(lambda _: self._begin_synced(read))
+        return read
+
+    def _begin_synced(self, read: Read) -> None:
+        if read.end > readable_end(read.topic, None):
+            read.settle(UnsyncedError(f"topic {read.topic.name} could not be synced in time"))
+        else:
+            self._begin(read)
+
+    def _begin(self, read: Read) -> None:
         self._waiting.append(read)
         self._go_on()
-        return read
 
     def free(self, read: Read) -> None:
         """What ``read`` found is not held any more; a second time changes nothing."""

@@ -22,7 +22,7 @@ from penstock.engine.broker import Broker
 from penstock.engine.names import is_ephemeral, is_valid_name
 from penstock.engine.polls import Known, readable_end
 from penstock.engine.pull import EARLIEST, LATEST, InUseError, PullChannel, pull_channel, start_of
-from penstock.engine.reads import Read
+from penstock.engine.reads import Read, UnsyncedError
 from penstock.engine.ticket import Ticket, after
 from penstock.engine.topic import Topic
 from penstock.server.http_message import (
@@ -50,6 +50,7 @@ _BYTES = ("Content-Type", "application/octet-stream")
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _INSTANCE = re.compile(r"[0-9a-f]{16}")
 _BUSY = error_response(503, "TOO_MANY_WAITING")
+_UNSYNCED = error_response(503, "NOT_SYNCED")
 _TIME_NS_MAX = (1 << 63) - 1
 
 
@@ -159,7 +160,7 @@ class LogApi:
         if _instance(_argument(request, "instance")) != topic.instance:
             raise HttpError(409, "INSTANCE_CHANGED")
         start, end = _number(request, "start"), _number(request, "end")
-        if start > end or end > readable_end(topic, None):
+        if start > end or end > topic.end:
             raise HttpError(400, "INVALID_RANGE")
         size_max = READ_SIZE
         if "size_max" in request.query:
@@ -177,7 +178,7 @@ class LogApi:
             free()
             if read.topic.closed:
                 raise HttpError(404, "TOPIC_NOT_FOUND", topic=read.topic.name)
-            return INTERNAL_ERROR
+            return _UNSYNCED if isinstance(read.error, UnsyncedError) else INTERNAL_ERROR
         pieces, next = read.range
         return Response(200, b"", (_BYTES, V1, ("X-Penstock-Next", str(next))), pieces, free)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,6 +78,10 @@ TOPIC_COLUMNS = (
     Column("messages_total", COUNTER, "Messages published."),
     Column("message_bytes_total", COUNTER, "Bytes of the messages published."),
 )
+PULL_COLUMNS = (
+    Column("idle_seconds", GAUGE, "Time since the channel's reader was heard of."),
+    Column("held_bytes", GAUGE, "Bytes of the log that wait for the channel's reader."),
+)
 LOG_COLUMNS = (
     Column("log_bytes", GAUGE, "Bytes of the topic's log on disk."),
     Column("log_segments", GAUGE, "Files of the topic's log."),
@@ -111,6 +115,7 @@ class Metrics:
         yield from self._deferral()
         yield from self._topics(topics)
         yield from self._channels(topics)
+        yield from self._readers()
 
     # The node
 
@@ -233,6 +238,25 @@ class Metrics:
             )
         yield from self._latencies("channel", channels, _channel_labels)
 
+    def _readers(self) -> Iterator[bytes]:
+        """Those who read the log by index."""
+        broker = self._broker
+        rows: list[tuple[str, tuple[float, ...]]] = []
+        for channel in sorted(broker.pulls.channels, key=lambda c: (c.topic.name, c.name)):
+            rows.append((_channel_labels(channel), (channel.idle_ns / 1e9, channel.held_size)))
+            yield b""
+        yield _gauge("pull_channels", "Channels that are read by index.", len(rows))
+        yield from _table("penstock_pull_channel_", PULL_COLUMNS, rows)
+        yield from family(
+            "penstock_pull_channel_lapses_total",
+            COUNTER,
+            "Pull channels deleted because their reader was gone, by what ran out.",
+            [(labels({"cause": c}), count) for c, count in broker.pulls.lapse_counts.items()],
+        )
+        yield _gauge("log_polls", "Readers that wait for a log's end.", broker.polls.waiting_count)
+        yield _counter("log_reads_total", "Ranges read by index.", broker.reads.read_count)
+        yield _counter("log_read_bytes_total", "Bytes of those ranges.", broker.reads.read_size)
+
     def _latencies(
         self, what: str, things: list[BaseTopic] | list[Channel], where: Callable[..., str]
     ) -> Iterator[bytes]:
@@ -266,7 +290,9 @@ def _counter(name: str, help: str, value: float) -> bytes:
 
 
 def _table(
-    prefix: str, columns: tuple[Column, ...], rows: list[tuple[str, tuple[int, ...]]]
+    prefix: str,
+    columns: tuple[Column, ...],
+    rows: Sequence[tuple[str, tuple[float, ...]]],
 ) -> Iterator[bytes]:
     for at, column in enumerate(columns):
         samples = ((where, values[at]) for where, values in rows)

@@ -1,0 +1,424 @@
+"""Reading topics by index over HTTP from a real nsqd, as Spark does (R18)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.segment import scan
+from tests.daemon import ERROR, REPLY_SECONDS_MAX, Nsqd, Nsqlookupd, Reply
+
+# Nothing is synced but for a poll.
+LAZY = ("--sync-every=1000000", "--sync-timeout=1h")
+SMALL = ("--max-bytes-per-file=20000",)
+
+
+@pytest.fixture
+def nsqd(tmp_path: Path) -> Iterator[Nsqd]:
+    with Nsqd(tmp_path / "nsqd") as daemon:
+        yield daemon
+        assert "Traceback" not in daemon.log, daemon.log
+
+
+def ok(reply: Reply) -> Any:
+    assert reply.status == 200, reply
+    return reply.json
+
+
+def pull(nsqd: Nsqd, start: str = "earliest", topic: str = "t") -> Any:
+    return ok(nsqd.post(f"/channel/pull?topic={topic}&channel=q&start={start}"))
+
+
+def ends_body(topics: dict[str, Any], **more: Any) -> bytes:
+    return json.dumps({"topics": topics, **more}).encode()
+
+
+def ends(nsqd: Nsqd, topics: dict[str, Any], **more: Any) -> Any:
+    return ok(nsqd.post("/log/ends", ends_body(topics, **more)))["topics"]
+
+
+def commit(nsqd: Nsqd, told: Any, index: int, **more: Any) -> Reply:
+    topics = {told["topic"]: {"instance": told["instance"], "index": index}}
+    body = json.dumps({"channel": "q", "topics": topics, **more})
+    return nsqd.post("/channel/commit", body.encode())
+
+
+def publish(nsqd: Nsqd, *bodies: bytes, topic: str = "t") -> None:
+    assert nsqd.post(f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
+
+
+def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """(index, body) of all messages in whole batches."""
+    result = scan(data, 0, True)
+    assert result.stop == len(data)
+    for first, count, start, _end, *_ in result.batches:
+        at = start
+        for index in range(first, first + count):
+            size = 4 + int.from_bytes(data[at : at + 4], "big")
+            yield index, data[at + 34 : at + size]
+            at += size
+
+
+def read(nsqd: Nsqd, told: Any, start: int, end: int, size_max: int = 1 << 22) -> dict[int, bytes]:
+    """Everything in [start, end), by index."""
+    found: dict[int, bytes] = {}
+    at = start
+    while at < end:
+        reply = nsqd.get(
+            f"/log/read?topic={told['topic']}&instance={told['instance']}"
+            f"&start={at}&end={end}&size_max={size_max}"
+        )
+        assert reply.status == 200, reply
+        next_at = int(reply.headers["X-Penstock-Next"])
+        assert next_at > at
+        found |= {i: body for i, body in messages(reply.body) if at <= i < end}
+        at = next_at
+    assert at == end
+    return found
+
+
+def depth(nsqd: Nsqd) -> int:
+    found: int = nsqd.channel("t", "q")["depth"]
+    return found
+
+
+def metric(nsqd: Nsqd, name: str) -> float:
+    for line in nsqd.get("/metrics").text.splitlines():
+        if line.startswith(f"penstock_{name} "):
+            return float(line.split()[1])
+    raise AssertionError(name)
+
+
+def eventually(condition: Any, seconds: float = REPLY_SECONDS_MAX) -> None:
+    deadline_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_a_reader_from_pull_to_commit(nsqd: Nsqd) -> None:
+    """R18: what is committed is finished, what is not is the depth."""
+    publish(nsqd, *(b"m%d" % i for i in range(100)))
+    told = pull(nsqd)
+    assert told["node"] == nsqd.get("/info").json["node_uuid"]
+    end = ends(nsqd, {"t": {"after": told["low"]}}, channel="q")["t"]["end"]
+    assert ok(nsqd.get(f"/log/count?topic=t&start={told['low']}&end={end}")) == {"count": 100}
+    for size_max in (0, 1000, 1 << 22):
+        found = read(nsqd, told, told["low"], end, size_max)
+        assert list(found.values()) == [b"m%d" % i for i in range(100)]
+        assert list(found) == list(range(told["low"], end))
+    assert depth(nsqd) == 100
+    assert ok(commit(nsqd, told, told["low"] + 60, progress={"batch": 1}))["topics"] == {
+        "t": {"low": told["low"] + 60}
+    }
+    stats = nsqd.channel("t", "q")
+    assert stats["depth"] == 40 and stats["pull"]["low"] == told["low"] + 60
+    assert stats["pull"]["progress"] == {"batch": 1}
+    assert 0 <= stats["pull"]["idle_ms"] < 5000
+    assert stats["pull"]["lapses_in_ms"] > 167 * 3_600_000
+    publish(nsqd, b"x")
+    plain = nsqd.post("/channel/create?topic=t&channel=plain")
+    assert plain.status == 200 and "pull" not in nsqd.channel("t", "plain")
+
+
+def test_sub_is_refused(nsqd: Nsqd) -> None:
+    pull(nsqd)
+    with nsqd.connect() as raw:
+        kind, text = raw.command(b"SUB t q\n")
+        assert kind == ERROR
+        assert text == b"E_SUB_FAILED SUB failed t:q is a pull channel, read over HTTP"
+        assert raw.closed()
+    with nsqd.connect() as raw:
+        assert raw.command(b"SUB t other\n") == (0, b"OK")
+        reply = nsqd.post("/channel/pull?topic=t&channel=other")
+        assert (reply.status, reply.json) == (409, {"message": "CHANNEL_IN_USE"})
+
+
+def test_channel_and_low_survive_kill_9(nsqd: Nsqd) -> None:
+    """R18, R6: the channel from its answer on, its low after a moment."""
+    publish(nsqd, *(b"m%d" % i for i in range(10)))
+    told = pull(nsqd)
+    nsqd.kill()
+    nsqd.start()
+    again = pull(nsqd, "latest")
+    assert (again["low"], again["instance"], again["made"]) == (
+        told["low"],
+        told["instance"],
+        False,
+    )
+    assert again["node"] == told["node"] and depth(nsqd) == 10
+    assert commit(nsqd, told, told["low"] + 4).status == 200
+    time.sleep(0.5)
+    nsqd.kill()
+    nsqd.start()
+    assert pull(nsqd)["low"] == told["low"] + 4 and depth(nsqd) == 6
+    nsqd.restart()
+    assert pull(nsqd)["low"] == told["low"] + 4 and depth(nsqd) == 6
+    # The reader goes on where it was: over the gap that the restarts left (R1).
+    publish(nsqd, b"after")
+    end = ends(nsqd, {"t": {"after": told["end"]}}, channel="q", wait_ms=5000)["t"]["end"]
+    assert list(read(nsqd, told, told["end"], end).values()) in ([b"after"], [])
+    log = ok(nsqd.get("/log?topic=t"))
+    assert log["end"] - told["low"] > 11 and depth(nsqd) == 7
+    end = ends(nsqd, {"t": {"after": log["end"] - 1}}, wait_ms=5000)["t"]["end"]
+    assert list(read(nsqd, told, told["low"] + 4, end).values()) == [
+        *(b"m%d" % i for i in range(4, 10)),
+        b"after",
+    ]
+
+
+def test_ranges_end_at_the_synced_end_and_a_poll_moves_it(tmp_path: Path) -> None:
+    """R18."""
+    with Nsqd(tmp_path, *LAZY) as nsqd:
+        told = pull(nsqd)
+        publish(nsqd, b"a", b"b")
+        log = ok(nsqd.get("/log?topic=t"))
+        assert (log["end"], log["synced_end"]) == (told["end"] + 2, told["end"])
+        assert ends(nsqd, {"t": {"after": told["end"]}})["t"]["end"] == told["end"]
+        target = f"/log/read?topic=t&instance={told['instance']}&start={log['first']}"
+        reply = nsqd.get(f"{target}&end={log['end'] + 1}")
+        assert (reply.status, reply.json) == (400, {"message": "INVALID_RANGE"})
+        found = ends(nsqd, {"t": {"after": told["end"]}}, wait_ms=10_000)["t"]
+        assert found["end"] == log["end"]
+        assert nsqd.get(f"{target}&end={log['end']}").status == 200
+        # What was read is there after a kill, at the same place, and is read again at once: that
+        # it was synced is perhaps not known any more.
+        before = read(nsqd, told, log["first"], log["end"])
+        nsqd.kill()
+        nsqd.start()
+        assert read(nsqd, told, log["first"], log["end"]) == before
+
+
+def test_a_poll_waits_for_the_first_message(nsqd: Nsqd) -> None:
+    told = pull(nsqd)
+    known = {"t": {"after": told["end"], "instance": told["instance"]}}
+    began_s = time.monotonic()
+    assert ends(nsqd, known, wait_ms=300)["t"]["end"] == told["end"]
+    assert 0.25 < time.monotonic() - began_s < 3
+    threading.Timer(0.2, publish, (nsqd, b"a")).start()
+    began_s = time.monotonic()
+    assert ends(nsqd, known, channel="q", wait_ms=30_000)["t"]["end"] == told["end"] + 1
+    assert 0.15 < time.monotonic() - began_s < 3
+
+
+def test_many_polls_at_once_are_answered_by_one_publish(nsqd: Nsqd) -> None:
+    told = pull(nsqd)
+    known = {"t": {"after": told["end"]}}
+    count = 100
+    with ThreadPoolExecutor(count) as pool:
+        asked = [pool.submit(ends, nsqd, known, wait_ms=30_000) for _ in range(count)]
+        eventually(lambda: metric(nsqd, "log_polls") == count)
+        publish(nsqd, b"a")
+        assert {one.result(10)["t"]["end"] for one in asked} == {told["end"] + 1}
+    assert metric(nsqd, "log_polls") == 0
+
+
+def test_a_connection_that_closes_frees_its_poll(nsqd: Nsqd) -> None:
+    known = ends_body({"t": {"after": pull(nsqd)["end"]}}, wait_ms=30_000)
+    request = b"POST /log/ends HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(known)
+    socks = [socket.create_connection(("127.0.0.1", nsqd.http_port), 10) for _ in range(20)]
+    for sock in socks:
+        sock.sendall(request + known)
+    eventually(lambda: metric(nsqd, "log_polls") == 20)
+    for place, sock in enumerate(socks):
+        if place % 2:  # half of them without a goodbye
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+    eventually(lambda: metric(nsqd, "log_polls") == 0)
+
+
+def test_what_is_deleted_ends_the_wait(nsqd: Nsqd) -> None:
+    told = pull(nsqd)
+    known = {"t": {"after": told["end"]}}
+    with ThreadPoolExecutor(2) as pool:
+        of_channel = pool.submit(
+            nsqd.post, "/log/ends", ends_body(known, channel="q", wait_ms=30_000)
+        )
+        of_topic = pool.submit(nsqd.post, "/log/ends", ends_body(known, wait_ms=30_000))
+        eventually(lambda: metric(nsqd, "log_polls") == 2)
+        assert nsqd.post("/channel/delete?topic=t&channel=q").status == 200
+        gone = {"message": "CHANNEL_NOT_FOUND", "topic": "t", "channel": "q"}
+        assert (of_channel.result(5).status, of_channel.result().json) == (404, gone)
+        assert nsqd.post("/topic/delete?topic=t").status == 200
+        assert of_topic.result(5).json["topics"] == {"t": None}
+    assert (commit(nsqd, told, 5).status, nsqd.get("/log?topic=t").status) == (404, 404)
+    # A topic of that name is another one.
+    again = pull(nsqd)
+    assert again["instance"] != told["instance"] and again["low"] >= told["end"]
+    assert commit(nsqd, told, told["end"]).json["message"] == "INSTANCE_CHANGED"
+
+
+def test_the_end_of_the_daemon_answers_polls_at_once(nsqd: Nsqd) -> None:
+    told = pull(nsqd)
+    body = ends_body({"t": {"after": told["end"]}}, channel="q", wait_ms=30_000)
+    with ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(nsqd.post, "/log/ends", body) for _ in range(20)]
+        eventually(lambda: metric(nsqd, "log_polls") == 20)
+        began_s = time.monotonic()
+        assert nsqd.terminate() == 0
+        assert time.monotonic() - began_s < 3
+        assert {one.result(5).status for one in asked} == {200}
+
+
+def test_committed_segments_go_and_the_log_says_from_where_it_is_whole(tmp_path: Path) -> None:
+    """R5, R18."""
+    with Nsqd(tmp_path, *SMALL) as nsqd:
+        told = pull(nsqd)
+        for _ in range(100):
+            publish(nsqd, *([b"x" * 200] * 10))
+        log = ok(nsqd.get("/log?topic=t"))
+        assert (log["message_count"], log["whole_from"], log["first"]) == (1000, 0, told["low"])
+        index = told["low"] + 700
+        assert commit(nsqd, told, index).status == 200
+        eventually(lambda: ok(nsqd.get("/log?topic=t"))["message_count"] < 500)
+        log = ok(nsqd.get("/log?topic=t"))
+        assert told["low"] < log["whole_from"] == log["first"] <= index and depth(nsqd) == 300
+        # What is gone is simply not there; what is not committed is.
+        end = ends(nsqd, {"t": {"after": log["end"] - 1}}, wait_ms=5000)["t"]["end"]
+        found = read(nsqd, told, told["low"], end)
+        assert list(found) == list(range(log["first"], end))
+        nsqd.kill()
+        nsqd.start()
+        again = ok(nsqd.get("/log?topic=t"))
+        assert again["whole_from"] >= log["whole_from"] and depth(nsqd) == 300
+        assert commit(nsqd, told, again["end"]).status == 200
+        eventually(lambda: ok(nsqd.get("/log?topic=t"))["message_count"] == 0)
+        nsqd.kill()
+        nsqd.start()
+        last = pull(nsqd)
+        assert last["whole_from"] <= last["low"] <= last["end"]
+
+
+def test_a_time_is_found_in_the_log(nsqd: Nsqd) -> None:
+    pull(nsqd)
+    marks = []
+    for _ in range(5):
+        marks.append((time.time_ns(), ok(nsqd.get("/log?topic=t"))["end"]))
+        publish(nsqd, b"a", b"b")
+        time.sleep(0.01)
+    for time_ns, index in marks:
+        assert ok(nsqd.get(f"/log/seek?topic=t&timestamp={time_ns}")) == {"index": index}
+    end = marks[-1][1] + 2
+    assert ok(nsqd.get(f"/log/seek?topic=t&timestamp={time.time_ns()}")) == {"index": end}
+
+
+def test_a_paused_topic_and_a_paused_channel_hold_a_reader(nsqd: Nsqd) -> None:
+    """R2."""
+    told = pull(nsqd)
+    known = {"t": {"after": told["end"]}}
+    assert nsqd.post("/topic/pause?topic=t").status == 200
+    publish(nsqd, b"a")
+    assert ends(nsqd, known, channel="q", wait_ms=100)["t"]["end"] == told["end"]
+    assert ends(nsqd, known, wait_ms=5000)["t"]["end"] == told["end"] + 1
+    assert nsqd.post("/channel/pause?topic=t&channel=q").status == 200
+    assert nsqd.post("/topic/unpause?topic=t").status == 200
+    assert ends(nsqd, known, channel="q", wait_ms=100)["t"]["end"] == told["end"]
+    assert nsqd.post("/channel/unpause?topic=t&channel=q").status == 200
+    assert ends(nsqd, known, channel="q", wait_ms=5000)["t"]["end"] == told["end"] + 1
+    assert nsqd.post("/channel/empty?topic=t&channel=q").status == 200
+    assert depth(nsqd) == 0
+
+
+def test_a_channel_without_its_reader_lapses(tmp_path: Path) -> None:
+    """R18: deleted, logged, counted, and told to a reader that comes back."""
+    with Nsqd(tmp_path, "--pull-channel-lapse=2s") as nsqd:
+        told = pull(nsqd)
+        publish(nsqd, b"a")
+        for _ in range(6):
+            time.sleep(0.5)
+            assert commit(nsqd, told, told["low"]).status == 200
+        nsqd.wait_for_log(r"topic=t channel=q: lapsed by time after \d+ s .* 1 messages")
+        assert nsqd.stats("&topic=t")["topics"][0]["channels"] == []
+        assert metric(nsqd, 'pull_channel_lapses_total{cause="time"}') == 1
+        assert commit(nsqd, told, told["low"]).json["message"] == "CHANNEL_NOT_FOUND"
+        # It may come back where it was, and sees whether something is missing.
+        again = pull(nsqd, str(told["low"]))
+        assert again["made"] and again["low"] == told["low"] >= again["whole_from"]
+
+
+def test_a_pull_channel_is_known_to_nsqlookupd_and_made_on_new_nodes(tmp_path: Path) -> None:
+    """R18: so that none of a new node's messages is missed."""
+    with Nsqlookupd() as lookupd:
+        options = (f"--lookupd-tcp-address={lookupd.tcp_address}", "--broadcast-address=127.0.0.1")
+        with Nsqd(tmp_path / "a", *options) as one, Nsqd(tmp_path / "b", *options) as two:
+            pull(one)
+            eventually(lambda: "q" in lookupd.get("/channels?topic=t").json["channels"])
+            publish(two, b"first", b"second")
+            told = pull(two, "latest")
+            assert not told["made"] and depth(two) == 2
+            assert list(read(two, told, told["low"], told["end"]).values()) == [
+                b"first",
+                b"second",
+            ]
+
+
+def test_the_role_read_reads_and_does_nothing_else(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("read reader-token\npublish publish-token\nadmin admin-token\n")
+    routes = [
+        ("POST", "/channel/pull?topic=t&channel=q"),
+        ("GET", "/log?topic=t"),
+        ("GET", "/log/seek?topic=t&timestamp=1"),
+        ("GET", "/log/count?topic=t&start=0&end=0"),
+        ("GET", "/log/read?topic=t&instance=0&start=0&end=0"),
+        ("POST", "/log/ends"),
+        ("POST", "/channel/commit"),
+    ]
+    with Nsqd(tmp_path / "nsqd", f"--http-auth-token-file={tokens}") as nsqd:
+
+        def status(method: str, target: str, token: str) -> int:
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            return nsqd.http(method, target, None, headers).status
+
+        for route in routes:
+            assert status(*route, "") == 401
+            assert status(*route, "publish-token") == 403
+            assert status(*route, "reader-token") in (200, 400)
+            assert status(*route, "admin-token") in (200, 400)
+        for route in [
+            ("POST", "/pub?topic=t"),
+            ("GET", "/stats"),
+            ("POST", "/channel/delete?topic=t&channel=q"),
+            ("POST", "/topic/create?topic=t"),
+        ]:
+            assert status(*route, "reader-token") == 403
+        assert status("GET", "/info", "reader-token") == 200
+
+
+def test_reading_leaves_the_loop_to_others(nsqd: Nsqd) -> None:
+    """R9: the disk is read on a thread."""
+    told = pull(nsqd)
+    for _ in range(20):
+        publish(nsqd, *([b"x" * 1000] * 2000))
+    end = ends(nsqd, {"t": {"after": told["end"] + 39_999}}, wait_ms=10_000)["t"]["end"]
+    stop = threading.Event()
+
+    def read_on() -> int:
+        count = 0
+        while not stop.is_set():
+            count += len(read(nsqd, told, told["low"], end, 16 << 20))
+        return count
+
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(read_on) for _ in range(2)]
+        times = []
+        for _ in range(100):
+            began_s = time.perf_counter()
+            assert nsqd.post("/pub?topic=other", b"x").status == 200
+            times.append(time.perf_counter() - began_s)
+        stop.set()
+        assert all(one.result(30) >= 40_000 for one in asked)
+    assert sorted(times)[95] < 0.25
+    os.kill(nsqd.pid, signal.SIGTERM)
+    assert nsqd.wait() == 0

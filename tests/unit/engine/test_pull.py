@@ -1,0 +1,409 @@
+"""Pull channels: cursors that a reader over HTTP moves (R18)."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engine.pull import InUseError, PullChannel, pull_channel, start_of
+from penstock.storage.journal import encode_progress
+from penstock.storage.relocation import Relocation
+from tests.crash.lossy import KEEP, LOSE
+from tests.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
+
+DAY = 24 * HOUR
+
+
+def pulled(engine: Engine, start: str | int = "earliest", name: str = "q") -> PullChannel:
+    assert engine.done(engine.broker.create_topic("t")[1]) is None
+    found, ticket, _ = pull_channel(engine.topic("t"), name, start_of(engine.topic("t"), start))
+    assert engine.done(ticket) is None
+    return found
+
+
+def again(engine: Engine, mode: str = KEEP) -> PullChannel:
+    """The channel after a crash."""
+    engine.crash(mode)
+    engine.start()
+    channel = engine.topic("t").channels["q"]
+    assert isinstance(channel, PullChannel)
+    return channel
+
+
+def fill(engine: Engine, count: int, size: int = 1000) -> None:
+    for _ in range(count):
+        assert engine.publish("t", b"x" * size) is None
+
+
+def test_a_channel_starts_where_it_is_told_to() -> None:
+    engine = Engine()
+    engine.publish("t", b"a", b"b", b"c")
+    topic = engine.topic("t")
+    assert pulled(engine, "earliest", "first").low == topic.log.first
+    assert pulled(engine, "latest", "last").low == topic.end
+    assert pulled(engine, topic.end - 1, "one").depth == 1
+    assert [topic.channels[name].depth for name in ("first", "last")] == [3, 0]
+
+
+def test_depth_is_the_exact_number_of_messages_over_gaps_and_restarts() -> None:
+    """R18, R1: an index difference is never a count."""
+    engine = Engine()
+    channel = pulled(engine)
+    for round in range(1, 4):
+        engine.publish("t", b"a", b"b")
+        assert channel.depth == 2 * round
+        channel = again(engine)
+        assert channel.depth == 2 * round
+    topic = engine.topic("t")
+    assert topic.end - channel.low > 6
+    second = [start for start, _ in topic.log.existing(0, topic.end)][1]
+    channel.commit(second + 1)
+    assert channel.depth == 3 and channel.finish_count == 3
+    channel.commit(topic.end)
+    assert channel.depth == 0 and channel.finish_count == 6
+
+
+def test_a_commit_goes_neither_back_nor_past_the_end() -> None:
+    engine = Engine()
+    channel = pulled(engine)
+    engine.publish("t", b"a", b"b")
+    first, end = engine.topic("t").log.first, engine.topic("t").end
+    channel.commit(first + 1)
+    channel.commit(first)
+    assert channel.low == first + 1
+    channel.commit(end + 1000)
+    assert channel.low == end
+
+
+@pytest.mark.parametrize("mode", [KEEP, LOSE])
+def test_channel_and_low_survive_a_crash(mode: str) -> None:
+    """R18, R6: the channel at once, its low within --sync-timeout."""
+    engine = Engine()
+    channel = pulled(engine)
+    engine.publish("t", b"a", b"b", b"c")
+    channel.commit(channel.low + 2)
+    channel.pause(True)
+    engine.advance(3 * SECOND)
+    low = channel.low
+    channel = again(engine, mode)
+    assert (channel.low, channel.depth, channel.paused) == (low, 1, True)
+    channel = again(engine, mode)
+    assert (channel.low, channel.depth, channel.paused) == (low, 1, True)
+
+
+def test_a_channel_is_there_after_a_power_cut_right_after_its_ticket() -> None:
+    engine = Engine()
+    engine.publish("t", b"a")
+    low = pulled(engine).low
+    assert again(engine, LOSE).low == low
+
+
+def test_a_compacted_journal_knows_pull_channels() -> None:
+    engine = Engine()
+    channel = pulled(engine)
+    engine.publish("t", b"a", b"b")
+    channel.commit(channel.low + 1)
+    assert engine.done(engine.topic("t").keeper.rewrite()) is None
+    assert again(engine).depth == 1
+
+
+def test_segments_stay_until_they_are_committed() -> None:
+    """R5, R18: also when every other channel has finished them."""
+    engine = Engine(max_bytes_per_file=10_000)
+    channel = pulled(engine)
+    client = Client(engine, "t", "a", 1000)
+    fill(engine, 100)
+    for message in client.take():
+        client.finish(message.index)
+    engine.advance(30 * SECOND)
+    log = engine.topic("t").log
+    assert log.count == 100 and channel.depth == 100
+    channel.commit(channel.low + 60)
+    engine.advance(3 * SECOND)
+    assert 40 <= log.count < 60 and channel.depth == 40
+    assert log.first <= channel.low
+
+
+def test_whole_from_tells_what_was_removed() -> None:
+    """R18: also after a restart with nothing left, and never too little."""
+    engine = Engine(max_bytes_per_file=10_000)
+    channel = pulled(engine)
+    topic = engine.topic("t")
+    assert topic.whole_from == 0
+    fill(engine, 50)
+    assert topic.whole_from == 0
+    channel.commit(topic.end - 20)
+    engine.advance(3 * SECOND)
+    whole_from = topic.whole_from
+    assert whole_from == topic.log.first <= channel.low
+    channel = again(engine)
+    topic = engine.topic("t")
+    assert topic.whole_from == whole_from <= channel.low
+    channel.commit(topic.end)
+    engine.advance(5 * SECOND)
+    assert topic.log.count == 0 and whole_from < topic.whole_from <= channel.low
+    low = channel.low
+    channel = again(engine)
+    assert engine.topic("t").whole_from <= channel.low == low, (
+        "a reader at its low has lost nothing"
+    )
+
+
+def test_what_is_removed_is_journaled_before_it_goes() -> None:
+    """R18: a kill between the two must not make a range look whole."""
+    engine = Engine(max_bytes_per_file=5_000)
+    fill(engine, 20)
+    channel = pulled(engine)
+    first = engine.topic("t").log.first
+    channel.commit(engine.topic("t").end)
+    engine.topic("t").write_progress()
+    engine.settle()
+    removed = [False]
+
+    def seen() -> None:
+        topic = engine.topic("t")
+        if topic.log.first > first and not removed[0]:
+            removed[0] = True
+            told = engine.files.read(f"{topic.log.folder}/journal")
+            assert b"PJ\x06" in told
+
+    engine.advance(3 * SECOND, seen)
+    assert removed[0]
+
+
+def test_messages_relocated_make_what_is_before_not_whole() -> None:
+    """R5, R18."""
+    engine = Engine(max_bytes_per_file=20_000)
+    client = Client(engine, "t", "a", 1000)
+    fill(engine, 100)
+    taken = client.take()
+    for message in taken[1:]:
+        client.finish(message.index)
+    engine.advance(30 * SECOND)
+    topic = engine.topic("t")
+    assert topic.log.segments()[0].side and topic.log.first == taken[0].index
+    assert topic.whole_from > taken[0].index
+
+
+def test_a_plain_channel_becomes_a_pull_channel_and_keeps_its_low() -> None:
+    """R18: nsqlookupd may have had it made before the query came."""
+    engine = Engine()
+    client = Client(engine, "t", "q", 10)
+    engine.publish("t", b"a", b"b", b"c", b"d")
+    first, second, *_ = client.take()
+    client.finish(first.index)
+    topic = engine.topic("t")
+    with pytest.raises(InUseError):
+        pull_channel(topic, "q", topic.end)
+    client.close()
+    engine.settle()
+    channel, ticket, made = pull_channel(topic, "q", topic.end)
+    assert engine.done(ticket) is None and not made
+    assert (channel.low, channel.depth) == (second.index, 3)
+    assert topic.channels["q"] is channel
+    engine.advance(3 * SECOND)
+    assert again(engine, LOSE).depth == 3
+
+
+def test_what_a_plain_channel_finished_further_on_is_read_again() -> None:
+    """A finished run must not swallow messages before it once the low touches it."""
+    engine = Engine()
+    client = Client(engine, "t", "q", 10)
+    engine.publish("t", *(b"%d" % i for i in range(6)))
+    taken = client.take()
+    for message in taken[2:5]:
+        client.finish(message.index)
+    client.close()
+    engine.advance(SECOND)
+    channel = pulled(engine)
+    assert channel.depth == 6
+    channel.commit(taken[2].index)
+    engine.advance(SECOND)
+    channel = again(engine)
+    assert (channel.low, channel.depth) == (taken[2].index, 4)
+
+
+def test_a_plain_channel_with_messages_in_flight_stays_plain() -> None:
+    engine = Engine(requeue_on_disconnect=False)
+    client = Client(engine, "t", "q", 1)
+    engine.publish("t", b"a")
+    client.close()
+    engine.settle()
+    with pytest.raises(InUseError):
+        pull_channel(engine.topic("t"), "q", 0)
+
+
+def test_pulling_twice_changes_nothing() -> None:
+    engine = Engine()
+    engine.publish("t", b"a", b"b")
+    channel = pulled(engine)
+    channel.commit(channel.low + 1)
+    found, ticket, made = pull_channel(engine.topic("t"), "q", 0)
+    assert found is channel and not made and engine.done(ticket) is None and channel.depth == 1
+
+
+def test_a_paused_topic_holds_messages_back_from_depth() -> None:
+    """R2."""
+    engine = Engine()
+    channel = pulled(engine)
+    topic = engine.topic("t")
+    engine.publish("t", b"a")
+    engine.done(topic.pause(True))
+    engine.publish("t", b"b")
+    assert (channel.depth, channel.message_count, topic.depth) == (1, 1, 1)
+    engine.done(topic.pause(False))
+    assert (channel.depth, channel.message_count, topic.depth) == (2, 2, 0)
+
+
+def test_emptying_a_channel_finishes_what_was_released() -> None:
+    engine = Engine()
+    channel = pulled(engine)
+    engine.publish("t", b"a", b"b")
+    engine.done(channel.empty())
+    assert channel.depth == 0
+    engine.publish("t", b"c")
+    assert channel.depth == 1
+    engine.advance(3 * SECOND)
+    assert again(engine, LOSE).depth == 1
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_emptying_a_topic_takes_what_it_held(behind: bool) -> None:
+    """Unless there is something to read before it: a low has no holes behind it."""
+    engine = Engine()
+    channel = pulled(engine)
+    topic = engine.topic("t")
+    if behind:
+        engine.publish("t", b"a")
+    engine.done(topic.pause(True))
+    engine.publish("t", b"held")
+    engine.done(topic.empty())
+    engine.done(topic.pause(False))
+    assert channel.depth == (2 if behind else 0)
+    assert again(engine).depth == (2 if behind else 0)
+
+
+def test_deferred_messages_come_to_a_pull_channel_too() -> None:
+    """Also those that an emptied plain channel passes over: the log is read as it is (R17)."""
+    engine = Engine()
+    channel = pulled(engine)
+    engine.defer("t", MINUTE, b"later")
+    assert channel.deferred_count == 1
+    engine.done(channel.empty())
+    engine.advance(2 * MINUTE)
+    assert (channel.depth, channel.deferred_count) == (1, 0)
+
+
+def test_a_relocation_under_way_spares_what_a_new_channel_wants() -> None:
+    """R5, R18: the segment stays if a pull channel starts in it meanwhile."""
+    engine = Engine(max_bytes_per_file=20_000)
+    client = Client(engine, "t", "a", 1000)
+    fill(engine, 100)
+    taken = client.take()
+    for message in taken[1:]:
+        client.finish(message.index)
+    topic = engine.topic("t")
+    made = []
+    relocate = topic.log.relocate
+
+    def relocate_slowly(base: int, indexes: list[int]) -> Relocation:
+        relocation = relocate(base, indexes)
+        if not made:
+            made.append(pull_channel(topic, "q", topic.log.first)[0])
+        return relocation
+
+    topic.log.relocate = relocate_slowly  # type: ignore[method-assign]
+    engine.advance(20 * SECOND)
+    assert made[0].depth == 100 and topic.whole_from == 0
+    assert not any(name.endswith(".side") for name in engine.files.list(topic.log.folder))
+
+
+# Lapse
+
+
+def test_a_channel_without_its_reader_lapses() -> None:
+    """R18: after a stated time, logged and counted; the log is free then."""
+    engine = Engine(max_bytes_per_file=10_000, pull_channel_lapse_ns=DAY)
+    pulled(engine)
+    Client(engine, "t", "a", 0)
+    fill(engine, 30)
+    topic = engine.topic("t")
+    engine.sleep(DAY - 2 * SECOND)
+    assert topic.channels["q"].pull["lapses_in_ms"] <= 2000  # type: ignore[index]
+    engine.advance(3 * SECOND)
+    assert "q" not in topic.channels
+    assert engine.broker.pulls.lapse_counts == {"time": 1, "bytes": 0}
+    assert engine.broker.pulls.channels == set()
+    engine.crash(KEEP)
+    engine.start()
+    assert list(engine.topic("t").channels) == ["a"]
+
+
+def test_visits_and_a_restart_put_the_lapse_off() -> None:
+    engine = Engine(pull_channel_lapse_ns=HOUR)
+    channel = pulled(engine)
+    for visit in (channel.visit, lambda: channel.commit(0), lambda: pulled(engine)):
+        engine.sleep(HOUR - MINUTE)
+        visit()
+    engine.sleep(HOUR - MINUTE)
+    assert channel.pull["idle_ms"] == (HOUR - MINUTE) // MS
+    channel = again(engine)
+    engine.sleep(HOUR - MINUTE)
+    assert engine.topic("t").channels["q"] is channel
+    engine.advance(2 * MINUTE)
+    assert engine.topic("t").channels == {}
+
+
+def test_zero_never_lapses() -> None:
+    engine = Engine(pull_channel_lapse_ns=0)
+    channel = pulled(engine)
+    engine.sleep(1000 * DAY)
+    assert engine.topic("t").channels["q"] is channel
+    assert channel.pull["lapses_in_ms"] is None
+
+
+def test_a_channel_lapses_by_size_when_its_reader_is_gone() -> None:
+    """R18."""
+    engine = Engine(max_bytes_per_file=10_000, pull_channel_lapse_bytes=50_000)
+    channel = pulled(engine)
+    fill(engine, 40)
+    assert 40_000 < channel.held_size < 50_000
+    engine.advance(2 * MINUTE)
+    channel.visit()
+    fill(engine, 20)
+    engine.advance(50 * SECOND)
+    assert engine.topic("t").channels["q"] is channel, "its reader is there"
+    channel.commit(channel.low + 30)
+    assert 30_000 < channel.held_size < 40_000
+    engine.advance(2 * MINUTE)
+    assert engine.topic("t").channels["q"] is channel, "little enough"
+    fill(engine, 30)
+    engine.advance(2 * SECOND)
+    assert engine.topic("t").channels == {}
+    assert engine.broker.pulls.lapse_counts == {"time": 0, "bytes": 1}
+
+
+def test_deleting_topic_or_channel_forgets_it() -> None:
+    engine = Engine()
+    pulled(engine)
+    engine.done(engine.topic("t").delete_channel("q"))
+    assert engine.broker.pulls.channels == set()
+    pulled(engine)
+    engine.done(engine.broker.delete_topic("t"))
+    assert engine.broker.pulls.channels == set()
+
+
+def test_without_a_journal_nothing_is_called_whole() -> None:
+    """R18, R3: what was removed is not known then."""
+    engine = Engine()
+    channel = pulled(engine)
+    engine.publish("t", b"a")
+    engine.advance(3 * SECOND)
+    path = f"{engine.topic('t').log.folder}/journal"
+    engine.crash(KEEP)
+    data = bytearray(engine.files.read(path))
+    data[20] ^= 0xFF
+    data += encode_progress(99, 0)
+    engine.files.unlink(path)
+    engine.files.append(path, [bytes(data)])
+    engine.start()
+    assert engine.topic("t").whole_from > channel.low

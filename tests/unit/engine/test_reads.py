@@ -1,0 +1,81 @@
+"""Reads of log ranges: a few at once, in order, their memory bounded (R9, R18)."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engine import reads
+from penstock.engine.reads import AT_ONCE_MAX, Read
+from penstock.engine.topic import Topic
+from tests.engine import SECOND, Engine
+
+
+def filled(engine: Engine, count: int = 10) -> Topic:
+    engine.publish("t", *(b"x" * 100 for _ in range(count)))
+    engine.advance(3 * SECOND)
+    return engine.topic("t")
+
+
+def read(engine: Engine, topic: Topic, size_max: int = 1 << 20) -> Read:
+    return engine.broker.reads.read(topic, topic.log.first, topic.end, size_max)
+
+
+def test_a_read_finds_its_range_on_a_thread() -> None:
+    engine = Engine()
+    topic = filled(engine)
+    asked = read(engine, topic)
+    assert not asked.done and len(engine.disk.works) == 1
+    assert engine.done(asked) is None
+    assert asked.range.next == topic.end and asked.range.size > 1000
+    assert (engine.broker.reads.read_count, engine.broker.reads.read_size) == (1, asked.range.size)
+
+
+def test_a_few_run_at_once_and_the_others_follow() -> None:
+    engine = Engine()
+    topic = filled(engine)
+    asked = [read(engine, topic) for _ in range(3 * AT_ONCE_MAX)]
+    assert len(engine.disk.works) == AT_ONCE_MAX
+    engine.settle()
+    assert all(one.done and one.error is None for one in asked)
+
+
+def test_a_gap_at_the_end_is_covered() -> None:
+    engine = Engine()
+    topic = filled(engine)
+    end = topic.end
+    engine.crash()
+    engine.start()
+    engine.advance(3 * SECOND)
+    topic = engine.topic("t")
+    assert topic.end > end
+    asked = engine.broker.reads.read(topic, topic.log.first, topic.end, 1)
+    assert engine.done(asked) is None and asked.range.next == topic.end
+
+
+def test_answers_that_nobody_takes_hold_up_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    topic = filled(engine, 100)
+    size = read(engine, topic)
+    engine.settle()
+    engine.broker.reads.free(size)
+    monkeypatch.setattr(reads, "HELD_SIZE_MAX", 2 * size.range.size)
+    asked = [read(engine, topic, size.range.size) for _ in range(5)]
+    engine.settle()
+    assert [one.done for one in asked] == [True, True, False, False, False]
+    for place in range(3):
+        engine.broker.reads.free(asked[place])
+        engine.broker.reads.free(asked[place])  # twice is once
+        engine.settle()
+        assert sum(one.done for one in asked) == place + 3
+
+
+def test_a_disk_error_is_told() -> None:
+    engine = Engine()
+    topic = filled(engine)
+
+    def broken(*_: int) -> None:
+        raise OSError("gone")
+
+    topic.log.read_range = broken  # type: ignore[assignment]
+    asked = read(engine, topic)
+    assert isinstance(engine.done(asked), OSError)

@@ -1,0 +1,135 @@
+"""Answers that wait, and large ones: who is told when a peer goes, and when they are sent."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from penstock.engine.ticket import Ticket
+from penstock.server.http import HttpLimits
+from penstock.server.http_message import Pending, Request, Response, text_response
+from penstock.server.http_router import Route, Router
+from tests.unit.server.harness import SECONDS_MAX, Harness
+
+PIECE = bytes(range(256)) * 4096
+ASK = b"GET /%s HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+class Handlers:
+    """/wait answers when it is hurried; /large and /later send pieces."""
+
+    def __init__(self) -> None:
+        self.hurried = threading.Event()
+        self.done = threading.Semaphore(0)
+        self.later: list[Ticket] = []
+        self.router = Router()
+        self.router.add("GET", "/wait", Route(self.wait))
+        self.router.add("GET", "/large", Route(self.large))
+        self.router.add("GET", "/later", Route(self.wait_large))
+
+    def wait(self, request: Request) -> Pending:
+        ticket = Ticket()
+
+        def hurry() -> None:
+            self.hurried.set()
+            ticket.settle()
+
+        return Pending(ticket, lambda _: text_response("now"), hurry)
+
+    def large(self, request: Request) -> Response:
+        pieces = [PIECE, memoryview(PIECE)[100:], b"end"]
+        return Response(200, b"", (), pieces, self.done.release)
+
+    def wait_large(self, request: Request) -> Pending:
+        ticket = Ticket()
+        self.later.append(ticket)
+        return Pending(ticket, lambda _: self.large(request))
+
+    def sent(self, seconds: float = SECONDS_MAX) -> bool:
+        return self.done.acquire(timeout=seconds)
+
+
+@pytest.fixture
+def handlers() -> Handlers:
+    return Handlers()
+
+
+def test_a_peer_that_is_gone_is_not_waited_for(handlers: Handlers) -> None:
+    with Harness(handlers.router) as harness:
+        with harness.connect() as raw:
+            raw.send(ASK % b"wait")
+            assert raw.silent(0.05) and not handlers.hurried.is_set()
+        assert handlers.hurried.wait(SECONDS_MAX)
+
+
+def test_a_peer_that_closed_only_its_side_is_answered_at_once(handlers: Handlers) -> None:
+    with Harness(handlers.router) as harness, harness.connect() as raw:
+        raw.send(ASK % b"wait")
+        raw.sock.shutdown(socket.SHUT_WR)
+        assert raw.answer()[2] == b"now"
+        assert raw.closed()
+
+
+def test_pieces_arrive_in_order_and_are_done(handlers: Handlers) -> None:
+    with Harness(handlers.router) as harness, harness.connect() as raw:
+        raw.send(ASK % b"large" + ASK % b"large" + ASK % b"nothing")
+        for _ in range(2):
+            status, headers, body = raw.answer()
+            assert (status, body) == (200, PIECE + PIECE[100:] + b"end")
+            assert headers["content-length"] == str(len(body))
+            assert handlers.sent()
+        assert raw.answer()[0] == 404
+        assert not handlers.sent(0.05)
+
+
+def test_pieces_are_not_done_before_the_peer_takes_them(handlers: Handlers) -> None:
+    with Harness(handlers.router) as harness, harness.connect() as raw:
+        raw.send(ASK % b"large" * 40)
+        count = 0
+        while handlers.sent(0.3):
+            count += 1
+        assert count < 40, "40 MiB do not fit a socket"
+        for _ in range(40):
+            raw.answer()
+        for _ in range(40 - count):
+            assert handlers.sent()
+        assert not handlers.sent(0.05)
+
+
+def test_pieces_nobody_takes_are_done_when_the_peer_goes(handlers: Handlers) -> None:
+    with Harness(handlers.router) as harness:
+        with harness.connect() as raw:
+            raw.send(ASK % b"large" * 40)
+            count = 0
+            while handlers.sent(0.3):
+                count += 1
+        # One was being written; those behind it had not begun.
+        assert handlers.sent()
+        assert not handlers.sent(0.05)
+
+
+def test_pieces_made_after_the_peer_went_are_done(handlers: Handlers) -> None:
+    with Harness(handlers.router) as harness:
+        with harness.connect() as raw:
+            raw.send(ASK % b"wait" + ASK % b"later")
+            assert raw.silent(0.05)
+        assert handlers.hurried.wait(SECONDS_MAX)
+        (ticket,) = handlers.later
+        harness.on_loop(lambda: None)
+        harness.on_loop(ticket.settle)
+        assert handlers.sent()
+
+
+def test_pieces_behind_an_answer_that_waits_are_done_when_the_peer_stalls(
+    handlers: Handlers,
+) -> None:
+    limits = HttpLimits(write_timeout_s=0.2, idle_timeout_s=1.0)
+    with Harness(handlers.router, limits) as harness, harness.connect() as raw:
+        raw.send(ASK % b"large" * 40)
+        count = 0
+        while handlers.sent(2.0):
+            count += 1
+        assert 0 < count < 40
+        assert harness.on_loop(lambda: len(harness.server.connections)) == 0
