@@ -6,6 +6,7 @@ It keeps nothing on disk: the history begins anew with the process.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 
 from penstock.admin.api import Api
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 _PING_OK = Response(200, b"OK", (TEXT,))
 NOTIFY_SECONDS_MAX = 2.0
+# A sample makes and drops 100,000 objects, none of them in a cycle: at Python's own pace the
+# collections between them are a fifth of all work.
+COLLECT_COUNTS = (100_000, 50, 100)
 
 
 class AdminDaemon:
@@ -39,6 +43,7 @@ class AdminDaemon:
     async def serve(self) -> None:
         """Run until a signal says otherwise."""
         stopped = stop_signals(self._loop)
+        gc.set_threshold(*COLLECT_COUNTS)
         options = self._options
         await resolve(self._loop, options.nsqlookupd_http_addresses, "--lookupd-http-address")
         await resolve(self._loop, options.nsqd_http_addresses, "--nsqd-http-address")

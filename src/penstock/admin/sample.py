@@ -299,24 +299,33 @@ def _add_channels(
     topic: TopicSum, node: NodePart, part: TopicPart, past: TopicPart | None, per_s: float
 ) -> None:
     earlier = past.channels if past is not None else {}
+    address = node.node
     for name, channel in part.channels.items():
         total = topic.channels.get(name)
         if total is None:
             total = topic.channels[name] = ChannelSum(topic.name, name)
-        total.nodes.append(node.node)
-        total.depth += channel.depth
-        total.backend_depth += channel.backend_depth
-        total.in_flight += channel.in_flight
-        total.deferred += channel.deferred
-        total.messages += channel.messages
-        total.requeues += channel.requeues
-        total.timeouts += channel.timeouts
-        total.clients += channel.clients
-        total.paused |= channel.paused
-        total.pull |= channel.pull is not None
+        total.nodes.append(address)
+        # Taken apart at once, and zeros left out: this runs for every channel of every node.
+        depth, backend, sent, deferred, messages, requeues, timeouts, clients, *flags = channel
+        paused, _, pull = flags
+        total.messages += messages
+        if depth:
+            total.depth += depth
+            total.backend_depth += backend
+        if sent or clients:
+            total.in_flight += sent
+            total.clients += clients
+        if deferred:
+            total.deferred += deferred
+        if requeues or timeouts:
+            total.requeues += requeues
+            total.timeouts += timeouts
+        if paused or pull is not None:
+            total.paused |= paused
+            total.pull |= pull is not None
         before = earlier.get(name)
         # Most channels of a large cluster are quiet at any moment.
-        if before is not None and before[:7] != channel[:7]:
+        if before is not None and before != channel:
             _add_rates(total, node.figures, channel, before, per_s)
 
 

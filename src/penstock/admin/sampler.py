@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import math
 import time
@@ -188,14 +187,10 @@ class Sampler:
             address, "/stats", format="json", include_clients="false"
         )
         part = _part(producer)
-        # 20,000 short-lived objects would set off a collection of everything there is.
-        gc.disable()
         try:
             read_node(part, stats, self._clock.monotonic_ns())
         except ValueError as error:
             raise UpstreamError(str(error)) from None
-        finally:
-            gc.enable()
         part.own = await self._is_own(address, part)
         return part
 
