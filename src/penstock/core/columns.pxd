@@ -5,6 +5,7 @@ cdef class Columns:
     cdef readonly Py_ssize_t count
     cdef readonly bytes index
     cdef readonly bytes timestamp
+    cdef readonly bytes id_offsets
     cdef readonly bytes id
     cdef readonly bytes body_offsets
     cdef readonly bytes body

@@ -11,6 +11,7 @@ class Columns:
     count: int
     index: bytes | None
     timestamp: bytes | None
+    id_offsets: bytes | None
     id: bytes | None
     body_offsets: bytes | None
     body: bytes | None

@@ -70,6 +70,7 @@ cdef struct Span:
 cdef struct Target:
     int64_t* index
     int64_t* timestamp
+    int32_t* id_offsets
     unsigned char* id
     int32_t* offsets
     unsigned char* body
@@ -101,6 +102,7 @@ cdef void copy_span(Span* span, Target* target) noexcept nogil:
             target.timestamp[row] = floor_us(load_i64(at + 8))
         if target.id != NULL:
             memcpy(target.id + row * ID_SIZE, at + 18, ID_SIZE)
+            target.id_offsets[row + 1] = <int32_t>((row + 1) * ID_SIZE)
         if target.body != NULL:
             memcpy(target.body + target.size, at + FRAME_HEAD, size)
             target.size += size
@@ -113,8 +115,7 @@ cdef void copy_span(Span* span, Target* target) noexcept nogil:
 cdef class Columns:
     """Rows as Arrow's buffers; None for a column that was not asked for.
 
-    ``index`` and ``timestamp`` (microseconds) are int64, ``id`` has 16 bytes a row, ``body`` goes
-    with ``body_offsets``.
+    ``index`` and ``timestamp`` (microseconds) are int64, ``id`` and ``body`` go with offsets.
     """
 
 
@@ -160,11 +161,11 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted):
 
 cdef Columns allocate(Target* target, Py_ssize_t count, Py_ssize_t body_size, int wanted):
     cdef Columns columns = Columns.__new__(Columns)
-    if body_size > COLUMN_SIZE_MAX:
-        raise CorruptError(f"{body_size} bytes of bodies do not fit a column")
+    if body_size > COLUMN_SIZE_MAX or count > COLUMN_SIZE_MAX // ID_SIZE:
+        raise CorruptError(f"{count} messages of {body_size} bytes do not fit a column")
     target.index = target.timestamp = NULL
     target.id = target.body = NULL
-    target.offsets = NULL
+    target.id_offsets = target.offsets = NULL
     target.row = target.size = 0
     columns.count = count
     if wanted & WANT_INDEX:
@@ -174,7 +175,10 @@ cdef Columns allocate(Target* target, Py_ssize_t count, Py_ssize_t body_size, in
         columns.timestamp = PyBytes_FromStringAndSize(NULL, count * 8)
         target.timestamp = <int64_t*>PyBytes_AS_STRING(columns.timestamp)
     if wanted & WANT_ID:
+        columns.id_offsets = PyBytes_FromStringAndSize(NULL, (count + 1) * 4)
         columns.id = PyBytes_FromStringAndSize(NULL, count * ID_SIZE)
+        target.id_offsets = <int32_t*>PyBytes_AS_STRING(columns.id_offsets)
+        target.id_offsets[0] = 0
         target.id = <unsigned char*>PyBytes_AS_STRING(columns.id)
     if wanted & WANT_BODY:
         columns.body_offsets = PyBytes_FromStringAndSize(NULL, (count + 1) * 4)
@@ -195,8 +199,8 @@ cdef inline Py_ssize_t head_of(Rows* rows) noexcept nogil:
 
 cdef Py_ssize_t fitting(Rows* rows, Py_ssize_t row, Py_ssize_t end, Py_ssize_t room, bint begun,
                         Py_ssize_t* size) noexcept nogil:
-    # The row behind the last that fits into ``room``, and in ``size`` what they take; at least one
-    # fits unless ``begun``.  A row that cannot be sent gives -1 - row.
+    # The row behind the last whose frame fits into ``room``, and in ``size`` what they take here;
+    # at least one fits unless ``begun``.  A row that cannot be sent gives -1 - row.
     cdef int64_t begin, stop = begin_of(rows, row)
     cdef Py_ssize_t each
     while row < end:
@@ -204,10 +208,11 @@ cdef Py_ssize_t fitting(Rows* rows, Py_ssize_t row, Py_ssize_t end, Py_ssize_t r
         stop = begin_of(rows, row + 1)
         if begin < 0 or stop <= begin or stop > rows.value_size:
             return -1 - row
-        each = head_of(rows) + <Py_ssize_t>(stop - begin)
-        if begun and size[0] + each > room:
+        each = FRAME_HEAD + <Py_ssize_t>(stop - begin)
+        if begun and each > room:
             break
-        size[0] += each
+        room -= each
+        size[0] += each - FRAME_HEAD + head_of(rows)
         begun = True
         row += 1
     return row
@@ -229,14 +234,15 @@ cdef void pack(Rows* rows, Py_ssize_t row, Py_ssize_t end, unsigned char* to) no
 
 
 cdef class Packer:
-    """Gathers bodies into MPUB bodies of at most ``size_max`` bytes.
+    """Gathers bodies into MPUB bodies of at most ``size_max`` bytes of frames.
 
-    A body that alone is larger makes one of its own: nsqd knows what it accepts, and says so.
+    Frames, because a part becomes a batch of the log: small bodies are much larger there.  A body
+    that alone is too large makes one of its own: nsqd knows what it accepts, and says so.
     """
 
     def __cinit__(self, Py_ssize_t size_max, bint deferred):
-        if not 16 <= size_max <= COLUMN_SIZE_MAX:
-            raise ValueError(f"size_max {size_max} out of range 16-{COLUMN_SIZE_MAX}")
+        if not FRAME_HEAD <= size_max <= COLUMN_SIZE_MAX:
+            raise ValueError(f"size_max {size_max} out of range {FRAME_HEAD}-{COLUMN_SIZE_MAX}")
         self.size_max = size_max
         self.deferred = deferred
         self.size = 4
@@ -285,7 +291,9 @@ cdef class Packer:
 
     cdef Py_ssize_t fill(self, Rows* rows, Py_ssize_t row, Py_ssize_t end) except -1:
         # Append rows until the body is full; return the first that did not fit.
-        cdef Py_ssize_t size = 0, stop, room = self.size_max - self.size
+        cdef Py_ssize_t head = 12 if self.deferred else 4
+        cdef Py_ssize_t size = 0, stop
+        cdef Py_ssize_t room = self.size_max - (self.size - 4) - self.count * (FRAME_HEAD - head)
         with nogil:
             stop = fitting(rows, row, end, room, self.count > 0, &size)
         if stop < 0:

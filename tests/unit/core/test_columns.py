@@ -42,6 +42,7 @@ def test_every_column_of_a_message_is_decoded() -> None:
     assert longs(columns.index) == [10, 11, 12, 20]
     assert longs(columns.timestamp) == [1, 2, -1, 0]
     assert columns.id == b"".join(b"%016x" % (7 << 54 | i) for i in (10, 11, 12, 20))
+    assert columns.id_offsets == struct.pack("=5i", 0, 16, 32, 48, 64)
     assert bodies(columns) == [b"one", b"", b"three", b"body"]
 
 
@@ -60,6 +61,7 @@ def test_columns_not_asked_for_are_not_made() -> None:
             flag for flag in made if wanted & flag
         }
         assert (columns.body_offsets is None) == (columns.body is None)
+        assert (columns.id_offsets is None) == (columns.id is None)
 
 
 def test_rows_are_cut_to_the_range_at_every_place() -> None:
@@ -120,7 +122,7 @@ def unpacked(part: tuple[bytes, int], *, deferred: bool = False) -> list[tuple[i
 
 @given(
     rows=st.lists(st.binary(min_size=1, max_size=40), max_size=30),
-    size_max=st.integers(16, 200),
+    size_max=st.integers(34, 300),
     wide=st.booleans(),
     deferred=st.booleans(),
     cut=st.integers(0, 30),
@@ -137,8 +139,13 @@ def test_packing_keeps_all_bodies_in_order(
     parts.append(packer.take())
     found = [one for part in parts for one in unpacked(part, deferred=deferred)]
     assert found == [(i - 3 if deferred else 0, row) for i, row in enumerate(rows)]
-    for data, count in parts:
-        assert count == 1 or len(data) <= size_max
+    for part in parts:
+        frames = sum(34 + len(body) for _, body in unpacked(part, deferred=deferred))
+        assert part[1] <= 1 or frames <= size_max
+    for part, following in itertools.pairwise(parts[:-1]):
+        (_, body), *_ = unpacked(following, deferred=deferred)
+        frames = sum(34 + len(body) for _, body in unpacked(part, deferred=deferred))
+        assert frames + 34 + len(body) > size_max, "a part that could have been fuller"
     assert packer.take() == (b"\0\0\0\0", 0)
 
 

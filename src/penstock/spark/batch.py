@@ -1,0 +1,214 @@
+"""Batch reads: ranges by offsets or times, cut into partitions on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from penstock.errors import QueryError
+from penstock.spark.broker import Access
+from penstock.spark.cluster import Cluster, Log
+from penstock.spark.offsets import EARLIEST, INDEX_MAX, LATEST, Places, Position
+from penstock.spark.options import COLUMNS, Options
+from penstock.spark.ranges import Range, partitions
+from penstock.spark.reading import Reading
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+class LogPartition(InputPartition):
+    """Ranges that one task reads one after the other."""
+
+    def __init__(self, ranges: tuple[Range, ...]) -> None:
+        super().__init__(ranges)
+
+
+class NsqBatchReader(DataSourceReader):
+    """Reads what is there when the query is planned."""
+
+    def __init__(self, options: Options, columns: tuple[str, ...]) -> None:
+        self.options = options
+        self.reading = Reading(options, Access.of(options), columns)
+        self.narrowed = Narrowed()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        cluster = Cluster(self.options, self.reading.access)
+        cluster.discover(strict=True)
+        ranges = self._ranges(cluster)
+
+        def count(each: Range, start: int, end: int) -> int:
+            return cluster.count(each.node, each.topic, start, end)
+
+        parts = partitions(ranges, self.options.min_partitions, count)
+        # An empty list would make Spark call read() with no partition at all.
+        return [LogPartition(part) for part in parts] or [LogPartition(())]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return self.reading.read(partition.value, watched=True)
+
+    def _ranges(self, cluster: Cluster) -> list[Range]:
+        topics = self.options.topic
+        found = {
+            (uuid, topic): cluster.log_of(uuid, topic) for topic in topics for uuid in cluster.nodes
+        }
+        for topic in topics:
+            if all(found[uuid, topic] is None for uuid in cluster.nodes):
+                nodes = ", ".join(node.address for node in cluster.nodes.values()) or "no node"
+                raise QueryError(f"there is no topic {topic} on any node (asked: {nodes})")
+        check_named(self.options.starting_offsets, "startingOffsets", cluster)
+        check_named(self.options.ending_offsets, "endingOffsets", cluster)
+        ranges = []
+        for (uuid, topic), log in found.items():
+            if log is not None and self.narrowed.takes(uuid, topic):
+                ranges.append(self._range(cluster, uuid, topic, log))
+        return ranges
+
+    def _range(self, cluster: Cluster, uuid: str, topic: str, log: Log) -> Range:
+        options, address = self.options, cluster.nodes[uuid].address
+        end = cluster.settled(uuid, topic, log)
+        start = index_of(
+            options.starting_offsets.of(uuid, address, topic, EARLIEST),
+            cluster,
+            *(uuid, topic, log, end),
+        )
+        if options.starting_timestamp is not None:
+            start = cluster.seek(uuid, topic, options.starting_timestamp)
+        if self.narrowed.time_ns > 0:
+            start = max(start, cluster.seek(uuid, topic, self.narrowed.time_ns))
+        place = options.ending_offsets.of(uuid, address, topic, LATEST)
+        last = index_of(place, cluster, uuid, topic, log, end, ending=True)
+        if options.ending_timestamp is not None:
+            last = cluster.seek(uuid, topic, options.ending_timestamp)
+        start = max(start, self.narrowed.start)
+        last = min(last, end, self.narrowed.end)
+        return Range(uuid, address, topic, log.instance, start, max(start, last), log.whole_from)
+
+
+def check_named(places: Places, option: str, cluster: Cluster) -> None:
+    """Offsets of a node or topic that is not read are a mistake."""
+    known = set(cluster.nodes) | {node.address for node in cluster.nodes.values()}
+    for node, topic in places.named():
+        if node not in known:
+            nodes = ", ".join(sorted(known))
+            raise QueryError(f"{option} names node {node}, but the nodes are {nodes}")
+        if topic not in cluster.options.topic:
+            topics = ", ".join(cluster.options.topic)
+            raise QueryError(f"{option} names topic {topic}, but the topics are {topics}")
+
+
+def index_of(
+    place: str | Position,
+    cluster: Cluster,
+    uuid: str,
+    topic: str,
+    log: Log,
+    end: int,
+    *,
+    ending: bool = False,
+) -> int:
+    """The index of a place in a log; a position whose messages are gone is told."""
+    if place == EARLIEST:
+        return log.first
+    if place == LATEST:
+        return end
+    assert isinstance(place, Position)
+    where = f"topic {topic} on {cluster.nodes[uuid]} (node {uuid})"
+    if place.instance and place.instance != log.instance:
+        cluster.lost(
+            f"{where} was deleted and made again: it is {log.instance}, not {place.instance}"
+        )
+        return log.first
+    if not ending and place.index < log.whole_from:
+        cluster.lost(
+            f"{where} does not have all messages from {place.index} on any more: "
+            f"it is whole from {log.whole_from}"
+        )
+    return place.index
+
+
+class Narrowed:
+    """What of the ranges is left after the filters of a query."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.end = INDEX_MAX
+        self.time_ns = 0
+        self.topics: set[str] | None = None
+        self.nodes: set[str] | None = None
+
+    def takes(self, node: str, topic: str) -> bool:
+        return (self.topics is None or topic in self.topics) and (
+            self.nodes is None or node in self.nodes
+        )
+
+    def narrow(self, filter: Filter) -> bool:
+        """Take a filter in; whether it then holds for all that is read."""
+        match filter:
+            case IsNotNull(attribute=(column,)):
+                return column in COLUMNS
+            case EqualTo(attribute=("topic" | "node" as column,), value=str(value)):
+                return self._one_of(column, {value})
+            case EqualNullSafe(attribute=("topic" | "node" as column,), value=str(value)):
+                return self._one_of(column, {value})
+            case In(attribute=("topic" | "node" as column,), value=values):
+                return self._one_of(column, set(values))
+            case EqualTo(attribute=("index",), value=int(value)):
+                return self._between(value, value + 1)
+            case EqualNullSafe(attribute=("index",), value=int(value)):
+                return self._between(value, value + 1)
+            case GreaterThan(attribute=("index",), value=int(value)):
+                return self._between(value + 1, INDEX_MAX)
+            case GreaterThanOrEqual(attribute=("index",), value=int(value)):
+                return self._between(value, INDEX_MAX)
+            case LessThan(attribute=("index",), value=int(value)):
+                return self._between(0, value)
+            case LessThanOrEqual(attribute=("index",), value=int(value)):
+                return self._between(0, value + 1)
+            case GreaterThan(attribute=("timestamp",), value=value):
+                return self._since(value)
+            case GreaterThanOrEqual(attribute=("timestamp",), value=value):
+                return self._since(value)
+        return False
+
+    def _one_of(self, column: str, values: set[Any]) -> bool:
+        if column == "topic":
+            self.topics = values if self.topics is None else self.topics & values
+        else:
+            self.nodes = values if self.nodes is None else self.nodes & values
+        return True
+
+    def _between(self, start: int, end: int) -> bool:
+        self.start = min(max(self.start, start), INDEX_MAX)
+        self.end = max(min(self.end, end), 0)
+        return True
+
+    def _since(self, value: Any) -> bool:
+        # A message is stored at or after its time, a deferred one much later.  So what was stored
+        # before can be left out, but the filter itself remains for Spark.
+        self.time_ns = max(self.time_ns, int(value.timestamp()) * 1_000_000_000)
+        return False
+
+
+class NsqFilteringReader(NsqBatchReader):
+    """Only with the option pushFilters: Spark refuses a reader that has ``pushFilters`` unless
+    spark.sql.python.filterPushdown.enabled is set."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        for filter in filters:
+            if not self.narrowed.narrow(filter):
+                yield filter

@@ -1,0 +1,316 @@
+"""One node's HTTP API, for drivers and tasks: blocking requests on connections that are kept.
+
+Python workers of Spark live longer than their tasks and serve one at a time, so connections are
+kept in this module, one a thread and node; a task of the next micro-batch finds them open.
+
+Rule 1: everything asked here may be asked twice, so a request that failed is tried again, with
+        growing waits, until ``retryTimeout`` is over.  A node that restarts costs a query nothing.
+Rule 2: an answer that says no (4xx) is final and becomes a NodeError with its code.
+Rule 3: every wait has an end.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import random
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+from penstock.errors import NodeError, OptionError
+from penstock.spark.options import Options
+from penstock.version import VERSION
+
+log = logging.getLogger("penstock.spark")
+
+# The node is in trouble that may pass: it starts, stops, is too busy, or its disk is full.
+TRANSIENT = frozenset({429, 500, 502, 503, 504, 507})
+WAIT_FIRST_S = 0.05
+WAIT_MAX_S = 1.0
+NS = 1e9
+
+ADVICE = {
+    401: "give a token in the option httpToken or httpTokenFile",
+    403: "the token's role does not allow it: reading needs read, writing needs publish",
+    405: "is this an nsqd of Penstock?  A Go nsqd can be read with mode=channel",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach nodes: what of the options a connection needs."""
+
+    tls: bool = False
+    root_ca_file: str = ""
+    cert: str = ""
+    key: str = ""
+    insecure: bool = False
+    token: str = ""
+    request_timeout_s: float = 30.0
+    retry_timeout_s: float = 60.0
+
+    @classmethod
+    def of(cls, options: Options) -> Access:
+        """On the driver: httpTokenFile is read here."""
+        return cls(
+            options.tls,
+            options.tls_root_ca_file,
+            options.tls_cert,
+            options.tls_key,
+            options.tls_insecure_skip_verify,
+            options.http_token or _token_in(options.http_token_file),
+            options.request_timeout_ns / NS,
+            options.retry_timeout_ns / NS,
+        )
+
+
+def _token_in(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"option httpTokenFile {path}: {error}") from None
+    if not token:
+        raise OptionError(f"option httpTokenFile {path}: the file is empty")
+    return token
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+class Asked(NamedTuple):
+    """A request, so that it can be made again."""
+
+    method: str
+    target: str
+    body: bytes | None
+
+
+Key = tuple[str, Access]
+
+
+class Kept(threading.local):
+    """This thread's connections."""
+
+    def __init__(self) -> None:
+        self.connections: dict[Key, http.client.HTTPConnection] = {}
+
+
+_kept = Kept()
+
+
+def asked(
+    method: str, path: str, parameters: Mapping[str, object] | None = None, body: object = None
+) -> Asked:
+    """A request; a body that is no bytes goes as JSON."""
+    target = path
+    if parameters:
+        target += "?" + urlencode({name: str(value) for name, value in parameters.items()})
+    if body is not None and not isinstance(body, bytes):
+        body = json.dumps(body).encode()
+    return Asked(method, target, body)
+
+
+def host_and_port(address: str, default_port: int | None = None) -> tuple[str, int]:
+    """Take an address apart; what is none is an OptionError."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        port = parts.port or default_port
+    except ValueError:
+        port = None
+    if not parts.hostname or port is None or parts.path not in ("", "/"):
+        raise OptionError(f"address {address!r} must be host:port or https://host:port")
+    return parts.hostname, port
+
+
+@lru_cache(maxsize=16)
+def tls_context(access: Access) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=access.root_ca_file or None)
+        if access.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if access.cert:
+            context.load_cert_chain(access.cert, access.key or None)
+    except OSError as error:  # ssl.SSLError is one too
+        named = ", ".join(file for file in (access.root_ca_file, access.cert, access.key) if file)
+        raise OptionError(f"TLS with {named}: {error}") from None
+    return context
+
+
+def connect(
+    address: str, access: Access, timeout_s: float | None = None
+) -> http.client.HTTPConnection:
+    """A connection of its own; it connects with the first request."""
+    host, port = host_and_port(address)
+    timeout_s = timeout_s or access.request_timeout_s
+    if address.startswith("https://") or (access.tls and not address.startswith("http://")):
+        context = tls_context(access)
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+    return http.client.HTTPConnection(host, port, timeout=timeout_s)
+
+
+class Node:
+    """One nsqd, or nsqlookupd, at ``address``."""
+
+    def __init__(self, address: str, access: Access, what: str = "nsqd") -> None:
+        self.address = address
+        self.access = access
+        self.what = what
+        self._headers = {"User-Agent": f"penstock-spark/{VERSION}"}
+        if access.token:
+            self._headers["Authorization"] = f"Bearer {access.token}"
+
+    def __repr__(self) -> str:
+        return f"{self.what} {self.address}"
+
+    def get(self, path: str, **parameters: object) -> Any:
+        """The JSON of a GET."""
+        return self.json(asked("GET", path, parameters))
+
+    def post(self, path: str, body: object = None, **parameters: object) -> Any:
+        """The JSON of a POST."""
+        return self.json(asked("POST", path, parameters, body if body is not None else b""))
+
+    def json(self, request: Asked, retry_s: float | None = None) -> Any:
+        return self.decoded(self.ask(request, retry_s))
+
+    def decoded(self, answer: Answer) -> Any:
+        try:
+            return json.loads(answer.body)
+        except ValueError:
+            raise NodeError(
+                f"{self}: an answer that makes no sense: {answer.body[:80]!r}"
+            ) from None
+
+    def ask(self, request: Asked, retry_s: float | None = None) -> Answer:
+        """Make a request until it is answered; ``retry_s`` in place of retryTimeout."""
+        if retry_s is None:
+            retry_s = self.access.retry_timeout_s
+        give_up_s = time.monotonic() + retry_s
+        wait_s = WAIT_FIRST_S
+        while True:
+            try:
+                return self.try_once(request)
+            except NodeError as error:
+                if error.status and error.status not in TRANSIENT:
+                    raise
+                left_s = give_up_s - time.monotonic()
+                if left_s <= 0 or isinstance(error.__cause__, ssl.SSLCertVerificationError):
+                    raise
+                log.warning("%s; trying again for %.0f s", error, left_s)
+            time.sleep(min(wait_s, max(0.0, give_up_s - time.monotonic())) * random.uniform(0.5, 1))
+            wait_s = min(2 * wait_s, WAIT_MAX_S)
+
+    def try_once(self, request: Asked) -> Answer:
+        """Make a request; a kept connection that the node has closed meanwhile is renewed."""
+        kept = _kept.connections.pop((self.address, self.access), None)
+        if kept is not None:
+            try:
+                return self._exchange(kept, request)
+            except (OSError, http.client.HTTPException):
+                kept.close()
+        connection = connect(self.address, self.access)
+        try:
+            return self._exchange(connection, request)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise self.unreachable(error) from error
+
+    def _exchange(self, connection: http.client.HTTPConnection, request: Asked) -> Answer:
+        self.send(connection, request)
+        return self.judge(request, self.keep(connection))
+
+    def begin(self, request: Asked) -> Begun:
+        """Send a request now, to take its answer later: the node works meanwhile."""
+        connection = _kept.connections.pop((self.address, self.access), None)
+        if connection is None:
+            connection = connect(self.address, self.access)
+        try:
+            self.send(connection, request)
+        except (OSError, http.client.HTTPException):
+            connection.close()
+            return Begun(self, request, None)
+        return Begun(self, request, connection)
+
+    def keep(self, connection: http.client.HTTPConnection) -> Answer:
+        """Receive an answer and keep the connection for the next request."""
+        answer = self.receive(connection)
+        _kept.connections[self.address, self.access] = connection
+        return answer
+
+    def send(self, connection: http.client.HTTPConnection, request: Asked) -> None:
+        connection.request(request.method, request.target, request.body, self._headers)
+
+    def receive(self, connection: http.client.HTTPConnection) -> Answer:
+        response = connection.getresponse()
+        return Answer(response.status, response.headers, response.read())
+
+    def judge(self, request: Asked, answer: Answer) -> Answer:
+        """The answer, or what is wrong with it."""
+        if answer.status == 200:
+            return answer
+        code, detail = _told(answer.body)
+        path = request.target.partition("?")[0]
+        text = f"{self} answers {answer.status} {code} to {request.method} {path}"
+        if detail:
+            text += f": {detail}"
+        if answer.status in ADVICE:
+            text += f" ({ADVICE[answer.status]})"
+        elif answer.status == 404 and code == "NOT_FOUND":
+            text += f" ({ADVICE[405]})"
+        raise NodeError(text, answer.status, code)
+
+    def unreachable(self, error: BaseException) -> NodeError:
+        return NodeError(f"{self} does not answer: {error or type(error).__name__}")
+
+
+class Begun:
+    """A request on its way."""
+
+    def __init__(
+        self, node: Node, request: Asked, connection: http.client.HTTPConnection | None
+    ) -> None:
+        self._node = node
+        self._request = request
+        self._connection = connection
+
+    def answer(self) -> Answer:
+        """Its answer; what fails on the way is asked again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                return self._node.judge(self._request, self._node.keep(connection))
+            except (OSError, http.client.HTTPException):
+                connection.close()
+            except NodeError as error:
+                if error.status not in TRANSIENT:
+                    raise
+        return self._node.ask(self._request)
+
+    def drop(self) -> None:
+        """Nobody wants the answer any more."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _told(body: bytes) -> tuple[str, str]:
+    """The code and the detail of an answer that says no."""
+    try:
+        told = json.loads(body)
+        return str(told["message"]), str(told.get("detail", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return body[:80].decode("latin-1"), ""

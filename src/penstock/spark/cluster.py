@@ -1,0 +1,171 @@
+"""The nodes of a query: where they are, who they are, what they have of a topic.
+
+A node is known by the UUID in its data path (R7), whatever its address is today.
+
+Rule 1: a plan is made with all nodes or not at all: one that does not answer is a NodeError.
+        A stream that runs already goes on with those that answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import DataLossError, NodeError, QueryError
+from penstock.spark.broker import Access, Node, asked, host_and_port
+from penstock.spark.options import Options
+
+log = logging.getLogger("penstock.spark")
+
+# A node that is asked to sync what it has does it in milliseconds.
+SYNC_WAIT_MS = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a node has of a topic, as GET /log says."""
+
+    node: str
+    instance: str
+    first: int
+    whole_from: int
+    end: int
+    synced_end: int
+    released: int
+    channels: tuple[str, ...]
+
+
+class Cluster:
+    """All nodes that have been found, by UUID."""
+
+    def __init__(self, options: Options, access: Access | None = None) -> None:
+        self.options = options
+        self.access = access or Access.of(options)
+        self.nodes: dict[str, Node] = {}
+        self.complete = False  # the last discovery knew every address
+        for address in options.nsqd_http_addresses:
+            host_and_port(address)
+
+    def discover(self, *, strict: bool, everywhere: bool = False) -> list[str]:
+        """Look for nodes; return the UUIDs of new ones.
+
+        ``everywhere``: also those that nsqlookupd knows and that do not have the topic.
+        """
+        before = set(self.nodes)
+        known = {node.address: uuid for uuid, node in self.nodes.items()}
+        nodes: dict[str, Node] = {}
+        self.complete = True
+        for address in self.addresses(everywhere=everywhere):
+            uuid = known.get(address)
+            if uuid is None:
+                uuid = self._identify(address, strict=strict)
+            if uuid is None:
+                self.complete = False
+            else:
+                nodes.setdefault(uuid, Node(address, self.access))
+        self.nodes.update(nodes)
+        return [uuid for uuid in nodes if uuid not in before]
+
+    def forget(self, uuid: str) -> None:
+        """The node is not where it was; the next discovery looks at its address again."""
+        self.nodes.pop(uuid, None)
+
+    def _identify(self, address: str, *, strict: bool) -> str | None:
+        node = Node(address, self.access)
+        try:
+            about = node.json(asked("GET", "/info"), None if strict else 0.0)
+            uuid = about.get("node_uuid") if isinstance(about, dict) else None
+            if not isinstance(uuid, str):
+                raise NodeError(
+                    f"{node} is no nsqd of Penstock; a Go nsqd can be read with mode=channel"
+                )
+        except NodeError as error:
+            if strict:
+                raise
+            log.warning("%s", error)
+            return None
+        return uuid
+
+    # Addresses
+
+    def addresses(self, *, everywhere: bool) -> list[str]:
+        if self.options.nsqd_http_addresses:
+            return list(self.options.nsqd_http_addresses)
+        found: set[str] = set()
+        if not everywhere:
+            for topic in self.options.topic:
+                found |= self._ask_lookupds("/lookup", topic=topic)
+        return sorted(found or self._ask_lookupds("/nodes"))
+
+    def _ask_lookupds(self, path: str, **parameters: object) -> set[str]:
+        """The union of what all say; those that fail are left out unless all do."""
+        found: set[str] = set()
+        errors: list[NodeError] = []
+        addresses = self.options.lookupd_http_addresses
+        for address in addresses:
+            lookupd = Node(address, self.access, "nsqlookupd")
+            try:
+                found.update(addresses_in(lookupd.get(path, **parameters), lookupd))
+            except NodeError as error:
+                if error.status != 404:
+                    log.warning("%s", error)
+                    errors.append(error)
+        if len(errors) == len(addresses):
+            raise errors[0]
+        return found
+
+    # Topics
+
+    def log_of(self, uuid: str, topic: str) -> Log | None:
+        """What a node has of a topic; None if it does not have it."""
+        node = self.nodes[uuid]
+        try:
+            told = node.get("/log", topic=topic)
+        except NodeError as error:
+            if error.code == "TOPIC_NOT_FOUND":
+                return None
+            raise
+        return Log(
+            *(told["node"], told["instance"], told["first"], told["whole_from"], told["end"]),
+            *(told["synced_end"], told["released"], tuple(told["channels"])),
+        )
+
+    def settled(self, uuid: str, topic: str, found: Log, channel: str = "") -> int:
+        """The end of all that is there now, after a sync if it needs one (R18)."""
+        end = min(found.end, found.released) if channel else found.end
+        if found.synced_end >= end:
+            return end
+        known = {"after": end - 1, "instance": found.instance}
+        body: dict[str, Any] = {"topics": {topic: known}, "wait_ms": SYNC_WAIT_MS}
+        if channel:
+            body["channel"] = channel
+        told = self.nodes[uuid].post("/log/ends", body)["topics"][topic]
+        if told is None or told["instance"] != found.instance:
+            raise QueryError(f"topic {topic} was deleted on {self.nodes[uuid]} at this moment")
+        return min(end, int(told["end"]))
+
+    def seek(self, uuid: str, topic: str, time_ns: int) -> int:
+        return int(self.nodes[uuid].get("/log/seek", topic=topic, timestamp=time_ns)["index"])
+
+    def count(self, uuid: str, topic: str, start: int, end: int) -> int:
+        """How many messages there are in a range; a difference of indexes is no count."""
+        told = self.nodes[uuid].get("/log/count", topic=topic, start=start, end=end)
+        return int(told["count"])
+
+    def lost(self, text: str) -> None:
+        """Messages may be gone: fail, or warn if the user wants it so."""
+        if self.options.fail_on_data_loss:
+            raise DataLossError(f"{text}; with failOnDataLoss=false the query goes on without them")
+        log.warning("%s; going on, because failOnDataLoss=false", text)
+
+
+def addresses_in(answer: Any, lookupd: Node) -> Iterable[str]:
+    """The HTTP addresses of an answer of nsqlookupd."""
+    try:
+        for producer in answer["producers"] or ():
+            host, port = str(producer["broadcast_address"]), int(producer["http_port"])
+            yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    except (KeyError, TypeError, ValueError):
+        raise NodeError(f"{lookupd} gives an answer that makes no sense: {answer!r:.80}") from None

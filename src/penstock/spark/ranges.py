@@ -1,0 +1,125 @@
+"""Ranges of logs, cut into partitions and to a number of messages.
+
+    orders on a   |---------|-----------|          a line of all messages, cut into equal parts;
+    orders on b             |           |----|     a partition is what lies between two cuts,
+    clicks on a                              |---| be it of one log or of several
+
+A Python task costs 10 ms or more, so few messages are one partition, however many logs they lie in.
+
+Rule 1: indexes have gaps, so messages are counted by the broker and never by subtraction.  A count
+        is asked for only where a difference of indexes, which is never less, does not decide.
+Rule 2: the same ranges are cut at the same places, as long as their messages are there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+# Fewer messages than this are not worth a Python task of their own: decoding takes 0.1 us each.
+ROWS_PER_PARTITION_MIN = 20_000
+
+Count = Callable[["Range", int, int], int]  # messages of a range's log in [start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Messages of one log with ``start <= index < end``."""
+
+    node: str
+    address: str
+    topic: str
+    instance: str
+    start: int
+    end: int
+    whole_from: int = 0  # when it was planned
+
+    @property
+    def span(self) -> int:
+        """The most messages that can be in it."""
+        return self.end - self.start
+
+
+def partitions(
+    ranges: Sequence[Range], wanted: int | None, count: Count
+) -> list[tuple[Range, ...]]:
+    """Cut ``ranges`` into ``wanted`` partitions, or into as many as there is work for."""
+    ranges = [each for each in ranges if each.span > 0]
+    most = wanted or os.cpu_count() or 1
+    least = 1 if wanted else ROWS_PER_PARTITION_MIN
+    span = sum(each.span for each in ranges)
+    if most == 1 or span <= least:
+        return [tuple(ranges)] if ranges else []
+    counts = [count(each, each.start, each.end) for each in ranges]
+    total = sum(counts)
+    parts = max(1, min(most, -(-total // least)))
+    return _cut(ranges, counts, [total * k // parts for k in range(1, parts)], count)
+
+
+def _cut(
+    ranges: Sequence[Range], counts: Sequence[int], cuts: list[int], count: Count
+) -> list[tuple[Range, ...]]:
+    """Cut the line of all messages behind so many of them."""
+    found: list[tuple[Range, ...]] = []
+    part: list[Range] = []
+    passed = 0
+    for each, own in zip(ranges, counts, strict=True):
+        done, rest = 0, each
+        while cuts and cuts[0] <= passed + own:
+            at = index_behind(rest, own - done, cuts[0] - passed - done, count)
+            if at > rest.start:
+                part.append(replace(rest, end=at))
+            found.append(tuple(part))
+            part = []
+            rest, done = replace(rest, start=at), cuts.pop(0) - passed
+        if rest.span and own > done:
+            part.append(rest)
+        passed += own
+    if part:
+        found.append(tuple(part))
+    return [part for part in found if part]
+
+
+def index_behind(each: Range, total: int, rows: int, count: Count) -> int:
+    """The index behind the first ``rows`` of the ``total`` messages of a range.
+
+    Without gaps it is arithmetic; a gap, as a restart leaves one, is searched by halving.
+    """
+    if rows >= total:
+        return each.end
+    if rows <= 0:
+        return each.start
+    # Each index has one message or none: that bounds the place from both sides.
+    low, high = each.start + rows, each.end - (total - rows)
+    while low < high:
+        middle = (low + high) // 2
+        if count(each, each.start, middle) < rows:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def limited(ranges: Sequence[Range], rows_max: int, count: Count) -> list[Range]:
+    """The ranges with ends so that together they have at most ``rows_max`` messages.
+
+    Each log gets its share of what waits, so one with a backlog does not hold the others back.
+    """
+    if sum(each.span for each in ranges) <= rows_max:
+        return list(ranges)
+    counts = [count(each, each.start, each.end) for each in ranges]
+    total = sum(counts)
+    if total <= rows_max:
+        return list(ranges)
+    shares = [rows_max * own // total for own in counts]
+    # What rounding left over: one more each, so that every log gets on, however small its share.
+    left = rows_max - sum(shares)
+    for i in sorted(range(len(ranges)), key=lambda i: shares[i]):
+        if left and shares[i] < counts[i]:
+            shares[i] += 1
+            left -= 1
+    return [
+        replace(each, end=index_behind(each, own, share, count))
+        for each, own, share in zip(ranges, counts, shares, strict=True)
+    ]

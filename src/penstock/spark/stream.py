@@ -1,0 +1,116 @@
+"""Streams: what Spark's engine calls on the driver, and what its tasks read.
+
+    initialOffset     once for a new query, and again when its first batch is planned
+    latestOffset      how far the next batch goes: a long poll, cut by maxMessagesPerTrigger
+    partitions        a batch's ranges, cut for the tasks; the same again when it is repeated
+    commit            the batch before this one is in its sink: the pull channel moves up
+
+All of these run in one Python process on the driver, ``read`` in others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.spark.batch import LogPartition
+from penstock.spark.broker import Access
+from penstock.spark.follow import Follower
+from penstock.spark.offsets import Position, Positions, decode, encode, flat
+from penstock.spark.options import Options
+from penstock.spark.ranges import Range, partitions
+from penstock.spark.reading import Reading
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One stream; goes to the executors without what belongs to the driver."""
+
+    def __init__(self, options: Options, columns: tuple[str, ...]) -> None:
+        self.options = options
+        self.reading = Reading(options, Access.of(options), columns)
+        self._follower: Follower | None = None
+        self._initial: dict[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_follower": None, "_initial": None}
+
+    @property
+    def follower(self) -> Follower:
+        if self._follower is None:
+            self._follower = Follower(self.options, self.reading.access)
+        return self._follower
+
+    # On the driver
+
+    def initialOffset(self) -> dict[str, Any]:
+        # Asked for twice, and it must be the same: "latest" moves on.
+        if self._initial is None:
+            self._initial = self._encode(self.follower.start())
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self.options.max_messages_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self.follower.prepare_available_now()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return self._encode(self.follower.newest(decode(start), rows_max))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        reached = self.follower.reached()
+        return self._encode(reached) if reached else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        before, after = decode(start), decode(end)
+        self.follower.resume(before)
+        parts = partitions(
+            self._ranges(before, after), self.options.min_partitions, self.follower.count
+        )
+        return [LogPartition(part) for part in parts]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self.follower.commit(decode(end))
+
+    def stop(self) -> None:
+        if self._follower is not None:
+            self._follower.close()
+
+    def _encode(self, positions: Positions) -> dict[str, Any]:
+        return encode(self.options.channel, positions)
+
+    def _ranges(self, before: Positions, after: Positions) -> list[Range]:
+        nodes = self.follower.cluster.nodes
+        ranges = []
+        for uuid, topic, end in flat(after):
+            # What was not there before enters without messages.
+            start = before.get(uuid, {}).get(topic, end if uuid in nodes else Position("", 0))
+            if start.index >= end.index or (start.instance or end.instance) != end.instance:
+                continue
+            node = nodes.get(uuid)
+            if node is None:
+                self.follower.cluster.lost(
+                    f"node {uuid} is not there, and the batch has messages of its topic {topic} "
+                    f"up to {end.index}"
+                )
+                continue
+            ranges.append(Range(uuid, node.address, topic, end.instance, start.index, end.index))
+        return ranges
+
+    # In a task
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return self.reading.read(partition.value, watched=False)
