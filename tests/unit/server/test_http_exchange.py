@@ -105,9 +105,11 @@ def test_pieces_nobody_takes_are_done_when_the_peer_goes(handlers: Handlers) -> 
             count = 0
             while handlers.sent(0.3):
                 count += 1
-        # One was being written; those behind it had not begun.
+        # Those that were being written; the others had not begun.
         assert handlers.sent()
-        assert not handlers.sent(0.05)
+        while handlers.sent(0.3):
+            count += 1
+        assert count < 39
 
 
 def test_pieces_made_after_the_peer_went_are_done(handlers: Handlers) -> None:
