@@ -224,6 +224,9 @@ class Options:
         "name of a batch write: one of the same name is never published twice",
         default_text="a new one each time",
     )
+    write_batch: int = integer(
+        WRITING, 0, "number of a batch write among those of its writeId; they only rise", minimum=0
+    )
 
 
 def camel(field: str) -> str:
@@ -353,6 +356,8 @@ def _check(options: Options, use: str) -> None:
             "option channel must be given: a stream is a pull channel of this name on the nodes, "
             "which keeps what the stream has not read yet; every stream needs its own"
         )
+    if options.write_batch and not options.write_id:
+        raise OptionError("option writeBatch needs writeId")
     if options.http_token and options.http_token_file:
         raise OptionError("options httpToken and httpTokenFile exclude one another")
     if options.starting_timestamp is not None and not options.starting_offsets.default:

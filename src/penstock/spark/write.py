@@ -1,7 +1,8 @@
 """Writes: tasks stage rows on the brokers, the driver's commit publishes them (R19).
 
 A stream's batch is known by the query's id and its number, so a repeated one is never published
-twice.  A batch write gets a random id, or the one of the option writeId.
+twice.  A batch write gets a random id, or those of the options writeId and writeBatch: that is how
+the batches of foreachBatch become as safe as a stream's own.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class NsqBatchWriter(DataSourceArrowWriter):
         self.stager = Stager(options, self.access, shape)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
-        return self.stager.stage(iterator, self.query, 0)
+        return self.stager.stage(iterator, self.query, self.options.write_batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         cluster = Cluster(self.options, self.access)
