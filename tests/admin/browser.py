@@ -55,6 +55,14 @@ class Tab:
         assert response is not None
         return response
 
+    def updated(self) -> None:
+        """Wait until the page has asked for itself, got a newer one, and shows it."""
+        with self.page.expect_response(
+            lambda answer: answer.request.resource_type == "fetch" and answer.status == 200
+        ):
+            pass
+        self.page.wait_for_timeout(100)
+
     def text(self, selector: str) -> str:
         return self.page.locator(selector).inner_text()
 

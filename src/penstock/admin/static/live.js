@@ -14,7 +14,7 @@ const ANSWER_MS_MAX = 20_000;
 export class Live {
   #main = document.querySelector("main");
   #sign = document.getElementById("live");
-  #button = document.getElementById("pause");
+  #button = document.getElementById("live-pause");
   #lost = document.getElementById("lost");
   #interval_ms = Number(document.body.dataset.interval) || 5000;
   #state = "live";

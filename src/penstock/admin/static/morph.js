@@ -20,12 +20,15 @@ export function morph(old, fresh) {
 }
 
 function patchAttributes(old, fresh) {
+  // The value of a field is what was typed, unless nobody can type into it.
+  const typed = old.nodeName === "INPUT" && old.type !== "hidden";
+  const own = (name) => OWN.has(name) || (typed && name === "value");
   for (const { name, value } of fresh.attributes) {
-    if (!OWN.has(name) && old.getAttribute(name) !== value) old.setAttribute(name, value);
+    if (!own(name) && old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
   if (old.attributes.length === fresh.attributes.length) return;
   for (const { name } of [...old.attributes]) {
-    if (!OWN.has(name) && !fresh.hasAttribute(name)) old.removeAttribute(name);
+    if (!own(name) && !fresh.hasAttribute(name)) old.removeAttribute(name);
   }
 }
 

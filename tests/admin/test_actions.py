@@ -1,0 +1,244 @@
+"""Every action, done in the browser as an operator does it, and seen in the nsqds' /stats."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from tests.admin.browser import Browser, Tab
+from tests.admin.running import Cluster, until
+
+BINARY = bytes(range(256))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared(cluster: Cluster) -> None:
+    """A topic for each test, so that a new sample is waited for once."""
+    cluster.create("tested", "all")
+    cluster.create("halted", "all")
+    cluster.create("partly", "worker")
+    cluster.create("full", "one", "two")
+    cluster.create("backlog")
+    cluster.create("goner", "a.b", "keep")
+    cluster.create("moved", "all")
+    cluster.create("letters", "post")
+    cluster.create("halfway", "there")
+    cluster.create("once", "all")
+    for number in range(3):
+        cluster.publish("full", b"x", number)
+    cluster.publish("backlog", b"x", 0)
+    cluster.publish("letters", b'{"to":"you","n":[1,2.50]}', 0)
+    cluster.publish("letters", BINARY, 1)
+    cluster.publish("letters", "<b>bold</b> & grüße".encode(), 2)
+    cluster.publish("letters", b"long " * 10_000, 2)
+    cluster.settled()
+
+
+@pytest.fixture
+def tab(browser: Browser, cluster: Cluster) -> Iterator[Tab]:
+    with browser.tab(cluster.admin.url) as tab:
+        yield tab
+
+
+def told(tab: Tab, text: str) -> None:
+    """The page says what was done."""
+    expect(tab.page.locator(".told")).to_contain_text(text)
+
+
+def asked(tab: Tab, id: str) -> Locator:
+    """Open a panel that asks first, and return its form."""
+    tab.page.locator(f"details#{id} > summary").click()
+    return tab.page.locator(f"details#{id} form")
+
+
+def confirm(form: Locator, name: str) -> None:
+    form.get_by_label("to confirm").fill(name)
+    form.get_by_role("button").click()
+
+
+def paused(cluster: Cluster, topic: str) -> list[bool]:
+    return [part["paused"] for part in cluster.topics()[topic]]
+
+
+def depths(cluster: Cluster, topic: str, channel: str) -> list[int]:
+    return [part["depth"] for part in cluster.channels(topic, channel)]
+
+
+def test_create_a_topic_and_a_channel(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/lookup")
+    tab.page.get_by_label("Topic", exact=True).fill("made.here")
+    tab.page.get_by_label("Channel (optional)").fill("first")
+    tab.click("Create")
+    told(tab, "Created channel first of topic made.here")
+    inactive = [row[0] for row in tab.rows("inactive")]
+    assert inactive[inactive.index("made.here") + 1] == "first"
+    assert "made.here" in cluster.lookupd.get("/topics").json["topics"]
+    assert cluster.lookupd.get("/channels?topic=made.here").json["channels"] == ["first"]
+    # Nobody has it, so only the nsqlookupds have to forget it.
+    tab.page.locator("tr[data-key='made.here'] summary").click()
+    confirm(tab.page.locator("tr[data-key='made.here'] form"), "made.here")
+    told(tab, "Deleted topic made.here")
+    assert "made.here" not in cluster.lookupd.get("/topics").json["topics"]
+
+
+def test_a_name_that_is_none_is_refused_by_the_form_and_by_the_server(
+    tab: Tab, cluster: Cluster
+) -> None:
+    tab.open("/topics")
+    field = tab.page.get_by_label("Topic", exact=True)
+    field.fill("no spaces")
+    tab.click("Create")
+    assert field.evaluate("field => field.validity.patternMismatch")
+    field.evaluate("field => field.removeAttribute('pattern')")
+    tab.click("Create")
+    told(tab, "Nothing was done: INVALID_TOPIC")
+    assert "no spaces" not in cluster.lookupd.get("/topics").json["topics"]
+
+
+def test_publish_a_test_message(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/tested")
+    tab.click("Publish…")
+    tab.page.get_by_label("Message", exact=True).fill('{"line": 1}\nzwei ü')
+    tab.page.locator("#publish").get_by_label("To").select_option(cluster.node(1))
+    tab.click("Publish")
+    told(tab, f"Published a message to topic tested on {cluster.node(1)}")
+    assert sorted(depths(cluster, "tested", "all")) == [0, 0, 1]
+    messages = cluster.nsqds[1].channel("tested", "all")["message_count"]
+    assert messages == 1
+    with cluster.consumer("tested", "all", 1) as raw:
+        assert raw.message().body == '{"line": 1}\nzwei ü'.encode()
+    tab.page.get_by_label("Message", exact=True).fill("later")
+    tab.page.get_by_label("Delay in ms").fill("3600000")
+    tab.page.locator("#publish").get_by_label("To").select_option(cluster.node(0))
+    tab.click("Publish")
+    told(tab, "Published a message")
+    until(lambda: cluster.nsqds[0].channel("tested", "all")["deferred_count"], lambda n: n == 1)
+
+
+def test_pause_and_unpause_a_topic_everywhere(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/halted")
+    asked(tab, "pause").get_by_role("button").click()
+    told(tab, "Paused topic halted on 3 daemons.")
+    assert paused(cluster, "halted") == [True, True, True]
+    expect(tab.page.locator(".head .badge")).to_have_text("paused")
+    asked(tab, "unpause").get_by_role("button").click()
+    told(tab, "Unpaused topic halted on 3 daemons.")
+    assert paused(cluster, "halted") == [False, False, False]
+    expect(tab.page.locator("details#pause")).to_have_count(1)
+
+
+def test_pause_a_channel_on_one_node(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/partly/worker")
+    form = asked(tab, "pause")
+    form.get_by_label("On").select_option(cluster.node(2))
+    form.get_by_role("button").click()
+    told(tab, f"Paused channel worker of topic partly on {cluster.node(2)}.")
+    states = [nsqd.channel("partly", "worker")["paused"] for nsqd in cluster.nsqds]
+    assert states == [False, False, True]
+    form = asked(tab, "unpause")
+    form.get_by_role("button").click()
+    told(tab, "Unpaused channel worker")
+    assert not any(nsqd.channel("partly", "worker")["paused"] for nsqd in cluster.nsqds)
+
+
+def test_emptying_a_channel_wants_its_name(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/full/one")
+    form = asked(tab, "empty")
+    confirm(form, "two")
+    assert form.get_by_label("to confirm").evaluate("field => field.validity.patternMismatch")
+    form.get_by_label("to confirm").evaluate("field => field.removeAttribute('pattern')")
+    form.get_by_role("button").click()
+    told(tab, "Nothing was done: the name typed is not one.")
+    assert depths(cluster, "full", "one") == [1, 1, 1]
+    confirm(asked(tab, "empty"), "one")
+    told(tab, "Emptied channel one of topic full on 3 daemons.")
+    assert depths(cluster, "full", "one") == [0, 0, 0]
+    assert depths(cluster, "full", "two") == [1, 1, 1]
+
+
+def test_emptying_a_topic_leaves_its_channels(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/backlog")
+    assert tab.tiles()["Depth"] == "1"
+    confirm(asked(tab, "empty"), "backlog")
+    told(tab, "Emptied topic backlog on 3 daemons.")
+    assert [part["depth"] for part in cluster.topics()["backlog"]] == [0, 0, 0]
+    expect(tab.page.locator("#totals .tile").first).to_contain_text("0")
+
+
+def test_delete_a_channel_then_the_topic(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/goner/a.b")
+    confirm(asked(tab, "delete"), "a.b")
+    told(tab, "Deleted channel a.b of topic goner")
+    expect(tab.page.locator("h1")).to_have_text("goner")
+    assert cluster.channels("goner", "a.b") == []
+    assert list(tab.table("channels")) == ["keep"]
+    confirm(asked(tab, "delete"), "goner")
+    told(tab, "Deleted topic goner")
+    expect(tab.page.locator("h1")).to_have_text("Topics")
+    assert "goner" not in cluster.topics()
+    assert "goner" not in tab.table("topics")
+    assert "goner" not in cluster.lookupd.get("/topics").json["topics"]
+
+
+def test_tombstone_a_topic_on_one_node(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/moved")
+    row = tab.page.locator(f"#nodes tr[data-key='{cluster.node(1)}']")
+    row.locator("summary").click()
+    confirm(row.locator("form"), "moved")
+    told(tab, "Tombstoned topic moved")
+    assert len(cluster.topics()["moved"]) == 2
+    expect(tab.page.locator("#nodes tbody tr")).to_have_count(2)
+    tab.open(f"/nodes/{cluster.node(0)}")
+    form = asked(tab, "tombstone")
+    form.get_by_label("Topic", exact=True).fill("moved")
+    confirm(form, "moved")
+    told(tab, "Tombstoned topic moved")
+    assert len(cluster.topics()["moved"]) == 1
+
+
+def test_peek_shows_messages_and_consumes_none(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/letters/post")
+    tab.click("Peek…")
+    tab.click("Peek")
+    expect(tab.page.locator("article.message")).to_have_count(4)
+    bodies = tab.page.locator("article.message pre").all_inner_texts()
+    assert '{\n  "to": "you",\n  "n": [\n    1,\n    2.50\n  ]\n}' in bodies
+    assert "<b>bold</b> & grüße" in bodies
+    dump = next(body for body in bodies if body.startswith("00000000"))
+    shown = "".join(re.findall(r"^[0-9a-f]{8}  (.{48})", dump, re.M))
+    assert bytes.fromhex(shown) == BINARY
+    long = next(body for body in bodies if body.startswith("long"))
+    assert len(long) == 16 * 1024
+    expect(tab.page.locator("main")).to_contain_text("Only the beginning is shown")
+    assert depths(cluster, "letters", "post") == [1, 1, 2]
+    attempts = tab.page.locator(".message-head").all_inner_texts()
+    assert all("attempts 0" in text or "attempts 1" in text for text in attempts)
+    tab.screenshot("peeked-light")
+    tab.page.get_by_label("On").select_option(cluster.node(0))
+    tab.click("Peek")
+    expect(tab.page.locator("article.message")).to_have_count(1)
+
+
+def test_an_action_that_fails_on_a_node_says_on_which(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/halfway/there")
+    cluster.nsqds[1].post("/channel/delete?topic=halfway&channel=there")
+    form = asked(tab, "pause")
+    form.get_by_role("button").click()
+    told(tab, "but not everywhere")
+    told(tab, cluster.node(1))
+    assert [c["paused"] for c in cluster.channels("halfway", "there")] == [True, True]
+
+
+def test_a_form_posts_once_and_reloading_repeats_nothing(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/once")
+    tab.page.get_by_label("Message", exact=True).fill("x")
+    tab.page.locator("#publish").get_by_label("To").select_option(cluster.node(0))
+    tab.click("Publish")
+    told(tab, "Published")
+    assert "done" not in tab.page.url
+    tab.page.reload()
+    expect(tab.page.locator(".told")).to_have_count(0)
+    assert cluster.nsqds[0].channel("once", "all")["message_count"] == 1
