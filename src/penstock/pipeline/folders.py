@@ -77,7 +77,7 @@ class LocalFolder:
             file.flush()
             os.fsync(file.fileno())
         new.replace(target)
-        _sync(target.parent)
+        sync(target.parent)
 
     def files(self, path: str = "") -> Iterator[File]:
         for folder, _, names in os.walk(self.root / path):
@@ -92,13 +92,13 @@ class LocalFolder:
         if not source.exists():
             return
         goal.parent.mkdir(parents=True, exist_ok=True)
-        _sync(source)
+        sync(source)
         source.replace(goal)
         # A checksum that Hadoop wrote beside it would not fit the new name.
         source.with_name(f".{source.name}.crc").unlink(missing_ok=True)
-        _sync(goal.parent)
+        sync(goal.parent)
         for folder in goal.parent.relative_to(self.root).parents:
-            _sync(self.root / folder)
+            sync(self.root / folder)
 
     def remove(self, path: str) -> None:
         target = self.root / path
@@ -108,7 +108,7 @@ class LocalFolder:
             target.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Also a folder's own entry: after that a power cut cannot take the name back."""
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -133,10 +133,15 @@ class HadoopFolder:
     def _at(self, path: str) -> Any:
         return self._path(f"{self.uri}/{path}")
 
+    def _is(self, at: Any) -> bool:
+        return bool(self._files.exists(at))
+
     def read(self, path: str) -> bytes | None:
-        if not self._files.exists(self._at(path)):
+        # A write that was cut short left only the new one.
+        at = next((at for at in (self._at(path), self._at(f"{path}.new")) if self._is(at)), None)
+        if at is None:
             return None
-        stream = self._files.open(self._at(path))
+        stream = self._files.open(at)
         try:
             return bytes(self._utils.toByteArray(stream))
         finally:

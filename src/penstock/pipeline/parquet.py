@@ -20,7 +20,7 @@ Rule 4: merging small files is such a batch too.  New files come before the old 
 from __future__ import annotations
 
 import json
-import time
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ MERGED_FOLDERS_MAX = 100  # in one go, so that a batch never waits long
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """When small files become larger ones."""
+    """When small files become larger ones: when so many have lain for so long."""
 
     after_ms: int
     count_min: int
@@ -72,7 +72,7 @@ class ParquetTable:
             return 0
         self._check_schema(rows.schema)
         moves = self._stage(rows, f"stage-{batch}", f"{batch:08d}")
-        sealed = {"batch": batch, "moves": moves, "remove": []}
+        sealed = {"batch": batch, "stage": f"stage-{batch}", "moves": moves, "remove": []}
         self._seal(sealed)
         self._finish(sealed)
         return len(moves)
@@ -88,10 +88,20 @@ class ParquetTable:
         files = sorted(file.path for file in self._folder.files(stage) if _is_data(file.path))
         moves = []
         for number, path in enumerate(files):
+            if self._is_empty(path):
+                continue
             folder = path.removeprefix(f"{stage}/").rpartition("/")[0]
             target = f"{prefix}-{number:05d}-{self._query[:8]}{SUFFIX}"
             moves.append([path, f"{folder}/{target}" if folder else target])
         return moves
+
+    def _is_empty(self, path: str) -> bool:
+        """Spark writes a file for a batch without rows too, so that it has columns."""
+        if "://" in self._folder.uri:
+            return False
+        import pyarrow.parquet as pq
+
+        return bool(pq.read_metadata(f"{self._folder.uri}/{path}").num_rows == 0)
 
     def _seal(self, sealed: dict[str, Any]) -> None:
         self._folder.write(f"{self._state}/sealed.json", json.dumps(sealed).encode())
@@ -106,8 +116,7 @@ class ParquetTable:
             done = json.dumps({"batch": sealed["batch"]}).encode()
             self._folder.write(f"{self._state}/done.json", done)
         self._folder.remove(f"{self._state}/sealed.json")
-        for path in {move[0].split("/")[2] for move in sealed["moves"]}:
-            self._folder.remove(f"{self._state}/{path}")
+        self._folder.remove(f"{self._state}/{sealed['stage']}")
 
     def _read(self, name: str) -> dict[str, Any] | None:
         text = self._folder.read(f"{self._state}/{name}")
@@ -129,45 +138,55 @@ class ParquetTable:
             merged = json.dumps({**known, **columns}).encode()
             self._folder.write(f"{STATE}/schema.json", merged)
 
-    def merge(self, merging: Merging, now_ms: int | None = None) -> int:
+    def merge(self, merging: Merging, now_ms: int) -> int:
         """Make large files of small ones; return how many small ones went."""
-        now_ms = int(time.time() * 1000) if now_ms is None else now_ms
         self.has(-1)
         merged_count = 0
-        for folder, small in due(self._folder.files(), merging, now_ms):
-            self._merge(folder, small, merging, now_ms)
+        for number, (folder, small) in enumerate(due(self._folder.files(), merging, now_ms)):
+            self._merge(folder, small, merging, now_ms, number)
             merged_count += len(small)
         return merged_count
 
-    def _merge(self, folder: str, small: list[File], merging: Merging, now_ms: int) -> None:
+    def _merge(
+        self, folder: str, small: list[File], merging: Merging, now_ms: int, number: int
+    ) -> None:
         paths = [f"{self._folder.uri}/{file.path}" for file in small]
         # Without a base path Spark takes these as files without partition columns, as they are.
         rows = self._spark.read.option("mergeSchema", "true").parquet(*paths)
         count = max(1, round(sum(file.size for file in small) / merging.file_size))
-        stage = f"{self._state}/merge-{now_ms}"
-        rows.coalesce(count).write.mode("overwrite").parquet(f"{self._folder.uri}/{stage}")
+        # The number keeps apart what one pass makes of two folders.
+        stage = f"merge-{now_ms}-{number}"
+        uri = f"{self._folder.uri}/{self._state}/{stage}"
+        rows.coalesce(count).write.mode("overwrite").parquet(uri)
         moves = []
-        files = sorted(file.path for file in self._folder.files(stage) if _is_data(file.path))
-        for number, path in enumerate(files):
-            target = f"merged-{now_ms}-{number:05d}-{self._query[:8]}{SUFFIX}"
+        files = self._folder.files(f"{self._state}/{stage}")
+        for part, path in enumerate(sorted(file.path for file in files if _is_data(file.path))):
+            target = f"{stage}-{part:05d}-{self._query[:8]}{SUFFIX}"
             moves.append([path, f"{folder}/{target}" if folder else target])
-        sealed = {"batch": None, "moves": moves, "remove": [file.path for file in small]}
+        remove = [file.path for file in small]
+        sealed = {"batch": None, "stage": stage, "moves": moves, "remove": remove}
         self._seal(sealed)
         self._finish(sealed)
 
 
 def due(files: Iterable[File], merging: Merging, now_ms: int) -> list[tuple[str, list[File]]]:
-    """The folders to merge, each with its small files, those with the most first."""
-    folders: dict[str, list[File]] = {}
+    """What to merge: folders and files, those with the most files first.
+
+    Files of about one size go together, a level being ``count_min`` times the one below: so a row
+    is written again a few times on its way to a large file, and not with every merge.
+    """
+    levels: dict[tuple[str, int], list[File]] = {}
     for file in files:
-        if _is_data(file.path) and not file.path.startswith(f"{STATE}/"):
-            folders.setdefault(file.path.rpartition("/")[0], []).append(file)
-    found = []
-    for folder, members in folders.items():
-        quiet = max(file.modified_ms for file in members) <= now_ms - merging.after_ms
-        small = [file for file in members if file.size < merging.file_size // 2]
-        if quiet and len(small) >= merging.count_min:
-            found.append((folder, sorted(small, key=lambda file: file.path)))
+        old = file.modified_ms <= now_ms - merging.after_ms
+        small = file.size < merging.file_size // 2
+        if old and small and _is_data(file.path) and not file.path.startswith(f"{STATE}/"):
+            level = int(math.log(max(file.size, 1), merging.count_min))
+            levels.setdefault((file.path.rpartition("/")[0], level), []).append(file)
+    found = [
+        (folder, sorted(members, key=lambda file: file.path))
+        for (folder, _), members in levels.items()
+        if len(members) >= merging.count_min
+    ]
     found.sort(key=lambda item: -len(item[1]))
     return found[:MERGED_FOLDERS_MAX]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -120,6 +121,7 @@ def from_table(table: dict[str, Any], overrides: Sequence[str], folder: Path) ->
     """Return the pipeline of a parsed TOML file."""
     for text in overrides:
         _override(table, text)
+    table = _filled(table)
     known = [*TOP, *TABLES]
     for key in table:
         if key not in known:
@@ -136,6 +138,28 @@ def from_table(table: dict[str, Any], overrides: Sequence[str], folder: Path) ->
         trigger=_read(Trigger, _only(table, "trigger"), "[trigger] "),
         folder=folder,
     )
+
+
+def _filled(table: dict[str, Any]) -> dict[str, Any]:
+    """The table with ``${name}`` replaced by the parameter; SQL has ``:name`` for them."""
+    parameters = table.get("parameters", {})
+
+    def fill(value: Any) -> Any:
+        match value:
+            case dict():
+                return {k: v if k == "sql" else fill(v) for k, v in value.items()}
+            case list():
+                return [fill(item) for item in value]
+            case str():
+                return re.sub(r"\$\{(\w+)\}", replaced, value)
+        return value
+
+    def replaced(match: re.Match[str]) -> str:
+        if match[1] not in parameters:
+            raise PipelineError(_unknown(match[1], "among [parameters]", list(parameters)))
+        return str(parameters[match[1]])
+
+    return {**fill(table), "parameters": parameters}
 
 
 def _sources(table: object) -> dict[str, Source]:
@@ -224,9 +248,9 @@ def _split(text: str) -> tuple[list[str], str]:
 def _override(table: dict[str, Any], text: str) -> None:
     """Set one key.  ``sink.path`` is that of the only sink, ``sink.2.path`` of the second."""
     words, value = _split(text)
-    if words[0] in ("spark", "parameters"):
-        # The names of Spark's settings have dots.
-        words = [words[0], ".".join(words[1:])]
+    if words[0] == "spark":
+        # Their names have dots, and begin with the name of the table.
+        words = ["spark", ".".join(words if words[1:2] != ["spark"] else words[1:])]
     here: Any = table
     for number, word in enumerate(words[:-1]):
         if isinstance(here, list):

@@ -15,14 +15,20 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.pipeline.bodies import explain
+from penstock.pipeline.code import load
 from penstock.pipeline.envelope import Envelope, decode, encode, error_text
-from penstock.pipeline.spec import Retry
+from penstock.pipeline.spec import Pipeline, Retry
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 ASIDE = pa.struct([("topic", pa.string()), ("delay_ms", pa.int64()), ("body", pa.binary())])
 ASIDE_DDL = "struct<topic: string, delay_ms: bigint, body: binary>"
@@ -91,6 +97,72 @@ class Step:
         else:
             delay_ms = self.retry.delay_of(envelope.attempts) // 1_000_000
             results.add_aside(self.retry_topic, delay_ms, encode(envelope, _now()))
+
+
+def make_step(pipeline: Pipeline) -> Step:
+    """The functions of a pipeline, ready to be sent to the workers."""
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import StructType
+
+    returns = pipeline.functions[-1].returns
+    result = to_arrow_type(StructType.fromDDL(returns), timezone="UTC") if returns else BODY
+    return Step(
+        pipeline.name,
+        tuple(load(step.function, pipeline.folder) for step in pipeline.functions),
+        result,
+        pipeline.retry,
+        pipeline.retry_topic,
+        pipeline.dead_topic,
+    )
+
+
+def make_invalid(pipeline: Pipeline, schemas: Mapping[str, StructType]) -> InvalidMessages:
+    known = [(pipeline.sources[name].topics, schema) for name, schema in schemas.items()]
+    return InvalidMessages(pipeline.name, tuple(known))
+
+
+def outcome_ddl(pipeline: Pipeline) -> str:
+    """Columns of what a step gives, for ``mapInArrow``."""
+    from pyspark.sql.types import StructType
+
+    returns = pipeline.functions[-1].returns
+    row = StructType.fromDDL(returns).simpleString() if returns else "struct<body: binary>"
+    return f"row {row}, aside {ASIDE_DDL}"
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidMessages:
+    """Messages whose body is not what the schema says, with the reason."""
+
+    pipeline: str
+    schemas: tuple[tuple[tuple[str, ...], StructType], ...]  # patterns of topics, and theirs
+
+    def _reason(self, topic: str, body: bytes | None) -> str:
+        schema = next(
+            schema
+            for patterns, schema in self.schemas
+            if any(fnmatchcase(topic, pattern) for pattern in patterns)
+        )
+        return explain(body or b"", schema)
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """A column ``reason`` behind the message's own; a function of ``mapInArrow``."""
+        for batch in batches:
+            messages = zip(batch["topic"].to_pylist(), batch["body"].to_pylist(), strict=True)
+            reasons = [self._reason(topic, body) for topic, body in messages]
+            yield batch.append_column("reason", pa.array(reasons, pa.string()))
+
+    def bodies(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Envelopes; a function of ``mapInArrow``."""
+        for batch in batches:
+            now = _now()
+            bodies = [
+                encode(
+                    Envelope(self.pipeline, 0, self._reason(row["topic"], row["body"]), row), now
+                )
+                for row in batch.to_pylist()
+            ]
+            yield pa.record_batch([pa.array(bodies, pa.binary())], ["body"])
 
 
 class _Results:

@@ -1,0 +1,68 @@
+"""Why a pipeline stopped, in words for a person.
+
+What went wrong in a task or in the data source reaches the driver as text inside text inside text:
+Python's traceback in the JVM's exception in Spark's report.  The last line that says something is
+looked for, and what to do is said with it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from penstock.errors import PenstockError
+
+# "penstock.errors.DataLossError: topic orders was deleted" somewhere in a report.
+OURS = re.compile(r"penstock\.errors\.(\w+): (.+?)(?:\\n|\n|$)")
+PYTHON = re.compile(r"^(?:pyspark\.errors\S*: |E\s+)?(\w+(?:Error|Exception)): (.+)$", re.M)
+TEXT_SIZE_MAX = 1000
+
+ADVICE = {
+    "DataLossError": "fail_on_data_loss = false in [source] goes on without what is gone; "
+    "another --checkpoint begins anew",
+}
+KNOWN = (
+    ("No space left on device", "a disk is full; free some room and start again, nothing is lost"),
+    (
+        "Provided checkpoint location not empty or does not contain a valid checkpoint",
+        "the checkpoint folder is no checkpoint; give another with --checkpoint",
+    ),
+    (
+        "does not match with the one in metadata",
+        "the checkpoint is of another query; give another with --checkpoint",
+    ),
+    (
+        "state store",
+        "the state in the checkpoint does not fit the query; give another with --checkpoint",
+    ),
+)
+
+
+def explain_fault(*errors: BaseException | None) -> str:
+    """One or two sentences; of several errors the first that is ours says most."""
+    present = [error for error in errors if error is not None]
+    for error in present:
+        if isinstance(error, PenstockError):
+            return str(error)
+    report = "\n".join(str(error) for error in present)
+    if found := OURS.findall(report):
+        name, text = found[-1]
+        advice = ADVICE.get(name, "")
+        return f"{_cut(text)}{'.  ' if advice else ''}{advice}"
+    for mark, advice in KNOWN:
+        if mark in report:
+            return f"{_line_with(report, mark)}: {advice}"
+    if python := PYTHON.findall(report):
+        name, text = python[-1]
+        return _cut(f"{name}: {text}")
+    first = next((line for line in report.splitlines() if line.strip()), "")
+    return _cut(first.strip()) or "Spark gives no reason"
+
+
+def _line_with(report: str, mark: str) -> str:
+    line = next(line for line in report.splitlines() if mark in line)
+    return _cut(line.strip())
+
+
+def _cut(text: str) -> str:
+    text = text.strip().rstrip("'\")")
+    return text if len(text) <= TEXT_SIZE_MAX else f"{text[:TEXT_SIZE_MAX]}..."

@@ -1,0 +1,342 @@
+"""The life of a run: session, checkpoint, topics, query, progress, end.
+
+    start -> [no topic yet: wait] -> query -> ... -> stop, or its end
+                    ^                  |
+                    +-- new topics, or trigger "every": the query ends after a batch, starts anew
+
+Rule 1: a stop waits for the batch that is being written, for so long as is reasonable.  It would
+        be safe to cut it off, since it would be repeated; but then the next start does it again.
+Rule 2: whatever ends a run is said in one sentence, with what to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.errors import NodeError, PenstockError, PipelineError
+from penstock.pipeline import checkpoints
+from penstock.pipeline.batches import Batches
+from penstock.pipeline.bodies import infer_schema, schema_of
+from penstock.pipeline.code import load
+from penstock.pipeline.discovery import Brokers, has_patterns
+from penstock.pipeline.faults import explain_fault
+from penstock.pipeline.folders import open_folder
+from penstock.pipeline.once import run_once
+from penstock.pipeline.outputs import source_brokers
+from penstock.pipeline.plan import (
+    Flow,
+    Plan,
+    broker_options,
+    declared_schemas,
+    is_stateful_text,
+    make_plan,
+    read_other,
+    source_options,
+)
+from penstock.pipeline.spec import Pipeline, Source
+from penstock.pipeline.status import StatusFile
+from penstock.spark.listener import NsqListener
+from penstock.spark.session import SessionPlan, open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger("penstock.pipeline")
+
+LOOK_S = 0.2
+TOPICS_LOOK_S = 5.0
+WAITING_LOOK_S = 2.0
+BATCH_END_S = 60.0
+NS = 1_000_000_000
+TABLE_SETTINGS = {
+    # What other programs read, deltalake among them.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # A topic named 007 is no number.
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+}
+
+
+class Screen(Protocol):
+    """Where a run tells what it does."""
+
+    def show(self, text: str) -> None:
+        """Lines that stay."""
+
+    def progress(self, text: str) -> None:
+        """One line that the next one replaces."""
+
+
+@dataclass
+class Run:
+    """One run of a pipeline.  ``stop`` may be set from anywhere."""
+
+    pipeline: Pipeline
+    screen: Screen
+    status: StatusFile
+    log_level: str = "error"
+    spark: SparkSession | None = None  # one that is there already, and stays
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._topics: dict[str, tuple[str, ...]] = {}
+        self._message_count = 0
+        self._last_batch = -1
+        self._waiting_s = 0.0
+
+    def run(self) -> None:
+        """Return when it was stopped or came to its end; PenstockError says why it could not."""
+        try:
+            self._run()
+        except Exception as error:
+            reason = str(error) if isinstance(error, PenstockError) else explain_fault(error)
+            self.status.update(state="failed", error=reason)
+            if isinstance(error, PenstockError):
+                raise
+            raise PipelineError(reason) from error
+        self.status.remove()
+
+    def _run(self) -> None:
+        pipeline = self.pipeline
+        self.status.update(state="starting")
+        spark = self.spark or open_session(session_plan(pipeline, self.log_level), self.screen.show)
+        try:
+            if pipeline.job:
+                job = load(pipeline.job, pipeline.folder)
+                self.status.update(state="running")
+                job(spark, pipeline, self.screen.show)
+            elif pipeline.trigger.once:
+                self.status.update(state="running")
+                run_once(spark, pipeline, self.screen, self.stop)
+            else:
+                with listening(spark, pipeline):
+                    self._stream(spark)
+        finally:
+            self.status.update(state="stopping")
+            if self.spark is None:
+                spark.stop()
+
+    def _stream(self, spark: SparkSession) -> None:
+        while not self.stop.is_set():
+            if not self._find_topics():
+                return
+            plan = self._plan(spark)
+            batches = Batches(spark, plan, self.screen.show)
+            query = self._start(plan, batches)
+            self.status.update(state="running", topics=sorted(self._all_topics()))
+            self._follow(query, batches)
+            if self.stop.is_set() or self.pipeline.trigger.available_now:
+                return
+            if self.pipeline.trigger.every_ns:
+                self._rest()
+
+    # Before a query
+
+    def _find_topics(self) -> bool:
+        """Look which topics there are, and wait until there is one; False: it was stopped."""
+        told = False
+        while not self.stop.is_set():
+            self._topics = self._topics_now()
+            if all(self._topics.values()):
+                return True
+            if not told:
+                log.info("pipeline=%s: no topic matches yet; waiting", self.pipeline.name)
+                self.status.update(state="waiting")
+                told = True
+            if self.pipeline.trigger.available_now:
+                return False
+            self.stop.wait(TOPICS_LOOK_S / 5)
+        return False
+
+    def _topics_now(self) -> dict[str, tuple[str, ...]]:
+        return {
+            name: Brokers(self.pipeline, name).topics()
+            for name, source in self.pipeline.sources.items()
+            if source.format == "nsq"
+        }
+
+    def _all_topics(self) -> set[str]:
+        return {topic for topics in self._topics.values() for topic in topics}
+
+    def _plan(self, spark: SparkSession) -> Plan:
+        folder = open_folder(spark, self.pipeline.checkpoint_path)
+        stored = checkpoints.load(folder)
+        schemas = self._schemas(spark, stored)
+        flow = Flow(self.pipeline, schemas)
+        messages = {
+            name: self._messages(spark, name, source)
+            for name, source in self.pipeline.sources.items()
+        }
+        plan = make_plan(flow, messages)
+        now = checkpoints.describe(self.pipeline, schemas, not plan.batchwise)
+        if stored is not None:
+            for change in checkpoints.check_fit(stored, now, folder.uri):
+                log.warning("pipeline=%s: %s", self.pipeline.name, change)
+        if stored != now:
+            folder.write(checkpoints.NAME, now.to_json())
+        return plan
+
+    def _messages(self, spark: SparkSession, name: str, source: Source) -> DataFrame:
+        if source.format == "nsq":
+            topics = self._topics[name]
+            if self.pipeline.functions:
+                topics = (*topics, self.pipeline.retry_topic)
+            options = source_options(self.pipeline, name, topics)
+            return spark.readStream.format("nsq").options(**options).load()
+        return read_other(spark, self.pipeline, source)
+
+    def _schemas(
+        self, spark: SparkSession, stored: checkpoints.Checkpoint | None
+    ) -> dict[str, StructType]:
+        schemas = declared_schemas(self.pipeline)
+        for name, source in self.pipeline.sources.items():
+            if source.schema != "infer":
+                continue
+            if stored is not None and name in stored.schemas:
+                schemas[name] = schema_of(stored.schemas[name])
+                continue
+            given = {"topic": ",".join(self._topics[name]), **broker_options(source)}
+            messages = spark.read.format("nsq").options(**given, columns="body").load()
+            schemas[name] = infer_schema(spark, messages)
+            log.info("source=%s: inferred schema %s", name, schemas[name].toDDL())
+        return schemas
+
+    def _start(self, plan: Plan, batches: Batches) -> StreamingQuery:
+        pipeline, trigger = self.pipeline, self.pipeline.trigger
+        writer = plan.stream.writeStream.foreachBatch(batches).queryName(pipeline.name)
+        writer = writer.option("checkpointLocation", pipeline.checkpoint_path)
+        writer = writer.outputMode(pipeline.output_mode)
+        if trigger.available_now or trigger.every_ns:
+            writer = writer.trigger(availableNow=True)
+        elif trigger.interval_ns:
+            milliseconds = max(1, trigger.interval_ns // 1_000_000)
+            writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
+        return writer.start()
+
+    # While it runs
+
+    def _follow(self, query: StreamingQuery, batches: Batches) -> None:
+        """Return when the query has ended, or was ended for a reason of ours."""
+        look_s = time.monotonic() + TOPICS_LOOK_S
+        patterns = has_patterns(self.pipeline)
+        while query.isActive and not self.stop.wait(LOOK_S):
+            self._tell(query)
+            if patterns and time.monotonic() >= look_s:
+                look_s = time.monotonic() + TOPICS_LOOK_S
+                if self._news() and not self.pipeline.trigger.every_ns:
+                    break
+        if query.isActive:
+            self._end(query, batches)
+        self._tell(query)
+        error = query.exception()
+        if error is not None and not self.stop.is_set():
+            raise PipelineError(explain_fault(batches.error, error))
+
+    def _news(self) -> bool:
+        """Whether there are topics that the query does not read."""
+        try:
+            now = self._topics_now()
+        except NodeError as error:
+            log.warning("pipeline=%s: %s", self.pipeline.name, error)
+            return False
+        new = {topic for topics in now.values() for topic in topics} - self._all_topics()
+        if new:
+            log.info("pipeline=%s: new topics %s", self.pipeline.name, ", ".join(sorted(new)))
+        return bool(new)
+
+    def _end(self, query: StreamingQuery, batches: Batches) -> None:
+        self.status.update(state="stopping")
+        with batches.closing(BATCH_END_S):
+            query.stop()
+
+    def _tell(self, query: StreamingQuery) -> None:
+        for progress in query.recentProgress:
+            batch = int(progress["batchId"])
+            if batch <= self._last_batch:
+                continue
+            self._last_batch = batch
+            count = int(progress["numInputRows"])
+            self._message_count += count
+            took_ms = int(progress["durationMs"].get("triggerExecution", 0))
+            self.status.update(
+                batch=batch,
+                message_count=self._message_count,
+                messages_per_s=count / took_ms * 1000 if took_ms else 0.0,
+                batch_ms=took_ms,
+            )
+        if time.monotonic() >= self._waiting_s:
+            self._waiting_s = time.monotonic() + WAITING_LOOK_S
+            self.status.update(waiting=self._waiting())
+        self.screen.progress(progress_line(self))
+
+    def _waiting(self) -> int | None:
+        """How many messages are not read yet, as the pull channels' depths say."""
+        counts = []
+        for name, topics in self._topics.items():
+            try:
+                counts.append(Brokers(self.pipeline, name).waiting(topics))
+            except NodeError:
+                return None
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    # Between queries
+
+    def _rest(self) -> None:
+        """Sleep until the next turn of "every", or until enough messages wait."""
+        trigger = self.pipeline.trigger
+        until_s = time.monotonic() + trigger.every_ns / NS
+        while time.monotonic() < until_s:
+            wait_s = min(1.0, max(0.0, until_s - time.monotonic()))
+            if self.stop.wait(wait_s):
+                return
+            if trigger.messages:
+                waiting = self._waiting()
+                self.status.update(waiting=waiting)
+                self.screen.progress(progress_line(self))
+                if waiting is not None and waiting >= trigger.messages:
+                    return
+
+
+@contextmanager
+def listening(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
+    """Tell the brokers how far the query is after each batch, and not one later."""
+    sources = [name for name, source in pipeline.sources.items() if source.format == "nsq"]
+    if not sources:
+        yield
+        return
+    listener = NsqListener(source_brokers(pipeline))
+    spark.streams.addListener(listener)
+    try:
+        yield
+    finally:
+        spark.streams.removeListener(listener)
+
+
+def progress_line(run: Run) -> str:
+    status = run.status.status
+    parts = [f"{status.name}: batch {status.batch}" if status.batch >= 0 else f"{status.name}:"]
+    parts.append(f"{status.message_count:,} messages")
+    if status.batch >= 0:
+        parts.append(f"{status.messages_per_s:,.0f}/s, {status.batch_ms / 1000:.2f} s a batch")
+    if status.waiting is not None:
+        parts.append(f"{status.waiting:,} waiting")
+    return "  ".join(parts)
+
+
+def session_plan(pipeline: Pipeline, log_level: str = "error") -> SessionPlan:
+    return SessionPlan(
+        name=f"penstock {pipeline.name}",
+        master=pipeline.master,
+        conf={**TABLE_SETTINGS, **pipeline.spark},
+        stateful=is_stateful_text(pipeline),
+        local_files="://" not in pipeline.checkpoint_path,
+        log_level=log_level,
+    )

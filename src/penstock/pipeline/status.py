@@ -1,0 +1,127 @@
+"""What runs: each run keeps a small file in a known folder, which `penstock pipeline status` reads.
+
+    $XDG_STATE_HOME/penstock/pipelines/<name>.<pid>.json        ~/.local/state if it is not set
+
+A run that ends well removes its file.  One that fails leaves it, with the reason, until the next
+run of that name.  One that was killed leaves it too: its process is not there any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+RUNNING = ("starting", "running", "waiting", "stopping")
+VARIABLE = "PENSTOCK_STATE"
+
+
+@dataclasses.dataclass(slots=True)
+class Status:
+    """One run, as its file says."""
+
+    name: str
+    pid: int = dataclasses.field(default_factory=os.getpid)
+    state: str = "starting"
+    file: str = ""
+    master: str = ""
+    checkpoint: str = ""
+    topics: list[str] = dataclasses.field(default_factory=list)
+    started_s: float = dataclasses.field(default_factory=time.time)
+    updated_s: float = 0.0
+    batch: int = -1
+    message_count: int = 0
+    messages_per_s: float = 0.0
+    batch_ms: int = 0
+    waiting: int | None = None
+    error: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is there; a number may have been given to another one since."""
+        try:
+            command = Path(f"/proc/{self.pid}/cmdline").read_bytes()
+        except OSError:
+            return _exists(self.pid) if not Path("/proc/self").exists() else False
+        return b"penstock" in command or b"python" in command
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def state_folder() -> Path:
+    if given := os.environ.get(VARIABLE):
+        return Path(given)
+    base = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
+    return Path(base) / "penstock" / "pipelines"
+
+
+class StatusFile:
+    """The file of this run.  A folder that cannot be written makes no run fail."""
+
+    def __init__(self, status: Status, folder: Path | None = None) -> None:
+        self.status = status
+        folder = folder or state_folder()
+        self._path = folder / f"{status.name}.{status.pid}.json"
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            for other in read_all(folder):
+                if other.name == status.name and not other.alive:
+                    (folder / f"{other.name}.{other.pid}.json").unlink(missing_ok=True)
+
+    def update(self, **changes: Any) -> None:
+        for name, value in changes.items():
+            setattr(self.status, name, value)
+        self.status.updated_s = time.time()
+        new = self._path.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            new.write_text(json.dumps(dataclasses.asdict(self.status)), encoding="utf-8")
+            new.replace(self._path)
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def read_all(folder: Path | None = None) -> list[Status]:
+    """Every run that has a file, the newest first."""
+    found = []
+    for path in (folder or state_folder()).glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found.append(Status(**json.loads(path.read_text(encoding="utf-8"))))
+    return sorted(found, key=lambda status: -status.started_s)
+
+
+def table(runs: list[Status]) -> str:
+    """A table for a person."""
+    rows = [["NAME", "STATE", "PID", "UP", "BATCH", "MESSAGES", "A SECOND", "WAITING", ""]]
+    for run in runs:
+        state = run.state if run.alive or run.state not in RUNNING else "killed"
+        rows.append(
+            [
+                *(run.name, state, str(run.pid), _age(time.time() - run.started_s)),
+                *(str(run.batch) if run.batch >= 0 else "-", f"{run.message_count:,}"),
+                *(f"{run.messages_per_s:,.0f}", "-" if run.waiting is None else f"{run.waiting:,}"),
+                run.error or ",".join(run.topics)[:60],
+            ]
+        )
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _age(seconds: float) -> str:
+    minutes, second = divmod(max(0, int(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}"
