@@ -27,10 +27,10 @@ async def peek(
     """The oldest unfinished messages of a channel, and who did not answer, by node."""
     found = sample.topics.get(topic)
     known = found.channels.get(channel) if found is not None else None
-    if known is None:
-        raise HttpError(404, "CHANNEL_NOT_FOUND")
-    parts = [sample.nodes[name] for name in known.nodes if node in ("", name)]
-    able = {part.address: part for part in parts if part.own}
+    # One that was just made is in no sample yet: then all nodes are asked.
+    names = known.nodes if known is not None else list(sample.nodes)
+    parts = [sample.nodes[name] for name in names if node in ("", name)]
+    able = {part.address: part for part in parts if part.own and part.answered}
     if not able:
         # Go's nsqd has no way to look without consuming.
         raise HttpError(501, "PEEK_NOT_SUPPORTED")
@@ -47,6 +47,9 @@ async def peek(
         return _messages(answer, able[address].node)
 
     answers, failures = await ask_all(able, ask)
+    failures = {address: error for address, error in failures.items() if error.status != 404}
+    if not answers and not failures:
+        raise HttpError(404, "CHANNEL_NOT_FOUND")
     messages = [message for several in answers.values() for message in several]
     messages.sort(key=lambda message: int(message["timestamp_ms"]))
     return messages[:count], {able[address].node: error for address, error in failures.items()}

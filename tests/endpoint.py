@@ -1,0 +1,83 @@
+"""Some HTTP server: answers everything the same, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+
+SECONDS_MAX = 10.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it came."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Endpoint:
+    """Listens on a port of 127.0.0.1 while entered; ``answer`` may be changed any time."""
+
+    def __init__(self, status: int = 200, body: bytes = b"", kind: str = "text/plain") -> None:
+        self.answer = (status, body, kind)
+        self.requests: list[Asked] = []
+        self._news = threading.Condition()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._answerer())
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def wait(self, count: int) -> list[Asked]:
+        """The requests, when there are ``count`` of them."""
+        deadline_s = time.monotonic() + SECONDS_MAX
+        with self._news:
+            while len(self.requests) < count:
+                left_s = deadline_s - time.monotonic()
+                assert left_s > 0, f"{len(self.requests)} requests instead of {count}"
+                self._news.wait(left_s)
+            return list(self.requests)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(SECONDS_MAX)
+
+    def _answerer(self) -> type[BaseHTTPRequestHandler]:
+        endpoint = self
+
+        class Answerer(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                size = int(self.headers.get("Content-Length") or 0)
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                asked = Asked(self.command, self.path, headers, self.rfile.read(size))
+                status, body, kind = endpoint.answer
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+                with endpoint._news:
+                    endpoint.requests.append(asked)
+                    endpoint._news.notify_all()
+
+            do_POST = do_GET
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                pass
+
+        return Answerer
