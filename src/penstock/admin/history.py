@@ -10,7 +10,7 @@ A column holds only those who did anything: a channel without messages costs not
 busy topics 36 bytes.  Reading one of them back looks it up in every column, half a millisecond.
 
 Rule 1: memory is bounded twice: by the number of columns, and by HISTORY_SIZE_MAX, above which the
-        oldest of the hour go.
+        oldest columns go, those of the hour first.
 Rule 2: an id is never given twice, so a topic that is deleted and made again has a new history.
 Rule 3: a step without a sample, and a node that did not answer, are None; never zero.
 """
@@ -91,14 +91,16 @@ class History:
         elif recent and recent[-1].tick // MERGED_COUNT != column.tick // MERGED_COUNT:
             self._merge(recent[-1].tick // MERGED_COUNT)
         recent.append(column)
+        while self.size > self._size_max and len(self._hour) > 1:
+            self._hour.popleft()
+        while self.size > self._size_max and len(recent) > MERGED_COUNT:
+            recent.popleft()
 
     def _merge(self, group: int) -> None:
         """The ticks of a group are all there: they become a column of the hour."""
         columns = [c for c in list(self._recent)[-MERGED_COUNT:] if c.tick // MERGED_COUNT == group]
         nodes = {id for key, id in self._ids.items() if key[0] == "node"}
         self._hour.append(_mean(columns, group, nodes))
-        while len(self._hour) > 1 and self.size > self._size_max:
-            self._hour.popleft()
 
     def chart(self, key: Key, *metrics: str) -> dict[str, Any]:
         """Series of one of them: ``{"recent": SERIES, "hour": SERIES}``, see ``views``."""

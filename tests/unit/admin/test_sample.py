@@ -1,0 +1,239 @@
+"""Samples: what nodes say, added up; rates; nonsense."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from penstock.admin.lag import MARK_COUNT_MAX, Lags
+from penstock.admin.sample import NodePart, Sample, add_up, read_node
+
+SECOND = 1_000_000_000
+
+
+def channel(name: str, **numbers: Any) -> dict[str, Any]:
+    return {
+        "channel_name": name,
+        "depth": 0,
+        "backend_depth": 0,
+        "in_flight_count": 0,
+        "deferred_count": 0,
+        "message_count": 0,
+        "requeue_count": 0,
+        "timeout_count": 0,
+        "client_count": 0,
+        "clients": None,
+        "paused": False,
+        "e2e_processing_latency": {"count": 0, "percentiles": None},
+        **numbers,
+    }
+
+
+def topic(name: str, *channels: dict[str, Any], **numbers: Any) -> dict[str, Any]:
+    return {
+        "topic_name": name,
+        "channels": list(channels),
+        "depth": 0,
+        "backend_depth": 0,
+        "message_count": 0,
+        "message_bytes": 0,
+        "paused": False,
+        "e2e_processing_latency": {"count": 0, "percentiles": None},
+        **numbers,
+    }
+
+
+def stats(*topics: dict[str, Any], start_time: int = 7, **more: Any) -> dict[str, Any]:
+    return {
+        "version": "1.3.0",
+        "health": "OK",
+        "start_time": start_time,
+        "topics": list(topics),
+        **more,
+    }
+
+
+class Watch:
+    """Samples one after another, five seconds apart."""
+
+    def __init__(self) -> None:
+        self.earlier: dict[str, NodePart] = {}
+        self.lags = Lags()
+        self.number = 0
+
+    def look(self, *said: dict[str, Any] | None) -> Sample:
+        """What node 0, 1 ... said; None: nothing."""
+        self.number += 1
+        at_ns = self.number * 5 * SECOND
+        sample = Sample(self.number, self.number, at_ns // 1_000_000, at_ns)
+        for number, answer in enumerate(said):
+            part = NodePart(f"node-{number}")
+            if answer is not None:
+                read_node(part, answer, at_ns)
+            sample.nodes[part.node] = part
+        add_up(sample, self.earlier)
+        self.lags.measure(sample)
+        self.earlier |= {node: part for node, part in sample.nodes.items() if part.answered}
+        return sample
+
+
+def test_numbers_of_all_nodes_add_up() -> None:
+    one = topic("t", channel("c", depth=3, in_flight_count=1, client_count=2), depth=1)
+    other = topic("t", channel("c", depth=4, deferred_count=5), channel("d", paused=True))
+    sample = Watch().look(stats(one), stats(other, topic("alone", message_count=9)))
+    assert list(sample.topics) == ["alone", "t"]
+    summed = sample.topics["t"].channels["c"]
+    assert (summed.depth, summed.in_flight, summed.deferred, summed.clients) == (7, 1, 5, 2)
+    assert summed.nodes == ["node-0", "node-1"]
+    assert sample.topics["t"].channels["d"].paused
+    assert not summed.paused
+    totals = sample.totals
+    assert (totals.depth, totals.backlog, totals.messages, sample.channel_count) == (1, 7, 9, 2)
+
+
+def test_rates_are_what_grew_by_the_time_between() -> None:
+    watch = Watch()
+    first = watch.look(stats(topic("t", channel("c"))))
+    assert first.totals.publish_rate == 0
+    busy = channel("c", message_count=50, depth=10, in_flight_count=5, requeue_count=20)
+    sample = watch.look(stats(topic("t", busy, message_count=50)))
+    found = sample.topics["t"].channels["c"]
+    assert sample.topics["t"].publish_rate == pytest.approx(10)
+    assert (found.arrival_rate, found.requeue_rate) == (pytest.approx(10), pytest.approx(4))
+    assert found.consume_rate == pytest.approx((50 - 15) / 5)
+    assert sample.totals.consume_rate == pytest.approx(7)
+    assert sample.nodes["node-0"].figures.publish_rate == pytest.approx(10)
+
+
+def test_a_restart_and_a_channel_made_anew_start_their_rates_anew() -> None:
+    watch = Watch()
+    watch.look(stats(topic("t", channel("c", message_count=100), message_count=100)))
+    restarted = stats(topic("t", channel("c", message_count=3), message_count=3), start_time=8)
+    sample = watch.look(restarted)
+    assert (sample.topics["t"].publish_rate, sample.totals.consume_rate) == (0, 0)
+    sample = watch.look(
+        stats(topic("t", channel("c", message_count=1), message_count=8), start_time=8)
+    )
+    assert sample.topics["t"].publish_rate == 1
+    assert sample.topics["t"].channels["c"].arrival_rate == 0
+
+
+def test_a_node_that_missed_a_sample_is_measured_over_both() -> None:
+    watch = Watch()
+    watch.look(stats(topic("t")), stats(topic("t")))
+    missed = watch.look(stats(topic("t")), None)
+    assert missed.topics["t"].nodes == ["node-0"]
+    sample = watch.look(stats(topic("t")), stats(topic("t", message_count=100)))
+    assert sample.topics["t"].publish_rate == pytest.approx(10)
+
+
+def test_fields_that_go_nsqds_lack_are_not_missed() -> None:
+    old = stats(topic("t", channel("c")))
+    del old["topics"][0]["message_bytes"]
+    for holder in (old["topics"][0], old["topics"][0]["channels"][0]):
+        del holder["e2e_processing_latency"]
+    del old["start_time"]
+    sample = Watch().look(old)
+    assert sample.topics["t"].channels["c"].pull is False
+    assert sample.topics["t"].message_bytes == 0
+
+
+def test_any_nonsense_is_refused_as_a_whole() -> None:
+    """What a node says is a stranger's word: every value of every field, wrong."""
+    good = stats(topic("t", channel("c")))
+
+    def places(value: Any) -> list[tuple[Any, Any]]:
+        pairs = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+        found = [(value, key) for key, _ in pairs]
+        for _, inner in pairs:
+            if isinstance(inner, dict | list):
+                found += places(inner)
+        return found
+
+    count = len(places(good))
+    refused = 0
+    for number in range(count):
+        for wrong in (None, "x", -1.5, [], {}, [[]], {"a": 1}, True, "n" * 200):
+            answer = copy.deepcopy(good)
+            holder, key = places(answer)[number]
+            holder[key] = wrong
+            part = NodePart("n")
+            try:
+                read_node(part, json.loads(json.dumps(answer)), SECOND)
+            except ValueError:
+                refused += 1
+                assert (part.answered, part.topics) == (False, {})
+                continue
+            # What is let in can be worked with.
+            sample = Sample(1, 1, 1, SECOND)
+            sample.nodes = {"n": part}
+            add_up(sample, {})
+            Lags().measure(sample)
+    assert refused > count
+    for answer in (None, [], "x", 3, {}, {"topics": []}):
+        with pytest.raises(ValueError, match="no sense"):
+            read_node(NodePart("n"), answer, SECOND)
+
+
+# Lag
+
+
+def lag_of(sample: Sample) -> tuple[float, bool]:
+    found = sample.topics["t"].channels["c"]
+    return found.lag_s, found.lag_open
+
+
+def said(messages: int, backlog: int) -> dict[str, Any]:
+    half = backlog // 2
+    numbers = channel("c", message_count=messages, depth=backlog - half, in_flight_count=half)
+    return stats(topic("t", numbers))
+
+
+def test_a_channel_that_keeps_up_has_no_lag() -> None:
+    watch = Watch()
+    for count in (0, 100, 200):
+        assert lag_of(watch.look(said(count, 0))) == (0, False)
+
+
+def test_lag_is_the_age_of_the_oldest_unfinished_message() -> None:
+    watch = Watch()
+    watch.look(said(0, 0))
+    # 100 messages every 5 s from here on, and none finished: the oldest came just after then.
+    for step in range(1, 10):
+        lag_s, is_open = lag_of(watch.look(said(100 * step, 100 * step)))
+        assert (lag_s, is_open) == (pytest.approx(5 * step), False)
+    # All but the last 150 are finished: of those the oldest came in the middle of a step.
+    assert lag_of(watch.look(said(1000, 150)))[0] == pytest.approx(7.5)
+    assert lag_of(watch.look(said(1000, 150)))[0] == pytest.approx(12.5)
+    assert lag_of(watch.look(said(1000, 0))) == (0, False)
+
+
+def test_a_backlog_older_than_the_watch_is_at_least_as_old() -> None:
+    watch = Watch()
+    assert lag_of(watch.look(said(1000, 500))) == (0, True)
+    assert lag_of(watch.look(said(1000, 400))) == (5, True)
+    lag_s, is_open = lag_of(watch.look(said(1100, 50)))
+    assert (is_open, lag_s) == (False, pytest.approx(2.5))
+
+
+def test_lag_starts_anew_when_counters_do() -> None:
+    watch = Watch()
+    watch.look(said(0, 0))
+    watch.look(said(1000, 1000))
+    assert lag_of(watch.look(said(10, 10))) == (0, True)
+
+
+def test_marks_stay_few_and_the_lag_stays_right() -> None:
+    watch = Watch()
+    watch.look(said(0, 0))
+    sample = None
+    for step in range(1, 1000):
+        sample = watch.look(said(10 * step, 10 * step))
+        assert all(len(marks) <= MARK_COUNT_MAX + 1 for marks in watch.lags._marks.values())
+    assert sample is not None
+    assert lag_of(sample)[0] == pytest.approx(5 * 999)
+    # Half of it is finished.
+    assert lag_of(watch.look(said(9990, 4995)))[0] == pytest.approx(5 * 500, rel=0.05)
