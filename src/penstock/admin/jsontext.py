@@ -40,9 +40,9 @@ def read_object(body: bytes) -> dict[str, str]:
 
 def _words(text: str, error: Exception) -> str:
     at = getattr(error, "pos", len(text))
-    if at >= len(text):
+    if at >= len(text) or str(error).startswith("Unterminated"):
         return "unexpected EOF"
-    char = quote(text[at].encode()).strip('"')
+    char = {"'": "\\'", '"': '"'}.get(text[at]) or quote(text[at].encode())[1:-1]
     return f"invalid character '{char}' looking for beginning of value"
 
 

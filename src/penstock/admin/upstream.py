@@ -192,9 +192,12 @@ def _reason(error: HttpClientError) -> str:
     if isinstance(cause, OSError) and cause.strerror:
         # asyncio gives the number its own words.
         return _os_text(cause)
-    if cause is not None:
-        return str(cause) or type(cause).__name__
-    return "timed out"
+    if cause is None:
+        return "timed out"
+    # The parser wraps what our own limits raise.
+    inner = cause.__context__
+    cause = inner if isinstance(inner, ValueError) else cause
+    return str(cause) or type(cause).__name__
 
 
 def _os_text(error: OSError) -> str:
