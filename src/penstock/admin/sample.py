@@ -36,10 +36,13 @@ class ChannelPart(NamedTuple):
     latency: Any  # /stats' percentiles, or None
     pull: Any  # what a Spark query says of itself, or None
 
-    @property
-    def backlog(self) -> int:
-        """What has arrived and is not finished; deferred messages have not arrived yet."""
-        return self.depth + self.in_flight
+    def backlog(self, own: bool) -> int:
+        """What has arrived and is not finished.
+
+        Our nsqds count a message published with a delay when it is due, Go's at once.
+        """
+        backlog = self.depth + self.in_flight
+        return backlog if own else backlog + self.deferred
 
 
 class TopicPart(NamedTuple):
@@ -326,23 +329,24 @@ def _add_channels(
         before = earlier.get(name)
         # Most channels of a large cluster are quiet at any moment.
         if before is not None and before != channel:
-            _add_rates(total, node.figures, channel, before, per_s)
+            _add_rates(total, node, channel, before, per_s)
 
 
 def _add_rates(
-    total: ChannelSum, figures: Figures, now: ChannelPart, before: ChannelPart, per_s: float
+    total: ChannelSum, node: NodePart, now: ChannelPart, before: ChannelPart, per_s: float
 ) -> None:
     """What left is what came, less what stayed: /stats has no count of finished messages."""
     arrived = now.messages - before.messages
     if arrived < 0:  # deleted and made again
         return
-    left = max(0, arrived - now.backlog + before.backlog)
+    left = max(0, arrived - now.backlog(node.own) + before.backlog(node.own))
     requeued = max(0, now.requeues - before.requeues)
     timed_out = max(0, now.timeouts - before.timeouts)
     total.arrival_rate += arrived * per_s
     total.consume_rate += left * per_s
     total.requeue_rate += requeued * per_s
     total.timeout_rate += timed_out * per_s
+    figures = node.figures
     figures.consume_rate += left * per_s
     figures.requeue_rate += requeued * per_s
     figures.timeout_rate += timed_out * per_s

@@ -59,7 +59,8 @@ def stats(*topics: dict[str, Any], start_time: int = 7, **more: Any) -> dict[str
 class Watch:
     """Samples one after another, five seconds apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: bool = True) -> None:
+        self.own = own
         self.earlier: dict[str, NodePart] = {}
         self.lags = Lags()
         self.number = 0
@@ -70,7 +71,7 @@ class Watch:
         at_ns = self.number * 5 * SECOND
         sample = Sample(self.number, self.number, at_ns // 1_000_000, at_ns)
         for number, answer in enumerate(said):
-            part = NodePart(f"node-{number}")
+            part = NodePart(f"node-{number}", own=self.own)
             if answer is not None:
                 read_node(part, answer, at_ns)
             sample.nodes[part.node] = part
@@ -106,6 +107,19 @@ def test_rates_are_what_grew_by_the_time_between() -> None:
     assert found.consume_rate == pytest.approx((50 - 15) / 5)
     assert sample.totals.consume_rate == pytest.approx(7)
     assert sample.nodes["node-0"].figures.publish_rate == pytest.approx(10)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_is_published_with_a_delay_is_not_consumed(own: bool) -> None:
+    """Go's nsqd counts such messages at once, ours when they are due."""
+    watch = Watch(own=own)
+    watch.look(stats(topic("t", channel("c"))))
+    counted = 0 if own else 10
+    waiting = channel("c", message_count=counted, deferred_count=10)
+    sample = watch.look(stats(topic("t", waiting)))
+    assert sample.topics["t"].channels["c"].consume_rate == 0
+    sample = watch.look(stats(topic("t", channel("c", message_count=10))))
+    assert sample.topics["t"].channels["c"].consume_rate == 2
 
 
 def test_a_restart_and_a_channel_made_anew_start_their_rates_anew() -> None:
