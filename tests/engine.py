@@ -118,7 +118,7 @@ class ScrambledDisk:
 class StrictBroker(Broker):
     """The daemon logs a defect of one topic and goes on; a test must see it."""
 
-    def _guard(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
+    def guard(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
         call(*arguments)
 
 

@@ -8,8 +8,7 @@ gathered and done together at its end:
             arm       the timer is set to the next deadline
     tick:   expire    timed-out and deferred messages come back, due deferred publishes fire
 
-Slower rounds journal what was finished (5 a second), sync, retire segments and look after the
-disk's health (once a second).
+Slower work is done in rounds (engine/rounds.py).
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from penstock.engine.polls import Polls
 from penstock.engine.pull import Pulls
 from penstock.engine.reads import Reads
 from penstock.engine.registry import Registry
+from penstock.engine.rounds import Rounds
 from penstock.engine.scan import DeadlineScan, SampleScan, Scan
 from penstock.engine.staging import Staging
 from penstock.engine.tail import TailBudget
@@ -52,8 +52,8 @@ from penstock.storage.topic_log import TopicLog
 
 log = logging.getLogger(__name__)
 
-JOURNAL_INTERVAL_NS = 200_000_000
-UPKEEP_INTERVAL_NS = 1_000_000_000
+# What failed is tried again after this time.
+AGAIN_NS = 1_000_000_000
 # Channels served before the loop looks at its sockets again.
 PUMP_COUNT_MAX = 256
 # Deferred publishes fired at once: reading so many bodies back takes one or two milliseconds.
@@ -110,6 +110,7 @@ class Broker:
         self.pulls = Pulls(self)
         self.polls = Polls(self)
         self.reads = Reads(self)
+        self.rounds = Rounds(self)
         # Called with a topic or channel that came or went; nsqlookupd is told by it.
         self.on_change: Callable[[BaseTopic | Channel, bool], None] = lambda _what, _exists: None
         # Asked about a new topic: whether others may know channels of it.  If so, the answer comes
@@ -121,10 +122,6 @@ class Broker:
         self._channel_number = 0
         self._dirty: list[BaseTopic] = []
         self._woken: deque[Channel] = deque()
-        self._progressed: set[Topic] = set()
-        self._unsynced: set[Topic] = set()
-        self._finished: set[Topic] = set()  # with progress in the journal, not synced
-        self._used: set[Topic] = set()
         self._deferred_sync_ns = 0
         self._deferred_dirty = False
         self._turn_asked = False
@@ -305,6 +302,11 @@ class Broker:
         # The topic must be there when the message is due, so its creation is waited for too.
         return accepted if topic.created.done else after(accepted, topic.created)
 
+    def durable(self, instance: int) -> Topic | None:
+        """The topic of ``instance``; None if it is gone, or ephemeral."""
+        topic = self._by_instance.get(instance)
+        return topic if isinstance(topic, Topic) else None
+
     def _void_before(self, instance: int) -> int:
         topic = self._by_instance.get(instance)
         return FOREVER if topic is None else topic.void_stamp
@@ -363,13 +365,13 @@ class Broker:
         self._turn_asked = False
         dirty, self._dirty = self._dirty, []
         for topic in dirty:
-            self._guard(topic.name, topic.flush)
+            self.guard(topic.name, topic.flush)
         if self._deferred_dirty:
             self._flush_deferred()
         now_ns = self.clock.monotonic_ns()
         for _ in range(min(len(self._woken), PUMP_COUNT_MAX)):
             channel = self._woken.popleft()
-            self._guard(channel.name, channel.pump, now_ns)
+            self.guard(channel.name, channel.pump, now_ns)
         if self._woken:
             self._turn_soon()
         if self._arm_wanted:
@@ -387,7 +389,7 @@ class Broker:
             self._deferred_sync_ns = now_ns
             self.deferred.sync()
 
-    def _guard(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
+    def guard(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
         """A defect in one topic must not stop the others."""
         try:
             call(*arguments)
@@ -402,8 +404,8 @@ class Broker:
         if self.exiting:
             return
         self._arm_wanted = True
-        self._guard("scan", self.scan.run)
-        self._guard("deferred", self._fire_deferred)
+        self.guard("scan", self.scan.run)
+        self.guard("deferred", self._fire_deferred)
         self._turn()
 
     def _arm(self) -> None:
@@ -421,7 +423,7 @@ class Broker:
             delay_ns = max(0, next_ns - self.clock.monotonic_ns())
             self._timer = self.turns.after(delay_ns, self._tick)
 
-    # ---- rounds
+    # ---- start and end
 
     def start(self) -> None:
         """Begin the rounds; the broker is recovered and nobody is connected yet."""
@@ -429,81 +431,10 @@ class Broker:
             # The process ended before the channels of a new topic were known.
             if topic.awaiting_channels and not self.ask_channels(topic):
                 topic.know_channels(())
-        self._every(JOURNAL_INTERVAL_NS, self._journal_round)
-        self._every(self.options.sync_timeout_ns, self._sync_round)
-        self._every(UPKEEP_INTERVAL_NS, self._upkeep_round)
+        self.rounds.start()
         self.staging.start()
         self._arm_wanted = True
         self._turn_soon()
-
-    def _every(self, interval_ns: int, call: Callable[[], None]) -> None:
-        def again() -> None:
-            if not self.exiting:
-                self._guard("round", call)
-                self.turns.after(interval_ns, again)
-
-        self.turns.after(interval_ns, again)
-
-    def written(self, topic: Topic) -> None:
-        self._unsynced.add(topic)
-        self._used.add(topic)
-
-    def journal_later(self, topic: Topic) -> None:
-        self._progressed.add(topic)
-
-    def _journal_round(self) -> None:
-        progressed, self._progressed = self._progressed, set()
-        for topic in progressed:
-            if not topic.closed:
-                topic.write_progress()
-                self._finished.add(topic)
-                self._used.add(topic)
-
-    def _sync_round(self) -> None:
-        """What --sync-timeout bounds: messages, finishes and deferred publishes."""
-        unsynced, self._unsynced = self._unsynced, set()
-        for topic in unsynced:
-            if not topic.closed:
-                topic.writer.start_sync()
-        finished, self._finished = self._finished, set()
-        for topic in finished:
-            if not topic.closed:
-                topic.keeper.flush(sync=True)
-        if self.deferred.unsynced_count:
-            self.deferred.sync()
-
-    def _upkeep_round(self) -> None:
-        used, self._used = self._used, set()
-        for topic in used:
-            if not topic.closed:
-                if topic.retire():
-                    self._used.add(topic)
-                self.identity.saw(topic.appender.next_index)
-        self.identity.saw(0)
-        self._checkpoint()
-        self.pulls.look()
-        self.health_of_disk.look()
-
-    def _checkpoint(self) -> None:
-        """Sync the logs that deferred messages went to, then let go of their slots (R16)."""
-        if not self.deferred.checkpoint_wanted:
-            return
-        fired = self.deferred.checkpoint_due()
-        topics = {f.instance: self._by_instance.get(f.instance) for f in fired}
-        syncs = [topic.writer.sync() for topic in topics.values() if isinstance(topic, Topic)]
-
-        def synced(ticket: Ticket) -> None:
-            self.deferred.checkpoint([] if ticket.error is not None else fired)
-
-        after(*syncs, settled()).add(synced)
-
-    # ---- disk trouble
-
-    def set_health(self, error: BaseException | None) -> None:
-        self.health_of_disk.heard(error)
-
-    def set_journal_health(self, error: BaseException | None) -> None:
-        self.health_of_disk.heard_journal(error)
 
     def refuse_all(self) -> None:
         """The end has begun: no new publishes or subscriptions; what is pending is written."""
@@ -527,9 +458,17 @@ class Broker:
         self.deferred.sync(lambda error: deferred.settle())
         return after(*tickets, deferred)
 
+    # ---- disk trouble
+
+    def set_health(self, error: BaseException | None) -> None:
+        self.health_of_disk.heard(error)
+
+    def set_journal_health(self, error: BaseException | None) -> None:
+        self.health_of_disk.heard_journal(error)
+
     def report(self, where: str, error: BaseException | None) -> None:
         log.error("%s: %s", where, error if error is not None else "failed")
 
     def later(self, call: Callable[[], None]) -> None:
         """Try something again that failed, in a while."""
-        self.turns.after(UPKEEP_INTERVAL_NS, call)
+        self.turns.after(AGAIN_NS, call)

@@ -61,7 +61,9 @@ def open_broker(broker: Broker) -> None:
         if damaged:
             topic.keeper.rewrite()
         if topic.log.segments():
-            broker.written(topic)  # its tail may not be synced, nor finished segments be gone
+            broker.rounds.written(
+                topic
+            )  # its tail may not be synced, nor finished segments be gone
         end = max(end, found.log.end)
     _lease(broker, end)
     broker.deferred.recover(fired)

@@ -118,7 +118,7 @@ class Topic(BaseTopic):
         if batch.dues:
             self.skip_void(batch.dues, batch.first)
             self.broker.deferred.fired(batch.dues)
-        self.broker.written(self)
+        self.broker.rounds.written(self)
         self.broker.polls.arrived(self.name)
         batch.ticket.settle()
 
@@ -213,7 +213,7 @@ class Topic(BaseTopic):
     # ---- journal
 
     def journal_later(self) -> None:
-        self.broker.journal_later(self)
+        self.broker.rounds.progressed(self)
 
     def save_channel(self, channel: Channel) -> Ticket:
         if channel.ephemeral:
@@ -298,7 +298,7 @@ class Topic(BaseTopic):
         low = self.released
         for channel in self.channels.values():
             if not channel.ephemeral:
-                low = min(low, channel.window.low)
+                low = min(low, low if channel.pulled else channel.window.low)
         return low
 
     def retire(self) -> bool:

@@ -1,0 +1,103 @@
+"""The rounds: work that is not done at once but regularly, for all topics that need it.
+
+journal   5 a second           what the channels finished goes to the journals
+sync      --sync-timeout       messages, finishes and deferred publishes become durable
+upkeep    once a second        segments that nobody needs go; the disk's health, lapsed readers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.engine.ticket import Ticket, after, settled
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+    from penstock.engine.topic import Topic
+
+JOURNAL_INTERVAL_NS = 200_000_000
+UPKEEP_INTERVAL_NS = 1_000_000_000
+
+
+class Rounds:
+    """Which topics have something to do, and when it is done."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._progressed: set[Topic] = set()
+        self._unsynced: set[Topic] = set()
+        self._finished: set[Topic] = set()  # with progress in the journal, not synced
+        self._used: set[Topic] = set()
+
+    def start(self) -> None:
+        self._every(JOURNAL_INTERVAL_NS, self._journal)
+        self._every(self._broker.options.sync_timeout_ns, self._sync)
+        self._every(UPKEEP_INTERVAL_NS, self._upkeep)
+
+    def written(self, topic: Topic) -> None:
+        """Messages were added to the log of ``topic``."""
+        self._unsynced.add(topic)
+        self._used.add(topic)
+
+    def progressed(self, topic: Topic) -> None:
+        """Channels of ``topic`` have something to journal."""
+        self._progressed.add(topic)
+
+    def _every(self, interval_ns: int, call: Callable[[], None]) -> None:
+        broker = self._broker
+
+        def again() -> None:
+            if not broker.exiting:
+                broker.guard("round", call)
+                broker.turns.after(interval_ns, again)
+
+        broker.turns.after(interval_ns, again)
+
+    def _journal(self) -> None:
+        progressed, self._progressed = self._progressed, set()
+        for topic in progressed:
+            if not topic.closed:
+                topic.write_progress()
+                self._finished.add(topic)
+                self._used.add(topic)
+
+    def _sync(self) -> None:
+        """What --sync-timeout bounds: messages, finishes and deferred publishes."""
+        unsynced, self._unsynced = self._unsynced, set()
+        for topic in unsynced:
+            if not topic.closed:
+                topic.writer.start_sync()
+        finished, self._finished = self._finished, set()
+        for topic in finished:
+            if not topic.closed:
+                topic.keeper.flush(sync=True)
+        if self._broker.deferred.unsynced_count:
+            self._broker.deferred.sync()
+
+    def _upkeep(self) -> None:
+        broker = self._broker
+        used, self._used = self._used, set()
+        for topic in used:
+            if not topic.closed:
+                if topic.retire():
+                    self._used.add(topic)
+                broker.identity.saw(topic.appender.next_index)
+        broker.identity.saw(0)
+        self._checkpoint()
+        broker.pulls.look()
+        broker.health_of_disk.look()
+
+    def _checkpoint(self) -> None:
+        """Sync the logs that deferred messages went to, then let go of their slots (R16)."""
+        deferred = self._broker.deferred
+        if not deferred.checkpoint_wanted:
+            return
+        fired = deferred.checkpoint_due()
+        topics = {self._broker.durable(f.instance) for f in fired}
+        syncs = [topic.writer.sync() for topic in topics if topic is not None]
+
+        def synced(ticket: Ticket) -> None:
+            deferred.checkpoint([] if ticket.error is not None else fired)
+
+        after(*syncs, settled()).add(synced)
