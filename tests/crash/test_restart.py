@@ -93,16 +93,18 @@ def test_a_requeue_keeps_its_delay_and_attempts(tmp_path: Path, how: str) -> Non
                 assert message.attempts == attempts
                 if attempts == 1:
                     raw.send(commands.req(message.id, 0))
-            due_s = time.time() + 1.8
-            raw.send(commands.req(message.id, 1800))
+            due_s = time.time() + 2.5
+            raw.send(commands.req(message.id, 2500))
             time.sleep(0.5)  # the journal has it
             end(nsqd, how)
         nsqd.start()
-        assert nsqd.channel("t", "c")["deferred_count"] == 1
+        started_s = time.time()
+        # Unless starting took all of the delay.
+        assert nsqd.channel("t", "c")["deferred_count"] == 1 or time.time() > due_s
         with nsqd.connect() as raw:
             subscribe(raw, "t", "c")
             message = receive(raw)
-            assert due_s <= time.time() < due_s + LATE_S
+            assert due_s <= time.time() < max(due_s, started_s) + LATE_S
             assert (message.body, message.attempts) == (b"again", 3)
 
 
