@@ -2,9 +2,10 @@
 
     python -m bench.client_load <library> <work> <port> <topic> <messages> <seconds>
 
-Every library does the same: ``consume`` finishes messages with up to 2,500 in flight; ``publish``
-has 100 single publishes on their way at any time; ``publish-many`` awaits batches of 100.  Time and
-CPU count from the first message to the last, so starting up is free.
+Every library does the same job, as its users would write it: ``consume`` finishes messages with up
+to 2,500 in flight; ``publish`` has 100 single publishes on their way at any time; ``publish-many``
+eight batches of 100, ``publish-in-turn`` one.  Every acknowledgement is waited for.  Time and CPU
+count from the first message to the last, so starting up is free.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 IN_FLIGHT = 2500
 OUTSTANDING = 100
 BATCH = 100
+BATCHES = {"publish-many": 8, "publish-in-turn": 1}  # on their way
 BODY = b"x" * 200
 
 
@@ -53,8 +55,8 @@ class Load:
             return
         self.done += count
         # The last ones on their way are left out, as the first one is.
-        enough = self.done >= self.messages - OUTSTANDING
-        if enough or (self.done % 64 == 0 and time.perf_counter() - self.start_s > self.seconds):
+        enough = self.done >= self.messages - OUTSTANDING * count
+        if enough or (self.done % 32 == 0 and time.perf_counter() - self.start_s > self.seconds):
             self.end()
 
     def another(self) -> bool:
@@ -78,26 +80,17 @@ def on_uvloop(work: Coroutine[Any, Any, None]) -> None:
 def penstock(load: Load, work: str) -> None:
     from penstock import Consumer, Message, Producer
 
-    async def consume() -> None:
-        def handle(message: Message) -> None:
-            load.count()
+    def handle(message: Message) -> None:
+        load.count()
 
+    async def handle_async(message: Message) -> None:
+        load.count()
+
+    async def consume(handler: Any) -> None:
         await Consumer(
             load.topic,
             "bench",
-            handle,
-            nsqd_tcp_addresses=load.address,
-            max_in_flight=IN_FLIGHT,
-        ).run()
-
-    async def consume_async() -> None:
-        async def handle(message: Message) -> None:
-            load.count()
-
-        await Consumer(
-            load.topic,
-            "bench",
-            handle,
+            handler,
             nsqd_tcp_addresses=load.address,
             max_in_flight=IN_FLIGHT,
         ).run()
@@ -115,18 +108,18 @@ def penstock(load: Load, work: str) -> None:
 
     async def publish_many() -> None:
         async with Producer(load.address) as producer:
-            while True:
-                await producer.publish_many(load.topic, [BODY] * BATCH)
-                load.count(BATCH)
 
-    on_uvloop(
-        {
-            "consume": consume,
-            "consume-async": consume_async,
-            "publish": publish,
-            "publish-many": publish_many,
-        }[work]()
-    )
+            async def in_turn() -> None:
+                while True:
+                    await producer.publish_many(load.topic, [BODY] * BATCH)
+                    load.count(BATCH)
+
+            await asyncio.gather(*(in_turn() for _ in range(BATCHES[work])))
+
+    if work.startswith("consume"):
+        on_uvloop(consume(handle if work == "consume" else handle_async))
+    else:
+        on_uvloop(publish() if work == "publish" else publish_many())
 
 
 def pynsq(load: Load, work: str) -> None:
@@ -152,17 +145,17 @@ def pynsq(load: Load, work: str) -> None:
 
     def stored(connection: Any, answer: Any) -> None:
         assert answer == b"OK", answer
-        load.count(BATCH if work == "publish-many" else 1)
+        load.count(BATCH if work in BATCHES else 1)
         publish()
 
     def publish() -> None:
-        if work == "publish-many":
+        if work in BATCHES:
             writer.mpub(load.topic, [BODY] * BATCH, callback=stored)
         elif load.another():
             writer.pub(load.topic, BODY, callback=stored)
 
     def begin() -> None:
-        for _ in range(1 if work == "publish-many" else OUTSTANDING):
+        for _ in range(BATCHES.get(work, OUTSTANDING)):
             publish()
 
     IOLoop.current().call_later(0.5, begin)
@@ -192,11 +185,15 @@ def ansq(load: Load, work: str) -> None:
 
     async def publish_many() -> None:
         writer = await ansq.create_writer([load.address])
-        while True:
-            await writer.mpub(load.topic, *[BODY] * BATCH)
-            load.count(BATCH)
 
-    on_uvloop({"consume": consume, "publish": publish, "publish-many": publish_many}[work]())
+        async def in_turn() -> None:
+            while True:
+                await writer.mpub(load.topic, *[BODY] * BATCH)
+                load.count(BATCH)
+
+        await asyncio.gather(*(in_turn() for _ in range(BATCHES[work])))
+
+    on_uvloop({"consume": consume, "publish": publish}.get(work, publish_many)())
 
 
 def gnsq(load: Load, work: str) -> None:
@@ -224,12 +221,15 @@ def gnsq(load: Load, work: str) -> None:
             producer.publish(load.topic, BODY)
             load.count()
 
+    def in_turn() -> None:
+        while True:
+            producer.multipublish(load.topic, [BODY] * BATCH)
+            load.count(BATCH)
+
     if work == "publish":
         gevent.joinall([gevent.spawn(one_by_one) for _ in range(OUTSTANDING)])
         load.end()
-    while True:
-        producer.multipublish(load.topic, [BODY] * BATCH)
-        load.count(BATCH)
+    gevent.joinall([gevent.spawn(in_turn) for _ in range(BATCHES[work])])
 
 
 LIBRARIES: dict[str, Callable[[Load, str], None]] = {

@@ -27,7 +27,8 @@ from typing import Self, TypeGuard
 from penstock.client.config import Config, make_context
 from penstock.client.connection import Connection, parse_address
 from penstock.client.link import Link
-from penstock.client.publication import Encoder, Gathering, Pipe, Publication, checked
+from penstock.client.publication import Encoder, Gathering, Pipe, checked
+from penstock.core.publishing import Publication, single
 from penstock.errors import (
     NotConnectedError,
     OptionError,
@@ -77,6 +78,10 @@ class Producer:
         self._queue: deque[tuple[asyncio.Future[None], int]] = deque()  # for room
         self._pending_size = 0
         self._gatherings: dict[str, Gathering] = {}
+        # The clock of publications stands still between sweeps, which is exact enough for limits
+        # of seconds: asking the loop for the time would cost a tenth of a publish.
+        self._now_s = 0.0
+        self._sweep_s = min(1.0, self.config.response_timeout / 4, self.config.publish_timeout / 4)
         self._sweep: asyncio.TimerHandle | None = None
         self._last_error: Exception | None = None
         self._empty: asyncio.Event = asyncio.Event()
@@ -195,27 +200,29 @@ class Producer:
         )
 
     def _begin(self, topic: str, body: bytes, delay: float) -> asyncio.Future[None]:
-        size = len(body)
         future: asyncio.Future[None] = self._loop.create_future()
+        if self._gathers and not delay:
+            self._gather(topic, body, future)
+            self._pending_size += len(body)
+            return future
+        if self._sweep is None:
+            self._arm_sweep()
         if delay:
             command = self._encoder.deferred(topic, _milliseconds(delay), body)
-        elif self._gathers:
-            self._gather(topic, body, future)
-            self._pending_size += size
-            return future
+            retries, now_s = self._retries, self._now_s
+            publication = Publication(command, len(body), (future,), retries, now_s)
         else:
-            command = self._encoder.one(topic, body)
-        self._pending_size += size
-        self._submit(command, size, (future,))
+            head = self._encoder.heads.get(topic) or self._encoder.head(topic)
+            publication = single(head, body, future, self._retries, self._now_s)
+        self._pending_size += len(body)
+        self._dispatch(publication)
         return future
 
     async def send_many(self, topic: str, bodies: Sequence[Body]) -> asyncio.Future[None]:
         """As `send`, for several messages in one MPUB."""
         if not self._links or self._stopped:
             self._connect()
-        if not bodies:
-            raise RefusedError("E_BAD_BODY", "MPUB invalid message count 0")
-        command = self._encoder.many(topic, [checked(body) for body in bodies])
+        command = self._encoder.many(topic, bodies)
         size = len(command)
         await self._wait_for_room(size)
         self._pending_size += size
@@ -224,18 +231,17 @@ class Producer:
         return future
 
     def _submit(self, command: bytes, size: int, futures: Sequence[asyncio.Future[None]]) -> None:
-        now_s = self._loop.time()
-        self._dispatch(Publication(command, size, futures, self._retries, now_s), now_s)
         if self._sweep is None:
             self._arm_sweep()
+        self._dispatch(Publication(command, size, futures, self._retries, self._now_s))
 
-    def _dispatch(self, publication: Publication, now_s: float) -> None:
+    def _dispatch(self, publication: Publication) -> None:
         """Put it on the next connection's pipe, or keep it until there is one."""
         pipes = self._pipes
         for _ in pipes:
             self._turn = turn = (self._turn + 1) % len(pipes)
             if not pipes[turn].ended:
-                pipes[turn].write(publication, now_s)
+                pipes[turn].write(publication, self._now_s)
                 return
         self._waiting.append(publication)
 
@@ -309,18 +315,14 @@ class Producer:
         pipe = Pipe(self, connection)
         self._pipes.append(pipe)
         connection.use(pipe)
-        now_s = self._loop.time()
+        self._now_s = self._loop.time()
         while self._waiting:
-            pipe.write(self._waiting.popleft(), now_s)
+            pipe.write(self._waiting.popleft(), self._now_s)
 
     def _failed(self, error: Exception) -> None:
         self._last_error = error
 
-    def stored(self, publications: Sequence[Publication]) -> None:
-        size = 0
-        for publication in publications:
-            size += publication.size
-            publication.settle()
+    def stored(self, size: int) -> None:
         self._release(size)
 
     def refused(self, publication: Publication, error: RefusedError) -> None:
@@ -335,24 +337,26 @@ class Producer:
         if not self._stopped:
             log.warning("nsqd=%s: disconnected: %s", pipe.address, error or "closed by nsqd")
         pending, pipe.pending = pipe.pending, deque()
-        now_s = self._loop.time()
+        self._now_s = self._loop.time()
         for publication in pending:
             if pipe.ended:
-                self._dispatch(publication, now_s)
+                self._dispatch(publication)
             else:
                 publication.unknown = True
                 self._retry(publication, error)
 
     def _retry(self, publication: Publication, error: Exception | None) -> None:
-        now_s = self._loop.time()
-        spent = (
-            not publication.retries or now_s - publication.begun_s >= self.config.publish_timeout
-        )
+        spent = not publication.retries or self._expired(publication)
         if spent or (publication.unknown and not self.config.retry_unknown):
             self._settle(publication, self._outcome(publication, error))
         else:
             publication.retries -= 1
-            self._dispatch(publication, now_s)
+            self._dispatch(publication)
+
+    def _expired(self, publication: Publication) -> bool:
+        # It may have begun a sweep later than its clock says.
+        elapsed_s = self._now_s - publication.begun_s - self._sweep_s
+        return elapsed_s >= self.config.publish_timeout
 
     def _outcome(self, publication: Publication, error: Exception | None) -> Exception:
         if publication.unknown:
@@ -367,21 +371,21 @@ class Producer:
         self._release(publication.size)
 
     def _arm_sweep(self) -> None:
-        shortest_s = min(self.config.response_timeout, self.config.publish_timeout)
-        self._sweep = self._loop.call_later(min(1.0, shortest_s / 4), self._look)
+        self._now_s = self._loop.time()
+        self._sweep = self._loop.call_later(self._sweep_s, self._look)
 
     def _look(self) -> None:
         """Cut connections that do not answer, and give up what waited too long for one."""
-        now_s = self._loop.time()
+        self._now_s = self._loop.time()
         for pipe in list(self._pipes):
-            if pipe.overdue(now_s, self.config.response_timeout):
+            if pipe.overdue(self._now_s - self._sweep_s, self.config.response_timeout):
                 waited_s = self.config.response_timeout
                 pipe.connection.abort(
                     NotConnectedError(f"{pipe.address}: no answer to a publish in {waited_s:g} s")
                 )
         for _ in range(len(self._waiting)):
             publication = self._waiting.popleft()
-            if now_s - publication.begun_s < self.config.publish_timeout:
+            if not self._expired(publication):
                 self._waiting.append(publication)
                 continue
             reason = f"no nsqd could be reached in time: {self._last_error or 'connection lost'}"

@@ -14,12 +14,13 @@ import asyncio
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from penstock.client.connection import Connection, refusal
 from penstock.client.message import Message
 from penstock.core.frames import Reply
+from penstock.core.publishing import Publication, answer, mpub
 from penstock.errors import ClientError, RefusedError
 from penstock.wire import commands
 from penstock.wire.names import is_valid_name
@@ -30,43 +31,11 @@ HEADS_MAX = 4096
 _SIZE = struct.Struct(">i").pack
 
 
-class Publication:
-    """A command, and those who wait for its answer."""
-
-    __slots__ = ("begun_s", "command", "futures", "retries", "sent_s", "size", "unknown")
-
-    def __init__(
-        self,
-        command: bytes,
-        size: int,
-        futures: Sequence[asyncio.Future[None]],
-        retries: int,
-        begun_s: float,
-    ) -> None:
-        self.command = command
-        self.size = size
-        self.futures = futures
-        self.retries = retries
-        self.begun_s = begun_s
-        self.sent_s = begun_s
-        self.unknown = False  # an earlier try may have been stored
-
-    def settle(self) -> None:
-        """It is stored.  A future that is done already is one whose waiter was cancelled."""
-        for future in self.futures:
-            if not future.done():
-                future.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        for future in self.futures:
-            if not future.done():
-                future.set_exception(error)
-
-
 class Publisher(Protocol):
     """What a pipe reports to."""
 
-    def stored(self, publications: Sequence[Publication]) -> None: ...
+    def stored(self, size: int) -> None:
+        """Publications of together that size are answered, and their waiters know."""
 
     def refused(self, publication: Publication, error: RefusedError) -> None: ...
 
@@ -90,22 +59,18 @@ class Pipe:
         self.connection.send(publication.command)
 
     def received(self, messages: list[Message], replies: list[Reply]) -> None:
-        stored: list[Publication] = []
-        for reply in replies:
-            if not self.pending or messages:
-                self.connection.abort(
-                    ClientError(f"{self.address}: unexpected {reply.text[:80]!r}")
-                )
-                break
-            publication = self.pending.popleft()
-            if reply.error:
-                self.ended = True
-                self._publisher.refused(publication, refusal(reply.text))
-                self.connection.abort()
-                break
-            stored.append(publication)
-        if stored:
-            self._publisher.stored(stored)
+        size, other = answer(self.pending, replies)
+        if size:
+            self._publisher.stored(size)
+        if other is None and not messages:
+            return
+        if other is not None and other.error and self.pending:
+            self.ended = True
+            self._publisher.refused(self.pending.popleft(), refusal(other.text))
+            self.connection.abort()
+        else:
+            what = messages[0].body if other is None else other.text
+            self.connection.abort(ClientError(f"{self.address}: unexpected {what[:80]!r}"))
 
     def lost(self, error: Exception | None) -> None:
         self._publisher.unanswered(self, error)
@@ -121,32 +86,28 @@ class Encoder:
     """
 
     def __init__(self) -> None:
-        self._heads: dict[str, bytes] = {}
+        self.heads: dict[str, bytes] = {}
 
     def head(self, topic: str) -> bytes:
         """``PUB <topic>\\n``, of a valid topic."""
-        head = self._heads.get(topic)
+        head = self.heads.get(topic)
         if head is None:
             if not is_valid_name(topic):
                 raise RefusedError("E_BAD_TOPIC", f'PUB topic name "{topic}" is not valid')
-            if len(self._heads) >= HEADS_MAX:
-                self._heads.clear()
-            head = self._heads[topic] = f"PUB {topic}\n".encode()
+            if len(self.heads) >= HEADS_MAX:
+                self.heads.clear()
+            head = self.heads[topic] = f"PUB {topic}\n".encode()
         return head
 
     def one(self, topic: str, body: bytes) -> bytes:
-        return (self._heads.get(topic) or self.head(topic)) + _SIZE(len(body)) + body
+        return self.head(topic) + _SIZE(len(body)) + body
 
     def deferred(self, topic: str, delay_ms: int, body: bytes) -> bytes:
         self.head(topic)
         return commands.dpub(topic, delay_ms, body)
 
-    def many(self, topic: str, bodies: Sequence[bytes]) -> bytes:
-        parts = [b"M" + self.head(topic), b"", _SIZE(len(bodies))]
-        for body in bodies:
-            parts += (_SIZE(len(body)), body)
-        parts[1] = _SIZE(sum(map(len, parts)) - len(parts[0]))
-        return b"".join(parts)
+    def many(self, topic: str, bodies: Iterable[bytes | bytearray | memoryview]) -> bytes:
+        return mpub(b"M" + self.head(topic), bodies)
 
 
 def checked(body: bytes | bytearray | memoryview) -> bytes:
