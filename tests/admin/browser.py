@@ -66,11 +66,15 @@ class Tab:
     def text(self, selector: str) -> str:
         return self.page.locator(selector).inner_text()
 
-    def rows(self, table: str) -> list[list[str]]:
-        """The cells of a table's body, as they are read."""
+    def rows(self, table: str, count_max: int = 1000) -> list[list[str]]:
+        """The cells of a table's body, as they are read; of rows out of view, as they are written.
+
+        The browser has not laid out the latter, and has no other text of them.
+        """
         rows: list[list[str]] = self.page.locator(f"#{table} tbody").evaluate(
-            "body => [...body.rows].filter(row => !row.hidden)"
-            ".map(row => [...row.cells].map(cell => cell.innerText.trim()))"
+            "(body, count) => [...body.rows].filter(row => !row.hidden).slice(0, count).map("
+            "row => [...row.cells].map(cell => (cell.innerText || cell.textContent).trim()))",
+            count_max,
         )
         return rows
 

@@ -82,22 +82,27 @@ def test_nothing_is_done_by_looking(cluster: Cluster) -> None:
     assert reply.status == 405
 
 
-def test_a_redirect_leads_to_our_own_pages_only(browser: Browser, cluster: Cluster) -> None:
-    cluster.create("guarded", "all")
-    cluster.settled()
-    with browser.tab(cluster.admin.url) as tab:
-        tab.open("/topics/guarded")
-        for back in ("//evil.example/", "https://evil.example/", "/\\evil.example", "/a\r\nX: y"):
-            tab.page.locator("details#pause input[name=back]").evaluate(
-                "(field, back) => { field.value = back; }", back
-            )
-            tab.page.locator("details#pause > summary").click()
-            tab.page.locator("details#pause form button").click()
-            expect(tab.page.locator("h1")).to_have_text("Overview")
-            tab.open("/topics/guarded")
-            tab.page.locator("details#unpause > summary").click()
-            tab.page.locator("details#unpause form button").click()
-            expect(tab.page.locator("details#pause")).to_have_count(1)
+def token_of(admin: Nsqadmin, path: str, headers: dict[str, str]) -> str:
+    page = admin.http("GET", path, headers=headers).text
+    token = re.search(r'name="token" value="([0-9a-f]+)"', page)
+    assert token is not None
+    return token[1]
+
+
+def test_a_redirect_leads_to_our_own_pages_only(cluster: Cluster) -> None:
+    token = token_of(cluster.admin, "/topics", {})
+    for back, led in (
+        ("/topics", "/topics"),
+        ("//evil.example/", "/"),
+        ("https://evil.example/", "/"),
+        ("/\\evil.example", "/"),
+        ("/a\r\nSet-Cookie: x=y", "/"),
+    ):
+        fields = {"action": "pause", "topic": "no such name!", "token": token, "back": back}
+        reply = cluster.admin.http("POST", "/action", urlencode(fields).encode(), FORM)
+        assert reply.status == 303
+        assert reply.headers["Location"].partition("?")[0] == led
+        assert "Set-Cookie" not in reply.headers
 
 
 def test_without_rights_there_are_no_buttons_and_no_actions(
@@ -120,10 +125,8 @@ def test_without_rights_there_are_no_buttons_and_no_actions(
 
 
 def test_a_token_is_its_users_own(cluster: Cluster, guarded: Nsqadmin) -> None:
-    page = guarded.http("GET", "/nsq/topics/guarded", headers=ANN).text
-    token = re.search(r'name="token" value="([0-9a-f]+)"', page)
-    assert token is not None
-    body = urlencode({"action": "pause", "topic": "guarded", "token": token[1]}).encode()
+    token = token_of(guarded, "/nsq/topics/guarded", ANN)
+    body = urlencode({"action": "pause", "topic": "guarded", "token": token}).encode()
     reply = guarded.http("POST", "/nsq/action", body, {**FORM, "X-Forwarded-User": "bob"})
     assert reply.status == 403
     reply = guarded.http(

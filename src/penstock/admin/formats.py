@@ -127,6 +127,11 @@ def quantile(value: float | None) -> str:
     return f"p{value * 100:.6g}" if _known(value) else UNKNOWN
 
 
+def several(value: float, noun: str) -> str:
+    """1 topic, 2 topics."""
+    return f"{count(value)} {noun}" if value == 1 else f"{count(value)} {noun}s"
+
+
 def segment(name: str) -> str:
     """A name as a part of a path."""
     return quote(name.encode("utf-8", "surrogateescape"), safe=":[]!$&'()*+,;=~@")
@@ -185,6 +190,7 @@ FILTERS = {
     "size": size,
     "moment": moment,
     "quantile": quantile,
+    "several": several,
     "segment": segment,
     "only": only,
     "lag": lag,

@@ -27,7 +27,7 @@ TROUBLE: Plan = (
     (("Requeued", "requeue_rate"), ("Timed out", "timeout_rate")),
     RATE,
 )
-LAG: Plan = ("Lag", (("Age of the oldest unfinished message", "lag_s"),), SPAN)
+LAG: Plan = ("Lag", (("Oldest unfinished message", "lag_s"),), SPAN)
 
 
 def none(view: View, span: str) -> list[Chart]:

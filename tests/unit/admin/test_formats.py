@@ -50,6 +50,14 @@ def test_numbers_as_people_read_them(name: str, value: float | str | None, text:
     assert formats.FILTERS[name](value) == text  # type: ignore[operator]
 
 
+def test_nouns_are_counted() -> None:
+    assert [formats.several(n, "topic") for n in (0, 1, 2000)] == [
+        "0 topics",
+        "1 topic",
+        "2,000 topics",
+    ]
+
+
 def test_an_open_lag_says_at_least() -> None:
     assert formats.lag(3.0, True) == "≥ 3 s"
     assert formats.lag(3.0) == "3 s"
@@ -70,7 +78,7 @@ def test_a_confirming_field_takes_the_name_alone(name: str) -> None:
     assert "\\" not in pattern  # browsers refuse escapes that are not needed
 
 
-@pytest.mark.parametrize("name", sorted({*formats.FILTERS} - {"segment", "only"}))
+@pytest.mark.parametrize("name", sorted({*formats.FILTERS} - {"segment", "only", "several"}))
 @pytest.mark.parametrize("value", ["<b>", 10**400, float("nan"), float("inf"), [], {}, "7"])
 def test_what_is_no_number_is_a_dash(name: str, value: object) -> None:
     assert formats.UNKNOWN in formats.FILTERS[name](value)  # type: ignore[operator]
