@@ -1,8 +1,9 @@
 """Proves that an archive holds every message once, or lists what is missing and what is twice.
 
 For each topic and node, ``index`` orders the messages; it is dense but for gaps that only the
-broker knows (a restart, a failed write).  The archive is asked for its gaps and repeats, then the
-broker is asked how many messages lie in each gap:
+broker knows (a restart, a failed write).  If the broker counts as many messages from the archive's
+first to its last as the archive has different ones there, all of them are there.  If not, it is
+asked how many messages lie in each gap of the archive:
 
     archive      ...  17 18 19 |            | 40 41 41 42 ...
     broker               count [20, 40) = 0: a gap of its own.      repeat: 41
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LISTED_MAX = 1000  # gaps and repeats of one topic and node
+GAPS_MAX = 100_000
 KEY = ("topic", "node")
 
 
@@ -92,7 +94,6 @@ def find(spark: SparkSession, path: str, parameters: Mapping[str, str]) -> list[
         for each in in_archive(rows)
         if any(fnmatchcase(each.topic, pattern) for pattern in patterns)
     ]
-    gaps = gaps_in(rows)
     given = {
         "nsqdHttpAddresses": parameters.get("nsqd", ""),
         "lookupdHttpAddresses": parameters.get("lookupd", ""),
@@ -100,8 +101,11 @@ def find(spark: SparkSession, path: str, parameters: Mapping[str, str]) -> list[
     options = parse_brokers({name: text for name, text in given.items() if text})
     cluster = Cluster(options, Access.of(options))
     cluster.discover(strict=False, everywhere=True)
-    for finding in findings:
-        ask_broker(finding, gaps.get((finding.topic, finding.node), []), cluster)
+    doubtful = [finding for finding in findings if not is_proven(finding, cluster)]
+    if doubtful:
+        gaps = gaps_in(rows.filter(rows["topic"].isin([each.topic for each in doubtful])))
+        for finding in doubtful:
+            judge_gaps(finding, gaps.get((finding.topic, finding.node), []), cluster)
     return findings
 
 
@@ -136,51 +140,53 @@ def gaps_in(rows: DataFrame) -> dict[tuple[str, str], list[tuple[int, int]]]:
         .select(*KEY, (F.col("before") + 1).alias("start"), F.col("index").alias("end"))
     )
     gaps: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for row in found.orderBy(*KEY, "start").collect():
+    for row in found.orderBy(*KEY, "start").limit(GAPS_MAX).collect():
         gaps.setdefault((row["topic"], row["node"]), []).append((row["start"], row["end"]))
     return gaps
 
 
-def ask_broker(finding: Finding, gaps: list[tuple[int, int]], cluster: Cluster) -> None:
-    """Judge each gap, and the whole range, by what the broker counts."""
+def is_proven(finding: Finding, cluster: Cluster) -> bool:
+    """Whether the broker counts what the archive has, so that there is nothing to look for."""
     if finding.node not in cluster.nodes:
         finding.unproven.append("the node does not answer")
-        return
+        return True
+    topic, node = finding.topic, finding.node
     try:
-        log = cluster.log_of(finding.node, finding.topic)
+        log = cluster.log_of(node, topic)
         if log is None:
             finding.unproven.append("the topic is not there any more")
-            return
-        for start, end in gaps:
-            judge(finding, start, end, log.whole_from, cluster)
+            return True
+        behind = max(finding.last + 1, log.first)
+        finding.not_read = cluster.count(node, topic, behind, log.end) if log.end > behind else 0
         if finding.first < log.whole_from:
             text = f"the broker has removed messages below {log.whole_from}"
             finding.unproven.append(text)
-        else:
-            finding.counted = cluster.count(
-                finding.node, finding.topic, finding.first, finding.last + 1
-            )
-            _compare(finding)
-        if log.end > finding.last + 1:
-            finding.not_read = cluster.count(
-                finding.node, finding.topic, max(finding.last + 1, log.first), log.end
-            )
+            return False
+        finding.counted = cluster.count(node, topic, finding.first, finding.last + 1)
     except NodeError as error:
         finding.unproven.append(str(error))
+        return True
+    return finding.counted == finding.count
 
 
-def judge(finding: Finding, start: int, end: int, whole_from: int, cluster: Cluster) -> None:
-    """A gap of the archive: the broker's own, or messages that are missing."""
-    if end <= whole_from:
-        return  # told once, for all of them
-    known = max(start, whole_from)
-    count = cluster.count(finding.node, finding.topic, known, end)
-    if count and len(finding.missing) < LISTED_MAX:
-        finding.missing.append((known, end, count))
-
-
-def _compare(finding: Finding) -> None:
-    """The same proven twice: by the gaps, and by the whole count."""
+def judge_gaps(finding: Finding, gaps: list[tuple[int, int]], cluster: Cluster) -> None:
+    """Each gap of the archive: the broker's own, or messages that are missing."""
+    topic, node = finding.topic, finding.node
+    try:
+        log = cluster.log_of(node, topic)
+        whole_from = 0 if log is None else log.whole_from
+        for start, end in gaps:
+            # What the broker has removed is told once, for all of it.
+            count = (
+                cluster.count(node, topic, max(start, whole_from), end) if end > whole_from else 0
+            )
+            if count:
+                finding.missing.append((max(start, whole_from), end, count))
+            if len(finding.missing) == LISTED_MAX:
+                break
+    except NodeError as error:
+        finding.unproven.append(str(error))
+        return
     missing = sum(count for *_, count in finding.missing)
     if finding.counted is not None and finding.counted != finding.count + missing:
         finding.unproven.append(

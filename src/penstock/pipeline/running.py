@@ -33,6 +33,7 @@ from penstock.pipeline.plan import (
     Flow,
     Plan,
     broker_options,
+    channel_of,
     declared_schemas,
     is_stateful_text,
     make_plan,
@@ -68,7 +69,10 @@ class Screen(Protocol):
     """Where a run tells what it does."""
 
     def show(self, text: str) -> None:
-        """Lines that stay."""
+        """What was asked for: rows, a report."""
+
+    def log(self, text: str) -> None:
+        """A line of somebody else's log."""
 
     def progress(self, text: str) -> None:
         """One line that the next one replaces."""
@@ -106,7 +110,7 @@ class Run:
     def _run(self) -> None:
         pipeline = self.pipeline
         self.status.update(state="starting")
-        spark = self.spark or open_session(session_plan(pipeline, self.log_level), self.screen.show)
+        spark = self.spark or open_session(session_plan(pipeline, self.log_level), self.screen.log)
         try:
             if pipeline.job:
                 job = load(pipeline.job, pipeline.folder)
@@ -130,7 +134,7 @@ class Run:
             plan = self._plan(spark)
             batches = Batches(spark, plan, self.screen.show)
             query = self._start(plan, batches)
-            self.status.update(state="running", topics=sorted(self._all_topics()))
+            self._tell_places()
             self._follow(query, batches)
             if self.stop.is_set() or self.pipeline.trigger.available_now:
                 return
@@ -255,6 +259,13 @@ class Run:
         self.status.update(state="stopping")
         with batches.closing(BATCH_END_S):
             query.stop()
+
+    def _tell_places(self) -> None:
+        names = list(self._topics)
+        nodes = sorted({n.address for name in names for n in Brokers(self.pipeline, name).nodes()})
+        channel = channel_of(self.pipeline, names[0]) if names else ""
+        topics = sorted(self._all_topics())
+        self.status.update(state="running", topics=topics, nodes=nodes, channel=channel)
 
     def _tell(self, query: StreamingQuery) -> None:
         for progress in query.recentProgress:

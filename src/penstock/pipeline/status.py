@@ -16,8 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import PenstockError
+from penstock.spark.broker import Access, Node
+
 RUNNING = ("starting", "running", "waiting", "stopping")
 VARIABLE = "PENSTOCK_STATE"
+ASK_S = 1.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -31,6 +35,8 @@ class Status:
     master: str = ""
     checkpoint: str = ""
     topics: list[str] = dataclasses.field(default_factory=list)
+    nodes: list[str] = dataclasses.field(default_factory=list)  # HTTP addresses of nsqds
+    channel: str = ""
     started_s: float = dataclasses.field(default_factory=time.time)
     updated_s: float = 0.0
     batch: int = -1
@@ -99,6 +105,25 @@ def read_all(folder: Path | None = None) -> list[Status]:
         with contextlib.suppress(OSError, ValueError, TypeError):
             found.append(Status(**json.loads(path.read_text(encoding="utf-8"))))
     return sorted(found, key=lambda status: -status.started_s)
+
+
+def ask_brokers(run: Status) -> int | None:
+    """How many messages wait for a run, as its pull channels say now; also of one that was killed.
+
+    Nodes that want a token, or do not answer at once, leave it unknown.
+    """
+    depth = None
+    for address in run.nodes:
+        node = Node(address, Access(request_timeout_s=ASK_S, retry_timeout_s=0.0))
+        try:
+            stats = node.get("/stats", format="json", include_clients="false")
+            for topic in stats["topics"]:
+                for channel in topic["channels"]:
+                    if topic["topic_name"] in run.topics and channel["channel_name"] == run.channel:
+                        depth = (depth or 0) + int(channel["depth"])
+        except (PenstockError, KeyError, TypeError, ValueError):
+            return None
+    return depth
 
 
 def table(runs: list[Status]) -> str:

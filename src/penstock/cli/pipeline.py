@@ -1,0 +1,360 @@
+"""`penstock pipeline`: run, check, make and watch pipelines.
+
+    penstock pipeline run orders.toml --master spark://host:7077
+    penstock pipeline run archive --param topics=orders --param path=/data/archive
+    penstock pipeline check orders.toml
+    penstock pipeline init orders.toml
+    penstock pipeline status
+
+Exit status: 0 done or stopped; 1 it cannot be run, or failed; 2 the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.flags import FlagTable, UsageError
+from penstock.cli.tool import log_level, repeated
+from penstock.errors import PenstockError, PipelineError
+from penstock.pipeline.reading import read_pipeline, shipped_names
+from penstock.server import log
+from penstock.settings import boolean, choice, string
+from penstock.version import version_line
+
+if TYPE_CHECKING:
+    from penstock.pipeline.spec import Pipeline
+
+PROGRAM = "penstock pipeline"
+TOLD_EVERY_S = 10.0
+SPARK_LEVELS = ("debug", "info", "warn", "error")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileOptions:
+    """What changes a pipeline on its way from its file."""
+
+    param: tuple[str, ...] = repeated("Pipeline", "name=value of [parameters]", own=True)
+    set: tuple[str, ...] = repeated("Pipeline", "table.key=value of the file", own=True)
+    nsqd_http_address: tuple[str, ...] = repeated(
+        "Pipeline", "HTTP address of an nsqd, for the parameter nsqd", own=True
+    )
+    lookupd_http_address: tuple[str, ...] = repeated(
+        "Pipeline", "HTTP address of an nsqlookupd, for the parameter lookupd", own=True
+    )
+    checkpoint: str = string("Pipeline", "", "folder of the progress", own=True)
+    master: str = string("Spark", "", "Spark master: local[4], spark://, yarn, k8s://", own=True)
+    conf: tuple[str, ...] = repeated("Spark", "spark.name=value", own=True)
+    spark_log_level: str = choice(
+        "Log", "error", "least level of Spark's own log", SPARK_LEVELS, own=True
+    )
+    log_level: str = log_level()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckOptions:
+    param: tuple[str, ...] = repeated("Pipeline", "name=value of [parameters]", own=True)
+    set: tuple[str, ...] = repeated("Pipeline", "table.key=value of the file", own=True)
+    spark: bool = boolean("Pipeline", True, "also judge SQL and functions with Spark", own=True)
+    log_level: str = log_level()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InitOptions:
+    like: str = string("File", "", "a shipped pipeline to start from", own=True)
+    force: bool = boolean("File", False, "replace a file that is there", own=True)
+    log_level: str = log_level()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StatusOptions:
+    json: bool = boolean("Output", False, "as JSON", own=True)
+    log_level: str = log_level()
+
+
+def flag_tables() -> list[FlagTable[Any]]:
+    return [
+        FlagTable(
+            f"{PROGRAM} run FILE|NAME",
+            FileOptions,
+            summary="Runs the pipeline of a .toml or .py file, or a shipped one: "
+            + ", ".join(shipped_names())
+            + ".",
+            environment_prefix="PENSTOCK_PIPELINE_",
+        ),
+        FlagTable(
+            f"{PROGRAM} check FILE|NAME",
+            CheckOptions,
+            summary="Says whether a pipeline would run, without running it or asking a broker.",
+            environment_prefix="PENSTOCK_PIPELINE_CHECK_",
+        ),
+        FlagTable(
+            f"{PROGRAM} init FILE",
+            InitOptions,
+            summary="Writes a commented example of a pipeline to a new file.",
+            environment_prefix="PENSTOCK_PIPELINE_INIT_",
+        ),
+        FlagTable(
+            f"{PROGRAM} status",
+            StatusOptions,
+            summary="Shows the pipelines that run on this machine.",
+            environment_prefix="PENSTOCK_PIPELINE_STATUS_",
+        ),
+    ]
+
+
+HELP = """\
+Usage: penstock pipeline <command> [flags]
+
+Commands:
+  run FILE|NAME    run the pipeline of a .toml or .py file, or a shipped one
+  check FILE|NAME  say whether it would run
+  init FILE        write a commented example
+  status           show those that run
+
+Shipped:
+{shipped}
+
+See "penstock pipeline <command> --help" for its flags, docs/spark.md for all the rest.
+"""
+
+
+def help_text() -> str:
+    names = shipped_names()
+    width = max(map(len, names))
+    lines = [f"  {name:<{width}}  {read_pipeline(name).description}" for name in names]
+    return HELP.format(shipped="\n".join(lines))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the first argument names; return the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    word = arguments[0] if arguments else ""
+    if word in ("-h", "-help", "--help", "help", ""):
+        print(help_text(), end="", file=sys.stdout if word else sys.stderr)
+        return 0 if word else 2
+    commands: dict[str, Callable[[Any, str], int]] = {
+        "run": run,
+        "check": check,
+        "init": init,
+        "status": status,
+    }
+    if word not in commands:
+        print(f'penstock pipeline: no command "{word}"\n{help_text()}', end="", file=sys.stderr)
+        return 2
+    table = flag_tables()[list(commands).index(word)]
+    return _call(table, commands[word], arguments[1:], takes_file=word != "status")
+
+
+def _call(
+    table: FlagTable[Any],
+    command: Callable[[Any, str], int],
+    arguments: list[str],
+    *,
+    takes_file: bool,
+) -> int:
+    program = " ".join(table.program.split()[:3])
+    log.configure(prefix="[pipeline] ")
+    try:
+        file, arguments = _take_file(table, arguments) if takes_file else ("", arguments)
+        parsed = table.parse(arguments, os.environ)
+        if parsed.action == "help":
+            print(table.help(), end="")
+            return 0
+        if parsed.action == "version":
+            print(version_line("penstock"))
+            return 0
+        if takes_file and not file:
+            raise UsageError(f"{program}: a file must be named")
+        if parsed.warnings:
+            log.LOGGER.warning("%s", "; ".join(parsed.warnings))
+        log.configure(level=parsed.options.log_level, prefix="[pipeline] ")
+        return command(parsed.options, file)
+    except UsageError as error:
+        print(f'{error}\nSee "{program} --help" for all flags.', file=sys.stderr)
+        return 2
+    except (PenstockError, OSError) as error:
+        print(f"penstock pipeline: {error}", file=sys.stderr)
+        return 1
+
+
+def _take_file(table: FlagTable[Any], arguments: list[str]) -> tuple[str, list[str]]:
+    """The file may stand before the flags, or behind them."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    flags = list(table.flags_of(arguments))
+    rest = arguments[len(flags) :]
+    if not rest or rest[0].startswith("-"):
+        return "", arguments
+    return rest[0], [*flags, *rest[1:]]
+
+
+# run
+
+
+def run(options: FileOptions, file: str) -> int:
+    from penstock.pipeline.running import Run
+    from penstock.pipeline.status import Status, StatusFile
+
+    pipeline = read_pipeline(file, overrides_of(options, file))
+    started = Status(
+        pipeline.name,
+        file=file,
+        master=pipeline.master,
+        checkpoint=pipeline.checkpoint_path,
+    )
+    terminal = Terminal()
+    life = Run(pipeline, terminal, StatusFile(started), options.spark_log_level)
+    _stop_on_signals(life.stop.set, life.stop.is_set)
+    try:
+        life.run()
+    finally:
+        terminal.close()
+    log.LOGGER.info("pipeline=%s: ended", pipeline.name)
+    return 0
+
+
+def overrides_of(options: FileOptions, file: str) -> list[str]:
+    """Everything on the command line as ``table.key=value``."""
+    texts = [f"parameters.{text}" for text in options.param]
+    if options.nsqd_http_address and options.lookupd_http_address:
+        raise UsageError("-nsqd-http-address and -lookupd-http-address exclude one another")
+    if options.nsqd_http_address:
+        addresses = ",".join(options.nsqd_http_address)
+        texts += [f"parameters.nsqd={addresses}", "parameters.lookupd="]
+    if options.lookupd_http_address:
+        addresses = ",".join(options.lookupd_http_address)
+        texts += [f"parameters.lookupd={addresses}", "parameters.nsqd="]
+    for text in options.conf:
+        if not text.startswith("spark.") or "=" not in text:
+            raise UsageError(f'invalid value "{text}" for flag -conf: must be spark.name=value')
+        texts.append(text)
+    if options.master:
+        texts.append(f"master={options.master}")
+    if options.checkpoint:
+        texts.append(f"checkpoint={Path(options.checkpoint).absolute()}")
+    return [*texts, *options.set]
+
+
+def _stop_on_signals(stop: Callable[[], None], stopping: Callable[[], bool]) -> None:
+    """The first one asks for a clean end, the second ends at once."""
+
+    def received(number: int, frame: object) -> None:
+        if stopping():
+            # The JVM goes when its standard input does; nothing half-written is ever seen.
+            os._exit(128 + number)
+        print("stopping after this batch; once more to end at once", file=sys.stderr)
+        stop()
+
+    signal.signal(signal.SIGINT, received)
+    signal.signal(signal.SIGTERM, received)
+
+
+class Terminal:
+    """Standard output for what was asked for, standard error for the rest."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._line = ""
+        self._told = ""
+        self._told_s = 0.0
+
+    def show(self, text: str) -> None:
+        self._clear()
+        print(text, flush=True)
+
+    def log(self, text: str) -> None:
+        self._clear()
+        print(text, file=sys.stderr, flush=True)
+
+    def progress(self, text: str) -> None:
+        """In a terminal one line that changes; elsewhere a line of the log now and then."""
+        if self._live:
+            width = os.get_terminal_size(2).columns - 1
+            sys.stderr.write(f"\r{text[:width]}\x1b[K")
+            sys.stderr.flush()
+            self._line = text
+        elif text != self._told and time.monotonic() >= self._told_s:
+            self._told, self._told_s = text, time.monotonic() + TOLD_EVERY_S
+            log.LOGGER.info("%s", text)
+
+    def close(self) -> None:
+        if self._line:
+            print(file=sys.stderr)
+            self._line = ""
+
+    def _clear(self) -> None:
+        if self._line:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+# check, init, status
+
+
+def check(options: CheckOptions, file: str) -> int:
+    overrides = [*(f"parameters.{text}" for text in options.param), *options.set]
+    pipeline = read_pipeline(file, overrides)
+    text = _judged(pipeline) if options.spark else _counted(pipeline)
+    print(f"{file}: {pipeline.name} can be run: {text}")
+    return 0
+
+
+def _counted(pipeline: Pipeline) -> str:
+    counts = (len(pipeline.sources), len(pipeline.transforms), len(pipeline.sinks))
+    return "{} sources, {} transforms, {} sinks".format(*counts)
+
+
+def _judged(pipeline: Pipeline) -> str:
+    from penstock.pipeline.running import session_plan
+    from penstock.pipeline.validating import validate
+    from penstock.spark.session import open_session
+
+    plan = dataclasses.replace(session_plan(pipeline), master="local[1]")
+    spark = open_session(plan)
+    try:
+        return validate(spark, pipeline)
+    finally:
+        spark.stop()
+
+
+def init(options: InitOptions, file: str) -> int:
+    from penstock.pipeline.example import example
+    from penstock.pipeline.reading import SHIPPED
+
+    path = Path(file)
+    if path.suffix != ".toml":
+        path = path.with_name(f"{path.name}.toml")
+    if path.exists() and not options.force:
+        raise PipelineError(f"{path} is there already; --force replaces it")
+    if options.like:
+        if options.like not in shipped_names():
+            raise PipelineError(f"--like must be one of {', '.join(shipped_names())}")
+        text = (SHIPPED / f"{options.like}.toml").read_text(encoding="utf-8")
+    else:
+        text = example(path.stem, path.name)
+    path.write_text(text, encoding="utf-8")
+    print(f"{path} is written; see it, change it, then: penstock pipeline run {path}")
+    return 0
+
+
+def status(options: StatusOptions, file: str) -> int:
+    from penstock.pipeline.status import ask_brokers, read_all, table
+
+    runs = read_all()
+    for run in runs:
+        run.waiting = ask_brokers(run)
+    if options.json:
+        print(json.dumps([{**dataclasses.asdict(run), "alive": run.alive} for run in runs]))
+    elif runs:
+        print(table(runs))
+    else:
+        print("no pipeline runs here")
+    return 0
