@@ -1,5 +1,5 @@
 # build   a .venv with the package, the tests' and the checkers' needs; quick when nothing changed
-# run     start nsqlookupd and nsqd with their data in ./data; Ctrl-C stops them
+# run     start nsqlookupd, nsqd and nsqadmin with their data in ./data; Ctrl-C stops them
 # test    what .ci/run calls
 # check   ruff and mypy
 # wheel   an installable package in dist/, which needs no compiler; DIST=folder puts it elsewhere

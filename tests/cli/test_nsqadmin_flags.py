@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -70,6 +71,7 @@ def test_the_version_needs_nothing_but_itself() -> None:
         ([NSQD, "-proxy-graphite"], 1, "--proxy-graphite needs --graphite-url"),
         ([NSQD, "-base-path=/a/../b"], 1, "must be a plain path"),
         ([NSQD, "-sample-interval=1ms"], 2, "sample-interval"),
+        ([NSQD, "-dev-static-dir=/none"], 1, "No such file or directory: '/none'"),
     ],
 )
 def test_a_wrong_start_is_told(arguments: list[str], status: int, text: str) -> None:
@@ -83,6 +85,14 @@ def test_options_come_from_a_file_too(tmp_path: Path) -> None:
     config.write_text('nsqd_http_addresses = ["127.0.0.1:9"]\nadmin_users = ["alice"]\n')
     with Nsqadmin(f"--config={config}") as admin:
         assert admin.get("/config/admin_users").json == ["alice"]
+
+
+def test_static_files_may_come_from_another_folder(tmp_path: Path) -> None:
+    (tmp_path / "admin.css").write_text("body{color:red}")
+    with Nsqadmin("--nsqd-http-address=127.0.0.1:9", f"--dev-static-dir={tmp_path}") as admin:
+        found = re.search(r'href="(/static/[^"]+/admin\.css)"', admin.get("/").text)
+        assert found is not None
+        assert admin.get(found[1]).text == "body{color:red}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

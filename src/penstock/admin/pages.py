@@ -149,7 +149,7 @@ class Pages:
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
-        self._assets = Assets()
+        self._assets = Assets(admin.options.dev_static_dir)
         self._results = Results()
         # Pages as they were sent: ten browsers on one page cost what one does.
         self._kept: OrderedDict[tuple[int, str, str, bool], Response] = OrderedDict()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -24,11 +25,11 @@ TYPES = {
 
 
 class Assets:
-    """The static files: name to bytes."""
+    """The static files: name to bytes; ``instead`` is another folder than the package's."""
 
-    def __init__(self) -> None:
+    def __init__(self, instead: str = "") -> None:
         self._files: dict[str, bytes] = {}
-        folder = resources.files("penstock.admin") / "static"
+        folder = Path(instead) if instead else resources.files("penstock.admin") / "static"
         for file in sorted(folder.iterdir(), key=lambda file: file.name):
             if file.name.rpartition(".")[2] in TYPES:
                 self._files[file.name] = file.read_bytes()
