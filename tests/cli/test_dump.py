@@ -15,6 +15,7 @@ from penstock.storage.journal import (
     encode_channel,
     encode_gone,
     encode_progress,
+    encode_removed,
     encode_synced,
     encode_topic,
 )
@@ -83,6 +84,8 @@ def test_a_journal_is_told_record_by_record(
         + encode_progress(1, 110, [(115, 120)], {112: (3, 0), 113: (1, 1_800_000_000_000_000_000)})
         + encode_gone(1)
         + encode_synced(100, 4096)
+        + encode_channel(2, 100, True, 0, "query", pulled=True)
+        + encode_removed(90)
     )
     assert main([str(path)]) == 1
     told = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()]
@@ -94,6 +97,8 @@ def test_a_journal_is_told_record_by_record(
         " marks=[112(attempts=3),113(attempts=1 due=2027-01-15T08:00:00.000000Z)]",
         "gone id=1",
         "synced base=100 offset=4096",
+        "channel id=2 name=query start=100 paused=True defer_stamp=0 pulled",
+        "removed whole_from=90",
     ]
 
 

@@ -8,6 +8,8 @@ Rule 1: waiting costs nothing: there is one timer a poll, and topics tell when s
 Rule 2: only a poll makes the log sync earlier than --sync-every and --sync-timeout do, and at
         most once in SYNC_SPACING_NS a topic.
 Rule 3: every poll is answered once, soon after its time at the latest.
+Rule 4: one turn answers a bounded number; a crowd that waits for something else is not looked at
+        for every batch.
 """
 
 from __future__ import annotations
@@ -28,6 +30,11 @@ POLL_COUNT_MAX = 1024
 SYNC_SPACING_NS = 5_000_000
 # After a sync that failed; the disk is in trouble and others look after it.
 SYNC_RETRY_NS = 1_000_000_000
+
+# Answers made in one turn of the loop: 64 take some 5 ms.
+ANSWER_COUNT_MAX = 64
+# So many who wait are looked at no more often than they could have the log synced.
+CROWD_COUNT = 32
 
 NOTHING, UNSYNCED, DUE = range(3)
 
@@ -59,6 +66,8 @@ class _Place:
     polls: dict[Poll, None] = field(default_factory=dict)
     asked: bool = False  # they will be looked at in this turn
     syncing: bool = False
+    resting: bool = False  # a crowd, for which nothing was there a moment ago
+    missed: bool = False  # and a batch has come since
 
 
 def readable_end(topic: Topic, channel: PullChannel | None) -> int:
@@ -132,7 +141,11 @@ class Polls:
     def arrived(self, name: str) -> None:
         """A batch became visible.  While a sync runs for the polls, its end looks at it too."""
         place = self._places.get(name)
-        if place is not None and not place.syncing:
+        if place is None or place.syncing:
+            return
+        if place.resting:
+            place.missed = True
+        else:
             self._look_soon(name, place)
 
     def changed(self, name: str) -> None:
@@ -151,14 +164,30 @@ class Polls:
     def _look(self, name: str, place: _Place) -> None:
         place.asked = False
         unsynced = False
+        answer_count = 0
         for poll in list(place.polls):
             answer = self._judge(poll, name)
             if answer == DUE:
                 self.answer(poll)
+                answer_count += 1
+                if answer_count == ANSWER_COUNT_MAX:
+                    self._look_soon(name, place)
+                    return
             unsynced = unsynced or answer == UNSYNCED
         topic = self._broker.topics.get(name)
-        if unsynced and not place.syncing and isinstance(topic, Topic):
+        if place.syncing:
+            return
+        if unsynced and isinstance(topic, Topic):
             self._sync(name, place, topic)
+        elif len(place.polls) >= CROWD_COUNT and not place.resting:
+            place.resting = True
+            self._broker.turns.after(SYNC_SPACING_NS, lambda: self._rested(name, place))
+
+    def _rested(self, name: str, place: _Place) -> None:
+        place.resting = False
+        if place.missed:
+            place.missed = False
+            self._look_soon(name, place)
 
     def _judge(self, poll: Poll, name: str) -> int:
         """Whether there is something to tell ``poll`` of the topic, or will be after a sync."""

@@ -298,7 +298,7 @@ class Topic(BaseTopic):
         low = self.released
         for channel in self.channels.values():
             if not channel.ephemeral:
-                low = min(low, low if channel.pulled else channel.window.low)
+                low = min(low, channel.window.low)
         return low
 
     def retire(self) -> bool:

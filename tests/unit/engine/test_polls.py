@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from penstock.engine.polls import POLL_COUNT_MAX, Known, Poll, readable_end
+from penstock.engine.polls import CROWD_COUNT, POLL_COUNT_MAX, Known, Poll, readable_end
 from penstock.engine.pull import PullChannel, pull_channel
 from penstock.engine.topic import Topic
 from tests.crash.lossy import LOSE
@@ -106,7 +106,35 @@ def test_all_who_wait_are_answered_by_one_sync() -> None:
     polls = [ask(engine, known(topic)) for _ in range(100)]
     times = syncs(engine)
     engine.publish("t", b"a")
+    engine.advance(5 * MS)
     assert all(poll.ticket.done for poll in polls) and len(times) == 1
+
+
+def test_a_crowd_that_waits_for_something_else_is_not_looked_at_for_every_batch() -> None:
+    engine = Engine(sync_timeout_ns=MINUTE)
+    topic = topic_of(engine)
+    far = {"t": Known(topic.instance, topic.end + 100)}
+    for _ in range(CROWD_COUNT):
+        engine.broker.polls.wait(far, None, WAIT)
+    engine.settle()
+    judged = [0]
+    judge = engine.broker.polls._judge
+
+    def counted(poll: Poll, name: str) -> int:
+        judged[0] += 1
+        return judge(poll, name)
+
+    engine.broker.polls._judge = counted  # type: ignore[method-assign]
+    for _ in range(100):
+        engine.publish("t", b"a")
+    assert judged[0] == 0
+    engine.advance(5 * MS)
+    assert judged[0] == CROWD_COUNT
+    engine.advance(SECOND)
+    assert judged[0] == CROWD_COUNT, "idle, it costs nothing"
+    engine.publish("t", b"a")
+    engine.advance(10 * MS)
+    assert engine.broker.polls.waiting_count == 0
 
 
 def test_polls_sync_at_most_every_5_ms() -> None:
@@ -235,6 +263,7 @@ def test_there_is_a_limit() -> None:
         engine.broker.polls.wait(seen, None, WAIT)
     assert engine.broker.polls.full
     engine.publish("t", b"a")
+    engine.advance(5 * MS)
     assert engine.broker.polls.waiting_count == 0
 
 

@@ -15,6 +15,7 @@ from penstock.storage.journal import (
     encode_channel,
     encode_gone,
     encode_progress,
+    encode_removed,
     encode_synced,
     encode_topic,
     records,
@@ -148,3 +149,14 @@ def test_a_journal_buffers_writes_and_compacts(tmp_path: Path) -> None:
     assert replay(Path(path).read_bytes()).channels["c"].low == 120
     assert Journal(Files(), path).size == journal.size
     assert [p.name for p in tmp_path.iterdir()] == ["journal"]
+
+
+def test_pull_channels_and_what_was_removed_are_recorded() -> None:
+    """R18."""
+    data = encode_channel(3, 100, True, 0, "q", pulled=True) + encode_removed(70)
+    state = replay(data + encode_removed(60))
+    assert state.channels["q"] == ChannelState(3, "q", 100, True, low=100, pulled=True)
+    assert state.whole_from == 70 and state.index_max == 100
+    assert replay(b"".join(snapshot(state))) == state
+    plain = replay(data + encode_channel(4, 120, False, 0, "q"))
+    assert plain.channels["q"] == ChannelState(4, "q", 120, low=120), "a name has one channel"
