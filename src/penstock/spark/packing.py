@@ -18,6 +18,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    DayTimeIntervalType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
 from penstock.core.columns import Packer
 from penstock.errors import OptionError, QueryError
 from penstock.spark.options import COLUMNS, Options
@@ -25,15 +38,14 @@ from penstock.wire.names import EPHEMERAL, is_valid_name
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql.types import StructType
 
 # One part becomes one batch of the log.
 PART_SIZE_MAX = 4 << 20
 # Of many topics each has a part that grows; together they stay below this.
 HELD_SIZE_MAX = 32 << 20
 
-BODY_TYPES = ("binary", "string")
-DEFER_TYPES = ("tinyint", "smallint", "int", "bigint", "timestamp")
+BODY_TYPES = (BinaryType, StringType)
+DEFER_TYPES = (ByteType, ShortType, IntegerType, LongType, DayTimeIntervalType, TimestampType)
 MS_NS, US_NS = 1_000_000, 1_000
 
 Put = Callable[[str, bytes, int, bool], None]  # topic, body, count, deferred
@@ -51,7 +63,7 @@ class Shape:
 
     @classmethod
     def of(cls, schema: StructType, options: Options) -> Shape:
-        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        types = {field.name: field.dataType for field in schema.fields}
         others = sorted(set(types) - {*COLUMNS, "defer"})
         if "body" not in types or others:
             raise OptionError(
@@ -60,25 +72,28 @@ class Shape:
             )
         if not options.topic and "topic" not in types:
             raise OptionError("a write needs the option topic or a column topic")
-        for name, allowed in (("body", BODY_TYPES), ("topic", ("string",))):
-            if name in types and types[name] not in allowed:
-                raise OptionError(
-                    f"column {name} must be {' or '.join(allowed)}, not {types[name]}"
-                )
+        _check_type(types, "body", BODY_TYPES, "binary or string")
+        _check_type(types, "topic", (StringType,), "string")
+        _check_type(
+            *(types, "defer", DEFER_TYPES),
+            "an integer of milliseconds, an interval day to second or a timestamp",
+        )
         places = {field.name: place for place, field in enumerate(schema.fields)}
-        kind = types.get("defer", "bigint")
-        if kind not in DEFER_TYPES and not kind.startswith("interval day"):
-            raise OptionError(
-                "column defer must be an integer of milliseconds, an interval day to second or a "
-                f"timestamp, not {kind}"
-            )
+        defer = types.get("defer")
         return cls(
             places["body"],
             -1 if options.topic else places["topic"],
             places.get("defer", -1),
-            US_NS if kind == "timestamp" or kind.startswith("interval") else MS_NS,
-            kind != "timestamp",
+            US_NS if isinstance(defer, TimestampType | DayTimeIntervalType) else MS_NS,
+            not isinstance(defer, TimestampType),
         )
+
+
+def _check_type(
+    types: dict[str, DataType], name: str, allowed: tuple[type[DataType], ...], words: str
+) -> None:
+    if name in types and not isinstance(types[name], allowed):
+        raise OptionError(f"column {name} must be {words}, not {types[name].simpleString()}")
 
 
 class Rows:
