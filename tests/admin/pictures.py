@@ -17,20 +17,22 @@ import time
 from pathlib import Path
 
 from penstock import Consumer, Message, Producer
-from tests.admin.browser import REPOSITORY, WIDE, Browser, launched
+from tests.admin.browser import REPOSITORY, Browser, launched
 from tests.admin.running import Cluster
 
 SECONDS = 200.0
 TURN_S = 0.1
+BATCH_S = 3.0
+SIZE = {"width": 1280, "height": 860}
 # topic, messages a second on all nodes, channels
 TOPICS = (
-    ("orders", 240, ("billing", "archive", "email")),
-    ("payments", 90, ("ledger", "fraud")),
-    ("signups", 25, ("welcome", "crm")),
-    ("clicks", 400, ("sessions", "heatmap#ephemeral")),
-    ("audit.log", 6, ("storage",)),
-    ("invoices", 12, ("pdf",)),
-    ("stock", 45, ("warehouse", "search")),
+    ("orders", 80, ("billing", "archive", "email")),
+    ("payments", 30, ("ledger", "fraud")),
+    ("signups", 8, ("welcome", "crm")),
+    ("clicks", 120, ("sessions", "heatmap#ephemeral")),
+    ("audit.log", 2, ("storage",)),
+    ("invoices", 4, ("pdf",)),
+    ("stock", 15, ("warehouse", "search")),
 )
 # Pages, and whether their picture is dark.
 PICTURES = (
@@ -107,7 +109,7 @@ class Traffic:
 
 def _handler(channel: str):  # type: ignore[no-untyped-def]
     async def handle(message: Message) -> None:
-        await asyncio.sleep(random.uniform(0.2, 1.0) if channel == "email" else 0.002)
+        await asyncio.sleep(random.uniform(0.3, 1.3) if channel == "email" else 0.002)
         if channel == "fraud" and random.random() < 0.02:
             message.requeue(5.0, backoff=False)
 
@@ -126,34 +128,39 @@ def prepare(cluster: Cluster) -> None:
         cluster.create(topic, *channels)
     for nsqd in cluster.nsqds:
         nsqd.post("/channel/pause?topic=stock&channel=search")
+    cluster.lookupd.post("/topic/create?topic=returns")
+    cluster.lookupd.post("/channel/create?topic=returns&channel=refunds")
+
+
+def pull(cluster: Cluster, batch: int) -> None:
+    """One batch of a Spark query, as the nsqds see it."""
+    for nsqd in cluster.nsqds:
         pulled = nsqd.post("/channel/pull?topic=clicks&channel=lake&start=earliest").json
         progress = {
             "name": "clicks to the lake",
             "query": "clicks",
-            "batch": 118,
-            "input_rate": 402.5,
-            "processed_rate": 1130.0,
-            "batch_ms": 640,
-            "rows": 4021,
+            "batch": batch,
+            "input_rate": 118 + 9 * math.sin(batch),
+            "processed_rate": 1130.0 + 40 * math.sin(batch),
+            "batch_ms": 640 + batch % 7 * 12,
+            "rows": 361 + batch % 5 * 7,
             "sink": "parquet s3://lake/clicks",
             "error": None,
             "at_ms": int(time.time() * 1000),
         }
-        place = {"index": pulled["low"], "instance": pulled["instance"]}
+        place = {"index": pulled["end"], "instance": pulled["instance"]}
         body = {"channel": "lake", "topics": {"clicks": place}, "progress": progress}
         nsqd.post("/channel/commit", json.dumps(body).encode())
-    cluster.lookupd.post("/topic/create?topic=returns")
-    cluster.lookupd.post("/channel/create?topic=returns&channel=refunds")
 
 
 def take(cluster: Cluster, browser: Browser, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, path, dark in PICTURES:
         scheme = "dark" if dark else "light"
-        with browser.tab(cluster.admin.url, color_scheme=scheme, viewport=WIDE) as tab:
+        with browser.tab(cluster.admin.url, color_scheme=scheme, viewport=SIZE) as tab:
             tab.open(path.format(node=cluster.node(0)))
             tab.page.wait_for_timeout(300)
-            tab.page.screenshot(path=folder / f"admin-{name}.png", full_page=True)
+            tab.page.screenshot(path=folder / f"admin-{name}.png")
 
 
 def main(arguments: list[str]) -> None:
@@ -166,7 +173,9 @@ def main(arguments: list[str]) -> None:
     ):
         prepare(cluster)
         with Traffic(cluster):
-            time.sleep(seconds)
+            for batch in range(int(seconds / BATCH_S)):
+                pull(cluster, batch)
+                time.sleep(BATCH_S)
             take(cluster, browser, folder)
 
 

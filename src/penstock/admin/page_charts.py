@@ -15,7 +15,12 @@ HOUR_COUNT_MIN = 40
 # title, (name of a line, name of its series), unit
 Plan = tuple[str, tuple[tuple[str, str], ...], Unit]
 
-RATES: Plan = ("Messages a second", (("Published", "in_rate"), ("Consumed", "out_rate")), RATE)
+# A message that three channels consume is published once and consumed three times.
+RATES: Plan = (
+    "Messages a second",
+    (("Published", "in_rate"), ("Consumed, all channels", "out_rate")),
+    RATE,
+)
 ARRIVALS: Plan = ("Messages a second", (("Arriving", "in_rate"), ("Consumed", "out_rate")), RATE)
 WAITING: Plan = (
     "Messages that wait",
