@@ -79,6 +79,10 @@ class ReaderMachine(RuleBasedStateMachine):
     # What happens
 
     @rule(count=st.integers(1, 5), size=st.sampled_from([1, 50, 400]))
+    def publish_more(self, count: int, size: int) -> None:
+        self.publish(count, size)
+
+    @rule(count=st.integers(1, 5), size=st.sampled_from([1, 50, 400]))
     def publish(self, count: int, size: int) -> None:
         bodies = [b"%d " % (self.number + i) + b"x" * size for i in range(count)]
         self.number += count
@@ -127,15 +131,12 @@ class ReaderMachine(RuleBasedStateMachine):
     def wait(self, duration_ms: int) -> None:
         self.engine.advance(duration_ms * MS)
 
-    @rule(paused=st.booleans())
-    def pause_topic(self, paused: bool) -> None:
-        assert self.engine.done(self.topic.pause(paused)) is None
+    @rule(of_topic=st.booleans(), paused=st.sampled_from([False, False, True]))
+    def pause(self, of_topic: bool, paused: bool) -> None:
+        ticket = self.topic.pause(paused) if of_topic else self.channel.pause(paused)
+        assert self.engine.done(ticket) is None
 
-    @rule(paused=st.booleans())
-    def pause_channel(self, paused: bool) -> None:
-        assert self.engine.done(self.channel.pause(paused)) is None
-
-    @rule(mode=st.sampled_from([KEEP, LOSE, PREFIX, HOLES]), seed=st.integers(1, 99))
+    @rule(mode=st.sampled_from([KEEP, LOSE, LOSE, PREFIX, HOLES]), seed=st.integers(1, 99))
     def crash(self, mode: str, seed: int) -> None:
         self.engine.crash(mode, seed)
         self.restart()

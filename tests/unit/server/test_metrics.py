@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.engine.memory import Memory
+from penstock.engine.polls import Known
+from penstock.engine.pull import pull_channel
 from penstock.server.lag import LoopLag
 from penstock.server.metrics import Metrics, Traffic, open_files
 from tests.engine import SECOND, Engine
@@ -93,3 +95,24 @@ def test_open_files_are_counted() -> None:
     before = open_files()
     with open("/dev/null"):  # noqa: PTH123
         assert open_files() == before + 1
+
+
+def test_readers_by_index_are_shown() -> None:
+    """R18."""
+    engine = Engine(pull_channel_lapse_ns=60 * SECOND)
+    engine.publish("t", b"x" * 1000)
+    topic = engine.topic("t")
+    pull_channel(topic, "q", topic.log.first)
+    engine.broker.polls.wait({"none": Known(None, None)}, None, 3600 * SECOND)
+    engine.broker.reads.read(topic, topic.log.first, topic.end, 1 << 20)
+    engine.advance(10 * SECOND)
+    page = page_of(engine)
+    assert at(page, "pull_channels") == 1 and at(page, "log_polls") == 1
+    assert at(page, "pull_channel_idle_seconds", topic="t", channel="q") == 10
+    assert 1000 < at(page, "pull_channel_held_bytes", topic="t", channel="q") < 1200
+    assert at(page, "log_reads_total") == 1 and at(page, "log_read_bytes_total") > 1000
+    engine.advance(60 * SECOND)
+    page = page_of(engine)
+    assert at(page, "pull_channels") == 0
+    assert at(page, "pull_channel_lapses_total", cause="time") == 1
+    assert at(page, "pull_channel_lapses_total", cause="bytes") == 0
