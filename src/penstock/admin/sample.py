@@ -16,7 +16,7 @@ A part is a tuple and a sum has slots: 18,000 channels of three nodes as dicts w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -257,10 +257,17 @@ def _add_up(part: NodePart) -> None:
 
 def add_up(sample: Sample, earlier: Mapping[str, NodePart]) -> None:
     """Make the sums of ``sample`` from its nodes; ``earlier`` are their last answers before."""
+    for _ in adding_up(sample, earlier):
+        pass
+
+
+def adding_up(sample: Sample, earlier: Mapping[str, NodePart]) -> Iterator[None]:
+    """The same node by node: a browser may be answered in between."""
     topics: dict[str, TopicSum] = {}
     for node in sample.nodes.values():
         if node.answered:
             _add_node(topics, node, earlier.get(node.node))
+            yield
     sample.topics = dict(sorted(topics.items()))
     sample.channel_count = sum(len(topic.channels) for topic in topics.values())
     sample.totals = total_of(node.figures for node in sample.nodes.values())
