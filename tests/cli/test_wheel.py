@@ -84,6 +84,10 @@ def test_the_wheel_holds_the_package_and_no_sources_of_the_core(wheel: Path) -> 
     assert {Path(name).name.split(".")[0] for name in names if name.endswith(".so")} == core
     assert {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.pyi")} <= names
     assert "penstock/py.typed" in names
+    folder = SOURCE / "penstock" / "admin"
+    pages = [*folder.glob("templates/*.html"), *folder.glob("static/*")]
+    assert len(pages) > 20
+    assert {str(path.relative_to(SOURCE)) for path in pages} <= names
     assert not {name for name in names if Path(name).suffix in (".c", ".pyx", ".pyc")}
 
 

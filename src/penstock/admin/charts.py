@@ -83,9 +83,19 @@ class Chart:
     empty: bool
 
 
-def chart(title: str, lines: Sequence[tuple[str, Values]], step_s: float, unit: Unit) -> Chart:
-    """A chart of values ``step_s`` apart, the newest last; all lines have the same number."""
+def chart(
+    title: str,
+    lines: Sequence[tuple[str, Values]],
+    step_s: float,
+    unit: Unit,
+    newest: Sequence[float | None] = (),
+) -> Chart:
+    """A chart of values ``step_s`` apart, the newest last; all lines have the same number.
+
+    ``newest`` are values newer than the last of each line, for the legend, if there are any.
+    """
     lines = lines[:LINES_MAX]
+    newest = newest or [values[-1] if values else None for _, values in lines]
     size = max((len(values) for _, values in lines), default=0)
     group = max(1, math.ceil(size / POINTS_MAX))
     thin = [(name, _thin(values, group)) for name, values in lines]
@@ -96,7 +106,7 @@ def chart(title: str, lines: Sequence[tuple[str, Values]], step_s: float, unit: 
         title=title,
         unit=unit.name,
         lines=[
-            _line(name, values, top, unit, DASHES[at], len(thin) == 1)
+            _line(name, values, top, DASHES[at], unit.text(newest[at]), len(thin) == 1)
             for at, (name, values) in enumerate(thin)
         ],
         ticks=ticks,
@@ -194,14 +204,11 @@ def _nice(value: float) -> float:
 
 
 def _times(span_s: float) -> list[Tick]:
-    """How long ago, at the quarters of the axis."""
+    """How long ago, at the ends and the middle of the axis."""
     if span_s <= 0:
         return []
-    ticks = []
-    for quarter, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
-        label = _ago(span_s * (4 - quarter) / 4)
-        ticks.append(Tick(f"{25 * quarter}%", label, anchor))
-    return ticks
+    anchors = enumerate(("start", "middle", "end"))
+    return [Tick(f"{50 * at}%", _ago(span_s * (2 - at) / 2), anchor) for at, anchor in anchors]
 
 
 def _ago(ago_s: float) -> str:
@@ -214,15 +221,14 @@ def _ago(ago_s: float) -> str:
 
 
 def _line(
-    name: str, values: list[float | None], top: float, unit: Unit, dashes: str, alone: bool
+    name: str, values: list[float | None], top: float, dashes: str, now: str, alone: bool
 ) -> Line:
-    path = _path(values, top)
     return Line(
         name=name,
-        path=path,
+        path=_path(values, top),
         area=_area(values, top) if alone else "",
         dashes=dashes,
-        now=unit.text(values[-1] if values else None),
+        now=now,
         values=",".join("" if value is None else _exact(value) for value in values),
     )
 

@@ -15,12 +15,7 @@ HOUR_COUNT_MIN = 40
 # title, (name of a line, name of its series), unit
 Plan = tuple[str, tuple[tuple[str, str], ...], Unit]
 
-# A message that three channels consume is published once and consumed three times.
-RATES: Plan = (
-    "Messages a second",
-    (("Published", "in_rate"), ("Consumed, all channels", "out_rate")),
-    RATE,
-)
+RATES: Plan = ("Messages a second", (("Published", "in_rate"), ("Consumed", "out_rate")), RATE)
 ARRIVALS: Plan = ("Messages a second", (("Arriving", "in_rate"), ("Consumed", "out_rate")), RATE)
 WAITING: Plan = (
     "Messages that wait",
@@ -70,18 +65,16 @@ def deferred(view: View, span: str) -> list[Bars]:
 
 
 def _drawn(history: View, span: str, *plans: Plan) -> list[Chart]:
-    chosen = history[span]
+    recent, chosen = history["recent"], history[span]
     if span == "hour" and _length(chosen) < HOUR_COUNT_MIN:
-        chosen = history["recent"]
-    return [
-        chart(
-            title,
-            [(name, chosen["series"][series]) for name, series in lines],
-            chosen["step_ms"] / 1000,
-            unit,
-        )
-        for title, lines, unit in plans
-    ]
+        chosen = recent
+    drawn = []
+    for title, plan, unit in plans:
+        lines = [(name, chosen["series"][series]) for name, series in plan]
+        # A step of the hour is over some time later: the numbers beside it should be the same.
+        newest = [(recent["series"][series] or [None])[-1] for _, series in plan]
+        drawn.append(chart(title, lines, chosen["step_ms"] / 1000, unit, newest))
+    return drawn
 
 
 def _length(series: View) -> int:

@@ -71,7 +71,12 @@ def test_summary_and_table_say_what_the_lines_show() -> None:
     assert figure.table[0] == ("now", ["239/s", "0/s"])
     assert figure.table[1] == ("5 min ago", ["219/s", "0/s"])
     times = [tick.label.lstrip("\N{MINUS SIGN}") for tick in figure.times]
-    assert times == ["60 min", "45 min", "30 min", "15 min", "now"]
+    assert times == ["60 min", "30 min", "now"]
+
+
+def test_the_legend_says_what_is_newest() -> None:
+    assert chart("t", [("a", [1, 2])], 5, COUNT).lines[0].now == "2"
+    assert chart("t", [("a", [1, 2])], 5, COUNT, [3]).lines[0].now == "3"
 
 
 def test_a_sparkline_is_a_path() -> None:
