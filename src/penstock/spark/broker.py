@@ -37,10 +37,13 @@ WAIT_FIRST_S = 0.05
 WAIT_MAX_S = 1.0
 NS = 1e9
 
+NOT_OURS = "is this an nsqd of Penstock?  A Go nsqd can be read with mode=channel"
 ADVICE = {
-    401: "give a token in the option httpToken or httpTokenFile",
-    403: "the token's role does not allow it: reading needs read, writing needs publish",
-    405: "is this an nsqd of Penstock?  A Go nsqd can be read with mode=channel",
+    "UNAUTHORIZED": "give a token in the option httpToken or httpTokenFile",
+    "FORBIDDEN": "the token's role does not allow it: reading needs read, writing needs publish",
+    "TLS_REQUIRED": "give https:// addresses, or tls=true with the HTTPS port",
+    "METHOD_NOT_ALLOWED": NOT_OURS,
+    "NOT_FOUND": NOT_OURS,
 }
 
 
@@ -267,10 +270,8 @@ class Node:
         text = f"{self} answers {answer.status} {code} to {request.method} {path}"
         if detail:
             text += f": {detail}"
-        if answer.status in ADVICE:
-            text += f" ({ADVICE[answer.status]})"
-        elif answer.status == 404 and code == "NOT_FOUND":
-            text += f" ({ADVICE[405]})"
+        if code in ADVICE:
+            text += f" ({ADVICE[code]})"
         raise NodeError(text, answer.status, code)
 
     def unreachable(self, error: BaseException) -> NodeError:
