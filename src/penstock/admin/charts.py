@@ -167,13 +167,6 @@ def bars(title: str, values: Sequence[tuple[str, int]]) -> Bars:
     )
 
 
-def sparkline(values: Values) -> str:
-    """The path of a line without axes, on the same field."""
-    thin = _thin(values, max(1, math.ceil(len(values) / 60)))
-    top = max((value for value in thin if value is not None), default=0.0) or 1.0
-    return _path(thin, top * 1.05)
-
-
 def _thin(values: Values, group: int) -> list[float | None]:
     """The largest of each ``group`` (Rule 3); groups end at the newest value."""
     if group == 1:

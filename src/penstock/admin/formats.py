@@ -169,10 +169,6 @@ def lag_cell(value_s: float | None, is_open: bool = False) -> Markup:
     return _value_cell(lag(value_s, is_open), value_s)
 
 
-def span_ms_cell(value_ms: float | None) -> Markup:
-    return _value_cell(span_ms(value_ms), value_ms)
-
-
 def _value_cell(text: str, value: float | None) -> Markup:
     """A cell whose text does not sort by itself."""
     if not value or not _known(value):
@@ -184,7 +180,6 @@ FILTERS = {
     "count": count,
     "brief": brief,
     "rate": rate,
-    "span": span,
     "span_ms": span_ms,
     "span_s": span_s,
     "size": size,
@@ -198,5 +193,4 @@ FILTERS = {
     "rate_cell": rate_cell,
     "size_cell": size_cell,
     "lag_cell": lag_cell,
-    "span_ms_cell": span_ms_cell,
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 import jinja2
 
-from penstock.admin import charts, formats
+from penstock.admin import formats
 
 TYPES = {
     "css": "text/css; charset=utf-8",
@@ -55,7 +55,6 @@ class Templates:
             auto_reload=False,
         )
         self._environment.filters |= formats.FILTERS
-        self._environment.filters["sparkline"] = charts.sparkline
         self._environment.globals |= common
 
     def render(self, name: str, values: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from penstock.admin.charts import COUNT, DASHES, POINTS_MAX, RATE, SPAN, Values, chart, sparkline
+from penstock.admin.charts import COUNT, DASHES, POINTS_MAX, RATE, SPAN, Values, chart
 
 
 def points(path: str) -> list[tuple[float, float]]:
@@ -77,8 +77,3 @@ def test_summary_and_table_say_what_the_lines_show() -> None:
 def test_the_legend_says_what_is_newest() -> None:
     assert chart("t", [("a", [1, 2])], 5, COUNT).lines[0].now == "2"
     assert chart("t", [("a", [1, 2])], 5, COUNT, [3]).lines[0].now == "3"
-
-
-def test_a_sparkline_is_a_path() -> None:
-    assert len(points(sparkline([1, 2, 3, None, 5]))) == 4
-    assert sparkline([]) == ""
