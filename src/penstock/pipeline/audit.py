@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import NodeError, PipelineError
+from penstock.pipeline.discovery import is_pattern
 from penstock.pipeline.spec import Pipeline
 from penstock.spark.broker import Access
 from penstock.spark.cluster import Cluster
@@ -101,7 +102,9 @@ def find(spark: SparkSession, path: str, parameters: Mapping[str, str]) -> list[
     options = parse_brokers({name: text for name, text in given.items() if text})
     cluster = Cluster(options, Access.of(options))
     cluster.discover(strict=False, everywhere=True)
-    doubtful = [finding for finding in findings if not is_proven(finding, cluster)]
+    findings += absent(findings, patterns, cluster)
+    from_first = parameters.get("start", "earliest") != "archive"
+    doubtful = [each for each in findings if not is_proven(each, cluster, from_first)]
     if doubtful:
         gaps = gaps_in(rows.filter(rows["topic"].isin([each.topic for each in doubtful])))
         for finding in doubtful:
@@ -145,8 +148,23 @@ def gaps_in(rows: DataFrame) -> dict[tuple[str, str], list[tuple[int, int]]]:
     return gaps
 
 
-def is_proven(finding: Finding, cluster: Cluster) -> bool:
-    """Whether the broker counts what the archive has, so that there is nothing to look for."""
+def absent(findings: list[Finding], patterns: list[str], cluster: Cluster) -> list[Finding]:
+    """Topics that were named, that a node has messages of, and the archive has none of."""
+    known = {(each.topic, each.node) for each in findings}
+    named = [topic for topic in patterns if not is_pattern(topic)]
+    return [
+        Finding(topic, node, log.end, log.end - 1, 0)
+        for topic in named
+        for node in cluster.nodes
+        if (topic, node) not in known and (log := cluster.log_of(node, topic)) is not None
+    ]
+
+
+def is_proven(finding: Finding, cluster: Cluster, from_first: bool) -> bool:
+    """Whether the broker counts what the archive has, so that there is nothing to look for.
+
+    ``from_first``: what the broker has before the archive's first message is missing too.
+    """
     if finding.node not in cluster.nodes:
         finding.unproven.append("the node does not answer")
         return True
@@ -158,6 +176,9 @@ def is_proven(finding: Finding, cluster: Cluster) -> bool:
             return True
         behind = max(finding.last + 1, log.first)
         finding.not_read = cluster.count(node, topic, behind, log.end) if log.end > behind else 0
+        if from_first and log.first < finding.first:
+            before = cluster.count(node, topic, log.first, finding.first)
+            finding.missing += [(log.first, finding.first, before)] if before else []
         if finding.first < log.whole_from:
             text = f"the broker has removed messages below {log.whole_from}"
             finding.unproven.append(text)
@@ -187,7 +208,7 @@ def judge_gaps(finding: Finding, gaps: list[tuple[int, int]], cluster: Cluster) 
     except NodeError as error:
         finding.unproven.append(str(error))
         return
-    missing = sum(count for *_, count in finding.missing)
+    missing = sum(count for start, _, count in finding.missing if start >= finding.first)
     if finding.counted is not None and finding.counted != finding.count + missing:
         finding.unproven.append(
             f"the broker counts {finding.counted:,} messages, the archive has {finding.count:,}"

@@ -1,0 +1,161 @@
+"""The shipped pipelines, from their files, one after the other over one broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+
+from penstock.errors import PipelineError
+from tests.daemon import Nsqd
+from tests.spark.pipelines import (
+    NOW,
+    Running,
+    bodies,
+    channel,
+    publish,
+    run,
+    shipped,
+    topics,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(400)
+
+EVENTS = [{"type": kind, "n": n} for n in range(100) for kind in ("login", "a/b", "")]
+
+
+def test_archive_replay_audit(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+    publish(nsqd, "events", EVENTS)
+    publish(nsqd, "007", [b"bond"])
+    path = tmp_path / "archive"
+    archive = shipped("archive", nsqd, f"parameters.path={path}", *NOW)
+    run(spark, archive, tmp_path)
+    rows = spark.read.parquet(str(path))
+    assert {row["topic"]: row["count"] for row in rows.groupBy("topic").count().collect()} == {
+        "events": 300,
+        "007": 1,
+    }
+    assert {file.parent.parent.name for file in path.glob("*/*/*.parquet")} == {
+        "topic=events",
+        "topic=007",
+    }
+    assert channel(nsqd, "events", "archive")["depth"] == 0
+
+    # Again: nothing new, nothing twice; then one more.
+    run(spark, archive, tmp_path)
+    publish(nsqd, "events", [b"one more"])
+    run(spark, archive, tmp_path)
+    assert spark.read.parquet(str(path)).count() == 302
+
+    report = tmp_path / "audit.json"
+    audit = shipped("audit", nsqd, f"parameters.path={path}", f"parameters.report={report}")
+    [shown] = run(spark, audit, tmp_path).shown
+    assert shown.count("whole") == 2
+    assert {each["topic"]: each["verdict"] for each in json.loads(report.read_text())} == {
+        "events": "whole",
+        "007": "whole",
+    }
+
+    replay = shipped(
+        "replay",
+        nsqd,
+        f"parameters.path={path}",
+        "parameters.topic=events",
+        "parameters.to=again",
+        "parameters.rate=300",
+        f"checkpoint={tmp_path / 'replay'}",
+    )
+    run(spark, replay, tmp_path)
+    assert bodies(spark, nsqd, "again") == [*(json.dumps(e).encode() for e in EVENTS), b"one more"]
+
+    # A file that is lost, and one that is there twice.
+    file = next(path.glob("topic=events/*/00000000-*.parquet"))
+    lost = spark.read.parquet(str(file)).count()
+    file.unlink()
+    twice = next(path.glob("topic=007/*/*.parquet"))
+    twice.with_name("copy.parquet").write_bytes(twice.read_bytes())
+    with pytest.raises(PipelineError, match=f"{lost} messages are missing, 1 are there more than"):
+        run(spark, audit, tmp_path)
+
+
+def test_route_sends_each_message_to_one_topic(
+    spark: SparkSession, nsqd: Nsqd, tmp_path: Path
+) -> None:
+    publish(nsqd, "events", [*EVENTS, b"no json"])
+    route = shipped("route", nsqd, f"checkpoint={tmp_path / 'c'}", "trigger.available_now=true")
+    run(spark, route, tmp_path)
+    run(spark, route, tmp_path)
+    assert topics(nsqd) == {
+        "events": 301,
+        "route.login": 100,
+        "route.a-b": 100,
+        "route.other": 101,
+    }
+    assert b"no json" in bodies(spark, nsqd, "route.other")
+
+
+def test_metrics_are_counted_and_drawn(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    metrics = shipped(
+        "metrics",
+        nsqd,
+        f"parameters.path={path}",
+        "parameters.window=1 second",
+        "parameters.watermark=1 second",
+    )
+    publish(nsqd, "events", EVENTS)
+    with Running(spark, metrics, tmp_path) as running:
+        running.until(lambda: channel_is_read(nsqd))
+        # Later messages close the window of the first.
+        running.until(lambda: publish(nsqd, "events", [b"tick"]) or any(path.glob("*.parquet")))
+        running.until((tmp_path / "metrics.svg").exists)
+    first = spark.read.parquet(str(path)).orderBy("time").first()
+    assert first is not None
+    assert (first["topic"], first["messages"]) == ("events", 300)
+    assert first["bytes"] == sum(len(json.dumps(event)) for event in EVENTS)
+    assert first["latency_p99_ms"] >= first["latency_p50_ms"] >= 0
+    root = ElementTree.fromstring((tmp_path / "metrics.svg").read_text())
+    assert "events" in "".join(root.itertext())
+
+
+def channel_is_read(nsqd: Nsqd) -> bool:
+    stats = nsqd.get("/stats?format=json&topic=events").json
+    channels = stats["topics"][0]["channels"]
+    return bool(channels) and channels[0]["depth"] == 0
+
+
+def test_archive_waits_for_topics_and_takes_new_ones(
+    spark: SparkSession, nsqd: Nsqd, tmp_path: Path
+) -> None:
+    path = tmp_path / "archive"
+    archive = shipped(
+        "archive",
+        nsqd,
+        f"parameters.path={path}",
+        "parameters.every=1s",
+        "sink.compact_after=1ms",
+        "sink.compact_files=3",
+    )
+
+    def count() -> int:
+        files = list(path.glob("topic=*/*/*.parquet"))
+        return spark.read.parquet(str(path)).count() if files else 0
+
+    with Running(spark, archive, tmp_path) as running:
+        running.until(lambda: running.status.status.state == "waiting")
+        publish(nsqd, "one", [b"1"])
+        running.until(lambda: count() == 1)
+        publish(nsqd, "two", [b"2"])
+        running.until(lambda: count() == 2)
+        for total in (3, 4, 5):
+            publish(nsqd, "one", [b"more"])
+            running.until(lambda total=total: count() == total)
+        running.until(lambda: list(path.glob("topic=one/*/merge-*.parquet")))
+    assert count() == 5
+    assert len(list(path.glob("topic=one/*/*.parquet"))) < 4
