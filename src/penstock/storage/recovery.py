@@ -156,10 +156,10 @@ class _Recovery:
             # What cannot be read today may be readable tomorrow: cut nothing, add nothing.
             self.notes.append(f"{path}: {found.errors[0]}")
             synced_offset, last = size, False
+        # The next header says where this segment ended: bad bytes behind its last message are what
+        # is left of a footer or of a write that failed.
+        whole = after is not None and found.tally.end >= after.previous_end and not found.errors
         for bad in found.bad:
-            # The next header says where this segment ended: bad bytes behind its last message
-            # are what is left of a footer or of a write that failed.
-            whole = after is not None and found.tally.end >= after.previous_end and not found.errors
             known = min(synced_offset, found.tally.size) if whole else synced_offset
             self.judge(path, bad.offset, bad.end, known, "batch")
         if not found.tally.count:
@@ -171,7 +171,7 @@ class _Recovery:
         if last and header is None:
             fresh = encode_header(node_id, base, base, found.tally.append_ns_first, self.instance)
             copy_bytes(self.files, path, path, HEADER_SIZE, found.tally.size, fresh)
-        elif last and found.size > found.tally.size:
+        elif (last or whole) and found.size > found.tally.size:
             self.files.truncate(path, found.tally.size)
         segment = Segment.from_tally(path, base, node_id, found.tally)
         segment.previous_end = header.previous_end if header is not None else base
