@@ -66,6 +66,7 @@ CHANGES: list[tuple[str, str, Any]] = [
     ("DELETE", "/api/topics/never/c", None),
     ("DELETE", "/api/nodes/127.0.0.1:9", {"topic": "never"}),
     ("POST", "/api/action", {"action": "unpause", "topic": "t"}),
+    ("PUT", "/config/log_level", None),
 ]
 
 
