@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import DataLossError, NodeError, QueryError
-from penstock.spark.broker import Access, Node, asked, host_and_port
+from penstock.spark.broker import Access, Asked, Node, asked, host_and_port
 from penstock.spark.options import Options
 
 log = logging.getLogger("penstock.spark")
@@ -57,7 +57,7 @@ class Cluster:
         known = {node.address: uuid for uuid, node in self.nodes.items()}
         nodes: dict[str, Node] = {}
         self.complete = True
-        for address in self.addresses(everywhere=everywhere):
+        for address in self.addresses(everywhere=everywhere, retry_s=None if strict else 0.0):
             uuid = known.get(address)
             if uuid is None:
                 uuid = self._identify(address, strict=strict)
@@ -90,16 +90,17 @@ class Cluster:
 
     # Addresses
 
-    def addresses(self, *, everywhere: bool) -> list[str]:
+    def addresses(self, *, everywhere: bool, retry_s: float | None = None) -> list[str]:
+        """Those of nsqds, wherever they come from; ``retry_s`` in place of retryTimeout."""
         if self.options.nsqd_http_addresses:
             return list(self.options.nsqd_http_addresses)
         found: set[str] = set()
         if not everywhere:
             for topic in self.options.topic:
-                found |= self._ask_lookupds("/lookup", topic=topic)
-        return sorted(found or self._ask_lookupds("/nodes"))
+                found |= self._ask_lookupds(asked("GET", "/lookup", {"topic": topic}), retry_s)
+        return sorted(found or self._ask_lookupds(asked("GET", "/nodes"), retry_s))
 
-    def _ask_lookupds(self, path: str, **parameters: object) -> set[str]:
+    def _ask_lookupds(self, request: Asked, retry_s: float | None) -> set[str]:
         """The union of what all say; those that fail are left out unless all do."""
         found: set[str] = set()
         errors: list[NodeError] = []
@@ -107,7 +108,7 @@ class Cluster:
         for address in addresses:
             lookupd = Node(address, self.access, "nsqlookupd")
             try:
-                found.update(addresses_in(lookupd.get(path, **parameters), lookupd))
+                found.update(addresses_in(lookupd.json(request, retry_s), lookupd))
             except NodeError as error:
                 if error.status != 404:
                     log.warning("%s", error)

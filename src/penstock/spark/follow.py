@@ -159,6 +159,9 @@ class Follower:
             ranges = limited(ranges, rows_max, self.count)
         for each in ranges:
             following[each.node][each.topic] = Position(each.instance, each.end)
+        if self._target is not None and following == positions:
+            # The last batch of the run is done, and there will be no next one to tell us.
+            self.commit(positions)
         return following
 
     def reached(self) -> Positions:
