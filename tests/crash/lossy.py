@@ -17,6 +17,7 @@ from penstock.storage.files import locked_text
 # What of the unsynced changes survives a power cut.
 LOSE = "lose"  # nothing
 KEEP = "keep"  # everything: the process was killed, the machine went on
+KILL = "kill"  # the same, but what was not synced may still be lost by the next crash
 PREFIX = "prefix"  # of each file a part of what was added, cut at any byte; of the names some
 HOLES = "holes"  # sizes survive, but some of the blocks that were added are zeros
 
@@ -62,7 +63,8 @@ class LossyFiles:
 
     def crash(self, mode: str = LOSE, seed: int = 0) -> None:
         chance = random.Random(seed)
-        self._settle(self._root, mode, chance, set())
+        if mode != KILL:
+            self._settle(self._root, mode, chance, set())
         self._locks.clear()
         self.crash_at = -1
         self.failures.clear()

@@ -31,7 +31,7 @@ from penstock.engine.staged_rows import StagedRows
 from penstock.engine.ticket import Ticket, after, settled
 from penstock.engine.topic import Topic
 from penstock.engine.writer import Part
-from penstock.errors import StagingError
+from penstock.errors import CorruptError, StagingError
 from penstock.storage.ledger import Bound, Intent, Member, Published
 from penstock.storage.staging import PartRecord, origin_of
 from penstock.storage.topic_log import TopicLog
@@ -433,4 +433,6 @@ def _partition_of(staged: Staged) -> tuple[int, str]:
 
 
 def _failure(error: BaseException | None) -> Exception:
+    if isinstance(error, CorruptError):
+        return StagingError("STAGING_CORRUPT", str(error))
     return error if isinstance(error, Exception) else OSError(str(error))

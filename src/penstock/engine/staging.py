@@ -22,7 +22,7 @@ from penstock.engine.publication import Outcome, Publication
 from penstock.engine.staged import Coming, Staged
 from penstock.engine.ticket import Ticket, after, settled
 from penstock.errors import StagingError, UncutError
-from penstock.storage.staging import Key, Seal, StagingStore, crc_of, encode_seal
+from penstock.storage.staging import SEAL_SIZE, Key, Seal, StagingStore, crc_of, encode_seal
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
@@ -237,7 +237,7 @@ class Staging:
                 raise StagingError("SEALED", "with other parts or another count")
             return staged.sealing
         staged.refuse_seal(told)
-        if staged.seal is not None and staged.checked:
+        if staged.seal is not None and (staged.checked or not self._undecided(staged)):
             return settled()
         staged.told = told
         ticket = staged.sealing = Ticket()
@@ -250,6 +250,10 @@ class Staging:
         # On another thread; nothing is on its way into the file.
         bad = [] if checked else self.store.damaged(staged.number, staged.parts.values())
         if bad:
+            if staged.seal is not None:
+                # Its sync was never answered: a power cut left the seal and took what it seals.
+                staged.file_size -= SEAL_SIZE
+                self.store.cut(staged.number, staged.file_size)
             return bad
         if staged.seal is None:
             pieces = [] if staged.file_size else [staged.header()]
@@ -271,11 +275,13 @@ class Staging:
         failure: Exception | None = None
         if bad is None:
             failure = self._failed(error)
-        elif bad and staged.seal is not None:
-            failure = StagingError("STAGING_CORRUPT", f"parts {bad}")
         elif bad:
+            staged.seal = None
             for part in bad:
-                del staged.parts[part]
+                size = staged.parts.pop(part).size
+                staged.size -= size
+                if self._is_kept(staged):
+                    self.size -= size
             failure = StagingError("MISSING_PARTS", f"parts {bad} were torn")
         else:
             staged.seal = told

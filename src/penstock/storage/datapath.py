@@ -56,11 +56,13 @@ class DataPath:
         """Lock the data path, make what is missing and remove what deletes left behind."""
         self.files.lock(self.root)
         self.refuse_queues()
-        for folder in (self.topics, self.deferred, self.staging):
+        folders = (self.topics, self.deferred, self.staging)
+        for folder in folders:
             if not self.files.exists(folder):
                 self.files.make_folder(folder)
-        self.files.sync_folder(self.root)
-        self.files.sync_folder(self.own)
+        # What a killed process has made counts from now on, so a power cut must not take it.
+        for folder in (self.root, self.own, *folders):
+            self.files.sync_folder(folder)
         self.adopt_imported()
         self.clean()
 

@@ -41,6 +41,7 @@ _RECORD = struct.Struct(">IIBBHIB3x")
 _SEAL = struct.Struct(">IQ")
 HEADER_SIZE = 12 + _HEADER.size
 RECORD_SIZE = 8 + _RECORD.size
+SEAL_SIZE = RECORD_SIZE + _SEAL.size
 _NAME = re.compile(r"([0-9a-f]{16})\.staging")
 
 
