@@ -177,7 +177,7 @@ class Api:
         self._admin.notifier.tell("create_topic", request, topic)
         if channel:
             self._admin.notifier.tell("create_channel", request, topic, channel)
-        return self._done(request, outcome)
+        return self._done(request, topic, outcome)
 
     async def change(self, request: Request) -> Response:
         topic, channel = request.params["topic"], request.params.get("channel", "")
@@ -187,14 +187,14 @@ class Api:
         # As NSQ does: told whatever becomes of it.
         self._admin.notifier.tell(posted.notice_of(action, channel), request, topic, channel)
         return self._done(
-            request, await self._found(self._admin.deeds.change(action, topic, channel))
+            request, topic, await self._found(self._admin.deeds.change(action, topic, channel))
         )
 
     async def delete(self, request: Request) -> Response:
         topic, channel = request.params["topic"], request.params.get("channel", "")
         outcome = await self._found(self._admin.deeds.delete(topic, channel))
         self._admin.notifier.tell(posted.notice_of("delete", channel), request, topic, channel)
-        return self._done(request, outcome)
+        return self._done(request, topic, outcome)
 
     async def tombstone(self, request: Request) -> Response:
         node = request.params["node"]
@@ -206,7 +206,7 @@ class Api:
             raise HttpError(400, "INVALID_TOPIC")
         outcome = await self._admin.deeds.tombstone(topic, node)
         self._admin.notifier.tell("tombstone_topic_producer", request, topic, "", node)
-        return self._done(request, outcome)
+        return self._done(request, topic, outcome)
 
     async def action(self, request: Request) -> Response:
         """Ours: see ``posted``."""
@@ -221,8 +221,8 @@ class Api:
                 raise HttpError(404, "TOPIC_NOT_FOUND") from None
             raise
 
-    def _done(self, request: Request, outcome: Outcome) -> Response:
-        self._admin.sampler.hurry()
+    def _done(self, request: Request, topic: str, outcome: Outcome) -> Response:
+        self._admin.sampler.hurry(topic)
         if outcome.warning:
             log.warning("%s %s: %s", request.method, request.path, outcome.warning)
         return answers.json_object(request, {"message": outcome.warning})

@@ -95,7 +95,7 @@ class Posted:
         )
         self._notifier.tell(notice_of(action, channel), request, topic, channel, node)
         if action != "peek":
-            self._sampler.hurry()
+            self._sampler.hurry(topic)
         return outcome
 
     async def _act(

@@ -32,6 +32,10 @@ REMEMBER_S = 900
 # More are not asked: whoever reaches nsqlookupd may register.
 NODE_COUNT_MAX = 1000
 IDLE_SHARE = 15
+# Channels of topics without a node: each is a request of its own.
+INACTIVE_S = 30
+INACTIVE_ASKED_MAX = 32
+NEVER_NS = -(1 << 62)
 # Between two samples, however much is changed.
 HURRY_S = 0.3
 
@@ -57,6 +61,7 @@ class Sampler:
         self._producers: dict[str, Producer] = {}
         self._seen_ns: dict[str, int] = {}
         self._own: dict[str, tuple[int, bool]] = {}  # by node: start time, whether it is ours
+        self._inactive_channels: dict[str, tuple[int, list[str]]] = {}  # when asked, what
         self._number = 0
 
     async def run(self) -> None:
@@ -76,8 +81,9 @@ class Sampler:
                 await asyncio.wait_for(self._again.wait(), max(0.0, wait_s - HURRY_S))
             self._again.clear()
 
-    def hurry(self) -> None:
-        """Something was changed: look again soon, so that it is seen."""
+    def hurry(self, topic: str) -> None:
+        """Something of a topic was changed: look again soon, so that it is seen."""
+        self._inactive_channels.pop(topic, None)
         self._again.set()
 
     async def first(self) -> Sample:
@@ -148,16 +154,17 @@ class Sampler:
         return parts, dict(self._producers), await self._inactive(names)
 
     async def _inactive(self, names: set[str]) -> dict[str, list[str]]:
-        """Channels are only asked for when a topic has just lost its last node."""
-        known = self.newest.inactive if self.newest is not None else {}
-        asked = sorted(names)
-        channels = await asyncio.gather(
-            *(
-                _constant(known[name]) if name in known else self._cluster.lookupd_channels(name)
-                for name in asked
-            )
-        )
-        return dict(zip(asked, channels, strict=True))
+        """Topics without a node, and their channels: a few are asked for in each sample."""
+        known = {name: found for name, found in self._inactive_channels.items() if name in names}
+        self._inactive_channels = known
+        now_ns = self._clock.monotonic_ns()
+        stale_ns = now_ns - INACTIVE_S * 1_000_000_000
+        # Those that were never asked for come first, then by age.
+        ages = sorted((known[name][0] if name in known else NEVER_NS, name) for name in names)
+        asked = [name for at_ns, name in ages[:INACTIVE_ASKED_MAX] if at_ns < stale_ns]
+        channels = await asyncio.gather(*map(self._cluster.lookupd_channels, asked))
+        known |= {name: (now_ns, found) for name, found in zip(asked, channels, strict=True)}
+        return {name: known[name][1] if name in known else [] for name in sorted(names)}
 
     def _remember(self, producers: list[Producer]) -> None:
         now_ns = self._clock.monotonic_ns()
@@ -166,6 +173,9 @@ class Sampler:
         for producer in producers[:NODE_COUNT_MAX]:
             self._producers[producer.address] = producer
             self._seen_ns[producer.address] = now_ns
+        oldest_first = sorted(self._seen_ns, key=self._seen_ns.__getitem__)
+        for address in oldest_first[: max(0, len(oldest_first) - NODE_COUNT_MAX)]:
+            del self._producers[address], self._seen_ns[address]
 
     def _given(self, address: str) -> Producer:
         """A node named by a flag: its own word, if it ever answered."""
@@ -229,7 +239,3 @@ def _part(producer: Producer) -> NodePart:
         tombstones=tuple(name for name, hidden in producer.topics if hidden),
         out_of_date=producer.out_of_date,
     )
-
-
-async def _constant(value: list[str]) -> list[str]:
-    return value

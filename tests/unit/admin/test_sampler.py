@@ -11,7 +11,14 @@ from penstock.admin.cluster import Cluster
 from penstock.admin.details import CLIENT_COUNT_MAX, Details
 from penstock.admin.history import History
 from penstock.admin.sample import Sample
-from penstock.admin.sampler import HURRY_S, REMEMBER_S, Sampler
+from penstock.admin.sampler import (
+    HURRY_S,
+    INACTIVE_ASKED_MAX,
+    INACTIVE_S,
+    NODE_COUNT_MAX,
+    REMEMBER_S,
+    Sampler,
+)
 from penstock.engine.clock import ManualClock
 from tests.unit.admin.fakes import FakeUpstream
 from tests.unit.admin.test_sample import channel, topic
@@ -146,6 +153,45 @@ def test_nonsense_of_a_nsqlookupd_is_a_warning() -> None:
         assert len(sample.warnings) == 1 and "no sense" in sample.warnings[0]
 
 
+def test_channels_of_inactive_topics_are_asked_for_a_few_at_a_time() -> None:
+    world = World(lookupds=(L,))
+    names = tuple(f"i{n:03d}" for n in range(2 * INACTIVE_ASKED_MAX + 5))
+    world.upstream.add_lookupd(L, topics=names)
+
+    def asked() -> list[str]:
+        found = [q["topic"] for _, path, q in world.upstream.asked if path == "/channels"]
+        world.upstream.asked.clear()
+        return found
+
+    assert set(world.look().inactive) == set(names)
+    assert asked() == list(names[:INACTIVE_ASKED_MAX])
+    world.look()
+    sample = world.look()
+    assert asked() == list(names[INACTIVE_ASKED_MAX:])
+    assert set(map(tuple, sample.inactive.values())) == {("c",)}
+    world.look()
+    assert asked() == []
+    world.sampler.hurry("i050")
+    world.upstream.lookupds[L]["/channels"] = {"channels": ["c", "new"]}
+    assert world.look().inactive["i050"] == ["c", "new"]
+    assert asked() == ["i050"]
+    world.clock.advance(INACTIVE_S * SECOND)
+    world.look()
+    assert len(asked()) == INACTIVE_ASKED_MAX
+
+
+def test_a_crowd_of_nodes_is_bounded() -> None:
+    """Whoever reaches nsqlookupd may register, with new addresses every time."""
+    world = World(lookupds=(L,))
+    for batch in range(3):
+        world.upstream.nsqds.clear()
+        nodes = [f"10.{batch}.{n >> 8}.{n & 255}:4151" for n in range(600)]
+        for node in nodes:
+            world.upstream.add_nsqd(node)
+        world.upstream.add_lookupd(L, *nodes)
+        assert len(world.look().nodes) == min(NODE_COUNT_MAX, 600 * (batch + 1))
+
+
 def test_it_goes_on_by_itself_and_hurries_when_told() -> None:
     async def run() -> None:
         upstream = FakeUpstream()
@@ -156,7 +202,7 @@ def test_it_goes_on_by_itself_and_hurries_when_told() -> None:
         async with asyncio.timeout(5):
             first = await sampler.first()
             while sampler.newest is first:
-                sampler.hurry()
+                sampler.hurry("t")
                 await asyncio.sleep(HURRY_S / 10)
         task.cancel()
 

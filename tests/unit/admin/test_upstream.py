@@ -1,24 +1,18 @@
-"""Asking daemons, telling endpoints, answering browsers: limits and words."""
+"""Asking daemons: limits and words."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.admin import answers, upstream
-from penstock.admin.answers import Tasks
-from penstock.admin.jsontext import read_object
-from penstock.admin.notify import QUEUE_COUNT_MAX, Notifier, basic_user
+from penstock.admin import upstream
 from penstock.admin.options import AdminOptions
 from penstock.admin.upstream import Upstream, UpstreamError, ask_all, https_port, read_token
 from penstock.errors import OptionError
-from penstock.server.http_message import HttpError, Pending, Request, Response
 from tests.endpoint import Endpoint
 
 
@@ -123,133 +117,3 @@ def test_not_more_than_so_many_are_asked_at_once() -> None:
 
     asyncio.run(run())
     assert most == upstream.REQUEST_COUNT_MAX
-
-
-# Notifications
-
-
-def test_a_slow_endpoint_loses_notices_but_holds_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    notifier = Notifier("http://127.0.0.1:9/", upstream_of())
-    request = Request("POST", "/api/topics/t", b"")
-    for _ in range(QUEUE_COUNT_MAX + 7):
-        notifier.tell("pause_topic", request, "t")
-    assert notifier.dropped_count == 7
-    quiet = Notifier("", upstream_of())
-    quiet.tell("pause_topic", request, "t")
-    asyncio.run(quiet.drain(1.0))
-
-
-@pytest.mark.parametrize(
-    ("header", "user"),
-    [
-        (b"Basic Y2Fyb2w6c2VjcmV0", "carol"),
-        (b"Basic !!!", ""),
-        (b"Basic Y2Fyb2w=", ""),
-        (b"Bearer Y2Fyb2w6c2VjcmV0", ""),
-        (b"", ""),
-    ],
-)
-def test_the_user_is_that_of_basic_authentication(header: bytes, user: str) -> None:
-    assert basic_user(header) == user
-
-
-# Answers
-
-
-def test_small_answers_are_not_compressed_and_large_ones_are() -> None:
-    request = Request("GET", "/", b"")
-    request.headers = {b"accept-encoding": b"gzip"}
-    small = answers.json_object(request, {"a": 1})
-    assert (small.body, b"gzip" in small.head) == (b'{"a":1}', False)
-    large = answers.html(request, "é" * 5000)
-    assert gzip.decompress(large.body) == "é".encode() * 5000
-    assert b"Content-Encoding: gzip\r\n" in large.head
-    assert b"script-src 'self'" in large.head and b"unsafe" not in large.head
-
-
-def test_handlers_may_be_coroutines_that_fail() -> None:
-    async def run() -> list[int]:
-        tasks = Tasks()
-        statuses = []
-
-        async def fine(request: Request) -> Response:
-            await asyncio.sleep(0)
-            return Response(200, request.body)
-
-        async def refusing(request: Request) -> Response:
-            raise HttpError(418, "TEAPOT")
-
-        async def broken(request: Request) -> Response:
-            raise KeyError("x")
-
-        for work in (fine, refusing, broken):
-            request = Request("POST", "/", b"")
-            request.body = b"kept"
-            pending = tasks.handler(work)(request)
-            request.body = b""
-            assert isinstance(pending, Pending)
-            while not pending.ticket.done:
-                await asyncio.sleep(0)
-            response = pending.then(pending.ticket)
-            assert response.status != 200 or response.body == b"kept"
-            statuses.append(response.status)
-        await tasks.close()
-        return statuses
-
-    assert asyncio.run(run()) == [200, 418, 500]
-
-
-def test_there_are_never_too_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "TASK_COUNT_MAX", 3)
-
-    async def run() -> None:
-        tasks = Tasks()
-
-        async def slow(request: Request) -> Response:
-            await asyncio.sleep(100)
-            return Response(200)
-
-        begin = tasks.handler(slow)
-        for _ in range(3):
-            begin(Request("GET", "/", b""))
-        with pytest.raises(HttpError) as caught:
-            begin(Request("GET", "/", b""))
-        assert caught.value.status == 503
-        await tasks.close()
-
-    asyncio.run(run())
-
-
-# What is posted to NSQ's API
-
-
-@pytest.mark.parametrize(
-    ("body", "fields"),
-    [
-        (b'{"topic":"t","channel":"c"}', {"topic": "t", "channel": "c"}),
-        (b' {"Topic":"t"} trailing', {"topic": "t"}),
-        (b'{"topic":null,"x":3}', {}),
-        (b"null", {}),
-    ],
-)
-def test_objects_are_read_as_go_reads_them(body: bytes, fields: dict[str, str]) -> None:
-    assert read_object(body) == fields
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        (b"", "EOF"),
-        (b" \n", "EOF"),
-        (b'{"a', "unexpected EOF"),
-        (b'{"topic":3}', "json: cannot unmarshal number into Go struct field .topic"),
-        (b'{"topic":[]}', "json: cannot unmarshal array into Go struct field .topic"),
-        (b"true", "json: cannot unmarshal bool into Go value"),
-        (b"'", "invalid character '\\'' looking for beginning of value"),
-    ],
-)
-def test_what_is_no_object_is_told(body: bytes, text: str) -> None:
-    with pytest.raises(HttpError) as caught:
-        read_object(body)
-    assert (caught.value.status, caught.value.text) == (400, text)
-    assert json.dumps(caught.value.text)
