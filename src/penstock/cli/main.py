@@ -24,6 +24,11 @@ COMMANDS = {
     "to-http": ("penstock.cli.nsq_to_http", "send messages to HTTP servers (nsq_to_http)"),
     "relay": ("penstock.cli.nsq_to_nsq", "publish messages again elsewhere (nsq_to_nsq)"),
     "pipeline": ("penstock.cli.pipeline", "run a data pipeline on Spark, from topics to tables"),
+    "spark-cluster": (
+        "penstock.cli.spark_cluster",
+        "start or stop a Spark cluster on this machine",
+    ),
+    "spark-pack": ("penstock.cli.spark_pack", "pack Penstock for Spark executors that lack it"),
     "import-nsqd": ("penstock.cli.import_nsqd", "take over the data path of a Go nsqd"),
     "dump": ("penstock.cli.dump", "show what is in the files of a data path"),
     "bench": ("penstock.cli.bench", "measure a running nsqd"),

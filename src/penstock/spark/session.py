@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import SparkSetupError
 from penstock.spark.java import set_up_java
+from penstock.spark.shipping import archive_settings, make_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,6 +55,7 @@ class SessionPlan:
     stateful: bool = False
     local_files: bool = True
     log_level: str = "error"
+    ship: bool = True  # Penstock to executors elsewhere
 
     @property
     def local(self) -> bool:
@@ -85,9 +87,10 @@ def settings_of(plan: SessionPlan) -> dict[str, str]:
         # Two sinks of one pipeline, or a stop in the middle of a batch, must not wait for ever.
         "spark.sql.streaming.stopTimeout": "60s",
     }
-    if plan.local:
+    if plan.local or re.match(r"spark://(127\.0\.0\.1|localhost)[:/]", plan.master):
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
+    if plan.local:
         # 200 by default; each is a task and, with state, a folder in the checkpoint.
         settings["spark.sql.shuffle.partitions"] = str(max(2, plan.core_count))
     if plan.local_files:
@@ -142,6 +145,8 @@ def open_session(plan: SessionPlan, show: Callable[[str], None] | None = None) -
     if plan.local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = settings_of(plan)
+    if plan.ship and not plan.local:
+        settings.update(archive_settings(settings, make_archive()))
     _start_context(settings, show or _to_stderr)
     return SparkSession.builder.config(map=dict(settings)).getOrCreate()
 

@@ -1,0 +1,64 @@
+"""`penstock spark-pack`: the archive that Spark unpacks for executors without Penstock.
+
+`penstock pipeline run --master ...` makes and sends it by itself; other programs of Spark's use it:
+
+    penstock spark-pack --file penstock.tar.gz
+    spark-submit --archives penstock.tar.gz#penstock-env \\
+        --conf spark.executorEnv.PYTHONPATH=penstock-env job.py
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.flags import FlagTable, UsageError
+from penstock.errors import PenstockError
+from penstock.settings import string
+from penstock.version import version_line
+
+PROGRAM = "penstock spark-pack"
+
+
+@dataclass(frozen=True, slots=True)
+class PackOptions:
+    file: str = string("Archive", "penstock.tar.gz", "file to write", own=True)
+
+
+def flag_tables() -> list[FlagTable[Any]]:
+    return [
+        FlagTable(
+            PROGRAM,
+            PackOptions,
+            summary="Packs Penstock, its compiled part and what it imports, for Spark executors.",
+            environment_prefix="PENSTOCK_SPARK_PACK_",
+        )
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    [table] = flag_tables()
+    try:
+        parsed = table.parse(sys.argv[1:] if argv is None else argv, os.environ)
+        if parsed.action != "run":
+            help_asked = parsed.action == "help"
+            print(table.help() if help_asked else version_line("penstock") + "\n", end="")
+            return 0
+        from penstock.spark.session import check_pyspark
+        from penstock.spark.shipping import FOLDER, make_archive
+
+        check_pyspark()
+        path = make_archive(Path(parsed.options.file))
+    except UsageError as error:
+        print(f'{error}\nSee "{PROGRAM} --help" for all flags.', file=sys.stderr)
+        return 2
+    except (PenstockError, OSError) as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB; to be used with")
+    print(f"  --archives {path}#{FOLDER} --conf spark.executorEnv.PYTHONPATH={FOLDER}")
+    return 0
