@@ -15,6 +15,7 @@ from penstock.pipeline.spec import (
     Source,
     TopicSink,
     Transform,
+    channel_of,
 )
 from penstock.wire.names import is_valid_name
 
@@ -153,6 +154,16 @@ def _check_topics(pipeline: Pipeline) -> None:
         for sink in pipeline.sinks:
             if isinstance(sink, TopicSink) and sink.topic in source.topics:
                 raise PipelineError(f"topic {sink.topic} is both read and written")
+    read: set[tuple[str, str]] = set()
+    for name, source in pipeline.sources.items():
+        for topic in source.topics:
+            place = (topic, channel_of(pipeline, name))
+            if place in read:
+                raise PipelineError(
+                    f"[source.{name}] topic {topic} is read twice in channel {place[1]}; "
+                    "give one of the sources another channel"
+                )
+            read.add(place)
     for key, topic in (
         ("[retry] topic", pipeline.retry_topic),
         ("[retry] dead_topic", pipeline.dead_topic),

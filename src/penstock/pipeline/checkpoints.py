@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PipelineError
 from penstock.pipeline.folders import Folder
-from penstock.pipeline.plan import channel_of
-from penstock.pipeline.spec import Pipeline
+from penstock.pipeline.spec import Pipeline, channel_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from penstock.errors import NodeError
-from penstock.pipeline.plan import broker_options, channel_of
-from penstock.pipeline.spec import Pipeline, Source
+from penstock.pipeline.plan import broker_options
+from penstock.pipeline.spec import Pipeline, Source, channel_of
 from penstock.spark.broker import Access, Node
 from penstock.spark.cluster import Cluster
 from penstock.spark.options import BATCH, Options, parse_options

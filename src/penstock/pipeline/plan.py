@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PipelineError
 from penstock.pipeline.bodies import is_valid, json_columns, parse_json, schema_of
 from penstock.pipeline.code import load
-from penstock.pipeline.spec import INPUT, MESSAGE_COLUMNS, Pipeline, Source
+from penstock.pipeline.spec import INPUT, MESSAGE_COLUMNS, Pipeline, Source, channel_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,13 +58,6 @@ def broker_options(table: Any) -> dict[str, str]:
     if table.lookupd_http_addresses:
         return {"lookupdHttpAddresses": ",".join(table.lookupd_http_addresses)}
     return {}
-
-
-def channel_of(pipeline: Pipeline, name: str) -> str:
-    source = pipeline.sources[name]
-    if source.channel:
-        return source.channel
-    return pipeline.name if len(pipeline.sources) == 1 else f"{pipeline.name}.{name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,14 +33,13 @@ from penstock.pipeline.plan import (
     Flow,
     Plan,
     broker_options,
-    channel_of,
     declared_schemas,
     is_stateful_text,
     make_plan,
     read_other,
     source_options,
 )
-from penstock.pipeline.spec import Pipeline, Source
+from penstock.pipeline.spec import Pipeline, Source, channel_of
 from penstock.pipeline.status import StatusFile
 from penstock.spark.listener import NsqListener
 from penstock.spark.session import SessionPlan, open_session

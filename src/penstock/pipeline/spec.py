@@ -330,3 +330,11 @@ class Pipeline:
     def resolve(self, path: str) -> str:
         """A path of the file: as it is if absolute or with a scheme, else beside the file."""
         return path if "://" in path else os.path.normpath(self.folder / path)
+
+
+def channel_of(pipeline: Pipeline, name: str) -> str:
+    """The pull channel of a source; each of several has its own."""
+    source = pipeline.sources[name]
+    if source.channel:
+        return source.channel
+    return pipeline.name if len(pipeline.sources) == 1 else f"{pipeline.name}.{name}"

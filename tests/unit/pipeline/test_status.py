@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline.status import Status, StatusFile, ask_brokers, read_all, state_folder, table
+
+GONE = 2**22 - 1
+
+
+def test_a_run_is_seen_while_it_runs(tmp_path: Path) -> None:
+    file = StatusFile(Status("orders", topics=["orders"]), tmp_path)
+    file.update(state="running", batch=3, message_count=1234, messages_per_s=5.5, waiting=7)
+    [run] = read_all(tmp_path)
+    assert (run.name, run.batch, run.pid) == ("orders", 3, os.getpid())
+    assert run.alive
+    text = table([run])
+    assert "orders" in text and "running" in text and "1,234" in text and "7" in text
+    file.remove()
+    assert read_all(tmp_path) == []
+
+
+def test_one_that_was_killed_is_told_until_the_next_of_its_name(tmp_path: Path) -> None:
+    StatusFile(Status("orders", pid=GONE), tmp_path).update(state="running")
+    [run] = read_all(tmp_path)
+    assert not run.alive
+    assert "killed" in table([run])
+    StatusFile(Status("clicks"), tmp_path).update()
+    assert len(read_all(tmp_path)) == 2
+    StatusFile(Status("orders"), tmp_path).update()
+    assert {run.pid for run in read_all(tmp_path)} == {os.getpid()}
+
+
+def test_one_that_failed_says_why(tmp_path: Path) -> None:
+    StatusFile(Status("orders"), tmp_path).update(state="failed", error="the disk is full")
+    [run] = read_all(tmp_path)
+    assert "failed" in table([run]) and "the disk is full" in table([run])
+
+
+def test_files_that_make_no_sense_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{")
+    (tmp_path / "y.json").write_text('{"unknown": 1}')
+    assert read_all(tmp_path) == []
+    assert read_all(tmp_path / "none") == []
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    file = StatusFile(Status("x"), tmp_path / "file")
+    file.update(state="running")
+    file.remove()
+
+
+def test_the_folder_is_the_user_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("PENSTOCK_STATE", raising=False)
+    assert state_folder() == tmp_path / "penstock" / "pipelines"
+    monkeypatch.setenv("PENSTOCK_STATE", str(tmp_path / "here"))
+    assert state_folder() == tmp_path / "here"
+
+
+def test_a_broker_that_does_not_answer_leaves_it_unknown() -> None:
+    started_s = time.monotonic()
+    assert ask_brokers(Status("x", nodes=["127.0.0.1:1"])) is None
+    assert ask_brokers(Status("x")) is None
+    assert time.monotonic() - started_s < 5
