@@ -61,7 +61,6 @@ class _Look:
         _, _, timestamp_ns, _, id = _HEADER.unpack_from(frame)
         size = len(frame) - _HEADER.size
         body = frame[_HEADER.size : _HEADER.size + self.size_max]
-        due_ns = due_ns if state == "deferred" else 0
         self.found.append(Peeked(id.decode(), timestamp_ns, attempts, state, due_ns, size, body))
 
     def add_fresh(self, block: Block, start: int) -> int:
@@ -117,8 +116,6 @@ def _in_files(topic: BaseTopic, look: _Look) -> list[Peeked]:
         if block is None or not block.first <= index < block.end:
             block = topic.block_at(index, REDELIVERY_SIZE, wait=True)
         frame = block.frame(index) if block is not None else None
-        if frame is None:
-            frame = topic.frame(index, wait=True)
         if frame:
             look.add(frame, _STATES[state], attempts, due_ns)
     cursor = look.cursor

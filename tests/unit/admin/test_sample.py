@@ -128,6 +128,9 @@ def test_a_restart_and_a_channel_made_anew_start_their_rates_anew() -> None:
     restarted = stats(topic("t", channel("c", message_count=3), message_count=3), start_time=8)
     sample = watch.look(restarted)
     assert (sample.topics["t"].publish_rate, sample.totals.consume_rate) == (0, 0)
+    again = watch.look(stats(topic("t", message_count=5000), start_time=9))
+    assert again.topics["t"].publish_rate == 0, "it may have grown past what it was before"
+    watch.look(restarted)
     sample = watch.look(
         stats(topic("t", channel("c", message_count=1), message_count=8), start_time=8)
     )

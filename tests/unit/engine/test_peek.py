@@ -59,6 +59,9 @@ def test_every_state_is_told_in_the_order_of_the_log(names: tuple[str, str]) -> 
     assert {p.due_ns for p in found[1:]} == {0}
     assert found[0].id.encode() == first.id
     assert look(engine, *names) == found, "looking changes nothing"
+    engine.advance(3 * SECOND)
+    first_again = look(engine, *names)[0]
+    assert (first_again.state, first_again.due_ns) == ("queued", 0)
 
 
 def test_nothing_is_consumed_counted_or_sent() -> None:
