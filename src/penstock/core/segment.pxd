@@ -2,6 +2,7 @@ from libc.stdint cimport int64_t, uint32_t
 
 
 cdef uint32_t crc32c(const unsigned char* p, Py_ssize_t size) noexcept nogil
+cdef bint header_good(const unsigned char* p) noexcept nogil
 
 
 cdef class ScanResult:

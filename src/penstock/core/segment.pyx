@@ -75,11 +75,11 @@ cdef uint32_t crc32c(const unsigned char* p, Py_ssize_t size) noexcept nogil:
     return ~crc
 
 
-cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
+cdef inline uint32_t load_u32(const unsigned char* p) noexcept nogil:
     return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
 
 
-cdef inline int64_t load_i64(const unsigned char* p) noexcept:
+cdef inline int64_t load_i64(const unsigned char* p) noexcept nogil:
     return <int64_t>((<uint64_t>load_u32(p) << 32) | load_u32(p + 4))
 
 
@@ -118,7 +118,7 @@ def encode_batch_header(
     return header[:BATCH_HEADER]
 
 
-cdef bint header_good(const unsigned char* p) noexcept:
+cdef bint header_good(const unsigned char* p) noexcept nogil:
     # Whether the 56 bytes at p are a batch header: magic, checksum, and fields that can be true.
     cdef int64_t first, count, size
     if p[0] != c"P" or p[1] != c"S" or p[2] != c"B" or p[3] != c"1":
