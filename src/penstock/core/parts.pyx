@@ -1,5 +1,5 @@
-# Parts of a staging (R19): many messages in one body, checked when it comes, made into frames, or
-# into rows with a due time, when it is published.
+# Parts of a staging (R19): many messages in one body, checked when it comes and made into frames
+# when it is published.  Deferred ones become records of slot files: see Batch.add_rows.
 #
 #     plain:     count u32 | (size u32, body) ...                the body of MPUB, without its size
 #     deferred:  count u32 | (due_ns i64, size u32, body) ...
@@ -89,23 +89,3 @@ cdef bint build(const unsigned char* p, const unsigned char* end, unsigned char*
         out += FRAME_HEADER + size
         p += size
     return p == end
-
-
-def rows(bytes body not None, Py_ssize_t offset, int64_t count_max):
-    """Up to ``count_max`` rows of a deferred part from ``offset`` (0: the first) on.
-
-    Returns ([(due_ns, body), ...], offset of the next row).
-    """
-    cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(body)
-    cdef Py_ssize_t end = PyBytes_GET_SIZE(body), at = offset if offset else 4
-    cdef Py_ssize_t size
-    cdef list found = []
-    while at < end and len(found) < count_max:
-        if end - at < 12:
-            raise ValueError("BAD_MESSAGE")
-        size = load_u32(p + at + 8)
-        if size > end - at - 12:
-            raise ValueError("BAD_MESSAGE")
-        found.append((load_i64(p + at), body[at + 12:at + 12 + size]))
-        at += 12 + size
-    return found, at

@@ -33,6 +33,10 @@ cdef class Batch(Records):
     cdef Py_ssize_t buffer_room
 
     cdef int grow(self, Py_ssize_t size) except -1
+    cdef int pack(
+        self, uint32_t ordinal, bytes topic, uint64_t instance, bytes body,
+        int64_t timestamp_ns, int64_t due_ns, int64_t stamp,
+    ) except -1
 
 
 cdef class Due:

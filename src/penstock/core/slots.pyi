@@ -26,6 +26,19 @@ class Batch(Records):
         due_ns: int,
         stamp: int,
     ) -> None: ...
+    def add_rows(
+        self,
+        part: bytes,
+        at: int,
+        count_max: int,
+        ordinal: int,
+        topic: bytes,
+        instance: int,
+        timestamp_ns: int,
+        stamp: int,
+        start_ns: int,
+        end_ns: int,
+    ) -> tuple[int, int]: ...
     def packed(self) -> bytes: ...
     def settle(self, base: int) -> None: ...
 

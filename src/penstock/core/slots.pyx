@@ -166,8 +166,44 @@ cdef class Batch(Records):
         int64_t timestamp_ns, int64_t due_ns, int64_t stamp,
     ):
         """Pack one more record; the size of the batch is bounded by the caller."""
-        if topic is None or body is None or (self.size and self.buffer == NULL):
-            raise ValueError("a settled batch takes no more records, and none without a body")
+        if topic is None or body is None:
+            raise ValueError("a record has a topic and a body")
+        self.pack(ordinal, topic, instance, body, timestamp_ns, due_ns, stamp)
+
+    def add_rows(
+        self, bytes part not None, Py_ssize_t at, int64_t count_max, uint32_t ordinal,
+        bytes topic not None, uint64_t instance, int64_t timestamp_ns, int64_t stamp,
+        int64_t start_ns, int64_t end_ns,
+    ):
+        """Pack rows of a deferred part (core/parts.pyx) from ``at`` on, while they are due in time.
+
+        That is in [start_ns, end_ns); a row due before ``timestamp_ns`` is due then.  Ordinals and
+        stamps count up.  Returns how many were packed, and where the next row is.
+        """
+        cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(part)
+        cdef Py_ssize_t end = PyBytes_GET_SIZE(part), size
+        cdef int64_t due_ns, done = 0
+        while done < count_max and at < end:
+            if end - at < 12 or load_u32(p + at + 8) > end - at - 12:
+                raise ValueError("BAD_MESSAGE")
+            due_ns = max(<int64_t>load_u64(p + at), timestamp_ns)
+            if not start_ns <= due_ns < end_ns:
+                break
+            size = load_u32(p + at + 8)
+            self.pack(
+                <uint32_t>(ordinal + done), topic, instance, part[at + 12:at + 12 + size],
+                timestamp_ns, due_ns, stamp + done,
+            )
+            done += 1
+            at += 12 + size
+        return done, at
+
+    cdef int pack(
+        self, uint32_t ordinal, bytes topic, uint64_t instance, bytes body,
+        int64_t timestamp_ns, int64_t due_ns, int64_t stamp,
+    ) except -1:
+        if self.size and self.buffer == NULL:
+            raise ValueError("a settled batch takes no more records")
         cdef Py_ssize_t topic_size = PyBytes_GET_SIZE(topic)
         cdef Py_ssize_t size = HEADER + topic_size + PyBytes_GET_SIZE(body)
         if not 1 <= topic_size <= 255 or size > <int64_t>0xFFFFFFFF:
@@ -191,6 +227,7 @@ cdef class Batch(Records):
         self.items[self.count] = Record(due_ns, self.size, instance, stamp, ordinal, <uint32_t>size)
         self.count += 1
         self.size += size
+        return 0
 
     cdef int grow(self, Py_ssize_t size) except -1:
         cdef Py_ssize_t room

@@ -31,7 +31,7 @@ from penstock.engine.disk import Disk
 from penstock.engine.slot_checkpoints import Checkpoints, Fired
 from penstock.engine.slot_file import SlotFile, SlotTable
 from penstock.engine.slot_loader import SlotLoader
-from penstock.engine.slot_writer import SlotWriter
+from penstock.engine.slot_writer import Rows, SlotWriter
 from penstock.engine.ticket import Ticket
 from penstock.storage.slots import SlotStore, new_generation
 
@@ -127,13 +127,16 @@ class DeferredQueue:
         self, topic: str, instance: int, body: bytes, timestamp_ns: int, due_ns: int, stamp: int
     ) -> Ticket:
         """Accept a message; the ticket is settled when it is on disk, after ``flush``."""
-        return self._writer.defer(topic, instance, body, timestamp_ns, due_ns, stamp)[1]
-
-    def defer_staged(
-        self, topic: str, instance: int, body: bytes, timestamp_ns: int, due_ns: int, stamp: int
-    ) -> tuple[SlotFile, Ticket]:
-        """As ``defer``, for a row that may be looked for later: the file is the caller's to pin."""
         return self._writer.defer(topic, instance, body, timestamp_ns, due_ns, stamp)
+
+    def defer_rows(
+        self, topic: bytes, instance: int, rows: Rows, count_max: int, timestamp_ns: int
+    ) -> tuple[SlotFile, Ticket]:
+        """Accept the next rows of a part: at least one, and as many as go to one file.
+
+        They may be looked for later, so the file is the caller's to pin.
+        """
+        return self._writer.defer_rows(topic, instance, rows, count_max, timestamp_ns)
 
     def slot_files(self) -> list[SlotFile]:
         """All there are; one that is pinned stays until ``unpin``."""

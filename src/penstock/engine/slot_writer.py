@@ -37,6 +37,27 @@ SLOW_NS = 10 * MS
 SLOW_PAUSE_NS = 1000 * MS
 
 
+class Rows:
+    """The rows of a deferred part from ``at`` on; the next one has ``stamp``."""
+
+    def __init__(self, part: bytes, stamp: int) -> None:
+        self.part = part
+        self.stamp = stamp
+        self.at = 4  # behind their count
+
+    @property
+    def left(self) -> bool:
+        return self.at < len(self.part)
+
+    @property
+    def due_ns(self) -> int:
+        return int.from_bytes(self.part[self.at : self.at + 8], "big", signed=True)
+
+    def skip(self) -> None:
+        self.at += 12 + int.from_bytes(self.part[self.at + 8 : self.at + 12], "big")
+        self.stamp += 1
+
+
 class SlotWriter:
     """Accepts messages into batches and writes them; ``changed`` hears of each outcome."""
 
@@ -68,9 +89,45 @@ class SlotWriter:
 
     def defer(
         self, topic: str, instance: int, body: bytes, timestamp_ns: int, due_ns: int, stamp: int
-    ) -> tuple[SlotFile, Ticket]:
-        """The file the message goes to, and the ticket of the append it is part of."""
+    ) -> Ticket:
         file = self._file_for(due_ns, timestamp_ns)
+        batch, ticket = self._batch_of(file)
+        size = batch.size
+        batch.add(file.ordinal, topic.encode(), instance, body, timestamp_ns, due_ns, stamp)
+        file.ordinal += 1
+        self.pending_size += batch.size - size
+        return ticket
+
+    def defer_rows(
+        self, topic: bytes, instance: int, rows: Rows, count_max: int, timestamp_ns: int
+    ) -> tuple[SlotFile, Ticket]:
+        """Accept the next rows of a part, up to ``count_max`` and as far as one file takes them."""
+        due_ns = max(rows.due_ns, timestamp_ns)
+        file = self._file_for(due_ns, timestamp_ns)
+        start_ns, end_ns = self._due_range(file, due_ns, timestamp_ns)
+        if file.name.length_ms == HOUR_MS:
+            count_max = min(count_max, HOUR_COUNT_MAX - file.ordinal)
+        batch, ticket = self._batch_of(file)
+        size = batch.size
+        count, rows.at = batch.add_rows(
+            rows.part,
+            rows.at,
+            count_max,
+            file.ordinal,
+            topic,
+            instance,
+            timestamp_ns,
+            rows.stamp,
+            start_ns,
+            end_ns,
+        )
+        file.ordinal += count
+        rows.stamp += count
+        self.pending_size += batch.size - size
+        return file, ticket
+
+    def _batch_of(self, file: SlotFile) -> tuple[Batch, Ticket]:
+        """What is accepted for ``file`` in this turn."""
         batch, ticket = file.batch, file.ticket
         if batch is None or ticket is None:
             batch = file.batch = Batch(file.number)
@@ -78,11 +135,16 @@ class SlotWriter:
             self._waiting.append(file)
             if len(self._waiting) == 1:
                 self._dirty()
-        size = batch.size
-        batch.add(file.ordinal, topic.encode(), instance, body, timestamp_ns, due_ns, stamp)
-        file.ordinal += 1
-        self.pending_size += batch.size - size
-        return file, ticket
+        return batch, ticket
+
+    def _due_range(self, file: SlotFile, due_ns: int, now_ns: int) -> tuple[int, int]:
+        """The due times around ``due_ns`` that ``_file_for`` has the same answer for."""
+        start_ns = file.name.start_ns
+        end_ns = start_ns + file.name.length_ms * MS
+        far_ns = now_ns + HOUR_MS * MS + 1
+        if due_ns >= far_ns:
+            return max(start_ns, far_ns), end_ns
+        return start_ns, min(end_ns, far_ns)
 
     def _file_for(self, due_ns: int, now_ns: int) -> SlotFile:
         due_ms = due_ns // MS

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.core.parts import rows
 from penstock.engine.slot_file import SlotFile
+from penstock.engine.slot_writer import Rows
 from penstock.engine.ticket import Ticket, after, settled
 from penstock.engine.topic import Topic
 from penstock.errors import StagingError, UncutError
@@ -27,8 +27,9 @@ from penstock.errors import StagingError, UncutError
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
 
-# Rows put in one turn: half a millisecond.
-ROW_COUNT_MAX = 256
+# Rows put in one turn, and runs of rows that go to the same file: half a millisecond.
+ROW_COUNT_MAX = 1024
+RUN_COUNT_MAX = 128
 # How long until a sync is looked at again that somebody else has begun.
 SYNC_LOOK_NS = 2_000_000
 
@@ -94,52 +95,57 @@ class StagedRows:
     def put(self, topic: Topic, body: bytes, time_ns: int, stamp: int) -> Ticket:
         """Defer the rows of a part that are not there; settled when they are in their files."""
         ticket = Ticket()
-        self._put_some(topic, body, time_ns, stamp, 0, ticket)
+        self._put_some(topic, Rows(body, stamp), time_ns, ticket)
         return ticket
 
-    def _put_some(
-        self, topic: Topic, body: bytes, time_ns: int, stamp: int, offset: int, whole: Ticket
-    ) -> None:
+    def _put_some(self, topic: Topic, rows: Rows, time_ns: int, whole: Ticket) -> None:
         refusal = self._broker.health_of_disk.refusal()
         if refusal is not None or self.stuck is not None:
             whole.settle(refusal or self.stuck)
             return
-        found, offset = rows(body, offset, ROW_COUNT_MAX)
-        tickets: dict[int, Ticket] = {}
-        files: set[SlotFile] = set()
-        for due_ns, row in found:
-            if stamp not in self._present:
-                file, ticket = self._deferred.defer_staged(
-                    topic.name, topic.instance, row, time_ns, max(due_ns, time_ns), stamp
-                )
-                files.add(file)
-                tickets[id(ticket)] = ticket
-            stamp += 1
-        for file in files:
+        tickets: dict[SlotFile, Ticket] = {}
+        end = rows.stamp + ROW_COUNT_MAX
+        name = topic.name.encode()
+        for _ in range(RUN_COUNT_MAX):
+            self._skip_present(rows, end)
+            if not rows.left or rows.stamp >= end:
+                break
+            count_max = self._absent_count(rows.stamp, end)
+            file, ticket = self._deferred.defer_rows(name, topic.instance, rows, count_max, time_ns)
+            tickets[file] = ticket
             self._pin(file)
-        go_on = partial(self._put_on, topic, body, time_ns, stamp, offset, whole, files)
+        go_on = partial(self._put_on, topic, rows, time_ns, whole, list(tickets))
         after(*tickets.values(), settled()).add(go_on)
+
+    def _skip_present(self, rows: Rows, end: int) -> None:
+        while self._present and rows.left and rows.stamp in self._present and rows.stamp < end:
+            rows.skip()
+
+    def _absent_count(self, stamp: int, end: int) -> int:
+        """How many rows from ``stamp`` on are not there, up to ``end``."""
+        if not self._present:
+            return end - stamp
+        return next(
+            i for i in range(end - stamp + 1) if stamp + i in self._present or stamp + i == end
+        )
 
     def _put_on(
         self,
         topic: Topic,
-        body: bytes,
+        rows: Rows,
         time_ns: int,
-        stamp: int,
-        offset: int,
         whole: Ticket,
-        files: set[SlotFile],
+        files: list[SlotFile],
         ticket: Ticket,
     ) -> None:
         if isinstance(ticket.error, UncutError):
             self.stuck = StagingError("STAGING_STUCK", f"until nsqd is restarted: {ticket.error}")
         for file in files:
             self._sizes[file] = file.size
-        if ticket.error is not None or offset >= len(body):
+        if ticket.error is not None or not rows.left:
             whole.settle(ticket.error)
         else:
-            go_on = partial(self._put_some, topic, body, time_ns, stamp, offset, whole)
-            self._broker.turns.soon(go_on)
+            self._broker.turns.soon(partial(self._put_some, topic, rows, time_ns, whole))
 
     def _pin(self, file: SlotFile) -> None:
         if file not in self._sizes:
