@@ -53,12 +53,16 @@ class Stager:
         self.addresses = Cluster(options, access).addresses(everywhere=True)
 
     def stage(
-        self, batches: Iterator[pyarrow.RecordBatch], query: str, batch: int
+        self,
+        batches: Iterator[pyarrow.RecordBatch],
+        query: str,
+        batch: int,
+        partition: int,
+        attempt_number: int = 0,
     ) -> StagedMessage:
+        """Stage a task's rows on one node, the next one if the task is tried again."""
         settle_worker()
-        context = TaskContext.get()
-        partition = context.partitionId() if context is not None else 0
-        turn = batch + partition + (context.attemptNumber() if context is not None else 0)
+        turn = batch + partition + attempt_number
         staging: Staging | None = None
 
         def put(topic: str, body: bytes, count: int, deferred: bool) -> None:
@@ -70,13 +74,18 @@ class Stager:
 
         try:
             each_of(batches, Rows(self.shape, self.topic, put))
-            if staging is None:
-                return StagedMessage(Staged(query, batch, partition))
-            return StagedMessage(staging.seal())
-        except BaseException:
+            if staging is not None:
+                return StagedMessage(staging.seal())
+        except BaseException as error:
             if staging is not None:
                 staging.abort()
-            raise
+            if not (isinstance(error, NodeError) and error.code == "BATCH_PUBLISHED"):
+                raise
+            # A repeated batch whose winners are decided: what this task has would lose.  The
+            # commit finishes what was decided.  A worker has to read its input to the end.
+            for _ in batches:
+                pass
+        return StagedMessage(Staged(query, batch, partition))
 
     def _node(self, turn: int) -> Node:
         """The nodes in turn, and of them the first that is well."""
@@ -94,6 +103,13 @@ class Stager:
         node.ask(asked("GET", "/ping"))
         log.info("after %s: %s is back", error, node)
         return node
+
+
+def task_of() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise QueryError("rows are written by tasks of Spark")
+    return task
 
 
 @lru_cache(maxsize=COMMITTERS_MAX)
@@ -131,7 +147,14 @@ class NsqBatchWriter(DataSourceArrowWriter):
         self.stager = Stager(options, self.access, shape)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
-        return self.stager.stage(iterator, self.query, self.options.write_batch)
+        task = task_of()
+        return self.stager.stage(
+            iterator,
+            self.query,
+            self.options.write_batch,
+            task.partitionId(),
+            task.attemptNumber(),
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         cluster = Cluster(self.options, self.access)
@@ -151,12 +174,14 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
         self.stager = Stager(options, self.access, shape)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
-        batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
+        task = task_of()
+        query = task.getLocalProperty("sql.streaming.queryId")
+        batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
             raise QueryError("Spark does not tell which query and batch this is")
-        return self.stager.stage(iterator, query, int(batch))
+        return self.stager.stage(
+            iterator, query, int(batch), task.partitionId(), task.attemptNumber()
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         staged = staged_in(messages)
