@@ -102,6 +102,27 @@ def test_an_update_leaves_panels_typing_scroll_and_focus_alone(tab: Tab, used: C
     assert focused(tab) == "Empty…"
 
 
+def test_what_comes_and_goes_above_leaves_the_rest_alone(tab: Tab, used: Cluster) -> None:
+    tab.open("/topics/use.gamma")
+    tab.page.locator("details#pause > summary").click()
+    tab.page.locator("details#pause form button").click()
+    expect(tab.page.locator(".told")).to_contain_text("Paused")
+    field = tab.page.get_by_label("Message", exact=True)
+    field.press_sequentially("half a thou")
+    form = tab.page.locator("#publish form").element_handle()
+    for _ in range(2):
+        tab.updated()
+    assert form is not None and form.evaluate("form => form.isConnected")
+    expect(tab.page.locator(".told")).to_contain_text("Paused")
+    expect(field).to_be_focused()
+    # Unpaused by somebody else: a label goes, a button changes its name.
+    used.nsqds[0].post("/topic/unpause?topic=use.gamma")
+    expect(tab.page.locator("details#pause")).to_have_count(1)
+    expect(tab.page.locator(".head .badge")).to_have_count(0)
+    assert field.input_value() == "half a thou"
+    assert form.evaluate("form => form.isConnected")
+
+
 def test_updates_can_be_paused(tab: Tab, used: Cluster) -> None:
     tab.open("/topics/use.beta")
     tab.page.locator("#live-pause").click()

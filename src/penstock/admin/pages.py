@@ -42,7 +42,7 @@ Params = Mapping[str, str]
 
 FOR_EVER = ("Cache-Control", "public, max-age=31536000, immutable")
 # How long an action's answer waits for a sample that shows what it did.
-SEEN_S = 1.5
+SEEN_S = 2.0
 SEEN_STEP_S = 0.05
 # A node's page shows that many topics with all their channels.
 NODE_TOPIC_COUNT_MAX = 200
@@ -232,7 +232,6 @@ class Pages:
     # Doing
 
     async def _act(self, request: Request) -> Response:
-        before = await self._admin.sample()
         fields = form_fields(request)
         back = fields.get("back", "/")
         if not _BACK.fullmatch(back):
@@ -244,12 +243,13 @@ class Pages:
                 return self._error(request, error)
             result = Result(False, _refused(fields, error))
         else:
-            await self._seen(before.number)
+            await self._seen()
         key = self._results.keep(result)
         return Response(303, b"", (("Location", f"{self._admin.url(back)}?done={key}"),))
 
-    async def _seen(self, number: int) -> None:
-        """Wait a moment for a newer sample: the next page should show what was done."""
+    async def _seen(self) -> None:
+        """Wait a moment for a sample begun after now: the next page should show what was done."""
+        number = self._admin.sampler.begun
         for _ in range(int(SEEN_S / SEEN_STEP_S)):
             if (await self._admin.sample()).number > number:
                 return

@@ -63,6 +63,7 @@ class Sampler:
         self._own: dict[str, tuple[int, bool]] = {}  # by node: start time, whether it is ours
         self._inactive_channels: dict[str, tuple[int, list[str]]] = {}  # when asked, what
         self._number = 0
+        self.begun = 0  # the number of the sample that was begun last
 
     async def run(self) -> None:
         """Sample until cancelled."""
@@ -94,6 +95,7 @@ class Sampler:
 
     async def look(self) -> Sample:
         """Take one sample."""
+        self.begun = self._number + 1
         lookupds, nodes, inactive = await self._discover()
         answers, failures = await ask_all(nodes, self._ask)
         now_ns = self._clock.monotonic_ns()

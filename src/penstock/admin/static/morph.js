@@ -2,8 +2,9 @@
 // scrolling, opened panels and what was typed stay.
 //
 // Rule 1: attributes in OWN belong to the person or to a script; the server's are not looked at.
-// Rule 2: children with data-key are the same if their keys are; others if they stand at the same
-//         place, are of the same kind and have the same id.
+// Rule 2: children with data-key are the same if their keys are; others if they stand in the same
+//         order and have the same name, id and first class.  What comes or goes between them moves
+//         them, and changes nothing else.
 // Rule 3: the children of data-keep are never touched.
 // Rule 4: a table that a person sorted keeps its order; table.js puts new rows in their place.
 
@@ -75,23 +76,50 @@ export function move(parent, child, place) {
 }
 
 function patchInOrder(old, fresh) {
-  const wanted = [...fresh.childNodes];
-  for (let at = 0; at < wanted.length; at += 1) {
-    const now = old.childNodes[at];
-    const next = wanted[at];
-    if (now === undefined) old.appendChild(document.importNode(next, true));
-    else if (!isSame(now, next)) now.replaceWith(document.importNode(next, true));
-    else if (now.nodeType === Node.ELEMENT_NODE) morph(now, next);
-    else if (now.data !== next.data) now.data = next.data;
+  const before = [...old.childNodes].filter(matters);
+  const wanted = [...fresh.childNodes].filter(matters);
+  let at = 0;
+  for (const [place, next] of wanted.entries()) {
+    const now = before[at];
+    const found = now === undefined ? -1 : before.findIndex((node, i) => i >= at && isSame(node, next));
+    if (found === at) {
+      patch(now, next);
+      at += 1;
+    } else if (now === undefined || wanted.some((node, i) => i > place && isSame(now, node))) {
+      old.insertBefore(document.importNode(next, true), now ?? null); // something new
+    } else if (found > at) {
+      for (; at < found; at += 1) before[at].remove();
+      patch(before[at], next);
+      at += 1;
+    } else {
+      now.replaceWith(document.importNode(next, true));
+      at += 1;
+    }
   }
-  while (old.childNodes.length > wanted.length) old.lastChild.remove();
+  for (; at < before.length; at += 1) before[at].remove();
+}
+
+function patch(now, next) {
+  if (now.nodeType === Node.ELEMENT_NODE) morph(now, next);
+  else if (now.data !== next.data) now.data = next.data;
+}
+
+// Space between the lines of a template comes and goes with what stands on them.
+function matters(node) {
+  return node.nodeType !== Node.TEXT_NODE || /\S/.test(node.data) || !node.data.includes("\n");
 }
 
 function isSame(one, other) {
   if (one.nodeType !== other.nodeType || one.nodeName !== other.nodeName) return false;
-  return one.nodeType !== Node.ELEMENT_NODE || (one.id === other.id && keyOf(one) === keyOf(other));
+  if (one.nodeType !== Node.ELEMENT_NODE) return true;
+  return one.id === other.id && keyOf(one) === keyOf(other) && kindOf(one) === kindOf(other);
 }
 
 function keyOf(element) {
   return element.getAttribute("data-key");
+}
+
+// The first class says what an element is, the others how it is.
+function kindOf(element) {
+  return element.classList[0];
 }
