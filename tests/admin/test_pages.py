@@ -60,6 +60,8 @@ def filled(cluster: Cluster) -> Iterator[Cluster]:
                     number,
                     ready=3,
                     client_id=HOSTILE,
+                    topology_zone="z1",
+                    topology_region="r1",
                     hostname="worker.example.org",
                     user_agent=f"{HOSTILE}/{number}",
                 )
@@ -215,6 +217,7 @@ def test_a_channel_shows_its_clients(browser: Browser, filled: Cluster) -> None:
         }
         assert {row["Client"].splitlines()[0] for row in rows} == stats
         assert all(HOSTILE in row["Client"] for row in rows)
+        assert all("r1 / z1" in row["Attributes"] for row in rows)
         nodes = {key.split()[0]: row for key, row in tab.table("nodes").items()}
         for number in range(3):
             stat = filled.nsqds[number].channel("orders", "email")
