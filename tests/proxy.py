@@ -4,6 +4,7 @@
         connect to proxy.address
         proxy.cut()                 # every connection is reset
         proxy.stall()               # bytes stop, connections stay; proxy.go_on()
+        proxy.hold_answer(b"POST /x")   # a request that begins so passes, and no answer any more
         proxy.cut_after(5000)       # each connection is reset after about that many bytes
         proxy.refuse()              # new connections are closed at once; proxy.accept()
     Proxy(port, piece=3)            # bytes pass three at a time
@@ -32,6 +33,8 @@ class Proxy:
         self.piece = piece
         self.accepted = 0
         self._choose = random.Random(seed)
+        self.holding = threading.Event()
+        self._hold_answer = b""
         self._cut_size = 0
         self._refusing = False
         self._passing = threading.Event()
@@ -70,6 +73,13 @@ class Proxy:
         """Reset every later connection after up to ``size`` bytes; 0: no more."""
         self._cut_size = size
 
+    def hold_answer(self, beginning: bytes) -> None:
+        """Pass a request that begins so, and from then on nothing in the other direction.
+
+        ``holding`` is set when it has come.
+        """
+        self._hold_answer = beginning
+
     def stall(self) -> None:
         self._passing.clear()
 
@@ -105,13 +115,19 @@ class Proxy:
             size = self._choose.randint(1, self._cut_size) if self._cut_size else 0
             for source, target in ((near, far), (far, near)):
                 threading.Thread(
-                    target=self._pass, args=(source, target, size), daemon=True
+                    target=self._pass, args=(source, target, size, source is near), daemon=True
                 ).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket, size_max: int) -> None:
+    def _pass(
+        self, source: socket.socket, target: socket.socket, size_max: int, asking: bool
+    ) -> None:
         passed = 0
         try:
             while data := source.recv(RECEIVE_SIZE):
+                if asking and self._hold_answer and data.startswith(self._hold_answer):
+                    self.holding.set()
+                if not asking and self.holding.is_set():
+                    continue
                 self._passing.wait()
                 if size_max and passed + len(data) >= size_max:
                     target.sendall(data[: size_max - passed])
