@@ -47,10 +47,15 @@ def explain_fault(*errors: BaseException | None) -> str:
     if found := OURS.findall(report):
         name, text = found[-1]
         advice = ADVICE.get(name, "")
-        return f"{_cut(text)}{'.  ' if advice else ''}{advice}"
+        # It may stand in quotes, as text in the text of another error.
+        text = _cut(text.rstrip("'\")"))
+        return f"{text}.  {advice}" if advice else text
     for mark, advice in KNOWN:
         if mark in report:
             return f"{_line_with(report, mark)}: {advice}"
+    for error in present:
+        if not type(error).__module__.startswith(("pyspark", "py4j")):
+            return _cut(f"{type(error).__name__}: {error}")
     if python := PYTHON.findall(report):
         name, text = python[-1]
         return _cut(f"{name}: {text}")
@@ -64,5 +69,5 @@ def _line_with(report: str, mark: str) -> str:
 
 
 def _cut(text: str) -> str:
-    text = text.strip().rstrip("'\")")
+    text = text.strip()
     return text if len(text) <= TEXT_SIZE_MAX else f"{text[:TEXT_SIZE_MAX]}..."

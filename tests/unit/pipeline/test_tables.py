@@ -126,6 +126,12 @@ penstock.errors.DataLossError: topic orders on nsqd h:1 was deleted and made aga
 """
 
 
+class Report(Exception):
+    """As Spark tells of an error."""
+
+    __module__ = "pyspark.errors"
+
+
 @pytest.mark.parametrize(
     ("errors", "said"),
     [
@@ -135,9 +141,10 @@ penstock.errors.DataLossError: topic orders on nsqd h:1 was deleted and made aga
             [None, RuntimeError("java.io.IOException: No space left on device\nat x")],
             "disk is full",
         ),
-        ([RuntimeError("x\nValueError: bad\n")], "ValueError: bad"),
-        ([RuntimeError("\n  something else\nat y")], "something else"),
-        ([RuntimeError("")], "Spark gives no reason"),
+        ([KeyError("x"), Report(REPORT.replace("penstock.errors", "x"))], "KeyError: 'x'"),
+        ([Report("x\nValueError: bad\n")], "ValueError: bad"),
+        ([Report("\n  something else\nat y")], "something else"),
+        ([Report("")], "Spark gives no reason"),
     ],
 )
 def test_a_fault_is_told_in_a_sentence(errors: list[BaseException | None], said: str) -> None:
