@@ -115,8 +115,8 @@ class ParquetTable:
         if sealed["batch"] is not None:
             done = json.dumps({"batch": sealed["batch"]}).encode()
             self._folder.write(f"{self._state}/done.json", done)
-        self._folder.remove(f"{self._state}/sealed.json")
         self._folder.remove(f"{self._state}/{sealed['stage']}")
+        self._folder.remove(f"{self._state}/sealed.json")
 
     def _read(self, name: str) -> dict[str, Any] | None:
         text = self._folder.read(f"{self._state}/{name}")
