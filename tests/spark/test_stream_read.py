@@ -433,6 +433,11 @@ def test_a_topic_that_was_deleted_fails_the_stream_or_begins_anew(
     assert careless.bodies(1) == [b"new"]
     with pytest.raises(DataLossError, match="was deleted and made again"):
         Stream(options, careful.offset).batch()
+    broker.post(f"/topic/delete?topic={topic}")
+    available_now = Stream(options, careless.offset)
+    available_now.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLossError, match="was deleted and made again"):
+        available_now.batch()
 
 
 def test_a_channel_that_was_deleted_is_made_again_if_nothing_is_lost(

@@ -181,10 +181,14 @@ class Follower:
         target: Positions = {}
         for uuid in self.cluster.nodes:
             for topic in self.options.topic:
-                if (found := self.cluster.log_of(uuid, topic)) is not None:
-                    channel = self.options.channel if self.options.channel in found.channels else ""
-                    end = self.cluster.settled(uuid, topic, found, channel)
-                    target.setdefault(uuid, {})[topic] = Position(found.instance, end)
+                found = self.cluster.log_of(uuid, topic)
+                if found is None:
+                    if topic in positions.get(uuid, {}):
+                        self._watches.gone.add((uuid, topic))
+                    continue
+                channel = self.options.channel if self.options.channel in found.channels else ""
+                end = self.cluster.settled(uuid, topic, found, channel)
+                target.setdefault(uuid, {})[topic] = Position(found.instance, end)
         self._target = target
 
     def _look_for_nodes(self, positions: Positions) -> None:

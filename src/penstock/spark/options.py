@@ -106,6 +106,16 @@ class Name(Text):
         return text
 
 
+class Columns(Listed):
+    def __init__(self) -> None:
+        super().__init__(Choice(dict.fromkeys(COLUMNS)))
+        self.kind = "columns"
+        self.noun = f"some of {', '.join(COLUMNS)}, with commas between"
+
+    def limits(self) -> str:
+        return ""
+
+
 class Count(Text):
     """A number of things; separators such as 1_000_000 are fine."""
 
@@ -161,9 +171,7 @@ class Options:
     http_token: str = string(SECURITY, "", "bearer token of the HTTP API, role read or publish")
     http_token_file: str = string(SECURITY, "", "file on the driver with that token")
 
-    columns: tuple[str, ...] = row(
-        Listed(Choice(dict.fromkeys(COLUMNS))), READING, COLUMNS, "columns to read, in this order"
-    )
+    columns: tuple[str, ...] = row(Columns(), READING, COLUMNS, "columns to read, in this order")
     starting_offsets: Places = row(
         Offsets(), READING, Places(EARLIEST), "first messages to read; of a stream, the first time"
     )

@@ -34,7 +34,7 @@ WRONG = {
     "retryTimeout": ("1x", "a duration such as"),
     "tls": ("maybe", "true or false"),
     "tlsInsecureSkipVerify": ("2", "true or false"),
-    "columns": ("body,boddy", "one of topic, node, index, id, timestamp, body"),
+    "columns": ("body,boddy", "some of topic, node, index, id, timestamp, body"),
     "startingOffsets": ("middle", "earliest, latest, or JSON"),
     "startingTimestamp": ("yesterday", "milliseconds since 1970, or ISO 8601"),
     "minPartitions": ("0", "an integer, 1 or more"),
