@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -57,6 +58,23 @@ def test_penstock_lists_all_of_them() -> None:
         assert f"  {command} " in listed
         assert text in listed
         assert 10 < len(text) < 80, command
+
+
+FLAG = re.compile(r"(?m)^ +(?:-\w, )?--?([a-z][\w-]*)")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_of_a_command_is_in_its_page(command: str) -> None:
+    """On the page of commands, or on the one that it leads to."""
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    section = page.partition(f"## penstock {command}\n")[2].partition("\n## ")[0]
+    told = set(FLAG.findall(section))
+    for target in re.findall(r"\]\(([\w.-]+)", section):
+        table = (ROOT / "docs" / target).read_text(encoding="utf-8")
+        told.update(re.findall(r"\| `-([a-z][\w-]*)`", table))
+    flags = set(FLAG.findall(run(str(PROGRAMS / "penstock"), "help", command).stdout))
+    assert flags or command == "pipeline", "its help has none to compare"
+    assert flags - told == set()
 
 
 def test_no_command_module_is_forgotten() -> None:

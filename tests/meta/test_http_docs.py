@@ -38,16 +38,19 @@ def test_the_page_has_every_route_and_no_other(tmp_path: Path) -> None:
     assert known - told == set(), "not told of"
 
 
-def examples() -> list[tuple[str, str]]:
+def examples(page: str = PAGE) -> list[tuple[str, str]]:
     """Commands behind ``$`` and what the page shows below them."""
     found: list[tuple[str, list[str]]] = []
-    for block in re.findall(r"(?m)(?:^    .*\n|^\n(?=    ))+", PAGE):
+    for block in re.findall(r"(?m)(?:^    .*\n|^\n(?=    ))+", page):
+        # What stands in a block without a command is shown for something else.
+        shown: list[str] = []
         for line in block.splitlines():
             text = line[4:]
             if text.startswith("$ "):
-                found.append((text[2:], []))
-            elif found:
-                found[-1][1].append(text)
+                shown = []
+                found.append((text[2:], shown))
+            else:
+                shown.append(text)
     return [(command, "\n".join(lines).strip()) for command, lines in found]
 
 

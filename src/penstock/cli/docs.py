@@ -5,8 +5,12 @@ A test fails when a page there is not what this would write.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from penstock.cli import (
     to_nsq,
 )
 from penstock.cli.flags import COMMON, FlagTable
+from penstock.cli.main import COMMANDS, help_text
 from penstock.settings import Setting
 from penstock.spark import options as spark
 
@@ -50,7 +55,19 @@ OWN_KINDS = spark.__name__
 EXAMPLES = ("msg-timeout", "tombstone-lifetime", "statsd-interval")
 
 
+COMMANDS_INTRODUCTION = """\
+Every program is a command of `penstock`; NSQ's programs are installed under NSQ's names as well.
+What `--help` prints is below, or in tables on pages of their own.
+"""
+
 TOOLS = (to_nsq, nsq_tail, nsq_stat, nsq_to_file, nsq_to_http, nsq_to_nsq)
+# The page that has a command's options, by its module; others' --help is shown as it is.
+PAGES = {
+    nsqd.__name__: "options.md",
+    nsqlookupd.__name__: "options-nsqlookupd.md",
+    nsqadmin.__name__: "options-nsqadmin.md",
+    **{tool.__name__: f"options-tools.md#{tool.PROGRAM}" for tool in TOOLS},
+}
 TOOLS_INTRODUCTION = """\
 What each tool is for, with examples, is in [tools.md](tools.md). Flags are written `-flag=value`,
 `--flag=value` or `--flag value`; those whose kind is a list are given once for each value. Options
@@ -149,9 +166,43 @@ def _row(setting: Setting) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def commands_page() -> str:
+    """Return the page of all commands: what each prints for --help, or where its options are."""
+    lines = [NOTICE, "", "# Commands", "", COMMANDS_INTRODUCTION, "## penstock", ""]
+    lines += indented(help_text())
+    for name, (module, text) in COMMANDS.items():
+        lines += ["", f"## penstock {name}", ""]
+        page = PAGES.get(module)
+        if page is None:
+            lines += indented(help_of(module))
+        else:
+            lines.append(f"{text[0].upper()}{text[1:]}: [{page.partition('#')[0]}]({page}).")
+    return "\n".join(lines) + "\n"
+
+
+def help_of(module: str) -> str:
+    """What a command prints for --help, on a terminal of 100 columns."""
+    printed = io.StringIO()
+    columns = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100"
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            import_module(module).main(["--help"])
+    finally:
+        del os.environ["COLUMNS"]
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+    return printed.getvalue()
+
+
+def indented(text: str) -> list[str]:
+    return [f"    {line}".rstrip() for line in text.rstrip("\n").split("\n")]
+
+
 def pages() -> dict[str, str]:
     """Return every generated page by its file name."""
     return {
+        "commands.md": commands_page(),
         "options.md": options_page(nsqd.flag_table()),
         "options-nsqlookupd.md": options_page(nsqlookupd.flag_table()),
         "options-nsqadmin.md": options_page(nsqadmin.flag_table()),

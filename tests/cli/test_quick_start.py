@@ -1,0 +1,47 @@
+"""docs/quick-start.md does what it says, on the parts that `penstock up` runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.test_up import Up
+from tests.meta.coverage_table import ROOT
+from tests.meta.test_http_docs import examples
+
+PAGE = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
+PORTS = {
+    "4150": ("nsqd", "TCP"),
+    "4151": ("nsqd", "HTTP"),
+    "4161": ("nsqlookupd", "HTTP"),
+    "4171": ("nsqadmin", "HTTP"),
+}
+
+
+def run(command: list[str]) -> str:
+    programs = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, (command, done.stderr)
+    return done.stdout
+
+
+def test_the_examples_give_what_the_page_shows(tmp_path: Path) -> None:
+    with Up(tmp_path / "data") as up:
+
+        def here(text: str) -> str:
+            for port, part in PORTS.items():
+                text = text.replace(f"127.0.0.1:{port}", up.address(*part))
+            return text
+
+        shown_in_page = examples(re.sub(r"(?s)```.*?```", "", PAGE))
+        assert len(shown_in_page) >= 8
+        for command, shown in shown_in_page:
+            given = run(["bash", "-c", here(command)])
+            lines = [line.rstrip() for line in given.strip().splitlines()]
+            assert "\n".join(lines) == shown, command
+        (program,) = re.findall(r"(?s)```python\n(.*?)```", PAGE)
+        assert run([sys.executable, "-c", here(program)]) == "b'hello from Python'\n"
