@@ -21,7 +21,7 @@ from penstock.errors import OptionError
 from tests.daemon import Nsqd, Nsqlookupd
 from tests.family import children, gone
 
-pytestmark = pytest.mark.timeout(40)
+pytestmark = pytest.mark.timeout(110)
 
 
 def nodes(count: int, **given: Any) -> list[Options]:
@@ -30,7 +30,7 @@ def nodes(count: int, **given: Any) -> list[Options]:
     return [flag_table().parse(own, {}).options for own in node_flags(options)]
 
 
-def eventually(true: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+def eventually(true: Callable[[], bool], timeout_s: float = 40.0) -> bool:
     give_up_s = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > give_up_s:

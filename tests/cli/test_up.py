@@ -21,7 +21,7 @@ from penstock.client import sync
 from tests.daemon import Daemon
 from tests.family import children, command_line, gone
 
-pytestmark = pytest.mark.timeout(40)
+pytestmark = pytest.mark.timeout(110)
 
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 ANY_PORTS = [
@@ -85,7 +85,7 @@ def test_a_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:
         time.sleep(SECOND_SIGNAL_S + 0.1)
         assert up.running
         up.signal(signal.SIGINT)
-        assert up.wait(5) == 0
+        assert up.wait() == 0
         assert gone(parts)
 
 
@@ -119,7 +119,7 @@ def test_a_second_one_is_told_what_is_in_the_way(tmp_path: Path) -> None:
                 [PENSTOCK, "up", *ANY_PORTS, f"--data-path={tmp_path}", *options],
                 capture_output=True,
                 text=True,
-                timeout=20,
+                timeout=60,
             )
             assert done.returncode == 1
             assert text in done.stderr
@@ -134,7 +134,7 @@ def test_a_data_path_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         [PENSTOCK, "up", f"--data-path={tmp_path / 'file'}"],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert "File exists" in done.stderr
@@ -161,7 +161,7 @@ def test_a_terminal_gets_colours_and_its_end_stops_all(tmp_path: Path) -> None:
         address = re.search(rb"nsqlookupd  TCP ([\d.]+):(\d+)", seen)
         assert address is not None
         with socket.create_connection((address[1], int(address[2])), 10):
-            assert up.wait(20) == 0
+            assert up.wait(60) == 0
         assert gone(parts)
     finally:
         up.kill()

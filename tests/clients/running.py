@@ -26,7 +26,7 @@ QUICK: dict[str, object] = {
 }
 
 
-def run(work: Coroutine[Any, Any, None], loop: str = "uvloop", timeout_s: float = 20.0) -> None:
+def run(work: Coroutine[Any, Any, None], loop: str = "uvloop", timeout_s: float = 90.0) -> None:
     """Run ``work``; it must end in time and leave no error behind."""
     errors: list[dict[str, Any]] = []
 
@@ -40,8 +40,8 @@ def run(work: Coroutine[Any, Any, None], loop: str = "uvloop", timeout_s: float 
     assert errors == []
 
 
-async def until(fact: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait until ``fact`` is true."""
+async def until(fact: Callable[[], bool], timeout_s: float = 40.0) -> None:
+    """Wait until ``fact`` is true; the limit is for a machine with other things to do."""
     async with asyncio.timeout(timeout_s):
         while not fact():
             await asyncio.sleep(0.005)

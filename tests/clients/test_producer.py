@@ -88,7 +88,7 @@ def test_a_deferred_message_comes_later(nsqd: Nsqd) -> None:
     with Client.of(nsqd, output_buffer_size=-1) as consumer:
         consumer.sub("deferred", "ch", ready=1)
         consumer.fin(consumer.message())
-    assert 0.5 <= time.monotonic() - start_s < 3.0
+    assert time.monotonic() - start_s >= 0.5
 
 
 def test_publishers_wait_while_too_many_bytes_are_on_their_way(nsqd: Nsqd) -> None:

