@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.dump import main
+from penstock.core.segment import STAGED, encode_batch_header
 from penstock.core.slots import Batch
+from penstock.storage import ledger
 from penstock.storage.files import Files
 from penstock.storage.journal import (
     encode_channel,
@@ -22,7 +24,18 @@ from penstock.storage.journal import (
 from penstock.storage.metadata import ChannelEntry, TopicEntry, write_metadata
 from penstock.storage.node import load_node
 from penstock.storage.slots import SlotName, SlotStore
+from penstock.storage.staging import (
+    Key,
+    Seal,
+    StagingStore,
+    crc_of,
+    encode_header,
+    encode_part,
+    encode_seal,
+    origin_of,
+)
 from penstock.storage.topic_log import TopicLog
+from tests.staging import ATTEMPT, deferred, plain
 from tests.unit.storage.build import NODE_ID, append, append_many, batch
 
 
@@ -173,3 +186,76 @@ def test_a_damaged_slot_file_is_shown_as_such(
     store.append(name, b"garbage" * 20, fresh=True)
     assert main([str(tmp_path / name.slot_file)]) == 1
     assert "!!" in capsys.readouterr().out
+
+
+def test_a_staging_file_is_told_part_by_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R19: plain and deferred rows, the seal, and damage."""
+    store = StagingStore(Files(), str(tmp_path))
+    one, two = plain(b"a", b"bc"), deferred((1_800_000_000_000_000_000, b"late"))
+    store.append(
+        0x1F,
+        [
+            encode_header(0x1F, Key("q", 3, 7, ATTEMPT), 1_800_000_000_000_000_000),
+            *encode_part(0x1F, 0, "t", False, 2, one, crc_of(one)),
+            *encode_part(0x1F, 1, "u", True, 1, two, crc_of(two)),
+            encode_seal(0x1F, Seal(2, 3)),
+        ],
+    )
+    path = tmp_path / "000000000000001f.staging"
+    assert main([str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "staging=000000000000001f query=q batch=3 partition=7" in lines[0]
+    assert [line.split()[1:] for line in lines[1:4]] == [
+        ["part", "0", "topic=t", "count=2", "size=15"],
+        ["body=1:'a'"],
+        ["body=2:'bc'"],
+    ]
+    assert lines[4].endswith("part 1 topic=u count=1 size=20 deferred")
+    assert lines[5].endswith("due=2027-01-15T08:00:00.000000Z body=4:'late'")
+    assert lines[6].endswith("sealed parts=2 count=3")
+    assert main(["--brief", str(path)]) == 0
+    assert "body=" not in capsys.readouterr().out
+    data = bytearray(path.read_bytes())
+    data[data.index(b"bc")] ^= 1
+    path.write_bytes(bytes(data[:-1]))
+    assert main([str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "the part is damaged" in out and "39 bytes are no record" in out and "not sealed" in out
+
+
+def test_the_ledger_is_told_record_by_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R19."""
+    path = tmp_path / "ledger"
+    bound = {"t": ledger.Bound(0xAB, 100)}
+    members = (ledger.Member(0x1F, 7, ATTEMPT),)
+    path.write_bytes(
+        ledger.encode_coordinator("q", 0, ledger.Coordinator("node", "host:1"))
+        + ledger.encode_decision("q", 0, ledger.Decision(3, (ledger.Winner("n", 7, "aa", 2),)))
+        + b"garbage"
+        + ledger.encode_intent("q", ledger.Intent(3, 0, 2, members, bound, {(0x1F, 1): 5}))
+        + ledger.encode_published("q", 0, ledger.Published(3, 2, "d"))
+    )
+    assert main([str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(
+        "coordinator time=1970-01-01T00:00:00.000000Z query=q node=node address=host:1"
+    )
+    assert lines[1].endswith("query=q batch=3 winners=[n:7:aa:2]")
+    assert lines[2].startswith("!!")
+    assert f"members=[31:7:{ATTEMPT}] topics=[t~00000000000000ab>=100] stamps=[31:1:5]" in lines[3]
+    assert lines[4].endswith("query=q batch=3 count=2 digest=d")
+
+
+def test_a_batch_says_which_part_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """R19."""
+    log = TopicLog.create(Files(), f"{tmp_path}/t", 1, NODE_ID, 100)
+    made = batch(100)
+    origin = origin_of(0x1F, 7)
+    made.header = encode_batch_header(made.payload, 100, 1, 5, 5, origin, STAGED)
+    append(log, made)
+    assert main([log.segments()[0].path]) == 0
+    assert "staging=000000000000001f part=7" in capsys.readouterr().out

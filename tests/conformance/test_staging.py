@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -54,7 +57,7 @@ def test_a_batch_is_staged_decided_published_and_consumed(query: HttpQuery) -> N
         "batch": 0,
         "partition": 0,
         "attempt": ATTEMPT,
-        "size": 23,
+        "size": 81,
         "count": 3,
         "sealed": True,
     }
@@ -148,3 +151,158 @@ def test_an_aborted_staging_is_gone_but_never_a_decided_one(query: HttpQuery) ->
     names = [{"partition": p, "attempt": ATTEMPT} for p in (0, 1, 2)]
     assert query.post("abort", batch=0, stagings=names).json == {"discarded": 1}
     assert [staged["partition"] for staged in nsqd.get("/staging").json] == [0]
+
+
+# Wrong requests
+
+GOOD = {"query": "q", "batch": "0", "partition": "0", "attempt": ATTEMPT}
+PART = {**GOOD, "part": "0", "topic": "t"}
+SEAL = {**GOOD, "parts": "1", "count": "1"}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
+    """An nsqd with small limits."""
+    folder = tmp_path_factory.mktemp("staging")
+    with Nsqd(folder, "--max-msg-size=1000", "--max-staging-bytes=5000") as daemon:
+        yield daemon
+
+
+def ask(nsqd: Nsqd, method: str, path: str, fields: dict[str, str], body: bytes = b"") -> str:
+    """Status and code of an error."""
+    query = "&".join(f"{name}={value}" for name, value in fields.items())
+    reply = nsqd.http(method, f"{path}?{query}", body)
+    return f"{reply.status} {reply.json['message']}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("query", None, "MISSING_ARG_QUERY"),
+        ("query", "", "INVALID_ARG_QUERY"),
+        ("query", "a%20b", "INVALID_ARG_QUERY"),
+        ("query", "a" * 201, "INVALID_ARG_QUERY"),
+        ("batch", None, "MISSING_ARG_BATCH"),
+        ("batch", "-1", "INVALID_ARG_BATCH"),
+        ("batch", str(1 << 63), "INVALID_ARG_BATCH"),
+        ("batch", "x", "INVALID_ARG_BATCH"),
+        ("partition", None, "MISSING_ARG_PARTITION"),
+        ("partition", str(1 << 31), "INVALID_ARG_PARTITION"),
+        ("attempt", None, "MISSING_ARG_ATTEMPT"),
+        ("attempt", "abc", "INVALID_ARG_ATTEMPT"),
+        ("attempt", "g" * 32, "INVALID_ARG_ATTEMPT"),
+    ],
+)
+def test_a_staging_must_be_named_well(
+    small: Nsqd, name: str, value: str | None, error: str
+) -> None:
+    for method, path, good in (("PUT", "part", PART), ("POST", "seal", SEAL)):
+        fields = {key: given for key, given in good.items() if key != name}
+        if value is not None:
+            fields[name] = value
+        assert ask(small, method, f"/staging/{path}", fields, plain(b"a")) == f"400 {error}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "body", "error"),
+    [
+        ({"part": "65536"}, plain(b"a"), "400 INVALID_ARG_PART"),
+        ({"part": ""}, plain(b"a"), "400 INVALID_ARG_PART"),
+        ({"topic": "no!"}, plain(b"a"), "400 INVALID_TOPIC"),
+        ({"topic": "t%23ephemeral"}, plain(b"a"), "400 INVALID_TOPIC"),
+        ({}, b"", "400 BAD_BODY"),
+        ({}, plain(b"a") + b"x", "400 BAD_BODY"),
+        ({}, plain(b""), "400 BAD_MESSAGE"),
+        ({}, plain(b"abcdef", b""), "400 BAD_MESSAGE"),
+        ({}, plain(b"x" * 1001), "413 MSG_TOO_BIG"),
+        ({"deferred": "true"}, deferred((-1, b"a")), "400 INVALID_DEFER"),
+        ({"deferred": "true"}, deferred((1 << 62, b"a")), "400 INVALID_DEFER"),
+        ({"deferred": "true"}, plain(b"a"), "400 BAD_BODY"),
+        ({}, bytes((8 << 20) + 1), "413 BODY_TOO_BIG"),
+        ({}, plain(*[b"x"] * 500_000), "413 PART_TOO_BIG"),
+        ({}, plain(*[b"x" * 900] * 6), "507 STAGING_FULL"),
+    ],
+)
+def test_a_wrong_part_is_refused(
+    small: Nsqd, fields: dict[str, str], body: bytes, error: str
+) -> None:
+    assert ask(small, "PUT", "/staging/part", {**PART, **fields}, body) == error
+    assert small.get("/staging").json == []
+
+
+WINNER = {"node": "00000000-0000-0000-0000-000000000001", "partition": 0, "attempt": ATTEMPT}
+DECIDED = {**WINNER, "count": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "error"),
+    [
+        ("decide", b"", "400 INVALID_BODY"),
+        ("decide", b"[]", "400 INVALID_BODY"),
+        ("decide", {"query": 1, "batch": 0, "winners": []}, "400 INVALID_QUERY"),
+        ("decide", {"batch": 0, "winners": []}, "400 INVALID_QUERY"),
+        ("decide", {"query": "q", "winners": []}, "400 INVALID_BATCH"),
+        ("decide", {"query": "q", "batch": True, "winners": []}, "400 INVALID_BATCH"),
+        ("decide", {"query": "q", "batch": -1, "winners": []}, "400 INVALID_BATCH"),
+        ("decide", {"query": "q", "batch": 0}, "400 INVALID_WINNERS"),
+        ("decide", {"query": "q", "batch": 0, "winners": [1]}, "400 INVALID_WINNERS"),
+        ("decide", {"query": "q", "batch": 0, "winners": [WINNER]}, "400 INVALID_COUNT"),
+        ("decide", {"query": "q", "batch": 0, "winners": [DECIDED] * 2}, "400 INVALID_WINNERS"),
+        (
+            "decide",
+            {"query": "q", "batch": 0, "winners": [{**DECIDED, "node": "x"}]},
+            "400 INVALID_NODE",
+        ),
+        (
+            "publish",
+            {"query": "q", "batch": 0, "winners": [{"partition": 0, "attempt": "x"}]},
+            "400 INVALID_ATTEMPT",
+        ),
+        (
+            "publish",
+            {"query": "q", "batch": 0, "winners": [{"attempt": ATTEMPT}]},
+            "400 INVALID_PARTITION",
+        ),
+        ("publish", {"query": "q", "batch": 0, "winners": [WINNER] * 2}, "400 INVALID_WINNERS"),
+        ("publish", {"query": "q", "batch": 0, "winners": [WINNER]}, "404 STAGING_NOT_FOUND"),
+        ("abort", {"query": "q", "batch": 0}, "400 INVALID_STAGINGS"),
+        ("coordinator", {"query": "q"}, "400 INVALID_COORDINATOR"),
+        (
+            "coordinator",
+            {"query": "q", "coordinator": WINNER["node"], "address": 5},
+            "400 INVALID_ADDRESS",
+        ),
+    ],
+)
+def test_a_wrong_body_is_refused(small: Nsqd, path: str, told: object, error: str) -> None:
+    body = told if isinstance(told, bytes) else json.dumps(told).encode()
+    assert ask(small, "POST", f"/staging/{path}", {}, body) == error
+
+
+def test_errors_of_stagings_say_what_is_wrong(query: HttpQuery) -> None:
+    assert query.put(1, "t", plain(b"a")).status == 200
+    reply = query.seal(2, 2)
+    assert (reply.status, reply.json) == (409, {"message": "MISSING_PARTS", "detail": "parts [0]"})
+
+
+def test_staging_needs_the_role_publish(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("publish token-of-a-publisher\nmetrics token-of-a-watcher\n")
+    with Nsqd(tmp_path / "nsqd", f"--http-auth-token-file={tokens}") as nsqd:
+        for path in ("/staging", "/staging/coordinator?query=q"):
+            for token, status in (("publisher", (200, 404)), ("watcher", (403,)), ("", (401,))):
+                headers = {"Authorization": f"Bearer token-of-a-{token}"}
+                assert nsqd.http("GET", path, headers=headers).status in status
+
+
+def test_staging_is_seen_in_the_metrics(query: HttpQuery) -> None:
+    assert query.put(0, "t", plain(b"a", b"b")).status == 200
+    page = query.nsqd.get("/metrics").text
+    assert "penstock_stagings 1\n" in page
+    assert "penstock_staging_bytes 43\n" in page
+    assert query.seal(1, 2).status == 200
+    assert query.publish(0, (0, ATTEMPT)).status == 200
+    page = query.nsqd.get("/metrics").text
+    assert "penstock_stagings 0\n" in page
+    assert "penstock_staged_messages_total 2\n" in page
+    assert "penstock_staging_published_messages_total 2\n" in page

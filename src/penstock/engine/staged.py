@@ -5,20 +5,31 @@ from __future__ import annotations
 from penstock.engine.ticket import Ticket, settled
 from penstock.errors import StagingError
 from penstock.storage.staging import (
-    RECORD_SIZE,
     FoundStaging,
     Key,
     PartRecord,
     Seal,
     encode_header,
     encode_part,
+    weight_of,
 )
 
 
 class Coming:
     """A part that is not in its file yet."""
 
-    __slots__ = ("begun", "body", "count", "crc", "deferred", "part", "size", "ticket", "topic")
+    __slots__ = (
+        "begun",
+        "body",
+        "count",
+        "crc",
+        "deferred",
+        "part",
+        "size",
+        "ticket",
+        "topic",
+        "weight",
+    )
 
     def __init__(
         self, part: int, topic: str, deferred: bool, count: int, body: bytes, crc: int
@@ -29,6 +40,7 @@ class Coming:
         self.count = count
         self.body = body
         self.size = len(body)
+        self.weight = weight_of(topic, self.size)
         self.crc = crc
         self.begun = False
         self.ticket = Ticket()
@@ -53,7 +65,7 @@ class Staged:
         self.touched_ns = touched_ns
         self.parts: dict[int, PartRecord] = {}
         self.coming: dict[int, Coming] = {}
-        self.size = 0  # of the bodies, with those on their way
+        self.size = 0  # of the parts, with those on their way
         self.file_size = 0
         self.writing = False
         self.told = Seal(0, 0)
@@ -67,7 +79,7 @@ class Staged:
     def found(found: FoundStaging, touched_ns: int) -> Staged:
         staged = Staged(found.number, found.key, found.created_ns, touched_ns)
         staged.parts = found.parts
-        staged.size = sum(part.size for part in found.parts.values())
+        staged.size = sum(part.weight for part in found.parts.values())
         staged.file_size = found.good_size
         staged.seal = found.seal
         staged.checked = False
@@ -146,4 +158,4 @@ class Staged:
                 coming.crc,
                 end - coming.size,
             )
-            end -= coming.size + len(coming.topic) + RECORD_SIZE
+            end -= coming.weight

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.engine.lane import Lane
 from penstock.engine.ledger import Ledger
 from penstock.engine.publication import Outcome, Publication
 from penstock.engine.staged import Coming, Staged
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 # Bytes on their way into staging files; a client that hears STAGING_BUSY tries again.
 PENDING_SIZE_MAX = 256 << 20
 STAGING_COUNT_MAX = 100_000
+# A part is 200 bytes of memory, however small it is.
+PART_COUNT_MAX = 1_000_000
+# Works of stagings that are with the disk at once; the others' threads are not theirs.
+WORK_COUNT_MAX = 3
 # Publications that run at once; each has up to 32 MiB in memory.
 RUNNING_COUNT_MAX = 4
 UPKEEP_INTERVAL_NS = 5_000_000_000
@@ -42,6 +47,7 @@ class Staging:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
+        self.disk = Lane(broker.disk, WORK_COUNT_MAX)
         self.store = StagingStore(broker.files, broker.data.staging)
         self.ledger = Ledger(
             broker.files,
@@ -52,6 +58,7 @@ class Staging:
         )
         self.size = 0  # of all files, with what is on its way
         self.pending_size = 0
+        self.kept_part_count = 0  # in all stagings, with those on their way
         self.part_count = 0
         self.staged_count = 0  # messages
         self.published_count = 0  # messages
@@ -122,9 +129,8 @@ class Staging:
         if staged is None:
             staged = self._make(key)
         staged.coming[part] = coming
-        self.pending_size += coming.size
-        self.size += coming.size
-        staged.size += coming.size
+        self.pending_size += coming.weight
+        self._weigh(staged, coming.weight, 1)
         if not staged.writing:
             self._write(staged)
         return coming.ticket
@@ -137,9 +143,11 @@ class Staging:
             raise StagingError("DISK_FULL", str(refusal))
 
     def _refuse_size(self, coming: Coming) -> None:
-        if self.size + coming.size > self.broker.options.max_staging_bytes:
+        if self.size + coming.weight > self.broker.options.max_staging_bytes:
             raise StagingError("STAGING_FULL", "--max-staging-bytes are staged")
-        if self.pending_size and self.pending_size + coming.size > PENDING_SIZE_MAX:
+        if self.kept_part_count >= PART_COUNT_MAX:
+            raise StagingError("STAGING_FULL", "too many parts")
+        if self.pending_size and self.pending_size + coming.weight > PENDING_SIZE_MAX:
             raise StagingError("STAGING_BUSY", "the disk does not keep up")
 
     def _make(self, key: Key) -> Staged:
@@ -156,6 +164,14 @@ class Staging:
         self._staged[staged.key] = staged
         self._by_query.setdefault(staged.key.query, set()).add(staged)
         self.size += staged.size
+        self.kept_part_count += len(staged.parts)
+
+    def _weigh(self, staged: Staged, size: int, count: int) -> None:
+        """``staged`` is so many bytes and parts more, or less; one that is not kept counts not."""
+        staged.size += size
+        if self._is_kept(staged):
+            self.size += size
+            self.kept_part_count += count
 
     def _write(self, staged: Staged) -> None:
         batch = [coming for coming in staged.coming.values() if not coming.begun]
@@ -164,7 +180,7 @@ class Staging:
         staged.writing = True
         pieces = staged.take(batch)
         work = partial(self.store.append, staged.number, pieces)
-        self.broker.disk.submit(work, partial(self._written, staged, batch))
+        self.disk.submit(work, partial(self._written, staged, batch))
 
     def _written(
         self, staged: Staged, batch: list[Coming], size: int | None, error: BaseException | None
@@ -190,15 +206,12 @@ class Staging:
             self._drop_empty(staged)
 
     def _not_written(self, staged: Staged, batch: list[Coming], failure: Exception) -> None:
-        size = sum(coming.size for coming in batch)
-        staged.size -= size
-        if self._is_kept(staged):
-            self.size -= size
+        self._weigh(staged, -sum(coming.weight for coming in batch), -len(batch))
         self._end(staged, batch, failure)
 
     def _end(self, staged: Staged, batch: list[Coming], failure: Exception | None) -> None:
         for coming in batch:
-            self.pending_size -= coming.size
+            self.pending_size -= coming.weight
             del staged.coming[coming.part]
         for coming in batch:
             coming.ticket.settle(failure)
@@ -241,7 +254,7 @@ class Staging:
             return settled()
         staged.told = told
         ticket = staged.sealing = Ticket()
-        self.broker.disk.submit(
+        self.disk.submit(
             partial(self._seal, staged, told, staged.checked), partial(self._sealed, staged, told)
         )
         return ticket
@@ -278,10 +291,7 @@ class Staging:
         elif bad:
             staged.seal = None
             for part in bad:
-                size = staged.parts.pop(part).size
-                staged.size -= size
-                if self._is_kept(staged):
-                    self.size -= size
+                self._weigh(staged, -staged.parts.pop(part).weight, -1)
             failure = StagingError("MISSING_PARTS", f"parts {bad} were torn")
         else:
             staged.seal = told
@@ -384,6 +394,7 @@ class Staging:
             if not self._by_query[query]:
                 del self._by_query[query]
             self.size -= staged.size
+            self.kept_part_count -= len(staged.parts) + len(staged.coming)
 
     def _remove(self, gone: list[Staged]) -> None:
         for staged in gone:
@@ -392,7 +403,7 @@ class Staging:
         idle = [staged for staged in gone if not staged.writing and staged.sealing is None]
         if idle:
             numbers = [staged.number for staged in idle]
-            self.broker.disk.submit(partial(self.store.remove, numbers), self._removed)
+            self.disk.submit(partial(self.store.remove, numbers), self._removed)
 
     def _removed(self, _: None, error: BaseException | None) -> None:
         if error is not None:
@@ -445,6 +456,8 @@ class Staging:
         """Raise AssertionError if the counts disagree; tests call it."""
         assert self.size == sum(staged.size for staged in self._staged.values())
         assert sum(map(len, self._by_query.values())) == len(self._staged)
+        kept = self._staged.values()
+        assert self.kept_part_count == sum(len(s.parts) + len(s.coming) for s in kept)
         assert self.pending_size >= 0
 
 

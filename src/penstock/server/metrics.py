@@ -113,6 +113,7 @@ class Metrics:
         yield from self._servers()
         yield from self._storage(topics)
         yield from self._deferral()
+        yield from self._staging()
         yield from self._topics(topics)
         yield from self._channels(topics)
         yield from self._readers()
@@ -204,6 +205,36 @@ class Metrics:
             "penstock_deferred_lateness_seconds",
             "By how much deferred publishes were fired after they were due.",
             self._broker.lateness,
+        )
+
+    def _staging(self) -> Iterator[bytes]:
+        staging = self._broker.staging
+        yield _gauge("stagings", "Stagings that are kept.", staging.staging_count)
+        yield _gauge("staging_bytes", "Bytes of staged rows.", staging.size)
+        yield _gauge(
+            "staging_publications",
+            "Batches that are being published, or could not be yet.",
+            len(staging.publications),
+        )
+        yield _counter("staged_parts_total", "Parts staged.", staging.part_count)
+        yield _counter("staged_messages_total", "Messages staged.", staging.staged_count)
+        yield _counter(
+            "staging_published_messages_total",
+            "Staged messages published.",
+            staging.published_count,
+        )
+        yield _counter(
+            "staging_void_messages_total",
+            "Staged messages whose topic was deleted while they were published.",
+            staging.void_count,
+        )
+        yield _counter(
+            "staging_expired_total",
+            "Stagings dropped because nobody came for them.",
+            staging.expired_count,
+        )
+        yield _counter(
+            "staging_errors_total", "Disk errors of stagings and batches.", staging.error_count
         )
 
     # Topics and channels

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
-from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS
+from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS, STAGED
 from penstock.core.slots import parse_record
 from penstock.errors import StorageError
-from penstock.storage import journal
+from penstock.storage import journal, ledger
+from penstock.storage.dump_staging import dump_ledger, dump_staging
 from penstock.storage.files import Files
 from penstock.storage.metadata import decode_metadata
 from penstock.storage.node import decode_node
@@ -27,11 +27,10 @@ from penstock.storage.segment import (
 )
 from penstock.storage.slots import SlotStore, slot_name
 from penstock.storage.survey import BadBytes, Walk, decode_ordinals
+from penstock.storage.words import body_of, short, signed, time_of
 
 if TYPE_CHECKING:
     from penstock.core.segment import Batch
-
-BODY_SIZE_SHOWN = 60
 
 _RECORDS = {
     journal.TOPIC: "topic",
@@ -60,6 +59,10 @@ def dump_file(files: Files, path: str, out: TextIO, *, brief: bool = False) -> i
         return 0
     if name == "nsqd.dat":
         return _dump_metadata(files, path, out)
+    if name.endswith(".staging"):
+        return dump_staging(files, path, out, brief)
+    if name == "ledger" or start.startswith(ledger.MAGIC):
+        return dump_ledger(files.read(path), out)
     if name.startswith("journal") or start.startswith(journal.MAGIC):
         return _dump_journal(files.read(path), out)
     raise StorageError(f"{path}: not a file of Penstock's that can be shown")
@@ -73,13 +76,15 @@ class _Printer(Walk):
 
     def saw_batch(self, offset: int, piece: bytes, batch: Batch) -> None:
         first, count, start, end, append_ns, slot, flags = batch
-        publish_ns = _signed(piece[start - 16 : start - 8])
+        publish_ns = signed(piece[start - 16 : start - 8])
         ordinals = decode_ordinals(piece[end : end + 4 * count]) if flags & ORIGINS else []
-        origin = f" slot={slot} ordinals={_short(ordinals)}" if ordinals else ""
+        origin = f" slot={slot} ordinals={short(ordinals)}" if ordinals else ""
+        if flags & STAGED:
+            origin = f" staging={slot >> 16:016x} part={slot & 0xFFFF}"
         print(
             f"{offset:>12}  batch {first}..{first + count - 1} count={count}"
             f" size={BATCH_HEADER_SIZE + end - start + 4 * len(ordinals)}"
-            f" appended={_time(append_ns)} published={_time(publish_ns)}{origin}",
+            f" appended={time_of(append_ns)} published={time_of(publish_ns)}{origin}",
             file=self.out,
         )
         at = start
@@ -89,7 +94,7 @@ class _Printer(Walk):
             frame = piece[at : at + size]
             print(
                 f"{base + at:>12}    {index} id={frame[18:34].decode('latin-1')}"
-                f" timestamp={_time(_signed(frame[8:16]))} {_body(frame[34:])}",
+                f" timestamp={time_of(signed(frame[8:16]))} {body_of(frame[34:])}",
                 file=self.out,
             )
             at += size
@@ -113,7 +118,7 @@ def _dump_segment(files: Files, path: str, start: bytes, out: TextIO, brief: boo
         print(
             f"{0:>12}  segment format={header.version} node_id={header.node_id}"
             f" instance={header.instance:016x} base={header.base}"
-            f" previous_end={header.previous_end}{origin} created={_time(header.created_ns)}",
+            f" previous_end={header.previous_end}{origin} created={time_of(header.created_ns)}",
             file=out,
         )
     trailer = None
@@ -146,7 +151,7 @@ def _dump_footer(files: Files, path: str, trailer: Trailer, out: TextIO) -> int:
     print(
         f"{trailer.tables_offset + trailer.tables_size:>12}  sealed first={trailer.first}"
         f" end={trailer.end} count={trailer.count}"
-        f" appended={_time(trailer.append_ns_first)}..{_time(trailer.append_ns_last)}{slots}",
+        f" appended={time_of(trailer.append_ns_first)}..{time_of(trailer.append_ns_last)}{slots}",
         file=out,
     )
     return damage
@@ -155,7 +160,7 @@ def _dump_footer(files: Files, path: str, trailer: Trailer, out: TextIO) -> int:
 def _table_lines(tables: Tables) -> Iterator[tuple[int, str]]:
     """(size in the file, what it says) of each entry."""
     for index, offset, append_ns in zip(tables.indexes, tables.offsets, tables.times, strict=True):
-        yield 24, f"sparse index={index} offset={offset} appended={_time(append_ns)}"
+        yield 24, f"sparse index={index} offset={offset} appended={time_of(append_ns)}"
     for start, end in tables.gaps:
         yield 16, f"gap {start}..{end - 1}"
     for offset in tables.origins:
@@ -191,10 +196,10 @@ def _record(kind: int, payload: bytes) -> str:
         )
     if kind == journal.PROGRESS:
         id, low, runs, marks = journal.decode_progress(payload)
-        told_runs = _short([f"{start}..{end - 1}" for start, end in runs])
-        told_marks = _short(
+        told_runs = short([f"{start}..{end - 1}" for start, end in runs])
+        told_marks = short(
             [
-                f"{index}(attempts={attempts}" + (f" due={_time(due_ns)})" if due_ns else ")")
+                f"{index}(attempts={attempts}" + (f" due={time_of(due_ns)})" if due_ns else ")")
                 for index, attempts, due_ns in marks
             ]
         )
@@ -225,7 +230,7 @@ def _dump_slot(files: Files, path: str, out: TextIO, brief: bool) -> int:
     if name is None:
         raise StorageError(f"{path}: the name of a slot file is <start>-<length>-<generation>")
     store = SlotStore(files, folder or ".")
-    start, length = _time(name.start_ns), name.length_ms // 1000
+    start, length = time_of(name.start_ns), name.length_ms // 1000
     print(f"slot={name.number} start={start} length={length}s", file=out)
     if file.endswith(".fired"):
         fired = store.read_fired(name)
@@ -243,8 +248,8 @@ def _dump_slot(files: Files, path: str, out: TextIO, brief: bool) -> int:
             if due is not None:
                 print(
                     f"  {offset} ordinal={ordinal} topic={due.topic}~{instance:016x}"
-                    f" due={_time(due.due_ns)} published={_time(due.timestamp_ns)}"
-                    f" {_body(due.body)}",
+                    f" due={time_of(due.due_ns)} published={time_of(due.timestamp_ns)}"
+                    f" {body_of(due.body)}",
                     file=out,
                 )
         if records.corrupt_size or records.torn_size:
@@ -255,27 +260,3 @@ def _dump_slot(files: Files, path: str, out: TextIO, brief: bool) -> int:
                 file=out,
             )
     return bad_count
-
-
-def _signed(data: bytes) -> int:
-    return int.from_bytes(data, "big", signed=True)
-
-
-def _time(time_ns: int) -> str:
-    """UTC to the microsecond; what is no time of this age stays a number."""
-    try:
-        moment = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return str(time_ns)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ns % 1_000_000_000 // 1000:06d}Z"
-
-
-def _body(body: bytes) -> str:
-    shown = repr(body[:BODY_SIZE_SHOWN])[1:]
-    more = "..." if len(body) > BODY_SIZE_SHOWN else ""
-    return f"body={len(body)}:{shown}{more}"
-
-
-def _short(items: list[int] | list[str]) -> str:
-    shown = ",".join(map(str, items[:8]))
-    return f"[{shown}{f',... {len(items)}' if len(items) > 8 else ''}]"

@@ -66,6 +66,10 @@ class PartRecord:
     crc: int
     offset: int  # of the payload
 
+    @property
+    def weight(self) -> int:
+        return weight_of(self.topic, self.size)
+
 
 @dataclass(frozen=True, slots=True)
 class Seal:
@@ -86,6 +90,11 @@ class FoundStaging:
     good_size: int
     parts: dict[int, PartRecord] = field(default_factory=dict)
     seal: Seal | None = None
+
+
+def weight_of(topic: str, size: int) -> int:
+    """The bytes that a part of ``size`` takes in its file."""
+    return RECORD_SIZE + len(topic) + size
 
 
 def origin_of(number: int, part: int) -> int:
