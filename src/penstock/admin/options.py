@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 
-from penstock.engine.options import LOG, LOG_LEVELS
+from penstock.engine.options import log_format, log_level, log_prefix
 from penstock.errors import OptionError
-from penstock.settings import boolean, choice, duration, settings_of, string, strings
+from penstock.settings import boolean, duration, settings_of, string, strings
 
 LISTEN = "Listening"
 CLUSTER = "Cluster, one of the two"
@@ -84,17 +84,9 @@ class AdminOptions:
         CHARTS, "nsq.%s", "what the nsqds' keys begin with, %s stands for the node"
     )
 
-    log_level: str = choice(LOG, "info", "least important log lines to write", LOG_LEVELS)
-    log_prefix: str = string(
-        LOG, "[nsqadmin] ", "what a log line begins with", default_text='"[nsqadmin] "'
-    )
-    log_format: str = choice(
-        LOG,
-        "text",
-        "log lines as NSQ writes them, or one JSON object each",
-        ("text", "json"),
-        own=True,
-    )
+    log_level: str = log_level()
+    log_prefix: str = log_prefix("nsqadmin")
+    log_format: str = log_format()
 
 
 SETTINGS = settings_of(AdminOptions)

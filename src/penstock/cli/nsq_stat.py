@@ -11,7 +11,15 @@ from urllib.parse import quote
 
 from penstock.cli.consuming import check_one_kind
 from penstock.cli.flags import FlagTable
-from penstock.cli.tool import Output, Signals, ToolError, log_level, repeated, start_tool
+from penstock.cli.tool import (
+    Output,
+    Signals,
+    ToolError,
+    log_level,
+    repeated,
+    start_tool,
+    tool_table,
+)
 from penstock.errors import OptionError
 from penstock.server.http_client import HttpClientError, Timeouts, fetch
 from penstock.settings import duration, integer, string
@@ -88,11 +96,8 @@ class Numbers:
 
 
 def flag_table() -> FlagTable[StatOptions]:
-    return FlagTable(
-        PROGRAM,
-        StatOptions,
-        summary="Prints rates, depths and counts of a channel, summed over all nsqds.",
-        environment_prefix="PENSTOCK_NSQ_STAT_",
+    return tool_table(
+        PROGRAM, StatOptions, "Prints rates, depths and counts of a channel, summed over all nsqds."
     )
 
 

@@ -30,6 +30,7 @@ from penstock.cli.tool import (
     log_level,
     repeated,
     start_tool,
+    tool_table,
 )
 from penstock.client import Consumer, Message
 from penstock.errors import OptionError
@@ -54,11 +55,8 @@ class TailOptions:
 
 
 def flag_table() -> FlagTable[TailOptions]:
-    return FlagTable(
-        PROGRAM,
-        TailOptions,
-        summary="Prints the messages of topics to standard output, a line each.",
-        environment_prefix="PENSTOCK_NSQ_TAIL_",
+    return tool_table(
+        PROGRAM, TailOptions, "Prints the messages of topics to standard output, a line each."
     )
 
 

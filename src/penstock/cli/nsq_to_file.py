@@ -33,7 +33,7 @@ from penstock.cli.consuming import (
 )
 from penstock.cli.flags import FlagTable
 from penstock.cli.nsq_stat import get_json
-from penstock.cli.tool import Signals, client_options, log_level, repeated, start_tool
+from penstock.cli.tool import Signals, client_options, log_level, repeated, start_tool, tool_table
 from penstock.cli.topic_file import Layout, TopicFile
 from penstock.client import Config, Message
 from penstock.errors import OptionError
@@ -111,11 +111,8 @@ class ToFileOptions:
 
 
 def flag_table() -> FlagTable[ToFileOptions]:
-    return FlagTable(
-        PROGRAM,
-        ToFileOptions,
-        summary="Writes the messages of topics to files, a line each.",
-        environment_prefix="PENSTOCK_NSQ_TO_FILE_",
+    return tool_table(
+        PROGRAM, ToFileOptions, "Writes the messages of topics to files, a line each."
     )
 
 

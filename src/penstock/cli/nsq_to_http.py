@@ -28,7 +28,15 @@ from penstock.cli.consuming import (
 from penstock.cli.flags import FlagTable
 from penstock.cli.host_pool import make_pool
 from penstock.cli.timing import Timing
-from penstock.cli.tool import Signals, client_options, log_level, repeated, start_tool
+from penstock.cli.tool import (
+    Signals,
+    client_options,
+    log_level,
+    repeated,
+    start_tool,
+    status_every,
+    tool_table,
+)
 from penstock.client import Message
 from penstock.errors import OptionError
 from penstock.kinds import Float
@@ -71,17 +79,12 @@ class ToHttpOptions:
     nsqd_tcp_address: tuple[str, ...] = nsqd_addresses()
     lookupd_http_address: tuple[str, ...] = lookupd_addresses()
     consumer_opt: tuple[tuple[str, Any], ...] = client_options("consumer")
-    status_every: int = integer("Log", 250, "requests between two status lines; 0: none", minimum=0)
+    status_every: int = status_every("requests")
     log_level: str = log_level()
 
 
 def flag_table() -> FlagTable[ToHttpOptions]:
-    return FlagTable(
-        PROGRAM,
-        ToHttpOptions,
-        summary="Sends the messages of a topic to HTTP servers.",
-        environment_prefix="PENSTOCK_NSQ_TO_HTTP_",
-    )
+    return tool_table(PROGRAM, ToHttpOptions, "Sends the messages of a topic to HTTP servers.")
 
 
 def checked(options: ToHttpOptions) -> ToHttpOptions:

@@ -36,10 +36,12 @@ from penstock.cli.tool import (
     log_level,
     repeated,
     start_tool,
+    status_every,
+    tool_table,
 )
 from penstock.client import Config, Message, Producer
 from penstock.errors import ClientError, NotConnectedError, OptionError
-from penstock.settings import integer, string
+from penstock.settings import string
 from penstock.wire.names import is_valid_name
 
 log = logging.getLogger("penstock.cli")
@@ -68,16 +70,13 @@ class ToNsqdOptions:
     lookupd_http_address: tuple[str, ...] = lookupd_addresses()
     consumer_opt: tuple[tuple[str, Any], ...] = client_options("consumer")
     producer_opt: tuple[tuple[str, Any], ...] = client_options("producer")
-    status_every: int = integer("Log", 250, "messages between two status lines; 0: none", minimum=0)
+    status_every: int = status_every("messages")
     log_level: str = log_level()
 
 
 def flag_table() -> FlagTable[ToNsqdOptions]:
-    return FlagTable(
-        PROGRAM,
-        ToNsqdOptions,
-        summary="Publishes the messages of topics again, at another nsqd.",
-        environment_prefix="PENSTOCK_NSQ_TO_NSQ_",
+    return tool_table(
+        PROGRAM, ToNsqdOptions, "Publishes the messages of topics again, at another nsqd."
     )
 
 

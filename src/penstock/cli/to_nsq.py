@@ -26,6 +26,7 @@ from penstock.cli.tool import (
     log_level,
     repeated,
     start_tool,
+    tool_table,
 )
 from penstock.client import Producer
 from penstock.errors import OptionError
@@ -50,11 +51,8 @@ class ToNsqOptions:
 
 
 def flag_table() -> FlagTable[ToNsqOptions]:
-    return FlagTable(
-        PROGRAM,
-        ToNsqOptions,
-        summary="Publishes each record of standard input to every nsqd given.",
-        environment_prefix="PENSTOCK_TO_NSQ_",
+    return tool_table(
+        PROGRAM, ToNsqOptions, "Publishes each record of standard input to every nsqd given."
     )
 
 

@@ -12,7 +12,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -21,11 +21,12 @@ from penstock.client.config import Config, Seconds
 from penstock.errors import PenstockError
 from penstock.kinds import Listed, Text
 from penstock.server import log
-from penstock.settings import choice, row, settings_of
+from penstock.settings import choice, integer, row, settings_of
 from penstock.version import NSQ_VERSION, VERSION
 
 # go-nsq's name for an option of ours.  Its name says the contrary of what it does.
 GO_NAMES = {"skip_lookupd_authorization": "lookupd_authorization"}
+OptionsT = TypeVar("OptionsT")
 CLIENT_SETTINGS = {setting.option: setting for setting in settings_of(Config)}
 
 
@@ -74,6 +75,16 @@ def client_options(whose: str) -> Any:
 
 def log_level(*, own: bool = True) -> Any:
     return choice("Log", "info", "least level to log", log.LEVELS, own=own)
+
+
+def status_every(what: str) -> Any:
+    return integer("Log", 250, f"{what} between two status lines; 0: none", minimum=0)
+
+
+def tool_table(program: str, options: type[OptionsT], summary: str) -> FlagTable[OptionsT]:
+    return FlagTable(
+        program, options, summary=summary, environment_prefix=f"PENSTOCK_{program.upper()}_"
+    )
 
 
 def client_config(

@@ -20,13 +20,13 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from penstock.client.backoff import Backoff, State
 from penstock.client.config import Config, make_context
 from penstock.client.connection import Connection, parse_address
 from penstock.client.discovery import Discovery, lookup_url
+from penstock.client.life import Life
 from penstock.client.link import Link
 from penstock.client.message import WAITING, Message
 from penstock.client.ready import Change, Ready
@@ -60,7 +60,7 @@ def check_names(topic: str, channel: str) -> None:
         raise OptionError(f"{channel!r} is not a valid name for a channel")
 
 
-class Consumer:
+class Consumer(Life):
     """A consumer of ``topic`` and ``channel``.
 
     ``handler`` takes a message (or, with ``batch_size``, a list of them) and may be a function or a
@@ -198,22 +198,6 @@ class Consumer:
         await asyncio.gather(*(subscription.connection.close() for subscription in subscriptions))
         assert self._stopped is not None
         self._stopped.set()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     def __aiter__(self) -> Messages:
         """A message is finished when the loop asks for the next one."""

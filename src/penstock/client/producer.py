@@ -21,11 +21,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self, TypeGuard
+from typing import TypeGuard
 
 from penstock.client.config import Config, make_context
 from penstock.client.connection import Connection, parse_address
+from penstock.client.life import Life
 from penstock.client.link import Link
 from penstock.client.publication import Encoder, Gathering, Pipe, checked
 from penstock.core.publishing import Publication, single
@@ -45,7 +45,7 @@ Body = bytes | bytearray | memoryview
 STORING_FAILED = frozenset(("E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"))
 
 
-class Producer:
+class Producer(Life):
     """A producer for ``nsqd_tcp_addresses``; connects at the first publish, or with ``start``."""
 
     def __init__(
@@ -141,22 +141,6 @@ class Producer:
             publication = self._waiting.popleft()
             stopped = StoppedError("the producer was stopped")
             self._settle(publication, self._outcome(publication, stopped))
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     @property
     def connections(self) -> list[str]:

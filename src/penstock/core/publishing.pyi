@@ -1,15 +1,22 @@
-import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from penstock.core.frames import Reply
+
+class Future(Protocol):
+    """As much of asyncio's as is needed here, where there is no asyncio."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: None, /) -> None: ...
+    def set_exception(self, exception: type[BaseException] | BaseException, /) -> None: ...
 
 def mpub(head: bytes, bodies: Iterable[bytes | bytearray | memoryview]) -> bytes: ...
 
 class Publication:
     command: bytes
     size: int
-    futures: Sequence[asyncio.Future[None]]
+    futures: Sequence[Future]
     retries: int
     begun_s: float
     sent_s: float
@@ -18,13 +25,13 @@ class Publication:
         self,
         command: bytes,
         size: int,
-        futures: Sequence[asyncio.Future[None]],
+        futures: Sequence[Future],
         retries: int,
         begun_s: float,
     ) -> None: ...
     def fail(self, error: Exception) -> None: ...
 
 def single(
-    head: bytes, body: bytes, future: asyncio.Future[None], retries: int, begun_s: float
+    head: bytes, body: bytes, future: Future, retries: int, begun_s: float
 ) -> Publication: ...
 def answer(pending: deque[Publication], replies: list[Reply]) -> tuple[int, Reply | None]: ...

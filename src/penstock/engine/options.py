@@ -58,6 +58,40 @@ def hostname_node_id() -> int:
     return default_node_id(hostname())
 
 
+# Rows that all daemons have.
+
+
+def log_level() -> Any:
+    return choice(LOG, "info", "least important log lines to write", LOG_LEVELS)
+
+
+def log_prefix(program: str) -> Any:
+    text = f"[{program}] "
+    return string(LOG, text, "what a log line begins with", default_text=f'"{text}"')
+
+
+def log_format() -> Any:
+    help = "log lines as NSQ writes them, or one JSON object each"
+    return choice(LOG, "text", help, ("text", "json"), own=True)
+
+
+def tls_client_auth_policy(group: str, whose: str, **more: Any) -> Any:
+    help = f"whether {whose} must show a certificate, and a signed one; implies -tls-required"
+    return choice(group, "", help, ("", "require", "require-verify"), **more)
+
+
+def tls_required(group: str, whose: str, **more: Any) -> Any:
+    return choice(
+        group,
+        "false",
+        f"refuse {whose} without TLS; tcp-https: but allow plain HTTP",
+        TLS_REQUIRED,
+        aliases={"1": "true", "t": "true", "0": "false", "f": "false"},
+        bare="true",
+        **more,
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
     """What nsqd was told.  ``checked`` judges how the options go together."""
@@ -273,20 +307,8 @@ class Options:
     tls_root_ca_file: str = string(
         TLS, "", "path of the authority that signs clients' and the auth server's certificates"
     )
-    tls_client_auth_policy: str = choice(
-        TLS,
-        "",
-        "whether clients must show a certificate, and a signed one; implies -tls-required",
-        ("", "require", "require-verify"),
-    )
-    tls_required: str = choice(
-        TLS,
-        "false",
-        "refuse clients without TLS; tcp-https: but allow plain HTTP",
-        TLS_REQUIRED,
-        aliases={"1": "true", "t": "true", "0": "false", "f": "false"},
-        bare="true",
-    )
+    tls_client_auth_policy: str = tls_client_auth_policy(TLS, "clients")
+    tls_required: str = tls_required(TLS, "clients")
     tls_min_version: str = choice(
         TLS, "tls1.0", "oldest TLS version to accept", TLS_VERSIONS, aliases={"": "tls1.0"}
     )
@@ -335,17 +357,9 @@ class Options:
         STATS, "10m", "time over which those percentiles are taken", minimum="1ms"
     )
 
-    log_level: str = choice(LOG, "info", "least important log lines to write", LOG_LEVELS)
-    log_prefix: str = string(
-        LOG, "[nsqd] ", "what a log line begins with", default_text='"[nsqd] "'
-    )
-    log_format: str = choice(
-        LOG,
-        "text",
-        "log lines as NSQ writes them, or one JSON object each",
-        ("text", "json"),
-        own=True,
-    )
+    log_level: str = log_level()
+    log_prefix: str = log_prefix("nsqd")
+    log_format: str = log_format()
 
 
 SETTINGS = settings_of(Options)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from penstock.engine.options import LOG, LOG_LEVELS, TLS_REQUIRED, TLS_VERSIONS, hostname
+from penstock.engine.options import (
+    TLS_VERSIONS,
+    hostname,
+    log_format,
+    log_level,
+    log_prefix,
+    tls_client_auth_policy,
+    tls_required,
+)
 from penstock.settings import choice, duration, settings_of, string
 
 LISTEN = "Listening and identity"
@@ -46,37 +54,15 @@ class LookupdOptions:
     tls_root_ca_file: str = string(
         TLS, "", "path of the authority that signs nsqds' certificates", own=True
     )
-    tls_client_auth_policy: str = choice(
-        TLS,
-        "",
-        "whether peers must show a certificate, and a signed one; implies -tls-required",
-        ("", "require", "require-verify"),
-        own=True,
-    )
-    tls_required: str = choice(
-        TLS,
-        "false",
-        "refuse peers without TLS; tcp-https: but allow plain HTTP",
-        TLS_REQUIRED,
-        aliases={"1": "true", "t": "true", "0": "false", "f": "false"},
-        bare="true",
-        own=True,
-    )
+    tls_client_auth_policy: str = tls_client_auth_policy(TLS, "peers", own=True)
+    tls_required: str = tls_required(TLS, "peers", own=True)
     tls_min_version: str = choice(
         TLS, "tls1.2", "oldest TLS version to accept", TLS_VERSIONS, own=True
     )
 
-    log_level: str = choice(LOG, "info", "least important log lines to write", LOG_LEVELS)
-    log_prefix: str = string(
-        LOG, "[nsqlookupd] ", "what a log line begins with", default_text='"[nsqlookupd] "'
-    )
-    log_format: str = choice(
-        LOG,
-        "text",
-        "log lines as NSQ writes them, or one JSON object each",
-        ("text", "json"),
-        own=True,
-    )
+    log_level: str = log_level()
+    log_prefix: str = log_prefix("nsqlookupd")
+    log_format: str = log_format()
 
 
 SETTINGS = settings_of(LookupdOptions)
