@@ -19,7 +19,7 @@ import pytest
 
 from tests.client import eventually, numbered
 from tests.daemon import Nsqd
-from tests.patience import early_s, late_s
+from tests.patience import early_s, late_s, patience
 
 WAIT_SECONDS_MAX = 20.0
 # What a busy machine may add to a wait.
@@ -238,7 +238,8 @@ class ClientScenarios:
                 time.sleep(0.002)
             bodies = [delivery.body for deliveries in taken for delivery in deliveries]
             assert sorted(bodies) == sorted(numbered(300))
-            assert min(map(len, taken)) >= 30, list(map(len, taken))
+            # Who waits for a core takes less.
+            assert min(map(len, taken)) >= 30 / patience(), list(map(len, taken))
         finally:
             for consumer in consumers:
                 consumer.kill()

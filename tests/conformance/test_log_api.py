@@ -18,6 +18,7 @@ import pytest
 
 from penstock.core.segment import scan
 from tests.daemon import ERROR, REPLY_SECONDS_MAX, Nsqd, Nsqlookupd, Reply
+from tests.patience import late_s
 
 # Nothing is synced but for a poll.
 LAZY = ("--sync-every=1000000", "--sync-timeout=1h")
@@ -205,11 +206,11 @@ def test_a_poll_waits_for_the_first_message(nsqd: Nsqd) -> None:
     known = {"t": {"after": told["end"], "instance": told["instance"]}}
     began_s = time.monotonic()
     assert ends(nsqd, known, wait_ms=300)["t"]["end"] == told["end"]
-    assert 0.25 < time.monotonic() - began_s < 3
+    assert 0.25 < time.monotonic() - began_s < late_s(3)
     threading.Timer(0.2, publish, (nsqd, b"a")).start()
     began_s = time.monotonic()
     assert ends(nsqd, known, channel="q", wait_ms=30_000)["t"]["end"] == told["end"] + 1
-    assert 0.15 < time.monotonic() - began_s < 3
+    assert 0.15 < time.monotonic() - began_s < late_s(3)
 
 
 def test_many_polls_at_once_are_answered_by_one_publish(nsqd: Nsqd) -> None:
@@ -267,7 +268,7 @@ def test_the_end_of_the_daemon_answers_polls_at_once(nsqd: Nsqd) -> None:
         eventually(lambda: metric(nsqd, "log_polls") == 20)
         began_s = time.monotonic()
         assert nsqd.terminate() == 0
-        assert time.monotonic() - began_s < 3
+        assert time.monotonic() - began_s < late_s(3)
         assert {one.result(5).status for one in asked} == {200}
 
 
@@ -404,21 +405,24 @@ def test_reading_leaves_the_loop_to_others(nsqd: Nsqd) -> None:
     end = ends(nsqd, {"t": {"after": told["end"] + 39_999}}, wait_ms=10_000)["t"]["end"]
     stop = threading.Event()
 
-    def read_on() -> int:
-        count = 0
+    counts = [0, 0]
+
+    def read_on(reader: int) -> None:
         while not stop.is_set():
-            count += len(read(nsqd, told, told["low"], end, 16 << 20))
-        return count
+            counts[reader] += len(read(nsqd, told, told["low"], end, 16 << 20))
 
     with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(read_on) for _ in range(2)]
-        times = []
-        for _ in range(100):
+        asked = [pool.submit(read_on, reader) for reader in range(2)]
+        times: list[float] = []
+        deadline_s = time.monotonic() + 60
+        while len(times) < 100 or (min(counts) < 40_000 and time.monotonic() < deadline_s):
             began_s = time.perf_counter()
             assert nsqd.post("/pub?topic=other", b"x").status == 200
             times.append(time.perf_counter() - began_s)
         stop.set()
-        assert all(one.result(30) >= 40_000 for one in asked)
-    assert sorted(times)[95] < 0.25
+        for one in asked:
+            one.result(60)
+    assert min(counts) >= 40_000
+    assert sorted(times)[len(times) * 95 // 100] < late_s(0.25)
     os.kill(nsqd.pid, signal.SIGTERM)
     assert nsqd.wait() == 0
