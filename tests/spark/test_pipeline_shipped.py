@@ -41,7 +41,7 @@ def test_archive_replay_audit(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -
         "events": 300,
         "007": 1,
     }
-    assert {file.parent.parent.name for file in path.glob("*/*/*.parquet")} == {
+    assert {file.parents[2].name for file in path.glob("*/*/*/*.parquet")} == {
         "topic=events",
         "topic=007",
     }
@@ -75,10 +75,10 @@ def test_archive_replay_audit(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -
     assert bodies(spark, nsqd, "again") == [*(json.dumps(e).encode() for e in EVENTS), b"one more"]
 
     # A file that is lost, and one that is there twice.
-    file = next(path.glob("topic=events/*/00000000-*.parquet"))
+    file = next(path.glob("topic=events/*/*/00000000-*.parquet"))
     lost = spark.read.parquet(str(file)).count()
     file.unlink()
-    twice = next(path.glob("topic=007/*/*.parquet"))
+    twice = next(path.glob("topic=007/*/*/*.parquet"))
     twice.with_name("copy.parquet").write_bytes(twice.read_bytes())
     with pytest.raises(PipelineError, match=f"{lost} messages are missing, 1 are there more than"):
         run(spark, audit, tmp_path)
@@ -130,7 +130,7 @@ def channel_is_read(nsqd: Nsqd) -> bool:
     return bool(channels) and channels[0]["depth"] == 0
 
 
-def test_archive_waits_for_topics_and_takes_new_ones(
+def test_archive_waits_for_topics_takes_new_ones_and_merges_small_files(
     spark: SparkSession, nsqd: Nsqd, tmp_path: Path
 ) -> None:
     path = tmp_path / "archive"
@@ -143,19 +143,22 @@ def test_archive_waits_for_topics_and_takes_new_ones(
         "sink.compact_files=3",
     )
 
-    def count() -> int:
-        files = list(path.glob("topic=*/*/*.parquet"))
-        return spark.read.parquet(str(path)).count() if files else 0
+    def files(topic: str) -> list[Path]:
+        return list(path.glob(f"topic={topic}/*/*/*.parquet"))
 
     with Running(spark, archive, tmp_path) as running:
         running.until(lambda: running.status.status.state == "waiting")
         publish(nsqd, "one", [b"1"])
-        running.until(lambda: count() == 1)
+        running.until(lambda: files("one"))
         publish(nsqd, "two", [b"2"])
-        running.until(lambda: count() == 2)
-        for total in (3, 4, 5):
-            publish(nsqd, "one", [b"more"])
-            running.until(lambda total=total: count() == total)
-        running.until(lambda: list(path.glob("topic=one/*/merge-*.parquet")))
-    assert count() == 5
-    assert len(list(path.glob("topic=one/*/*.parquet"))) < 4
+        running.until(lambda: files("two"))
+        running.until(
+            lambda: (
+                publish(nsqd, "one", [b"more"])
+                or any("merge" in file.name for file in files("one"))
+            )
+        )
+    # What the last moment left, then all of it.
+    run(spark, shipped("archive", nsqd, f"parameters.path={path}", *NOW), tmp_path)
+    counts = spark.read.parquet(str(path)).groupBy("topic").count().collect()
+    assert {row["topic"]: row["count"] for row in counts} == topics(nsqd)

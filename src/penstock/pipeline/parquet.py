@@ -14,13 +14,13 @@ Rule 2: a batch that is sealed is finished as it was sealed, never written again
         fall into other files the second time, and files of both would hold some rows twice.
 Rule 3: a batch that is done is not written again.
 Rule 4: merging small files is such a batch too.  New files come before the old ones go, so a reader
-        misses nothing; one that lists files in those milliseconds may see rows twice.
+        misses nothing; one that lists files in those milliseconds may see rows twice, and one that
+        has listed them before may find one gone: it fails, and is to be run again.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ MERGED_FOLDERS_MAX = 100  # in one go, so that a batch never waits long
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """When small files become larger ones: when so many have lain for so long."""
+    """When small files become larger ones: so many in a folder that was quiet for so long."""
 
     after_ms: int
     count_min: int
@@ -170,23 +170,21 @@ class ParquetTable:
 
 
 def due(files: Iterable[File], merging: Merging, now_ms: int) -> list[tuple[str, list[File]]]:
-    """What to merge: folders and files, those with the most files first.
+    """What to merge: folders that nothing came to for a while, and their small files.
 
-    Files of about one size go together, a level being ``count_min`` times the one below: so a row
-    is written again a few times on its way to a large file, and not with every merge.
+    A query that has listed files fails when one of them goes.  So a folder is left alone as long
+    as it grows, and is merged once, not over and over.
     """
-    levels: dict[tuple[str, int], list[File]] = {}
+    folders: dict[str, list[File]] = {}
     for file in files:
-        old = file.modified_ms <= now_ms - merging.after_ms
-        small = file.size < merging.file_size // 2
-        if old and small and _is_data(file.path) and not file.path.startswith(f"{STATE}/"):
-            level = int(math.log(max(file.size, 1), merging.count_min))
-            levels.setdefault((file.path.rpartition("/")[0], level), []).append(file)
-    found = [
-        (folder, sorted(members, key=lambda file: file.path))
-        for (folder, _), members in levels.items()
-        if len(members) >= merging.count_min
-    ]
+        if _is_data(file.path) and not file.path.startswith(f"{STATE}/"):
+            folders.setdefault(file.path.rpartition("/")[0], []).append(file)
+    found = []
+    for folder, members in folders.items():
+        quiet = max(file.modified_ms for file in members) <= now_ms - merging.after_ms
+        small = [file for file in members if file.size < merging.file_size // 2]
+        if quiet and len(small) >= merging.count_min:
+            found.append((folder, sorted(small, key=lambda file: file.path)))
     found.sort(key=lambda item: -len(item[1]))
     return found[:MERGED_FOLDERS_MAX]
 

@@ -216,9 +216,11 @@ class ParquetSink:
         "parquet", "columns that become folders; date and hour are made from the time"
     )
     compact_after_ns: int = duration(
-        "parquet", "0", "merge small files that have lain for so long; 0: never"
+        "parquet", "0", "merge small files of folders that were quiet for so long; 0: never"
     )
-    compact_files: int = integer("parquet", 8, "merge so many or more of about one size", minimum=2)
+    compact_files: int = integer(
+        "parquet", 4, "merge if a folder has so many small ones", minimum=2
+    )
     file_size: int = row(Size(), "parquet", 128 * 10**6, "files smaller than half of it are small")
     sql: str = string("parquet", "", "SQL from input, for this sink only")
 
