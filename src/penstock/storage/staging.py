@@ -204,7 +204,7 @@ class StagingStore:
             match = _NAME.fullmatch(name)
             if match is not None:
                 found.append(int(match[1], 16))
-            elif name.endswith(".tmp"):
+            elif name.endswith((".new", ".tmp")):
                 self.files.unlink(f"{self.folder}/{name}")
         return found
 

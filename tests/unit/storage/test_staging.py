@@ -117,7 +117,8 @@ def test_bytes_of_another_staging_are_no_records(store: StagingStore) -> None:
 
 def test_leftovers_are_cleared_away_and_others_let_be(store: StagingStore) -> None:
     store.files.put(f"{FOLDER}/ledger", b"x")  # type: ignore[attr-defined]
-    store.files.put(f"{FOLDER}/ledger.0123.tmp", b"x")  # type: ignore[attr-defined]
+    for name in ("ledger.0123.tmp", "ledger.new"):
+        store.files.put(f"{FOLDER}/{name}", b"x")  # type: ignore[attr-defined]
     store.append(NUMBER, parts())
     assert store.numbers() == [NUMBER]
     assert store.files.list(FOLDER) == [f"{NUMBER:016x}.staging", "ledger"]
