@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,20 +33,21 @@ log = logging.getLogger("penstock.spark")
 ROWS_MAX = 10_000
 WANTED = {"index": INDEX, "timestamp": TIMESTAMP, "id": ID, "body": BODY}
 
-_settled = False
+_settled_count = 0
 
 
 def settle_worker() -> None:
-    """Take what lives as long as this worker out of garbage collection, once.
+    """Take what lives as long as this worker out of garbage collection.
 
     Spark's daemon collects after every task; with everything that was imported in the heap that
-    takes 10 to 25 ms, without it almost nothing.
+    takes 10 to 25 ms, without it almost nothing.  Some modules come only at the end of the first
+    task, pandas and 350 others, so it is done whenever there are more.
     """
-    global _settled
-    if not _settled:
+    global _settled_count
+    if len(sys.modules) != _settled_count:
         gc.collect()
         gc.freeze()
-        _settled = True
+        _settled_count = len(sys.modules)
 
 
 @dataclass(frozen=True, slots=True)
