@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import threading
 from collections import deque
@@ -167,10 +168,15 @@ def _start_context(settings: Mapping[str, str], show: Callable[[str], None]) -> 
             log.close()
             raise SparkSetupError(f"Spark does not start: {log.last_words() or error}") from None
         log.close()
+    before = signal.getsignal(signal.SIGINT)
     try:
         SparkContext(conf=conf, gateway=gateway)
     except Exception as error:
         raise SparkSetupError(f"Spark does not start: {reason_of(error)}") from None
+    # Spark sets its own, which is better than Python's, but not than one that somebody chose.
+    chosen = before not in (None, signal.default_int_handler)
+    if chosen and signal.getsignal(signal.SIGINT) != before:
+        signal.signal(signal.SIGINT, before)
 
 
 def reason_of(error: BaseException) -> str:
