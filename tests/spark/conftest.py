@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# Half the CPU of a start: no test runs long enough for the JVM's second compiler to pay.
+QUICK_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    plan = SessionPlan(name="tests", master="local[2]", conf=TABLE_SETTINGS)
+    plan = SessionPlan(name="tests", master="local[2]", conf={**TABLE_SETTINGS, **QUICK_JVM})
     session = open_session(plan)
     yield session
     session.stop()
