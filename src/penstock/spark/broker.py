@@ -19,7 +19,7 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,8 @@ log = logging.getLogger("penstock.spark")
 TRANSIENT = frozenset({429, 500, 502, 503, 504, 507})
 WAIT_FIRST_S = 0.05
 WAIT_MAX_S = 1.0
+# Where somebody else waits meanwhile: a node that is not there must not hold up the others.
+BRIEF_S = 2.0
 NS = 1e9
 
 NOT_OURS = "is this an nsqd of Penstock?  A Go nsqd can be read with mode=channel"
@@ -178,6 +180,11 @@ class Node:
 
     def __repr__(self) -> str:
         return f"{self.what} {self.address}"
+
+    def brief(self) -> Node:
+        """The same node for requests that must not take long."""
+        timeout_s = min(BRIEF_S, self.access.request_timeout_s)
+        return Node(self.address, replace(self.access, request_timeout_s=timeout_s), self.what)
 
     def get(self, path: str, **parameters: object) -> Any:
         """The JSON of a GET."""

@@ -75,7 +75,8 @@ class Cluster:
     def _identify(self, address: str, *, strict: bool) -> str | None:
         node = Node(address, self.access)
         try:
-            about = node.json(asked("GET", "/info"), None if strict else 0.0)
+            asking, retry_s = (node, None) if strict else (node.brief(), 0.0)
+            about = asking.json(asked("GET", "/info"), retry_s)
             uuid = about.get("node_uuid") if isinstance(about, dict) else None
             if not isinstance(uuid, str):
                 raise NodeError(
@@ -98,7 +99,11 @@ class Cluster:
         if not everywhere:
             for topic in self.options.topic:
                 found |= self._ask_lookupds(asked("GET", "/lookup", {"topic": topic}), retry_s)
-        return sorted(found or self._ask_lookupds(asked("GET", "/nodes"), retry_s))
+        found = found or self._ask_lookupds(asked("GET", "/nodes"), retry_s)
+        if everywhere and not found:
+            lookupds = ", ".join(self.options.lookupd_http_addresses)
+            raise QueryError(f"no nsqd is registered with nsqlookupd {lookupds}")
+        return sorted(found)
 
     def _ask_lookupds(self, request: Asked, retry_s: float | None) -> set[str]:
         """The union of what all say; those that fail are left out unless all do."""
@@ -107,6 +112,8 @@ class Cluster:
         addresses = self.options.lookupd_http_addresses
         for address in addresses:
             lookupd = Node(address, self.access, "nsqlookupd")
+            if retry_s == 0.0:
+                lookupd = lookupd.brief()
             try:
                 found.update(addresses_in(lookupd.json(request, retry_s), lookupd))
             except NodeError as error:

@@ -266,12 +266,13 @@ class Follower:
                 for topic, position in topics.items()
                 if self._committed.get((uuid, topic)) != position.index
             }
-            if new and uuid in self.cluster.nodes:
+            if new and uuid in self.cluster.nodes and not self._watches.is_away(uuid):
                 self._tell(uuid, {"channel": self.options.channel, "topics": new})
 
     def _tell(self, uuid: str, body: dict[str, Any]) -> None:
         try:
-            self.cluster.nodes[uuid].json(asked("POST", "/channel/commit", None, body), 0.0)
+            node = self.cluster.nodes[uuid].brief()
+            node.json(asked("POST", "/channel/commit", None, body), 0.0)
         except NodeError as error:
             log.warning("node=%s: %s", uuid, error)
             return

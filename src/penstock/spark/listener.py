@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,9 @@ from penstock.spark.options import parse_brokers
 
 log = logging.getLogger("penstock.spark")
 
+# Spark's progress waits for its listeners; a node that is away is looked for now and then.
+DISCOVERY_S = 10.0
+
 
 class NsqListener(StreamingQueryListener):
     """``options`` are those of the source; all but where the nodes are may be left out."""
@@ -41,6 +45,7 @@ class NsqListener(StreamingQueryListener):
     def __init__(self, options: Mapping[str, str]) -> None:
         self._cluster = Cluster(parse_brokers(options))
         self._committed: dict[tuple[str, str, str], int] = {}  # by channel, node and topic
+        self._discover_s = 0.0
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         pass
@@ -62,7 +67,10 @@ class NsqListener(StreamingQueryListener):
         pass
 
     def _commit(self, channel: str, positions: Positions, told: dict[str, Any]) -> None:
-        if any(uuid not in self._cluster.nodes for uuid in positions):
+        now_s = time.monotonic()
+        missing = any(uuid not in self._cluster.nodes for uuid in positions)
+        if missing and now_s >= self._discover_s:
+            self._discover_s = now_s + DISCOVERY_S
             self._cluster.discover(strict=False, everywhere=True)
         for uuid, topics in positions.items():
             node = self._cluster.nodes.get(uuid)
@@ -75,7 +83,7 @@ class NsqListener(StreamingQueryListener):
                 continue
             body = {"channel": channel, "topics": new, "progress": told}
             try:
-                node.json(asked("POST", "/channel/commit", None, body), 0.0)
+                node.brief().json(asked("POST", "/channel/commit", None, body), 0.0)
             except PenstockError as error:
                 log.warning("channel=%s: %s", channel, error)
                 continue

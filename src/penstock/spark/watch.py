@@ -31,6 +31,7 @@ log = logging.getLogger("penstock.spark")
 GRACE_S = 0.002
 LOOK_S = 1.0
 AWAY_S = 1.0
+AWAY_MAX_S = 15.0
 TOLD_AGAIN_S = 60.0
 
 
@@ -53,6 +54,7 @@ class Watch:
         self.on_its_way = False
         self.due_s = 0.0  # when its answer must have come
         self.away_until_s = 0.0
+        self._away_s = AWAY_S
         self._connection: http.client.HTTPConnection | None = None
         self._request: Asked | None = None
         self._told_s = -TOLD_AGAIN_S
@@ -72,7 +74,7 @@ class Watch:
         request = asked("POST", "/log/ends", None, body)
         for renewed in (False, True):
             if self._connection is None:
-                self._connection = connect(self.node.address, self.node.access)
+                self._connection = connect(self.node.address, self.node.brief().access)
             try:
                 self.node.send(self._connection, request)
                 break
@@ -94,13 +96,14 @@ class Watch:
             self.close()
             raise self.node.unreachable(error) from error
         told = self.node.decoded(self.node.judge(self._request, answer))
-        self.away_until_s = 0.0
+        self.away_until_s, self._away_s = 0.0, AWAY_S
         return dict(told)
 
     def away(self, error: NodeError, now_s: float) -> None:
         """Leave the node alone for a while, and say so now and then."""
         self.close()
-        self.away_until_s = now_s + AWAY_S
+        self.away_until_s = now_s + self._away_s
+        self._away_s = min(2 * self._away_s, AWAY_MAX_S)
         if now_s - self._told_s >= TOLD_AGAIN_S:
             log.warning("node=%s: %s; reading from the others", self.uuid, error)
             self._told_s = now_s
@@ -134,6 +137,11 @@ class Watches:
                 if watch is not None:
                     watch.close()
                 self._watches[uuid] = Watch(uuid, node)
+
+    def is_away(self, uuid: str) -> bool:
+        """Whether a node has not answered its last poll."""
+        watch = self._watches.get(uuid)
+        return watch is not None and watch.away_until_s > 0
 
     def poll(self, positions: Positions, wait_s: float) -> None:
         """Wait until a log reaches further than ``positions``, at most ``wait_s``."""

@@ -93,7 +93,7 @@ class Stager:
         for step in range(len(self.addresses)):
             node = Node(self.addresses[(turn + step) % len(self.addresses)], self.access)
             try:
-                node.try_once(asked("GET", "/ping"))
+                node.brief().try_once(asked("GET", "/ping"))
                 return node
             except NodeError as found:
                 log.warning("%s; staging elsewhere", found)
