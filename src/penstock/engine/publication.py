@@ -94,7 +94,6 @@ class Publication:
         self._window_size = 0
         self._window_count = 0
         self._error: Exception | None = None
-        self._failed: set[int] = set()  # origins of parts whose append failed
         self._rows = StagedRows(staging.broker)
 
     @staticmethod
@@ -238,7 +237,7 @@ class Publication:
         }
         self._rows.expect(expected)
         work = partial(self._find, logs)
-        self._staging.disk.submit(work, self._found)
+        self._staging.publishing_disk.submit(work, self._found)
 
     def _find(self, logs: list[tuple[TopicLog, int, int]]) -> set[int]:
         # On another thread.
@@ -252,10 +251,6 @@ class Publication:
     def _found(self, found: set[int] | None, error: BaseException | None) -> None:
         if found is None:
             self._stop(_failure(error))
-        elif found & self._failed:
-            # Written, but neither its sync nor writing it anew worked: it is in the log and was
-            # never shown to anybody.  A start shows it.
-            self._stop(StagingError("STAGING_STUCK", "until nsqd is restarted"))
         else:
             self._begin(found)
 
@@ -301,7 +296,7 @@ class Publication:
         def read() -> list[bytes]:
             return [store.read(source.staged.number, source.record) for source in batch]
 
-        self._staging.disk.submit(read, partial(self._have_read, batch))
+        self._staging.publishing_disk.submit(read, partial(self._have_read, batch))
 
     def _have_read(
         self, batch: list[Source], bodies: list[bytes] | None, error: BaseException | None
@@ -337,16 +332,12 @@ class Publication:
             topic.writer.stage(
                 Part(body, record.count, source.origin, self._intent.time_ns, ticket)
             )
-        ticket.add(partial(self._appended, topic, source))
+        ticket.add(partial(self._appended, topic, record))
 
-    def _appended(self, topic: Topic, source: Source, ticket: Ticket) -> None:
-        record = source.record
+    def _appended(self, topic: Topic, record: PartRecord, ticket: Ticket) -> None:
         self._window_count -= 1
         self._window_size -= record.size
-        if ticket.error is None:
-            self._failed.discard(source.origin)
-        else:
-            self._failed.add(source.origin)
+        if ticket.error is not None:
             if topic.closed and not self._broker.exiting:
                 self.void_count += record.count
             elif self._error is None:

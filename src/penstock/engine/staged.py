@@ -67,6 +67,7 @@ class Staged:
         self.coming: dict[int, Coming] = {}
         self.size = 0  # of the parts, with those on their way
         self.file_size = 0
+        self.synced_size = 0
         self.writing = False
         self.told = Seal(0, 0)
         self.sealing: Ticket | None = None

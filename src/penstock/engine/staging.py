@@ -35,8 +35,12 @@ PENDING_SIZE_MAX = 256 << 20
 STAGING_COUNT_MAX = 100_000
 # A part is 200 bytes of memory, however small it is.
 PART_COUNT_MAX = 1_000_000
-# Works of stagings that are with the disk at once; the others' threads are not theirs.
-WORK_COUNT_MAX = 3
+# Works of stagings, and of publications, that are with the disk at once: other threads are not
+# theirs, and publishing does not wait for everybody's seals.
+WORK_COUNT_MAX = 2
+# Bytes of a staging that are not synced before its next parts are: the rest of the node shares the
+# page cache, and a seal should not take seconds.
+DIRTY_SIZE_MAX = 32 << 20
 # Publications that run at once; each has up to 32 MiB in memory.
 RUNNING_COUNT_MAX = 4
 UPKEEP_INTERVAL_NS = 5_000_000_000
@@ -47,7 +51,8 @@ class Staging:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.disk = Lane(broker.disk, WORK_COUNT_MAX)
+        self._disk = Lane(broker.disk, WORK_COUNT_MAX)
+        self.publishing_disk = Lane(broker.disk, WORK_COUNT_MAX)
         self.store = StagingStore(broker.files, broker.data.staging)
         self.ledger = Ledger(
             broker.files,
@@ -178,9 +183,24 @@ class Staging:
         if not batch:
             return
         staged.writing = True
-        pieces = staged.take(batch)
-        work = partial(self.store.append, staged.number, pieces)
-        self.disk.submit(work, partial(self._written, staged, batch))
+        work = partial(self._append, staged, staged.take(batch))
+        self._disk.submit(work, partial(self._written, staged, batch))
+
+    def _append(self, staged: Staged, pieces: list[bytes]) -> int:
+        # On another thread.
+        size = self.store.append(staged.number, pieces)
+        if size - staged.synced_size >= DIRTY_SIZE_MAX:
+            self._sync(staged, size)
+        return size
+
+    def _sync(self, staged: Staged, size: int) -> None:
+        try:
+            self.store.sync(staged.number)
+        except OSError as error:
+            # After a failed sync the kernel may have dropped the pages: never trust the file (R8).
+            staged.error = error
+            raise
+        staged.synced_size = size
 
     def _written(
         self, staged: Staged, batch: list[Coming], size: int | None, error: BaseException | None
@@ -254,7 +274,7 @@ class Staging:
             return settled()
         staged.told = told
         ticket = staged.sealing = Ticket()
-        self.disk.submit(
+        self._disk.submit(
             partial(self._seal, staged, told, staged.checked), partial(self._sealed, staged, told)
         )
         return ticket
@@ -272,12 +292,7 @@ class Staging:
             pieces = [] if staged.file_size else [staged.header()]
             size = self.store.append(staged.number, [*pieces, encode_seal(staged.number, told)])
             staged.file_size = size
-        try:
-            self.store.sync(staged.number)
-        except OSError as error:
-            # After a failed sync the kernel may have dropped the pages: never trust the file (R8).
-            staged.error = error
-            raise
+        self._sync(staged, staged.file_size)
         return []
 
     def _sealed(
@@ -403,7 +418,7 @@ class Staging:
         idle = [staged for staged in gone if not staged.writing and staged.sealing is None]
         if idle:
             numbers = [staged.number for staged in idle]
-            self.disk.submit(partial(self.store.remove, numbers), self._removed)
+            self._disk.submit(partial(self.store.remove, numbers), self._removed)
 
     def _removed(self, _: None, error: BaseException | None) -> None:
         if error is not None:

@@ -376,7 +376,10 @@ class LogWriter:
     def _settle(self, waiting: Waiting, error: BaseException | None) -> None:
         failure = error if error is None or isinstance(error, Exception) else OSError(str(error))
         for batch in waiting.batches:
-            if failure is None:
+            # What was deferred or staged was accepted before, and is not appended again once its
+            # origin is in the log: so everybody must see it.  Nobody relies on its sync before
+            # there is one: a slot's checkpoint and a publication ask for another (R16, R19).
+            if failure is None or batch.origin:
                 self._visible(batch)
             else:
                 batch.ticket.settle(failure)

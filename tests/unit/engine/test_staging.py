@@ -242,6 +242,22 @@ def test_a_topic_deleted_after_the_intent_takes_its_rows_along(crash: bool) -> N
 # Limits and errors
 
 
+def test_a_long_staging_is_synced_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R9: dirty bytes are bounded; a part's answer waits for the sync."""
+    monkeypatch.setattr(staging_module, "DIRTY_SIZE_MAX", 1000)
+    engine, query = started()
+    for part in range(10):
+        assert query.put(query.key(), part, "t", plain(bytes(300))) is None
+    assert engine.files.trace.count(f"sync {engine.broker.staging._number:016x}.staging") == 3
+    engine.files.fail("sync", errno.EIO)
+    assert query.put(query.key(), 10, "t", plain(bytes(300))) is None
+    assert isinstance(query.put(query.key(), 11, "t", plain(bytes(300))), OSError)
+    with refused("STAGING_FAILED"):
+        query.put(query.key(), 12, "t", plain(b"a"))
+    with refused("STAGING_FAILED"):
+        query.seal(query.key(), 11, 11)
+
+
 def test_bytes_parts_and_stagings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, query = started(max_staging_bytes=500)
     staging = engine.broker.staging
