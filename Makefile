@@ -1,5 +1,6 @@
 # build   a .venv with the package, the tests' and the checkers' needs; quick when nothing changed
-# run     start nsqlookupd, nsqd and nsqadmin with their data in ./data; Ctrl-C stops them
+# run     start nsqlookupd, nsqd, nsqadmin and the pipeline archive with their data in ./data;
+#         Ctrl-C stops them; DEMO=1 publishes made-up messages, to have something to look at
 # test    what .ci/run calls
 # check   ruff and mypy
 # wheel   an installable package in dist/, which needs no compiler; DIST=folder puts it elsewhere
@@ -27,7 +28,7 @@ $(VENV)/.core: $(VENV)/.installed $(CORE)
 	touch $@
 
 run: build
-	$(BIN)/penstock up
+	$(BIN)/penstock up --pipeline=archive $(if $(DEMO),--demo)
 
 test: build
 	$(BIN)/python -m tests.conformance.nodejs

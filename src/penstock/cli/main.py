@@ -29,6 +29,7 @@ COMMANDS = {
         "start or stop a Spark cluster on this machine",
     ),
     "spark-pack": ("penstock.cli.spark_pack", "pack Penstock for Spark executors that lack it"),
+    "demo": ("penstock.cli.demo", "publish made-up messages, to have something to look at"),
     "import-nsqd": ("penstock.cli.import_nsqd", "take over the data path of a Go nsqd"),
     "dump": ("penstock.cli.dump", "show what is in the files of a data path"),
     "bench": ("penstock.cli.bench", "measure a running nsqd"),

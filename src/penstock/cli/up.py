@@ -8,7 +8,8 @@
 Rule 1: parts start in the order of ``PARTS``, each when the one before it answers /ping.
 Rule 2: they end in the other order, at the first Ctrl-C; a second one kills them.
 Rule 3: a part that ends by itself ends the rest, and `up` with status 1.
-Rule 4: nothing is left running, whatever becomes of `up` (see ``child``).
+Rule 4: a pipeline or a demo runs beside them on request, and may end without the rest.
+Rule 5: nothing is left running, whatever becomes of `up` (see ``child``).
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from penstock.cli import up_extras
 from penstock.cli.child import end, send, spawn, status_text
 from penstock.cli.flags import FlagTable, UsageError
 from penstock.engine.options import PROCESS_COUNT_MAX
 from penstock.errors import OptionError, PenstockError
 from penstock.server.listening import join_address, split_address
-from penstock.settings import integer, string
+from penstock.settings import boolean, integer, string
 from penstock.version import version_line
 
 T = TypeVar("T")
@@ -71,6 +73,10 @@ class UpOptions:
         maximum=PROCESS_COUNT_MAX,
         own=True,
     )
+    pipeline: str = string(
+        "Parts", "", "pipeline to run on Spark: archive, metrics or a file", own=True
+    )
+    demo: bool = boolean("Parts", False, "publish made-up messages, to look at", own=True)
     nsqd_tcp_port: int = integer(
         PORTS, 4150, "port of nsqd for clients", minimum=0, maximum=65535, own=True
     )
@@ -261,6 +267,7 @@ class Up:
         self._options = options
         self._screen = screen
         self._running: list[Running] = []
+        self._extras = up_extras.Extras(screen.show, lines_of)
         self._stop = asyncio.Event()
         self._stop_s = 0.0
         screen.on_lost = self._stop.set
@@ -275,6 +282,7 @@ class Up:
             for part in PARTS:
                 await self._start(part)
             self._welcome()
+            await self._unless_over(self._start_extras())
             await self._unless_over(asyncio.Event().wait())
         except Stopped:
             self._screen.show(NAME, "stopping; once more to kill")
@@ -287,6 +295,7 @@ class Up:
             self._stop_s = now_s
             self._stop.set()
         elif now_s > self._stop_s + SECOND_SIGNAL_S:
+            self._extras.kill()
             for running in self._running:
                 send(running.process, signal.SIGKILL)
 
@@ -307,6 +316,23 @@ class Up:
             await self._unless_over(asyncio.wait_for(running.answer(), START_SECONDS_MAX))
         except TimeoutError:
             raise PartError(f"{part.name} does not answer after {START_SECONDS_MAX:g} s") from None
+
+    async def _start_extras(self) -> None:
+        options = self._options
+        addresses = {name: kinds for r in self._running for name, kinds in r.addresses.items()}
+        wanted = []
+        if options.demo:
+            nsqd = next(name for name in sorted(addresses) if name.startswith("nsqd"))
+            wanted.append(up_extras.demo(addresses[nsqd]["TCP"]))
+        if options.pipeline:
+            if reason := up_extras.missing():
+                self._screen.show(NAME, f"without pipeline {options.pipeline}: {reason}")
+            else:
+                lookupd = addresses["nsqlookupd"]["HTTP"]
+                wanted.append(up_extras.pipeline(options.pipeline, lookupd, options.data_path))
+        for extra in wanted:
+            self._screen.show(NAME, extra.notice)
+            await self._extras.start(extra)
 
     async def _unless_over(self, work: Coroutine[Any, Any, T]) -> T:
         """Do ``work``, unless a signal comes or a part ends first."""
@@ -337,6 +363,7 @@ class Up:
         show(NAME, "all parts answer; Ctrl-C stops them")
 
     async def _end(self) -> None:
+        await self._extras.end()
         for running in reversed(self._running):
             if not await end(running.process, STOP_SECONDS_MAX):
                 self._screen.show(NAME, f"{running.part.name} did not end in time and was killed")

