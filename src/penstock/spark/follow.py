@@ -47,6 +47,7 @@ class Follower:
         self._discover_s = 0.0
         self._target: Positions | None = None
         self._committed: dict[tuple[str, str], int] = {}
+        self._whole: dict[tuple[str, str, str], tuple[int, int]] = {}
         self._idle: tuple[Positions, float] = ({}, 0.0)
 
     # Beginning
@@ -172,7 +173,15 @@ class Follower:
         return positions
 
     def count(self, each: Range, start: int, end: int) -> int:
-        return self.cluster.count(each.node, each.topic, start, end)
+        """How many messages a range has; what is known to be without gaps is not asked again."""
+        key = (each.node, each.topic, each.instance)
+        whole_start, whole_end = self._whole.get(key, (0, 0))
+        if whole_start <= start and end <= whole_end:
+            return end - start
+        found = self.cluster.count(each.node, each.topic, start, end)
+        if found == end - start:
+            self._whole[key] = (start, end)
+        return found
 
     def _aim(self, positions: Positions) -> None:
         """Find the ends of an AvailableNow run, the first time."""

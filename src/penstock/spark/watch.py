@@ -149,6 +149,9 @@ class Watches:
         self._take(self._arrived(0.0))
         if wait_s <= 0:
             self._look(positions, now_s)
+        elif self._news(positions):
+            # There is work already; what the others have comes with the next batch.
+            self._ask(positions, wait_s, now_s)
         else:
             self._wait(positions, now_s, now_s + wait_s)
         self._judge(time.monotonic())
