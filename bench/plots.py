@@ -18,18 +18,77 @@ NAMES = {"penstock": "Penstock", "penstock-sample": "Penstock, sampling", "go": 
 
 def draw(folder: Path, found: Mapping[str, Found]) -> list[Path]:
     """Draw what can be drawn of ``found`` (by workload); return the files."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    # Text as text, and no random ids: the same figures give the same file.
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "penstock"})
-    folder.mkdir(parents=True, exist_ok=True)
+    _prepare(folder)
     drawn = []
     for name, paint in (("throughput", throughput), ("growth", growth), ("on-time", on_time)):
         path = folder / f"bench-{name}.svg"
         if paint(path, found):
             drawn.append(path)
     return drawn
+
+
+# The bars of a panel: metric, name under it, whether it is ours.
+SPARK_PANELS = {
+    "scan": (
+        "batch read, million rows a second",
+        1e6,
+        (
+            ("all", "all columns", True),
+            ("parquet_all", "Parquet", False),
+            ("few", "three", True),
+            ("parquet_few", "Parquet", False),
+        ),
+    ),
+    "micro-batch": (
+        "micro-batch p50, ms",
+        1,
+        (("p50_ours", "topic", True), ("p50_theirs", "rate source", False)),
+    ),
+    "end-to-end": (
+        "PUB to committed row, ms",
+        1,
+        (("p50_ms", "p50", True), ("p99_ms", "p99", True)),
+    ),
+    "beside": (
+        "clients, million messages a second",
+        1e6,
+        (
+            ("publish_beside", "publish", True),
+            ("publish_alone", "alone", False),
+            ("consume_beside", "consume", True),
+            ("consume_alone", "alone", False),
+        ),
+    ),
+}
+
+
+def draw_spark(folder: Path, results: Mapping[str, Mapping[str, float]]) -> list[Path]:
+    """Bars: each figure of Spark's works with what it is compared with."""
+    names = [name for name in SPARK_PANELS if name in results]
+    if not names:
+        return []
+    _prepare(folder)
+    figure, axes = _figure(len(names))
+    for axis, name in zip(axes, names, strict=True):
+        title, unit, bars = SPARK_PANELS[name]
+        heights = [results[name][metric] / unit for metric, _, _ in bars]
+        colours = [COLOURS["penstock" if ours else "go"] for _, _, ours in bars]
+        drawn = axis.bar(range(len(bars)), heights, 0.7, color=colours)
+        axis.bar_label(drawn, fmt="%.2f" if unit > 1 else "%.0f", fontsize=8)
+        axis.set_xticks(range(len(bars)), [name for _, name, _ in bars], fontsize=8)
+        axis.set_title(title, fontsize=10)
+    path = folder / "bench-spark.svg"
+    figure.savefig(path, metadata={"Date": None})
+    return [path]
+
+
+def _prepare(folder: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    # Text as text, and no random ids: the same figures give the same file.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "penstock"})
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def throughput(path: Path, found: Mapping[str, Found]) -> bool:

@@ -125,8 +125,8 @@ def markdown(
     return "\n".join(lines) + "\n"
 
 
-def placed(page: str, section: str) -> str:
+def placed(page: str, section: str, begin_mark: str = RUN_BEGIN, end_mark: str = RUN_END) -> str:
     """``page`` with ``section`` between its two marks, or just the section if it has none."""
-    head, begin, rest = page.partition(RUN_BEGIN)
-    _, end, tail = rest.partition(RUN_END)
+    head, begin, rest = page.partition(begin_mark)
+    _, end, tail = rest.partition(end_mark)
     return f"{head}{begin}\n{section}{end}{tail}" if begin and end else section

@@ -25,7 +25,7 @@ from penstock.spark.session import SessionPlan, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 SOURCE, TARGET = "orders", "copied"
 CHANNELS = {"table": "archive", "topic": "copy"}

@@ -57,10 +57,14 @@ def members_of(session: int) -> list[Member]:
     return found
 
 
-def kill(members: Sequence[Member]) -> None:
+def send(number: int, members: Sequence[Member]) -> None:
     for member in members:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(member.pid, signal.SIGKILL)
+            os.kill(member.pid, number)
+
+
+def kill(members: Sequence[Member]) -> None:
+    send(signal.SIGKILL, members)
 
 
 class Driver:
@@ -110,6 +114,13 @@ class Driver:
             time.sleep(0.01)
         process.wait(KILL_SECONDS_MAX)
         self._forget()
+
+    def pause(self) -> None:
+        """Stop all of it, as it is, until ``go_on``."""
+        send(signal.SIGSTOP, members_of(self.session))
+
+    def go_on(self) -> None:
+        send(signal.SIGCONT, members_of(self.session))
 
     def kill_workers(self) -> int:
         """SIGKILL to the Python workers that run tasks; return how many they were."""

@@ -1,0 +1,279 @@
+"""Spark on our nsqd beside what Spark brings itself, in one run, for docs/benchmarks.md.
+
+    python -m bench.spark                           everything, about ten minutes
+    python -m bench.spark --quick scan sink         a short look at two kinds of work
+    python -m bench.spark --markdown docs/benchmarks.md --plots docs/images
+
+Works are in `spark_works.py`.  They share a session with the settings that `penstock pipeline` has,
+on all cores; each has a fresh nsqd on an empty folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import spark_works as works
+from bench.broker import Broker
+from bench.report import WORDS, placed
+from bench.run import RESULTS_PATH, describe_machine, find_makes
+from penstock.spark.session import SessionPlan, open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Metrics = dict[str, float]
+
+MARKS = ("<!-- a run of Spark begins -->\n", "<!-- a run of Spark ends -->\n")
+HEADER = ("", "Penstock", "to compare", "ratio", "target", "")
+SETTINGS = {"spark.sql.streaming.numRecentProgressUpdates": "10000", "spark.driver.memory": "4g"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A figure of a work: its metric, what it is compared with, and what it has to be.
+
+    With something to compare the target is for the ratio, otherwise for the figure.
+    """
+
+    metric: str
+    title: str
+    form: str
+    other: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def ratio(self, found: Mapping[str, float]) -> float | None:
+        return found[self.metric] / found[self.other] if self.other else None
+
+    def met(self, found: Mapping[str, float]) -> bool | None:
+        """Whether the target is met; None if there is none."""
+        ratio = self.ratio(found)
+        judged = found[self.metric] if ratio is None else ratio
+        if self.at_least is not None:
+            return judged >= self.at_least
+        return judged <= self.at_most if self.at_most is not None else None
+
+    def target(self) -> str:
+        limit = self.at_most if self.at_least is None else self.at_least
+        if limit is None:
+            return ""
+        return f"{'at most' if self.at_least is None else 'at least'} {limit:,g}"
+
+    def cells(self, found: Mapping[str, float]) -> list[str]:
+        other = self.form.format(found[self.other]) if self.other else ""
+        ratio, met = self.ratio(found), self.met(found)
+        return [
+            self.title,
+            self.form.format(found[self.metric]),
+            other,
+            "" if ratio is None else f"{ratio:.2f}",
+            self.target(),
+            "" if met is None else WORDS[met],
+        ]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One thing to measure."""
+
+    name: str
+    title: str
+    run: Callable[..., Metrics]
+    full: dict[str, Any]
+    quick: dict[str, Any]
+    lines: tuple[Line, ...]
+    needs_session: bool = True
+
+
+WORKS = (
+    Work(
+        "scan",
+        "batch read of 200-byte messages, beside Spark's scan of the same rows in Parquet files",
+        works.scan,
+        full={"messages": 5_000_000, "rounds": 5},
+        quick={"messages": 500_000, "rounds": 2},
+        lines=(
+            Line("all", "all columns, rows/s", "{:,.0f}", "parquet_all", at_least=0.8),
+            Line("few", "index, timestamp, body, rows/s", "{:,.0f}", "parquet_few", at_least=0.8),
+            Line("cpu_us", "CPU of nsqd, us a message", "{:.3f}", at_most=0.15),
+        ),
+    ),
+    Work(
+        "micro-batch",
+        "batches of 100 rows into nowhere, beside Spark's rate source",
+        works.micro_batch,
+        full={"batches": 200, "rows": 100, "rounds": 3},
+        quick={"batches": 60, "rounds": 1},
+        lines=(Line("p50_ours", "p50, ms", "{:.0f}", "p50_theirs", at_most=1.5),),
+    ),
+    Work(
+        "end-to-end",
+        "1,000 PUBs a second: from PUB to a committed row in Parquet files",
+        works.end_to_end,
+        full={"rate": 1000, "seconds": 30.0},
+        quick={"seconds": 8.0},
+        lines=(
+            Line("p50_ms", "p50, ms", "{:.0f}", at_most=300),
+            Line("p99_ms", "p99, ms", "{:.0f}"),
+        ),
+    ),
+    Work(
+        "sink",
+        "rows of 200 bytes from Parquet files into a topic, exactly once",
+        works.sink,
+        full={"messages": 2_000_000, "rounds": 3},
+        quick={"messages": 300_000, "rounds": 1},
+        lines=(
+            Line("rate", "rows/s", "{:,.0f}", at_least=500_000),
+            Line("cpu_us", "CPU of nsqd, us a row", "{:.3f}"),
+        ),
+    ),
+    Work(
+        "beside",
+        "ordinary clients while Spark reads a backlog, beside the same clients alone",
+        works.beside,
+        full={"messages": 2_000_000, "backlog": 2_000_000, "rounds": 3},
+        quick={"messages": 300_000, "backlog": 300_000, "rounds": 1},
+        lines=(
+            Line("publish_beside", "published/s", "{:,.0f}", "publish_alone", at_least=0.8),
+            Line("consume_beside", "consumed/s", "{:,.0f}", "consume_alone", at_least=0.8),
+            Line("read_beside", "read by Spark meanwhile, rows/s", "{:,.0f}"),
+        ),
+        needs_session=False,
+    ),
+)
+
+
+def measure(chosen: Sequence[Work], options: argparse.Namespace) -> dict[str, Metrics]:
+    """The figures of each work, printed as they come."""
+    session: SparkSession | None = None
+    results: dict[str, Metrics] = {}
+    try:
+        for work in chosen:
+            if work.needs_session and session is None:
+                session = open_session(SessionPlan(name="bench", conf=SETTINGS), show=drop)
+            parameters = {**work.full, **(work.quick if options.quick else {})}
+            results[work.name] = run(work, session, parameters, options.data_path)
+            print(text(work, results[work.name]), flush=True)
+    finally:
+        if session is not None:
+            session.stop()
+    return results
+
+
+def drop(line: str) -> None:
+    """Spark is loud about queries that are stopped in the middle of a batch, as these are."""
+
+
+def run(
+    work: Work, session: SparkSession | None, parameters: Mapping[str, Any], data_path: str | None
+) -> Metrics:
+    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=data_path))
+    given = (session,) if work.needs_session else ()
+    try:
+        with Broker(find_makes("")["penstock"], folder) as broker:
+            return work.run(*given, broker, **parameters)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def text(work: Work, found: Mapping[str, float]) -> str:
+    """One work for a terminal."""
+    table = [list(HEADER), *(line.cells(found) for line in work.lines)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(HEADER))]
+    lines = ["", f"{work.title}  [{work.name}]"]
+    for row in table:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def markdown(machine: Mapping[str, str], results: Mapping[str, Metrics]) -> str:
+    """All works as one table."""
+    lines = ["Measured on " + ", ".join(f"{name} {value}" for name, value in machine.items()) + "."]
+    lines += ["", "| " + " | ".join(HEADER) + " |", "|---|---:|---:|---:|---|---|"]
+    for work in WORKS:
+        if work.name in results:
+            lines.append(f"| **{work.title}** |" + " |" * (len(HEADER) - 1))
+            rows = (line.cells(results[work.name]) for line in work.lines)
+            lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def verdicts(results: Mapping[str, Metrics]) -> list[bool]:
+    found = [
+        line.met(results[work.name])
+        for work in WORKS
+        if work.name in results
+        for line in work.lines
+    ]
+    return [met for met in found if met is not None]
+
+
+def write(options: argparse.Namespace, results: Mapping[str, Metrics]) -> None:
+    from importlib.metadata import version
+
+    machine = {**describe_machine({}), "PySpark": version("pyspark")}
+    path = Path(options.json or RESULTS_PATH / f"spark-{time.strftime('%Y%m%d-%H%M%S')}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"machine": machine, "quick": options.quick, "works": dict(results)}
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    if options.markdown:
+        page = Path(options.markdown)
+        before = page.read_text() if page.exists() else ""
+        page.write_text(placed(before, markdown(machine, results), *MARKS))
+    if options.plots:
+        from bench import plots
+
+        plots.draw_spark(Path(options.plots), results)
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bench.spark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = [work.name for work in WORKS]
+    add = parser.add_argument
+    add("works", nargs="*", metavar="work", help=f"of {', '.join(names)}; without any, all")
+    add("--quick", action="store_true", help="small numbers; too short to judge by")
+    add("--data-path", help="folder for the brokers' data; the system's for temporary files")
+    add("--json", metavar="FILE", help=f"where to write the figures; {RESULTS_PATH} otherwise")
+    add("--markdown", metavar="FILE", help="page whose figures to renew")
+    add("--plots", metavar="FOLDER", help="where to draw them")
+    add("--strict", action="store_true", help="exit status 1 if a target is missed")
+    options = parser.parse_args(argv)
+    for name in options.works:
+        if name not in names:
+            parser.error(f"no work is called {name!r}; there are {', '.join(names)}")
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
+    chosen = [work for work in WORKS if not options.works or work.name in options.works]
+    start_s = time.monotonic()
+    results = measure(chosen, options)
+    judged = verdicts(results)
+    print(
+        f"\n{judged.count(True)} targets met, {judged.count(False)} missed; "
+        f"{time.monotonic() - start_s:.0f} s"
+        + (" (quick: too short to judge by)" if options.quick else "")
+    )
+    write(options, results)
+    return 1 if options.strict and False in judged else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,338 @@
+"""What is measured of Spark: functions from a session and a broker to figures.
+
+    scan           batch reads beside Spark's own Parquet scan of the same rows
+    micro-batch    small batches of a stream beside those of Spark's own rate source
+    end-to-end     from PUB to a row that a reader of the table sees
+    sink           a table into a topic
+    beside         ordinary clients while Spark reads (`spark_reader.py`)
+
+What is compared takes turns, so that whatever else the machine does hits both; a figure is the
+median of its rounds.  The first round of each is not counted: there the JVM compiles.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.spark.driving import Driver
+
+from bench.broker import Broker
+from penstock.cli.load import Histogram
+from penstock.wire import commands
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+Metrics = dict[str, float]
+
+BODY_SIZE = 200
+COMMANDS = 250
+COMMAND_MESSAGES = 200
+WINDOW = 8
+WAIT_SECONDS_MAX = 300.0
+# What a query usually wants; topic, node and id cost as much again.
+FEW_COLUMNS = "index,timestamp,body"
+PUBLISH_PERIOD_S = 0.01
+STAMP_DIGITS = 20
+
+
+# Rows
+
+
+def bodies(seed: int, count: int) -> Iterator[bytes]:
+    """JSON of 200 bytes, all different: the same body again and again is nothing to a table."""
+    choose = random.Random(seed)
+    for number in range(count):
+        text = b'{"number":%010d,"text":"%s"}' % (number, choose.randbytes(100).hex().encode())
+        yield text[: BODY_SIZE - 2] + b'"}'
+
+
+def fill(broker: Broker, topic: str, count: int) -> None:
+    """Publish ``count`` messages; the same 50,000 bodies come round again."""
+    pool = list(bodies(1, min(count, COMMANDS * COMMAND_MESSAGES)))
+    batches = [pool[at : at + COMMAND_MESSAGES] for at in range(0, len(pool), COMMAND_MESSAGES)]
+    encoded = [commands.mpub(topic, batch) for batch in batches]
+    left, number, unanswered = count, 0, 0
+    connection = broker.connect_client()
+    try:
+        while left or unanswered:
+            while left and unanswered < WINDOW:
+                size = len(batches[number % len(batches)])
+                command = encoded[number % len(encoded)]
+                if size > left:
+                    size, command = left, commands.mpub(topic, pool[:left])
+                connection.sock.sendall(command)
+                left, number, unanswered = left - size, number + 1, unanswered + 1
+            unanswered -= connection.oks(connection.receive(4096))
+    finally:
+        connection.close()
+
+
+def read(spark: SparkSession, broker: Broker, topic: str, columns: str = "") -> DataFrame:
+    reader = spark.read.format("nsq").options(**_where(broker), topic=topic)
+    return (reader.option("columns", columns) if columns else reader).load()
+
+
+def _where(broker: Broker) -> dict[str, str]:
+    return {"nsqdHttpAddresses": f"127.0.0.1:{broker.http_port}"}
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    work()
+    return time.perf_counter() - start_s
+
+
+def read_all(frame: DataFrame) -> None:
+    """Make every row with every column, and drop it."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as path:
+        yield Path(path)
+
+
+# Batches
+
+
+def scan(spark: SparkSession, broker: Broker, *, messages: int, rounds: int) -> Metrics:
+    """The same rows out of nsqd and out of Parquet files, with all columns and with three."""
+    fill(broker, "rows", messages)
+    with folder() as path:
+        table = str(path / "table")
+        read(spark, broker, "rows").write.parquet(table)
+        stored = spark.read.parquet(table)
+        if stored.count() != messages:
+            raise RuntimeError(f"{stored.count()} rows of {messages} were read")
+        broker.settle()
+        few = FEW_COLUMNS.split(",")
+        frames = {
+            "all": read(spark, broker, "rows"),
+            "parquet_all": stored,
+            "few": read(spark, broker, "rows", FEW_COLUMNS),
+            "parquet_few": stored.select(*few),
+        }
+        taken: dict[str, list[float]] = {name: [] for name in frames}
+        costs = []
+        for _ in range(rounds + 1):
+            for name, frame in frames.items():
+                before = broker.usage()
+                taken[name].append(seconds_of(lambda frame=frame: read_all(frame)))  # type: ignore[misc]
+                if name == "all":
+                    costs.append((broker.settle().cpu_us - before.cpu_us) / messages)
+    rates = {name: messages / statistics.median(each[1:]) for name, each in taken.items()}
+    return {"cpu_us": statistics.median(costs[1:]), **rates}
+
+
+def sink(spark: SparkSession, broker: Broker, *, messages: int, rounds: int) -> Metrics:
+    """A table of Parquet files into a topic: staged, decided, published and synced."""
+    fill(broker, "rows", messages)
+    taken, costs = [], []
+    with folder() as path:
+        read(spark, broker, "rows", "body").write.parquet(str(path / "table"))
+        broker.post("/topic/delete?topic=rows")
+        table = spark.read.parquet(str(path / "table"))
+        for number in range(rounds + 1):
+            topic = f"sink-{number}"
+            writer = table.write.format("nsq").options(**_where(broker), topic=topic)
+            broker.settle()
+            before = broker.usage()
+            taken.append(seconds_of(writer.mode("append").save))
+            costs.append((broker.settle().cpu_us - before.cpu_us) / messages)
+            stored = broker.get(f"/log?topic={topic}").json["message_count"]
+            if stored != messages:
+                raise RuntimeError(f"{stored} messages of {messages} rows were published")
+            broker.post(f"/topic/delete?topic={topic}")
+    return {
+        "rate": messages / statistics.median(taken[1:]),
+        "cpu_us": statistics.median(costs[1:]),
+    }
+
+
+# Streams
+
+
+def micro_batch(
+    spark: SparkSession, broker: Broker, *, batches: int, rows: int, rounds: int
+) -> Metrics:
+    """Small batches back to back into nowhere, of a topic and of Spark's own rate source."""
+    warm = max(5, batches // 4)
+    fill(broker, "rows", (batches + warm + 10) * rows * (rounds + 1))
+    taken: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for number in range(rounds + 1):
+        ours = spark.readStream.format("nsq").options(
+            **_where(broker), topic="rows", channel=f"bench-{number}", maxMessagesPerTrigger=rows
+        )
+        theirs = spark.readStream.format("rate-micro-batch").options(
+            rowsPerBatch=rows, numPartitions=1
+        )
+        for name, reader in (("ours", ours), ("theirs", theirs)):
+            with folder() as path, _running(reader.load(), path, None) as query:
+                found = _batch_times(query, warm + batches)[warm:]
+            if number:
+                taken[name] += found
+    return {f"p50_{name}": statistics.median(times) for name, times in taken.items()}
+
+
+@contextmanager
+def _running(frame: DataFrame, checkpoint: Path, table: Path | None) -> Iterator[StreamingQuery]:
+    """A query into files, or into nowhere."""
+    writer = frame.writeStream.format("noop" if table is None else "parquet")
+    if table is not None:
+        writer = writer.option("path", str(table))
+    query = writer.option("checkpointLocation", str(checkpoint)).start()
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def _batch_times(query: StreamingQuery, count: int) -> list[float]:
+    """The times of the first ``count`` batches with rows, in ms."""
+    give_up_s = time.monotonic() + WAIT_SECONDS_MAX
+    # One progress at a time: to ask for all of them takes the driver as long as a batch.
+    while (last := query.lastProgress) is None or last["batchId"] < count:
+        if time.monotonic() > give_up_s or not query.isActive:
+            raise RuntimeError(f"no {count} batches: {query.exception()}")
+        time.sleep(0.25)
+    times = {
+        progress["batchId"]: float(progress["durationMs"]["triggerExecution"])
+        for progress in query.recentProgress
+        if progress["numInputRows"]
+    }
+    return [times[batch] for batch in sorted(times)][:count]
+
+
+def end_to_end(spark: SparkSession, broker: Broker, *, rate: int, seconds: float) -> Metrics:
+    """Single PUBs at a steady rate, into Parquet files.
+
+    A row is there when the log of the table's files (_spark_metadata) names its file: the time of
+    that is the log's.  The clock is one, the messages carry theirs.
+    """
+    broker.create("live")
+    stream = spark.readStream.format("nsq").options(
+        **_where(broker), topic="live", channel="bench", columns="body"
+    )
+    with folder() as path:
+        table = path / "table"
+        with _running(stream.load(), path / "checkpoint", table) as query:
+            publish_stamps(broker, rate, seconds=seconds / 2)  # the JVM warms up
+            start_ns = time.time_ns()
+            sent = publish_stamps(broker, rate, seconds=seconds)
+            query.processAllAvailable()
+        latency = latencies(table, start_ns)
+    if latency.count != sent:
+        raise RuntimeError(f"{latency.count} rows of {sent} messages")
+    return {
+        "p50_ms": latency.percentile(50) / 1e6,
+        "p99_ms": latency.percentile(99) / 1e6,
+    }
+
+
+def publish_stamps(broker: Broker, rate: int, *, seconds: float) -> int:
+    """Publish ``rate`` messages a second, each with the time in its body; return how many."""
+    connection = broker.connect_client()
+    filler = b"." * (BODY_SIZE - STAMP_DIGITS)
+    each = max(1, round(rate * PUBLISH_PERIOD_S))
+    rounds = max(1, round(seconds / PUBLISH_PERIOD_S))
+    start_s = time.monotonic()
+    try:
+        for number in range(rounds):
+            time.sleep(max(0.0, start_s + number * PUBLISH_PERIOD_S - time.monotonic()))
+            stamp = b"%0*d" % (STAMP_DIGITS, time.time_ns())
+            connection.sock.sendall(commands.pub("live", stamp + filler) * each)
+            oks = 0
+            while oks < each:
+                oks += connection.oks(connection.receive(4096))
+    finally:
+        connection.close()
+    return rounds * each
+
+
+def latencies(table: Path, start_ns: int) -> Histogram:
+    """From stamp to commit, of all rows sent at ``start_ns`` or later."""
+    import pyarrow.parquet
+
+    found = Histogram()
+    for commit_ns, files in commits(table):
+        for file in files:
+            for body in pyarrow.parquet.read_table(file)["body"].to_pylist():
+                stamp_ns = int(body[:STAMP_DIGITS])
+                if stamp_ns >= start_ns:
+                    found.add(commit_ns - stamp_ns)
+    return found
+
+
+def commits(table: Path) -> Iterator[tuple[int, list[Path]]]:
+    """Each batch's time of commit and its files, from Spark's log of them.
+
+    Every tenth log also repeats what came before it; only new names are that batch's.
+    """
+    logs = [path for path in (table / "_spark_metadata").iterdir() if path.name[0] != "."]
+    seen: set[str] = set()
+    for log in sorted(logs, key=lambda path: int(path.name.partition(".")[0])):
+        names = [json.loads(line)["path"] for line in log.read_text().splitlines()[1:]]
+        new = [name for name in names if name not in seen]
+        seen.update(new)
+        yield log.stat().st_mtime_ns, [Path(name.removeprefix("file://")) for name in new]
+
+
+# Others
+
+
+def beside(broker: Broker, *, messages: int, backlog: int, rounds: int) -> Metrics:
+    """Publishing and consuming as fast as it goes, alone and while Spark reads a backlog.
+
+    The reading Spark has the lowest priority: on few cores it would take them from the clients,
+    whatever the broker does.  What it still reads is told too, for the broker has that work.
+    """
+    fill(broker, "rows", backlog)
+    message_size = broker.stored_size("**/*.log") / backlog
+    taken: dict[str, list[float]] = {}
+    with Driver("bench.spark_reader") as reader:
+        reader.start(f"127.0.0.1:{broker.http_port}", "rows")
+        reader.wait_for("read", WAIT_SECONDS_MAX)
+        for number in range(rounds + 1):
+            for where in ("alone", "beside"):
+                (reader.go_on if where == "beside" else reader.pause)()
+                broker.settle()
+                before, start_s = read_size(broker), time.monotonic()
+                found = clients(broker, f"{where}-{number}", messages)
+                read_count = (read_size(broker) - before) / message_size
+                found["read"] = read_count / (time.monotonic() - start_s)
+                for name, rate in found.items():
+                    taken.setdefault(f"{name}_{where}", []).append(rate)
+    return {name: statistics.median(rates[1:]) for name, rates in taken.items()}
+
+
+def read_size(broker: Broker) -> float:
+    """How many bytes of logs nsqd has sent to readers."""
+    match = re.search(r"(?m)^\w*log_read_bytes_total (\S+)$", broker.get("/metrics").text)
+    if match is None:
+        raise RuntimeError("/metrics does not tell log_read_bytes_total")
+    return float(match[1])
+
+
+def clients(broker: Broker, topic: str, messages: int) -> Metrics:
+    broker.create(topic, "bench")
+    published = broker.load(broker.task("pub", topic, messages=messages, batch=200))
+    # At the very end a broker may wait for its flush timer: a little more is there.
+    broker.fill(messages // 20, topic)
+    consumed = broker.load(broker.task("sub", topic, messages=messages))
+    broker.post(f"/topic/delete?topic={topic}")
+    return {
+        "publish": published.published.per_second,
+        "consume": consumed.consumed.per_second,
+    }
