@@ -9,6 +9,7 @@ BODY: Final = 8
 
 class Columns:
     count: int
+    stop: int
     index: bytes | None
     timestamp: bytes | None
     id_offsets: bytes | None
@@ -16,7 +17,9 @@ class Columns:
     body_offsets: bytes | None
     body: bytes | None
 
-def decode(data: bytes, start: int, end: int, wanted: int) -> Columns: ...
+def decode(
+    data: bytes, start: int, end: int, wanted: int, offset: int = 0, size_max: int = ...
+) -> Columns: ...
 
 class Packer:
     size_max: int

@@ -150,38 +150,45 @@ cdef class Columns:
     """Rows as Arrow's buffers; None for a column that was not asked for.
 
     ``index`` and ``timestamp`` (microseconds) are int64, ``id`` and ``body`` go with offsets.
+    ``stop`` is the byte behind the last batch that was decoded.
     """
 
 
-def decode(bytes data not None, int64_t start, int64_t end, int wanted):
+def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize_t offset=0,
+           Py_ssize_t size_max=COLUMN_SIZE_MAX):
     """The messages of ``data`` with ``start <= index < end`` as columns.
 
     ``data`` are whole log batches; anything else, or a checksum that is wrong, is a CorruptError.
-    Each batch is checked and copied before the next is looked at, while it is in the CPU's cache.
+    Of them those from byte ``offset`` on are taken, about ``size_max`` bytes and one at least;
+    ``columns.stop`` is where to go on.  Small steps stay in the CPU's cache.
     """
     cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(data)
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), offset = 0, count = 0, body_size = 0
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = offset, count = 0, body_size = 0, stop
     cdef Span span
     cdef Target target
     cdef Columns columns
     cdef bint good = True
+    if offset < 0 or offset > size or size_max < 0:
+        raise ValueError(f"offset {offset} lies outside of {size} bytes")
+    stop = min(size, offset + size_max)
     with nogil:
-        while good and offset < size:
-            good = read_header(p, offset, size, start, end, &span)
+        while good and at < stop:
+            good = read_header(p, at, size, start, end, &span)
             if good:
-                offset = span.payload_end
+                at = span.payload_end
                 count += span.count
                 if span.count:
                     body_size += span.frames_end - span.frames - span.total * FRAME_HEAD
     if not good:
-        raise CorruptError(f"log batches are damaged at byte {offset} of {size}")
+        raise CorruptError(f"log batches are damaged at byte {at} of {size}")
     columns = allocate(&target, count, body_size, wanted)
-    offset = 0
-    while offset < size:
-        read_header(p, offset, size, start, end, &span)
+    columns.stop = at
+    at = offset
+    while at < columns.stop:
+        read_header(p, at, size, start, end, &span)
         if span.count and not (checked(data, p, &span) and copy_span(&span, &target)):
-            raise CorruptError(f"log batches are damaged at byte {offset} of {size}")
-        offset = span.payload_end
+            raise CorruptError(f"log batches are damaged at byte {at} of {size}")
+        at = span.payload_end
     if columns.body is not None and target.size < body_size:
         # A batch was cut: what its other messages would have needed is too much.
         columns.body = columns.body[:target.size]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.spark")
 
 ROWS_MAX = 10_000
+DECODE_SIZE = 2 << 20  # 9,000 rows of 200 bytes: one record batch
 WANTED = {"index": INDEX, "timestamp": TIMESTAMP, "id": ID, "body": BODY}
 
 _settled_count = 0
@@ -75,11 +76,15 @@ class Reading:
         make = maker(self.columns, each)
         try:
             for data in self._fetch(each):
-                try:
-                    columns = decode(data, each.start, each.end, wanted)
-                except CorruptError as error:
-                    raise CorruptError(f"topic {each.topic} on {each.address}: {error}") from None
-                yield from make(columns)
+                offset = 0
+                while offset < len(data):
+                    try:
+                        columns = decode(data, each.start, each.end, wanted, offset, DECODE_SIZE)
+                    except CorruptError as error:
+                        where = f"topic {each.topic} on {each.address}"
+                        raise CorruptError(f"{where}: {error}") from None
+                    yield from make(columns)
+                    offset = columns.stop
         except NodeError as error:
             if error.code not in ("TOPIC_NOT_FOUND", "INSTANCE_CHANGED"):
                 raise
@@ -144,21 +149,22 @@ def maker(
     """A function from decoded columns to record batches of the schema ``columns`` have."""
     import pyarrow as pa
 
-    schema = pa.schema([(column, arrow_type(column)) for column in columns])
+    types = {column: arrow_type(column) for column in columns}
+    schema = pa.schema(list(types.items()))
     constants = {"topic": pa.scalar(each.topic), "node": pa.scalar(each.node)}
 
     def array(column: str, from_: Columns) -> pyarrow.Array:
         if column in constants:
             return pa.repeat(constants[column], from_.count)
-        buffers: list[bytes | None]
+        buffers: tuple[bytes | None, ...]
         if column == "body":
-            buffers = [from_.body_offsets, from_.body]
+            buffers = (from_.body_offsets, from_.body)
         elif column == "id":
-            buffers = [from_.id_offsets, from_.id]
+            buffers = (from_.id_offsets, from_.id)
         else:
-            buffers = [from_.index if column == "index" else from_.timestamp]
-        made = [None, *(pa.py_buffer(buffer) for buffer in buffers)]
-        return pa.Array.from_buffers(arrow_type(column), from_.count, made, 0)
+            buffers = (from_.index if column == "index" else from_.timestamp,)
+        made = [None, *map(pa.py_buffer, buffers)]
+        return pa.Array.from_buffers(types[column], from_.count, made, 0)
 
     def make(from_: Columns) -> Iterator[pyarrow.RecordBatch]:
         if not from_.count:

@@ -80,6 +80,24 @@ def test_ordinals_of_deferred_messages_are_no_rows() -> None:
     assert longs(decode(data, 0, 100, INDEX).index) == [10, 11, 12]
 
 
+def test_batches_are_decoded_in_steps_of_about_a_size() -> None:
+    batches = [batch(10 + 3 * i, 3).bytes for i in range(5)]
+    data, size = b"".join(batches), len(batches[0])
+    for size_max in range(3 * size):
+        found, offset, steps = [], 0, 0
+        while offset < len(data):
+            columns = decode(data, 11, 24, ALL, offset, max(1, size_max))
+            assert columns.stop - offset < max(1, size_max) + size
+            found += longs(columns.index)
+            offset, steps = columns.stop, steps + 1
+        assert found == list(range(11, 24))
+        assert steps == -(-5 // max(1, -(-size_max // size)))
+    for offset, size_max in ((-1, 5), (len(data) + 1, 5), (0, -1)):
+        with pytest.raises(ValueError, match="lies outside"):
+            decode(data, 0, 100, ALL, offset, size_max)
+    assert decode(data, 0, 100, ALL, len(data)).count == 0
+
+
 def test_no_bytes_are_no_rows() -> None:
     columns = decode(b"", 0, 100, ALL)
     assert (columns.count, columns.index, bodies(columns)) == (0, b"", [])
