@@ -2,6 +2,7 @@
 # run     start nsqlookupd, nsqd, nsqadmin and the pipeline archive with their data in ./data;
 #         Ctrl-C stops them; DEMO=1 publishes made-up messages, to have something to look at
 # test    what .ci/run calls
+# test-slow  what takes too long for that
 # check   ruff and mypy
 # wheel   an installable package in dist/, which needs no compiler; DIST=folder puts it elsewhere
 # bench   the figures of docs/benchmarks.md and client.md; BENCH="--quick publish" passes arguments
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 DIST := dist
 CORE := $(wildcard src/penstock/core/*.pyx src/penstock/core/*.pxd)
 
-.PHONY: build run test check wheel bench clean
+.PHONY: build run test test-slow check wheel bench clean
 
 build: $(VENV)/.core
 
@@ -34,6 +35,9 @@ test: build
 	$(BIN)/python -m tests.conformance.nodejs
 	$(BIN)/python -m tests.admin.chromium
 	$(BIN)/python -m pytest
+
+test-slow: build
+	$(BIN)/python -m pytest -m slow
 
 check: build
 	$(BIN)/ruff check .

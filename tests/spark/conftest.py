@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from penstock.pipeline.running import TABLE_SETTINGS
 from penstock.spark.session import SessionPlan, open_session
-from tests.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,9 +24,3 @@ def spark() -> Iterator[SparkSession]:
     session = open_session(plan)
     yield session
     session.stop()
-
-
-@pytest.fixture
-def nsqd(tmp_path: Path) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path / "nsqd") as daemon:
-        yield daemon

@@ -87,7 +87,7 @@ def flag_tables() -> list[FlagTable[Any]]:
             summary="Runs the pipeline of a .toml or .py file, or a shipped one: "
             + ", ".join(shipped_names())
             + ".",
-            environment_prefix="PENSTOCK_PIPELINE_",
+            environment_prefix="PENSTOCK_PIPELINE_RUN_",
         ),
         FlagTable(
             f"{PROGRAM} check FILE|NAME",

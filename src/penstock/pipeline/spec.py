@@ -120,7 +120,7 @@ def code(group: str, help: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """``[source]``, or ``[source.NAME]`` if there are several."""
+    """``[source]``: what to read, and how its bodies become columns."""
 
     format: str = string("source", "nsq", "nsq, or a format of Spark's: parquet, json, csv, rate")
     topics: tuple[str, ...] = strings("source", "topics; * and ? stand for any characters")
