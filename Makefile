@@ -6,7 +6,7 @@
 # check   ruff and mypy
 # wheel   an installable package in dist/, which needs no compiler; DIST=folder puts it elsewhere
 # bench   the figures of docs/benchmarks.md and client.md; BENCH="--quick publish" passes arguments
-#         to the first and leaves out the second
+#         to the broker's and leaves out those of clients and Spark
 
 PYTHON ?= python3
 VENV := .venv
@@ -52,6 +52,7 @@ wheel: build
 bench: build
 	$(BIN)/python -m bench.run $(BENCH)
 	test -n "$(BENCH)" || $(BIN)/python -m bench.clients
+	test -n "$(BENCH)" || $(BIN)/python -m bench.spark
 
 clean:
 	rm -rf $(VENV) build dist data src/*.egg-info
