@@ -154,7 +154,7 @@ class Follower:
         else:
             self._look_for_nodes(positions)
             self._commit_if_idle(positions)
-            self._watches.poll(positions, self.options.poll_timeout_ns / NS)
+            self._watches.poll(positions, self.options.poll_timeout_ns / NS, rows_max)
         ranges, following = self._reachable(positions)
         if rows_max is not None:
             ranges = limited(ranges, rows_max, self.count)

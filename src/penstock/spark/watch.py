@@ -143,16 +143,21 @@ class Watches:
         watch = self._watches.get(uuid)
         return watch is not None and watch.away_until_s > 0
 
-    def poll(self, positions: Positions, wait_s: float) -> None:
-        """Wait until a log reaches further than ``positions``, at most ``wait_s``."""
+    def poll(self, positions: Positions, wait_s: float, enough: int | None = None) -> None:
+        """Wait until a log reaches further than ``positions``, at most ``wait_s``.
+
+        If they are known to reach ``enough`` indexes further already, nobody is waited for.
+        """
         now_s = time.monotonic()
         self._take(self._arrived(0.0))
         if wait_s <= 0:
             self._look(positions, now_s)
-        elif self._news(positions):
-            # There is work already; what the others have comes with the next batch.
+        elif enough is not None and self._reach(positions) >= enough:
+            # There is more than a batch takes; nobody has to hurry.
             self._ask(positions, wait_s, now_s)
         else:
+            # What answered a poll of the last call may be a batch old: it is asked for again, and
+            # the grace is time for the answers.
             self._wait(positions, now_s, now_s + wait_s)
         self._judge(time.monotonic())
 
@@ -238,6 +243,14 @@ class Watches:
             self.gone.add((uuid, topic))
             return
         self.ends[uuid, topic] = End(end["instance"], end["first"], end["whole_from"], end["end"])
+
+    def _reach(self, positions: Positions) -> int:
+        """How much further the logs go, in indexes: at most so many messages."""
+        return sum(
+            max(0, end.end - position.index)
+            for (uuid, topic), end in self.ends.items()
+            if (position := positions.get(uuid, {}).get(topic)) is not None
+        )
 
     def _news(self, positions: Positions) -> bool:
         return bool(self.gone) or any(
