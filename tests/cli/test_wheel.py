@@ -84,6 +84,8 @@ def test_the_wheel_holds_the_package_and_no_sources_of_the_core(wheel: Path) -> 
     assert {Path(name).name.split(".")[0] for name in names if name.endswith(".so")} == core
     assert {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.pyi")} <= names
     assert "penstock/py.typed" in names
+    assert {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.toml")} <= names
+    assert "penstock/spark/log4j2.properties" in names
     folder = SOURCE / "penstock" / "admin"
     pages = [*folder.glob("templates/*.html"), *folder.glob("static/*")]
     assert len(pages) > 20
@@ -104,6 +106,15 @@ def test_installed_programs_tell_their_version_and_flags(programs: Path) -> None
         assert "-log-level" in run([program, "--help"], environment)
     listed = run([str(programs / "penstock"), "--help"], environment)
     assert all(f"  {command} " in listed for command in COMMANDS)
+
+
+def test_without_spark_a_pipeline_says_what_to_install(programs: Path) -> None:
+    command = [str(programs / "penstock"), "pipeline", "run", "archive"]
+    done = subprocess.run(command, env=outside(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "penstock pipeline: PySpark is not installed.  Run: pip install 'penstock[spark]'\n"
+    )
 
 
 def test_the_installed_nsqd_serves(programs: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.spark.pipelines import RUN_SECONDS_MAX, publish
 
 pytestmark = pytest.mark.timeout(600)
 
+QUICK_JVM = "--conf=spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 
 
@@ -67,7 +68,7 @@ def test_a_pipeline_runs_is_seen_and_stops_cleanly(nsqd: Nsqd, tmp_path: Path) -
     process = subprocess.Popen(
         [
             *(PENSTOCK, "pipeline", "run", "archive", "--nsqd-http-address", address),
-            *("--param=path=here", "--param=every=500ms", "--master=local[1]"),
+            *("--param=path=here", "--param=every=500ms", "--master=local[1]", QUICK_JVM),
         ],
         cwd=tmp_path,
         env=environment,
@@ -206,7 +207,7 @@ available_now = true
     # "python3" is this one for the driver and the other one for the executors.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     arguments = ["pipeline", "run", "orders.toml", "--master", master]
-    arguments += ["--conf=spark.executor.memory=512m", "--conf=spark.executor.cores=1"]
+    arguments += ["--conf=spark.executor.memory=512m", "--conf=spark.executor.cores=1", QUICK_JVM]
     done = call(tmp_path, *arguments, PATH=path, PYSPARK_PYTHON="python3")
     assert done.returncode == 0, done.stderr
     table = pyarrow.dataset.dataset(tmp_path / "table", format="parquet").to_table()

@@ -27,6 +27,7 @@ from penstock.errors import PenstockError, PipelineError
 from penstock.pipeline.reading import read_pipeline, shipped_names
 from penstock.server import log
 from penstock.settings import boolean, choice, string
+from penstock.spark.session import check_pyspark
 from penstock.version import version_line
 
 if TYPE_CHECKING:
@@ -200,10 +201,11 @@ def _take_file(table: FlagTable[Any], arguments: list[str]) -> tuple[str, list[s
 
 
 def run(options: FileOptions, file: str) -> int:
+    pipeline = read_pipeline(file, overrides_of(options))
+    check_pyspark()
     from penstock.pipeline.running import Run
     from penstock.pipeline.status import Status, StatusFile
 
-    pipeline = read_pipeline(file, overrides_of(options, file))
     started = Status(
         pipeline.name,
         file=file,
@@ -221,7 +223,7 @@ def run(options: FileOptions, file: str) -> int:
     return 0
 
 
-def overrides_of(options: FileOptions, file: str) -> list[str]:
+def overrides_of(options: FileOptions) -> list[str]:
     """Everything on the command line as ``table.key=value``."""
     texts = [f"parameters.{text}" for text in options.param]
     if options.nsqd_http_address and options.lookupd_http_address:
@@ -313,6 +315,7 @@ def _counted(pipeline: Pipeline) -> str:
 
 
 def _judged(pipeline: Pipeline) -> str:
+    check_pyspark()
     from penstock.pipeline.running import session_plan
     from penstock.pipeline.validating import validate
     from penstock.spark.session import open_session

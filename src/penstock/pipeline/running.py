@@ -237,6 +237,7 @@ class Run:
                     break
         if query.isActive:
             self._end(query, batches)
+        self._waiting_s = 0.0
         self._tell(query)
         error = query.exception()
         if error is not None and not self.stop.is_set():

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.cli import up_extras
+from penstock.cli.demo import make_message
+from penstock.cli.flags import UsageError
+from penstock.cli.pipeline import FileOptions, Terminal, overrides_of
+
+
+def test_the_command_line_becomes_keys_of_the_file() -> None:
+    options = FileOptions(
+        param=("topics=a",),
+        set=("sink.rows=5",),
+        lookupd_http_address=("h:1", "h:2"),
+        checkpoint="/c",
+        master="local[1]",
+        conf=("spark.ui.enabled=true",),
+    )
+    assert overrides_of(options) == [
+        "parameters.topics=a",
+        "parameters.lookupd=h:1,h:2",
+        "parameters.nsqd=",
+        "spark.ui.enabled=true",
+        "master=local[1]",
+        "checkpoint=/c",
+        "sink.rows=5",
+    ]
+
+
+def test_brokers_are_named_in_one_way() -> None:
+    with pytest.raises(UsageError, match="exclude one another"):
+        overrides_of(FileOptions(nsqd_http_address=("h:1",), lookupd_http_address=("h:2",)))
+
+
+def test_a_log_gets_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock")
+    terminal = Terminal()
+    terminal.progress("batch 1")
+    terminal.progress("batch 2")
+    terminal.close()
+    assert caplog.messages == ["batch 1"]
+
+
+def test_what_was_asked_for_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal()
+    terminal.show("rows")
+    terminal.log("noise")
+    assert capsys.readouterr() == ("rows\n", "noise\n")
+
+
+def test_the_demo_makes_orders_clicks_and_mistakes() -> None:
+    chance = random.Random(1)
+    made = [make_message(number, chance) for number in range(1000)]
+    assert {topic for topic, _ in made} == {"orders", "clicks"}
+    assert 0 < sum(body == b"oops, not JSON" for _, body in made) < 30
+
+
+def test_up_gives_a_pipeline_its_brokers_and_its_folder() -> None:
+    extra = up_extras.pipeline("archive", "127.0.0.1:4161", "/data")
+    assert "--lookupd-http-address=127.0.0.1:4161" in extra.command
+    assert "--param=path=/data/archive" in extra.command
+    assert "/data/archive" in extra.notice
+    assert up_extras.pipeline("mine.toml", "h:1", "/data").command == (
+        *("pipeline", "run"),
+        "mine.toml",
+    )
