@@ -1,6 +1,6 @@
 """A driver for the kill tests: one process, one Spark session, two streams that never end.
 
-    python -m tests.spark.copying FOLDER ADDRESS[,ADDRESS]
+    python -m tests.spark.copying FOLDER ADDRESS[,ADDRESS] [MASTER]
 
     topic orders --+-- channel archive --> Parquet in FOLDER/table
                    +-- channel copy    --> topic copied
@@ -8,7 +8,8 @@
 It tells what it does on standard output, a line of JSON each: {"event": "running"}, and
 {"event": "failed", ...} for a query that ended by itself, which is started again as somebody who
 looks after it would do.  A line on standard input makes it stop the queries, read the table with
-Spark and leave its rows in FOLDER/rows.arrow: what a reader of the table sees.
+Spark and leave its rows in FOLDER/rows.arrow: what a reader of the table sees.  Then it copies
+topic orders to topic again, as a batch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-SOURCE, TARGET = "orders", "copied"
+SOURCE, TARGET, AGAIN = "orders", "copied", "again"
 CHANNELS = {"table": "archive", "topic": "copy"}
 TABLE, ROWS = "table", "rows.arrow"
 FAILURES_MAX = 10
@@ -35,7 +36,12 @@ LOOK_S = 0.2
 # Of a local Spark a task that fails fails the query at once, unless a second number says otherwise.
 MASTER = "local[2,8]"
 # Half the CPU of a start: nothing here runs long enough for the JVM's second compiler to pay.
-QUICK_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+CONF = {
+    "spark.driver.extraJavaOptions": QUICK_JVM,
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+}
 
 
 def tell(event: str, **more: object) -> None:
@@ -92,8 +98,13 @@ class Copying:
         pyarrow.feather.write_feather(rows, self.folder / ROWS, compression="uncompressed")
         tell("read", rows=rows.num_rows)
 
+    def copy_once(self) -> None:
+        where = {"nsqdHttpAddresses": self.addresses}
+        rows = self.spark.read.format("nsq").options(**where, topic=SOURCE, minPartitions=2).load()
+        rows.write.format("nsq").options(**where, topic=AGAIN).mode("append").save()
 
-def main(folder: Path, addresses: str) -> None:
+
+def main(folder: Path, addresses: str, master: str = MASTER) -> None:
     from penstock.spark.listener import NsqListener
 
     finish = threading.Event()
@@ -103,13 +114,14 @@ def main(folder: Path, addresses: str) -> None:
         finish.set()
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
-    spark = open_session(SessionPlan(master=MASTER, conf=QUICK_JVM, log_level="warn"))
+    spark = open_session(SessionPlan(master=master, conf=CONF, log_level="warn"))
     spark.streams.addListener(NsqListener({"nsqdHttpAddresses": addresses}))
     copying = Copying(spark, folder, addresses)
     copying.run(finish)
     copying.read_back()
+    copying.copy_once()
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])
