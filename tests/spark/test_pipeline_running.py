@@ -200,6 +200,9 @@ path = "x"
 """
 
 
+STATIC = '[source.other]\nformat = "csv"\npath = "/none"\nschema = "id bigint"\n[sink]'
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -214,6 +217,7 @@ path = "x"
             "none",
         ),
         (('sql = "', 'dataframe = "none:f" # '), "none:f: ModuleNotFoundError"),
+        (("[sink]", STATIC), r"\[source\] csv: .*Path does not exist"),
     ],
     ids=lambda value: "" if isinstance(value, tuple) else value[:30],
 )
@@ -221,7 +225,8 @@ def test_check_tells_what_spark_would(
     spark: SparkSession, tmp_path: Path, change: tuple[str, str], said: str
 ) -> None:
     file = tmp_path / "checked.toml"
-    file.write_text(CHECKED.replace(*change))
+    text = CHECKED.replace("[source]", "[source.input]") if change[1] == STATIC else CHECKED
+    file.write_text(text.replace(*change))
     with pytest.raises(PipelineError, match=said):
         validate(spark, read_pipeline(str(file)))
 

@@ -316,6 +316,9 @@ def _counted(pipeline: Pipeline) -> str:
 
 def _judged(pipeline: Pipeline) -> str:
     check_pyspark()
+    from pyspark.errors import PySparkException
+
+    from penstock.pipeline.faults import explain_fault
     from penstock.pipeline.running import session_plan
     from penstock.pipeline.validating import validate
     from penstock.spark.session import open_session
@@ -324,6 +327,8 @@ def _judged(pipeline: Pipeline) -> str:
     spark = open_session(plan)
     try:
         return validate(spark, pipeline)
+    except PySparkException as error:
+        raise PipelineError(explain_fault(error)) from None
     finally:
         spark.stop()
 

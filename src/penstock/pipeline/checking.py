@@ -94,6 +94,9 @@ def _check_transforms(pipeline: Pipeline) -> None:
             raise PipelineError(f"{place}name: {step.name!r} is taken or no name of a view")
         names.add(step.name)
     _check_order(pipeline.transforms)
+    messages = any(source.format == "nsq" for source in pipeline.sources.values())
+    if pipeline.functions and not messages:
+        raise PipelineError("a function needs a source of messages: rows it refuses go back there")
     if len(pipeline.sources) > 1 and not pipeline.queries:
         raise PipelineError("several sources need a [[transform]] with sql that joins them")
 

@@ -63,9 +63,16 @@ class Brokers:
 
     def _all_topics(self) -> set[str]:
         found: set[str] = set()
-        for address in self._options.lookupd_http_addresses:
+        errors: list[NodeError] = []
+        lookupds = self._options.lookupd_http_addresses
+        for address in lookupds:
             lookupd = Node(address, self._access, "nsqlookupd")
-            found.update(lookupd.get("/topics")["topics"])
+            try:
+                found.update(lookupd.get("/topics")["topics"])
+            except NodeError as error:
+                errors.append(error)
+        if lookupds and len(errors) == len(lookupds):
+            raise errors[0]
         for address in self._options.nsqd_http_addresses:
             node = Node(address, self._access)
             stats = node.get("/stats", format="json", include_clients="false")

@@ -227,5 +227,11 @@ def read_other(spark: SparkSession, pipeline: Pipeline, source: Source) -> DataF
     reader = reader.format(source.format).options(**source.options)
     if source.schema:
         reader = reader.schema(source.schema)
-    frame: DataFrame = reader.load(pipeline.resolve(source.path)) if source.path else reader.load()
+    from pyspark.errors import AnalysisException
+
+    try:
+        path = [pipeline.resolve(source.path)] if source.path else []
+        frame: DataFrame = reader.load(*path)
+    except AnalysisException as error:
+        raise PipelineError(f"[source] {source.format}: {_first_lines(error)}") from None
     return frame

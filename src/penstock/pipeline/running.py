@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -46,6 +46,7 @@ from penstock.spark.session import SessionPlan, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
@@ -268,7 +269,7 @@ class Run:
         self.status.update(state="running", topics=topics, nodes=nodes, channel=channel)
 
     def _tell(self, query: StreamingQuery) -> None:
-        for progress in query.recentProgress:
+        for progress in self._progress(query):
             batch = int(progress["batchId"])
             if batch <= self._last_batch:
                 continue
@@ -286,6 +287,13 @@ class Run:
             self._waiting_s = time.monotonic() + WAITING_LOOK_S
             self.status.update(waiting=self._waiting())
         self.screen.progress(progress_line(self))
+
+    def _progress(self, query: StreamingQuery) -> Sequence[StreamingQueryProgress]:
+        """What is new; all that Spark remembers only if there was more than one batch."""
+        last = query.lastProgress
+        if last is None or int(last["batchId"]) <= self._last_batch:
+            return ()
+        return (last,) if int(last["batchId"]) == self._last_batch + 1 else query.recentProgress
 
     def _waiting(self) -> int | None:
         """How many messages are not read yet, as the pull channels' depths say."""

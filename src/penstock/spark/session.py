@@ -36,6 +36,8 @@ LOG_LEVELS = ("debug", "info", "warn", "error")
 STREAMING = "org.apache.spark.sql.execution.streaming"
 
 LAST_LINES_MAX = 5
+TRACEBACK = "Traceback (most recent call last):"
+TRACEBACK_LINES_MAX = 200
 LAST_WORDS_S = 5.0
 
 # What the JVM says at its start, whatever its log is told.
@@ -206,11 +208,30 @@ class JvmLog:
         return " ".join(line.strip() for line in self._last)
 
     def _forward(self, read_fd: int) -> None:
+        block: list[str] = []  # a traceback, until it is known of what
         with os.fdopen(read_fd, encoding="utf-8", errors="backslashreplace") as lines:
             for line in lines:
-                if not line.startswith(NOISE):
-                    self._last.append(line)
-                    self._show(line.rstrip("\n"))
+                if line.startswith(NOISE):
+                    continue
+                block.append(line)
+                inside = block[0].startswith(TRACEBACK) and (len(block) == 1 or line[0] == " ")
+                if inside and len(block) < TRACEBACK_LINES_MAX:
+                    continue
+                if not is_worker_s_end(block):
+                    self._tell(block)
+                block.clear()
+        self._tell(block)
+
+    def _tell(self, lines: list[str]) -> None:
+        for line in lines:
+            self._last.append(line)
+            self._show(line.rstrip("\n"))
+
+
+def is_worker_s_end(lines: list[str]) -> bool:
+    """Whether it is what pyspark.daemon says of a worker that ends while nobody listens."""
+    own = all("pyspark" in line for line in lines[1:-1])
+    return len(lines) > 2 and own and lines[-1].startswith("BrokenPipeError")
 
 
 def _to_stderr(line: str) -> None:

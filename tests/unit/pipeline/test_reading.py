@@ -178,6 +178,19 @@ def test_sql_must_stand_before_functions(tmp_path: Path) -> None:
     )
 
 
+def test_a_function_needs_messages(tmp_path: Path) -> None:
+    text = """
+name = "x"
+[source]
+format = "rate"
+[[transform]]
+function = "m:f"
+[sink]
+type = "console"
+"""
+    assert "a function needs a source of messages" in refusal(tmp_path, text)
+
+
 def test_a_table_behind_a_function_needs_columns(tmp_path: Path) -> None:
     text = MINIMAL.replace("[sink]", '[[transform]]\nfunction = "m:f"\n[sink]')
     text = text.replace('type = "console"', 'type = "delta"\npath = "x"')

@@ -88,6 +88,24 @@ def test_the_jvm_s_log_comes_line_by_line_without_its_noise() -> None:
     assert shown == ["bad \\xff heap", "no end"]
 
 
+ENDED = b"""Traceback (most recent call last):
+  File "/x/pyspark.zip/pyspark/daemon.py", line 264, in manager
+  File "/x/pyspark.zip/pyspark/daemon.py", line 95, in worker
+BrokenPipeError: [Errno 32] Broken pipe
+"""
+
+
+def test_a_worker_s_end_is_noise_and_other_tracebacks_are_not() -> None:
+    shown: list[str] = []
+    log = JvmLog(shown.append)
+    os.write(log.write_fd, ENDED + b"between\n" + ENDED.replace(b"pyspark", b"mine") + b"Traceback")
+    log.close()
+    log.last_words()
+    assert shown[0] == "between"
+    assert len(shown) == 6
+    assert shown[-2:] == ["BrokenPipeError: [Errno 32] Broken pipe", "Traceback"]
+
+
 def test_of_a_stack_trace_the_first_line_is_the_reason() -> None:
     assert reason_of(ValueError("\n  first\n\tat second")) == "first"
     assert reason_of(ValueError()) == "ValueError()"
