@@ -25,6 +25,7 @@ from tests.spark.pipelines import RUN_SECONDS_MAX, publish
 pytestmark = pytest.mark.timeout(600)
 
 QUICK_JVM = "--conf=spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 
 
@@ -165,7 +166,7 @@ def elsewhere(tmp_path: Path) -> Path:
 @pytest.fixture
 def master(tmp_path: Path, elsewhere: Path) -> Iterator[str]:
     path = f"{elsewhere}{os.pathsep}/usr/bin{os.pathsep}/bin"
-    environment = {"PATH": path, "PYTHONPATH": str(tmp_path / "none")}
+    environment = {"PATH": path, "PYTHONPATH": str(tmp_path / "none"), **QUICK_JAVA}
     plan = standalone.ClusterPlan(tmp_path / "cluster", port=0, environment=environment)
     try:
         yield standalone.start(plan)
@@ -207,8 +208,8 @@ available_now = true
     # "python3" is this one for the driver and the other one for the executors.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     arguments = ["pipeline", "run", "orders.toml", "--master", master]
-    arguments += ["--conf=spark.executor.memory=512m", "--conf=spark.executor.cores=1", QUICK_JVM]
-    done = call(tmp_path, *arguments, PATH=path, PYSPARK_PYTHON="python3")
+    arguments += ["--conf=spark.executor.memory=512m", "--conf=spark.executor.cores=1"]
+    done = call(tmp_path, *arguments, PATH=path, PYSPARK_PYTHON="python3", **QUICK_JAVA)
     assert done.returncode == 0, done.stderr
     table = pyarrow.dataset.dataset(tmp_path / "table", format="parquet").to_table()
     assert sorted(int(text) for text in table["text"].to_pylist()) == list(range(100))

@@ -41,7 +41,12 @@ TRACEBACK_LINES_MAX = 200
 LAST_WORDS_S = 5.0
 
 # What the JVM says at its start, whatever its log is told.
-NOISE = ("WARNING: Using incubator modules", "WARNING: package sun.", "Picked up JAVA_TOOL_OPTIONS")
+NOISE = (
+    "WARNING: Using incubator modules",
+    "WARNING: package sun.",
+    "NOTE: Picked up JDK_JAVA_OPTIONS",
+    "Picked up JAVA_TOOL_OPTIONS",
+)
 
 
 @dataclass(frozen=True, slots=True)

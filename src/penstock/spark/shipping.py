@@ -70,7 +70,10 @@ def make_archive(target: Path | None = None) -> Path:
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     fd, new = tempfile.mkstemp(dir=target.parent, suffix=".new")
-    with os.fdopen(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+    with (
+        os.fdopen(fd, "wb") as file,
+        tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive,
+    ):
         for name, path in files:
             archive.add(path, name, recursive=False)
         about = (
