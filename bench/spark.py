@@ -111,7 +111,7 @@ WORKS = (
         "micro-batch",
         "batches of 100 rows into nowhere, beside Spark's rate source",
         works.micro_batch,
-        full={"batches": 200, "rows": 100, "rounds": 3},
+        full={"batches": 150, "rows": 100, "rounds": 5},
         quick={"batches": 60, "rounds": 1},
         lines=(Line("p50_ours", "p50, ms", "{:.0f}", "p50_theirs", at_most=1.5),),
     ),
