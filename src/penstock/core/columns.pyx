@@ -17,8 +17,6 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from google_crc32c import value as crc_value
-
 from penstock.core.segment cimport crc32c, header_good
 
 from penstock.errors import CorruptError
@@ -38,8 +36,6 @@ cdef enum:
     ORIGINS = 1
     FRAME_HEAD = 34
     ID_SIZE = 16
-    # As in core/segment: below it our own CRC beats a slice and a call.
-    OWN_CRC_MAX = 384
     # Offsets of Arrow's binary columns have 31 bits.
     COLUMN_SIZE_MAX = 0x7FFFFFFF
     CAPACITY_MIN = 4096
@@ -182,24 +178,25 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize
     if not good:
         raise CorruptError(f"log batches are damaged at byte {at} of {size}")
     columns = allocate(&target, count, body_size, wanted)
-    columns.stop = at
+    columns.stop = stop = at
     at = offset
-    while at < columns.stop:
-        read_header(p, at, size, start, end, &span)
-        if span.count and not (checked(data, p, &span) and copy_span(&span, &target)):
-            raise CorruptError(f"log batches are damaged at byte {at} of {size}")
-        at = span.payload_end
+    with nogil:
+        while at < stop:
+            read_header(p, at, size, start, end, &span)
+            good = not span.count or (checked(p, &span) and copy_span(&span, &target))
+            if not good:
+                break
+            at = span.payload_end
+    if not good:
+        raise CorruptError(f"log batches are damaged at byte {at} of {size}")
     if columns.body is not None and target.size < body_size:
         # A batch was cut: what its other messages would have needed is too much.
         columns.body = columns.body[:target.size]
     return columns
 
 
-cdef bint checked(bytes data, const unsigned char* p, Span* span):
-    cdef Py_ssize_t size = span.payload_end - span.start
-    if size <= OWN_CRC_MAX:
-        return crc32c(p + span.start, size) == span.crc
-    return crc_value(data[span.start:span.payload_end]) == span.crc
+cdef bint checked(const unsigned char* p, Span* span) noexcept nogil:
+    return crc32c(p + span.start, span.payload_end - span.start) == span.crc
 
 
 cdef Columns allocate(Target* target, Py_ssize_t count, Py_ssize_t body_size, int wanted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import time
 
@@ -18,6 +19,7 @@ from penstock.core.segment import (
     END,
     ORIGINS,
     PARTIAL,
+    checksum,
     encode_batch_header,
     resync,
     scan,
@@ -27,6 +29,26 @@ from tests.unit.storage.build import batch, frame
 
 def two() -> bytes:
     return batch(10, 2).bytes + batch(12, 1, body=b"x" * 1000).bytes
+
+
+def test_both_ways_to_a_checksum_give_the_same() -> None:
+    """Sizes on both sides of the lanes of 3 x 1,024 bytes that the processor takes at once."""
+    data = random.Random(1).randbytes(10_000)
+    sizes = [*range(40), *(n * 1024 + more for n in range(1, 10) for more in range(-9, 10))]
+    for size in sizes:
+        part = data[size % 7 : size % 7 + size]
+        assert checksum(part) == checksum(part, hardware=False) == crc32c(part), size
+
+
+def test_damage_in_many_bytes_is_found_where_it_is() -> None:
+    """They are verified without the interpreter's lock first, which must not change the result."""
+    whole = [batch(10 + n, 1, body=bytes(20_000)).bytes for n in range(6)]
+    data = bytearray(b"".join(whole))
+    assert len(scan(bytes(data), 0, True).batches) == 6
+    data[len(whole[0]) * 4 + 300] ^= 1
+    result = scan(bytes(data), 0, True)
+    assert (len(result.batches), result.stop, result.reason) == (4, len(whole[0]) * 4, BAD_PAYLOAD)
+    assert (result.first, result.count) == (14, 1)
 
 
 def test_a_header_has_the_documented_layout() -> None:
