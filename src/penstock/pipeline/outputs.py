@@ -148,6 +148,9 @@ def rows_for(sink: Sink, rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     if not sink.sql:
         return rows
     rows.createOrReplaceTempView(INPUT)
+    steps = pipeline.queries
+    if steps and steps[-1].name:
+        rows.createOrReplaceTempView(steps[-1].name)
     return run_sql(rows.sparkSession, sink.sql, pipeline.parameters, f"[sink] ({sink.type})")
 
 

@@ -106,20 +106,25 @@ class Flow:
         return bool(self.pipeline.functions) and source.format == "nsq"
 
     def transform(self, views: Mapping[str, DataFrame]) -> DataFrame:
-        """Run the SQL and DataFrame steps; the last result, or the only source."""
+        """Run the SQL and DataFrame steps; the last result, or the only source.
+
+        A view takes Spark 10 ms to make, for each batch: so none is made that nobody reads.
+        """
         frame = views[INPUT] if INPUT in views else next(iter(views.values()))
         session = frame.sparkSession
-        for name, view in views.items():
-            view.createOrReplaceTempView(name)
+        if any(step.sql for step in self.pipeline.queries):
+            for name, view in views.items():
+                view.createOrReplaceTempView(name)
+        last = len(self.pipeline.queries)
         for number, step in enumerate(self.pipeline.queries, 1):
             place = f"[[transform]] {step.name or number}"
             if step.sql:
                 frame = run_sql(session, step.sql, self.pipeline.parameters, place)
             else:
                 frame = self._frames[str(step.dataframe)](frame)
-            frame.createOrReplaceTempView(INPUT)
-            if step.name:
-                frame.createOrReplaceTempView(step.name)
+            if number < last:
+                for name in filter(None, (INPUT, step.name)):
+                    frame.createOrReplaceTempView(name)
         return frame
 
     def watermarked(self, name: str, rows: DataFrame) -> DataFrame:

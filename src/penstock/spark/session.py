@@ -235,7 +235,7 @@ class JvmLog:
 
 def is_worker_s_end(lines: list[str]) -> bool:
     """Whether it is what pyspark.daemon says of a worker that ends while nobody listens."""
-    own = all("pyspark" in line for line in lines[1:-1])
+    own = any("pyspark" in line for line in lines[1:-1])
     return len(lines) > 2 and own and lines[-1].startswith("BrokenPipeError")
 
 
