@@ -295,8 +295,8 @@ def commits(table: Path) -> Iterator[tuple[int, list[Path]]]:
 def beside(broker: Broker, *, messages: int, backlog: int, rounds: int) -> Metrics:
     """Publishing and consuming as fast as it goes, alone and while Spark reads a backlog.
 
-    The reading Spark has the lowest priority: on few cores it would take them from the clients,
-    whatever the broker does.  What it still reads is told too, for the broker has that work.
+    The reading Spark gets only what the others leave: on few cores it would take them from the
+    clients, whatever the broker does.  What it still reads is told too: the broker has that work.
     """
     fill(broker, "rows", backlog)
     message_size = broker.stored_size("**/*.log") / backlog
