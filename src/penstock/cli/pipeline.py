@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "penstock pipeline"
 TOLD_EVERY_S = 10.0
+COLUMNS = 80
 SPARK_LEVELS = ("debug", "info", "warn", "error")
 
 
@@ -279,8 +280,8 @@ class Terminal:
     def progress(self, text: str) -> None:
         """In a terminal one line that changes; elsewhere a line of the log now and then."""
         if self._live:
-            width = os.get_terminal_size(2).columns - 1
-            sys.stderr.write(f"\r{text[:width]}\x1b[K")
+            columns = os.get_terminal_size(2).columns or COLUMNS  # some terminals say 0
+            sys.stderr.write(f"\r{text[: columns - 1]}\x1b[K")
             sys.stderr.flush()
             self._line = text
         elif text != self._told and time.monotonic() >= self._told_s:

@@ -14,6 +14,8 @@ from penstock.errors import PenstockError
 # "penstock.errors.DataLossError: topic orders was deleted" somewhere in a report.
 OURS = re.compile(r"penstock\.errors\.(\w+): (.+?)(?:\\n|\n|$)")
 PYTHON = re.compile(r"^(?:pyspark\.errors\S*: |E\s+)?(\w+(?:Error|Exception)): (.+)$", re.M)
+# "[CAST_INVALID_INPUT] The value 'x' of the type ..." as Spark names its errors.
+SPARK = re.compile(r"\[([A-Z][A-Z0-9_]+)(?:\.[A-Z0-9_]+)?\] ([^\n]+)")
 TEXT_SIZE_MAX = 1000
 
 ADVICE = {
@@ -56,6 +58,8 @@ def explain_fault(*errors: BaseException | None) -> str:
     for error in present:
         if not type(error).__module__.startswith(("pyspark", "py4j")):
             return _cut(f"{type(error).__name__}: {error}")
+    if sparks := [text for name, text in SPARK.findall(report) if name != "STREAM_FAILED"]:
+        return _cut(sparks[0])
     if python := PYTHON.findall(report):
         name, text = python[-1]
         return _cut(f"{name}: {text}")

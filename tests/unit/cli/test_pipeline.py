@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import pty
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -67,3 +71,19 @@ def test_up_gives_a_pipeline_its_brokers_and_its_folder() -> None:
         *("pipeline", "run"),
         "mine.toml",
     )
+
+
+def test_a_terminal_gets_one_line_that_changes() -> None:
+    code = (
+        "from penstock.cli.pipeline import Terminal\n"
+        "t = Terminal()\nt.progress('batch 1')\nt.progress('batch 2')\nt.show('rows')\nt.close()\n"
+    )
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs, timeout=60
+    )
+    os.close(theirs)
+    shown = os.read(ours, 65536)
+    os.close(ours)
+    assert done.stdout == b"rows\n"
+    assert shown == b"\rbatch 1\x1b[K\rbatch 2\x1b[K\r\x1b[K\r\n"

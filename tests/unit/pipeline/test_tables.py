@@ -127,6 +127,9 @@ penstock.errors.DataLossError: topic orders on nsqd h:1 was deleted and made aga
 """
 
 
+CAST = "[CAST_INVALID_INPUT] The value 'x' of the type STRING cannot be cast to INT. Use try_cast"
+
+
 class Report(Exception):
     """As Spark tells of an error."""
 
@@ -144,6 +147,7 @@ class Report(Exception):
         ),
         ([KeyError("x"), Report(REPORT.replace("penstock.errors", "x"))], "KeyError: 'x'"),
         ([Report("x\nValueError: bad\n")], "ValueError: bad"),
+        ([Report(f"[STREAM_FAILED] Query [id] x\n{CAST}\nValueError: bad")], "The value 'x' of"),
         ([Report("\n  something else\nat y")], "something else"),
         ([Report("")], "Spark gives no reason"),
     ],
