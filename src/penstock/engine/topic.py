@@ -370,6 +370,11 @@ class Topic(BaseTopic):
     def _kept(self, _: None, error: BaseException | None) -> None:
         self._retiring = False
         if error is not None:
+            self._report(error)
+
+    def _report(self, error: BaseException | None) -> None:
+        # The files of a deleted topic vanish under its last works; that is no trouble.
+        if not self.closed:
             self.broker.report(f"topic={self.name}", error)
 
     def _unlink(self, paths: list[str]) -> None:
@@ -384,7 +389,7 @@ class Topic(BaseTopic):
     def _unlinked(self, _: None, error: BaseException | None) -> None:
         self._retiring = False
         if error is not None:
-            self.broker.report(f"topic={self.name}", error)
+            self._report(error)
         else:
             # There may be more: a stuck message that moved freed everything behind it.
             self.retire()
@@ -393,7 +398,7 @@ class Topic(BaseTopic):
         self._retiring = False
         if moved is None:
             self._heard_journal(error)
-            self.broker.report(f"topic={self.name}", error)
+            self._report(error)
         elif not self.closed:
             old, side = moved.segment, moved.side
             if old.visible.end > self._passed():
