@@ -7,7 +7,7 @@
     beside         ordinary clients while Spark reads (`spark_reader.py`)
 
 What is compared takes turns, so that whatever else the machine does hits both; a figure is the
-median of its rounds.  The first round of each is not counted: there the JVM compiles.
+median of its rounds.  The first two rounds are not counted: there the JVM compiles.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ WINDOW = 8
 WAIT_SECONDS_MAX = 300.0
 # What a query usually wants; topic, node and id cost as much again.
 FEW_COLUMNS = "index,timestamp,body"
+COLD_ROUNDS = 2
 PUBLISH_PERIOD_S = 0.01
 STAMP_DIGITS = 20
 
@@ -126,14 +127,14 @@ def scan(spark: SparkSession, broker: Broker, *, messages: int, rounds: int) -> 
         }
         taken: dict[str, list[float]] = {name: [] for name in frames}
         costs = []
-        for _ in range(rounds + 1):
+        for _ in range(COLD_ROUNDS + rounds):
             for name, frame in frames.items():
                 before = broker.usage()
                 taken[name].append(seconds_of(lambda frame=frame: read_all(frame)))  # type: ignore[misc]
                 if name == "all":
                     costs.append((broker.settle().cpu_us - before.cpu_us) / messages)
-    rates = {name: messages / statistics.median(each[1:]) for name, each in taken.items()}
-    return {"cpu_us": statistics.median(costs[1:]), **rates}
+    rates = {name: messages / statistics.median(each[COLD_ROUNDS:]) for name, each in taken.items()}
+    return {"cpu_us": statistics.median(costs[COLD_ROUNDS:]), **rates}
 
 
 def sink(spark: SparkSession, broker: Broker, *, messages: int, rounds: int) -> Metrics:
@@ -144,7 +145,7 @@ def sink(spark: SparkSession, broker: Broker, *, messages: int, rounds: int) -> 
         read(spark, broker, "rows", "body").write.parquet(str(path / "table"))
         broker.post("/topic/delete?topic=rows")
         table = spark.read.parquet(str(path / "table"))
-        for number in range(rounds + 1):
+        for number in range(COLD_ROUNDS + rounds):
             topic = f"sink-{number}"
             writer = table.write.format("nsq").options(**_where(broker), topic=topic)
             broker.settle()
@@ -156,8 +157,8 @@ def sink(spark: SparkSession, broker: Broker, *, messages: int, rounds: int) -> 
                 raise RuntimeError(f"{stored} messages of {messages} rows were published")
             broker.post(f"/topic/delete?topic={topic}")
     return {
-        "rate": messages / statistics.median(taken[1:]),
-        "cpu_us": statistics.median(costs[1:]),
+        "rate": messages / statistics.median(taken[COLD_ROUNDS:]),
+        "cpu_us": statistics.median(costs[COLD_ROUNDS:]),
     }
 
 
@@ -169,9 +170,9 @@ def micro_batch(
 ) -> Metrics:
     """Small batches back to back into nowhere, of a topic and of Spark's own rate source."""
     warm = max(5, batches // 4)
-    fill(broker, "rows", (batches + warm + 10) * rows * (rounds + 1))
+    fill(broker, "rows", (batches + warm + 10) * rows * (COLD_ROUNDS + rounds))
     taken: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for number in range(rounds + 1):
+    for number in range(COLD_ROUNDS + rounds):
         ours = spark.readStream.format("nsq").options(
             **_where(broker), topic="rows", channel=f"bench-{number}", maxMessagesPerTrigger=rows
         )
@@ -181,7 +182,7 @@ def micro_batch(
         for name, reader in (("ours", ours), ("theirs", theirs)):
             with folder() as path, _running(reader.load(), path, None) as query:
                 found = _batch_times(query, warm + batches)[warm:]
-            if number:
+            if number >= COLD_ROUNDS:
                 taken[name] += found
     return {f"p50_{name}": statistics.median(times) for name, times in taken.items()}
 
@@ -304,7 +305,7 @@ def beside(broker: Broker, *, messages: int, backlog: int, rounds: int) -> Metri
     with Driver("bench.spark_reader") as reader:
         reader.start(f"127.0.0.1:{broker.http_port}", "rows")
         reader.wait_for("read", WAIT_SECONDS_MAX)
-        for number in range(rounds + 1):
+        for number in range(COLD_ROUNDS + rounds):
             for where in ("alone", "beside"):
                 (reader.go_on if where == "beside" else reader.pause)()
                 broker.settle()
@@ -314,7 +315,7 @@ def beside(broker: Broker, *, messages: int, backlog: int, rounds: int) -> Metri
                 found["read"] = read_count / (time.monotonic() - start_s)
                 for name, rate in found.items():
                     taken.setdefault(f"{name}_{where}", []).append(rate)
-    return {name: statistics.median(rates[1:]) for name, rates in taken.items()}
+    return {name: statistics.median(rates[COLD_ROUNDS:]) for name, rates in taken.items()}
 
 
 def read_size(broker: Broker) -> float:
