@@ -65,15 +65,15 @@ class Endpoint:
                 size = int(self.headers.get("Content-Length") or 0)
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 asked = Asked(self.command, self.path, headers, self.rfile.read(size))
+                with endpoint._news:  # before the answer: who asks in turn is kept in turn
+                    endpoint.requests.append(asked)
+                    endpoint._news.notify_all()
                 status, body, kind = endpoint.answer
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
-                with endpoint._news:
-                    endpoint.requests.append(asked)
-                    endpoint._news.notify_all()
 
             do_POST = do_GET
 
