@@ -53,6 +53,11 @@ def depth(nsqd: Nsqd, topic: str) -> int:
     return int(nsqd.channel(topic, "c")["depth"])
 
 
+def look_again(stream: Stream) -> None:
+    """One look may find that the channel is gone, and the next one makes it."""
+    assert [stream.batch() for _ in range(2)] == [[], []]
+
+
 # From the beginning
 
 
@@ -449,7 +454,43 @@ def test_a_channel_that_was_deleted_is_made_again_if_nothing_is_lost(
     publish(broker, topic, *numbered(3, 3))
     broker.post(f"/channel/delete?topic={topic}&channel=c")
     assert stream.bodies(3) == numbered(3, 3)
+    look_again(stream)  # the last batch may have been planned before the channel was deleted
     assert depth(broker, topic) == 0
+
+
+def test_a_channel_that_is_deleted_before_a_planned_range_is_read_does_not_end_the_stream(
+    broker: Nsqd, topic: str, options: dict[str, str]
+) -> None:
+    stream = Stream(options)
+    publish(broker, topic, *numbered(3))
+    reader, start = stream.reader, stream.offset
+    end = reader.latestOffset(start, ReadAllAvailable())
+    partitions = reader.partitions(start, end)
+    broker.post(f"/channel/delete?topic={topic}&channel=c")
+    assert bodies(rows_of(reader, partitions)) == numbered(3)
+    reader.commit(end)
+    stream.offset = end
+    look_again(stream)
+    assert depth(broker, topic) == 0
+
+
+def test_what_was_removed_since_its_channel_was_deleted_is_told(tmp_path: Path) -> None:
+    with Nsqd(tmp_path, SMALL) as nsqd:
+        topic = new_topic()
+        for careful in (True, False):
+            publish(nsqd, topic, *[b"x" * 1000] * 10)
+            options = {**nodes(nsqd), "topic": topic, "channel": f"c{careful}"}
+            stream = Stream({**options, "failOnDataLoss": str(careful).lower()})
+            reader, start = stream.reader, stream.offset
+            end = reader.latestOffset(start, ReadAllAvailable())
+            partitions = reader.partitions(start, end)
+            nsqd.post(f"/channel/delete?topic={topic}&channel=c{careful}")
+            drop_oldest(nsqd, topic)
+            if careful:
+                with pytest.raises(DataLossError, match="lost messages below"):
+                    rows_of(reader, partitions)
+            else:
+                assert len(rows_of(reader, partitions)) < 20
 
 
 def test_messages_that_are_gone_fail_the_stream_or_not(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.core.columns import BODY, ID, INDEX, TIMESTAMP, Columns, decode
 from penstock.errors import CorruptError, NodeError
-from penstock.spark.broker import Access, Answer, Node, asked
+from penstock.spark.broker import Access, Answer, Begun, Node, asked
 from penstock.spark.cluster import Cluster
 from penstock.spark.options import Options
 from penstock.spark.ranges import Range
@@ -67,15 +67,16 @@ class Reading:
         """
         settle_worker()
         for each in ranges:
-            yield from self._read(each)
-            if watched and self.options.fail_on_data_loss:
+            fetch = Fetch(self, each)
+            yield from self._read(each, fetch)
+            if (watched or fetch.unkept) and self.options.fail_on_data_loss:
                 self._look_back(each)
 
-    def _read(self, each: Range) -> Iterator[pyarrow.RecordBatch]:
+    def _read(self, each: Range, fetch: Fetch) -> Iterator[pyarrow.RecordBatch]:
         wanted = sum(WANTED[column] for column in self.columns if column in WANTED)
         make = maker(self.columns, each)
         try:
-            for data in self._fetch(each):
+            for data in fetch.run():
                 offset = 0
                 while offset < len(data):
                     try:
@@ -89,35 +90,6 @@ class Reading:
             if error.code not in ("TOPIC_NOT_FOUND", "INSTANCE_CHANGED"):
                 raise
             self._lost(each, "was deleted")
-
-    def _fetch(self, each: Range) -> Iterator[bytes]:
-        node = Node(each.address, self.access)
-        index = each.start
-        begun = node.begin(self._request(each, index))
-        try:
-            while True:
-                answer = begun.answer()
-                index = _next(answer, each, index)
-                if index < each.end:
-                    begun = node.begin(self._request(each, index))
-                if answer.body:
-                    yield answer.body
-                if index >= each.end:
-                    return
-        finally:
-            begun.drop()
-
-    def _request(self, each: Range, start: int) -> Any:
-        parameters = {
-            "topic": each.topic,
-            "instance": each.instance,
-            "start": start,
-            "end": each.end,
-            "size_max": self.options.fetch_size,
-        }
-        if self.options.channel:
-            parameters["channel"] = self.options.channel
-        return asked("GET", "/log/read", parameters)
 
     def _look_back(self, each: Range) -> None:
         cluster = Cluster(self.options, self.access)
@@ -133,6 +105,57 @@ class Reading:
             f"topic {each.topic} on nsqd {each.address} (node {each.node}) {what}: "
             f"messages {each.start} to {each.end} may be missing"
         )
+
+
+class Fetch:
+    """The answers to one range's requests; the next one is on its way while one is used.
+
+    ``unkept``: the stream's channel, which kept the messages, was deleted after the range was
+    planned.  They are read all the same, and the stream's next look at the node makes it again.
+    """
+
+    def __init__(self, reading: Reading, each: Range) -> None:
+        self.unkept = False
+        self._node = Node(each.address, reading.access)
+        self._range = each
+        self._fetch_size = reading.options.fetch_size
+        self._channel = reading.options.channel
+
+    def run(self) -> Iterator[bytes]:
+        index = self._range.start
+        begun = self._begin(index)
+        try:
+            while True:
+                try:
+                    answer = begun.answer()
+                except NodeError as error:
+                    if error.code != "CHANNEL_NOT_FOUND" or self.unkept:
+                        raise
+                    self.unkept = True
+                    begun = self._begin(index)
+                    continue
+                index = _next(answer, self._range, index)
+                if index < self._range.end:
+                    begun = self._begin(index)
+                if answer.body:
+                    yield answer.body
+                if index >= self._range.end:
+                    return
+        finally:
+            begun.drop()
+
+    def _begin(self, index: int) -> Begun:
+        each = self._range
+        parameters = {
+            "topic": each.topic,
+            "instance": each.instance,
+            "start": index,
+            "end": each.end,
+            "size_max": self._fetch_size,
+        }
+        if self._channel and not self.unkept:
+            parameters["channel"] = self._channel
+        return self._node.begin(asked("GET", "/log/read", parameters))
 
 
 def _next(answer: Answer, each: Range, index: int) -> int:
