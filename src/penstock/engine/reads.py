@@ -4,6 +4,7 @@ Rule 1: a few at once, so that writes and syncs always find a thread; the others
 Rule 2: nothing is done for each message.
 Rule 3: what was read stays in memory until the reader has taken it, which may be slow: all such
         answers together are bounded, and the next reads wait.
+Rule 4: while clients need all of the loop's time, readers wait for them (`pace.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.engine.pace import Pace
 from penstock.engine.polls import Known, readable_end
 from penstock.engine.ticket import Ticket
 from penstock.errors import PenstockError
@@ -55,6 +57,8 @@ class Reads:
         self._waiting: deque[Read] = deque()
         self._running_count = 0
         self._held_size = 0
+        self._pace = Pace(broker.clock)
+        self._resting = False
         self.read_count = 0
         self.read_size = 0
 
@@ -101,11 +105,25 @@ class Reads:
         while (
             self._waiting and self._running_count < AT_ONCE_MAX and self._held_size < HELD_SIZE_MAX
         ):
+            if self._resting or self._rest():
+                return
             read = self._waiting.popleft()
             self._running_count += 1
             self._hold(read, read.size_max)
             work = partial(read.topic.log.read_range, read.start, read.end, read.size_max)
             self._broker.disk.submit(work, partial(self._done, read))
+
+    def _rest(self) -> bool:
+        """Whether clients come first now; then it goes on by itself later."""
+        wait_ns = self._pace.wait_ns()
+        if wait_ns:
+            self._resting = True
+            self._broker.turns.after(wait_ns, self._rested)
+        return self._resting
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._go_on()
 
     def _done(self, read: Read, found: Range | None, error: BaseException | None) -> None:
         self._running_count -= 1
@@ -118,6 +136,7 @@ class Reads:
                 found = Range(found.pieces, read.end)
             self.read_count += 1
             self.read_size += found.size
+            self._pace.read(found.size)
             self._hold(read, found.size)
             read.range = found
             read.settle()

@@ -79,3 +79,23 @@ def test_a_disk_error_is_told() -> None:
     topic.log.read_range = broken  # type: ignore[assignment]
     asked = read(engine, topic)
     assert isinstance(engine.done(asked), OSError)
+
+
+def test_reads_wait_for_busy_clients_and_go_on() -> None:
+    engine = Engine()
+    topic = filled(engine, 5_000)
+    order: list[int] = []
+    waits_ns = []
+    for number in range(20):
+        asked = read(engine, topic)
+        asked.add(lambda _, number=number: order.append(number))
+        start_ns = engine.clock.monotonic_ns()
+        while not asked.done:
+            engine.clock.work(SECOND // 1000)
+            engine.advance(0)
+            assert engine.clock.monotonic_ns() - start_ns < SECOND
+        waits_ns.append(engine.clock.monotonic_ns() - start_ns)
+        engine.broker.reads.free(asked)
+    assert order == list(range(20)) and max(waits_ns) > 2 * SECOND // 1000
+    engine.advance(SECOND)
+    assert engine.done(read(engine, topic)) is None
