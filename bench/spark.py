@@ -141,7 +141,7 @@ WORKS = (
         "beside",
         "ordinary clients while Spark reads a backlog, beside the same clients alone",
         works.beside,
-        full={"messages": 2_000_000, "backlog": 2_000_000, "rounds": 7},
+        full={"messages": 6_000_000, "backlog": 2_000_000, "rounds": 5},
         quick={"messages": 300_000, "backlog": 300_000, "rounds": 1},
         lines=(
             Line("publish_beside", "published/s", "{:,.0f}", "publish_alone", at_least=0.8),

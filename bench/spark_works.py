@@ -23,10 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.spark.driving import Driver
+from tests.spark.driving import Driver, Member, living
 
 from bench.broker import Broker
 from penstock.cli.load import Histogram
+from penstock.cli.measure import measure
 from penstock.wire import commands
 
 if TYPE_CHECKING:
@@ -293,6 +294,30 @@ def commits(table: Path) -> Iterator[tuple[int, list[Path]]]:
 # Others
 
 
+class Reader(Driver):
+    """A Spark that reads, in the session of those it must not disturb.
+
+    Linux shares the cores between sessions first (autogroup), and only within one of them by what
+    a process has asked for.
+    """
+
+    own_session = False
+
+    def members(self) -> list[Member]:
+        """It and what descends from it."""
+        found: list[Member] = []
+        parents = {self.pid}
+        everybody = living()
+        while parents:
+            found += [member for member in everybody if member.pid in parents]
+            parents = {member.pid for member in everybody if member.parent in parents}
+        return found
+
+    def kill(self) -> None:
+        self.pause()  # nobody is born while the others die
+        super().kill()
+
+
 def beside(broker: Broker, *, messages: int, backlog: int, rounds: int) -> Metrics:
     """Publishing and consuming as fast as it goes, alone and while Spark reads a backlog.
 
@@ -302,7 +327,7 @@ def beside(broker: Broker, *, messages: int, backlog: int, rounds: int) -> Metri
     fill(broker, "rows", backlog)
     message_size = broker.stored_size("**/*.log") / backlog
     taken: dict[str, list[float]] = {}
-    with Driver("bench.spark_reader") as reader:
+    with Reader("bench.spark_reader") as reader:
         reader.start(f"127.0.0.1:{broker.http_port}", "rows")
         reader.wait_for("read", WAIT_SECONDS_MAX)
         for number in range(COLD_ROUNDS + rounds):
@@ -328,10 +353,10 @@ def read_size(broker: Broker) -> float:
 
 def clients(broker: Broker, topic: str, messages: int) -> Metrics:
     broker.create(topic, "bench")
-    published = broker.load(broker.task("pub", topic, messages=messages, batch=200))
+    published = measure([broker.task("pub", topic, messages=messages, batch=200)])
     # At the very end a broker may wait for its flush timer: a little more is there.
-    broker.fill(messages // 20, topic)
-    consumed = broker.load(broker.task("sub", topic, messages=messages))
+    measure([broker.task("pub", topic, messages=messages // 20, batch=200)])
+    consumed = measure([broker.task("sub", topic, messages=messages)])
     broker.post(f"/topic/delete?topic={topic}")
     return {
         "publish": published.published.per_second,

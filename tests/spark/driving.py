@@ -25,10 +25,11 @@ KILL_SECONDS_MAX = 10.0
 
 @dataclass(frozen=True)
 class Member:
-    """A process of the session."""
+    """A process that belongs to a driver."""
 
     pid: int
     parent: int
+    session: int
     command: str
 
     @property
@@ -42,8 +43,8 @@ class Member:
         return self.command.rstrip().endswith("python_streaming_source_runner")
 
 
-def members_of(session: int) -> list[Member]:
-    """All processes of a session that live."""
+def living() -> list[Member]:
+    """All processes there are."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
@@ -51,9 +52,9 @@ def members_of(session: int) -> list[Member]:
         with contextlib.suppress(OSError):  # it has ended meanwhile
             # The name in parentheses may hold anything, spaces too.
             state, parent, _, sid = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-            if int(sid) == session and state not in "ZX":
+            if state not in "ZX":
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                found.append(Member(int(folder.name), int(parent), command))
+                found.append(Member(int(folder.name), int(parent), int(sid), command))
     return found
 
 
@@ -69,6 +70,8 @@ def kill(members: Sequence[Member]) -> None:
 
 class Driver:
     """A module of the tests that runs Spark, as a process of its own."""
+
+    own_session = True
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -88,7 +91,7 @@ class Driver:
             stderr=subprocess.PIPE,
             text=True,
             errors="backslashreplace",
-            start_new_session=True,
+            start_new_session=self.own_session,
         )
         self._readers = [
             threading.Thread(target=self._read_events, args=(self._process.stdout,), daemon=True),
@@ -99,16 +102,20 @@ class Driver:
         return self
 
     @property
-    def session(self) -> int:
+    def pid(self) -> int:
         assert self._process is not None, "not running"
         return self._process.pid
 
+    def members(self) -> list[Member]:
+        """All of its processes that live."""
+        return [member for member in living() if member.session == self.pid]
+
     def kill(self) -> None:
         """SIGKILL to the driver, its JVM and every Python worker."""
-        process, session = self._process, self.session
+        process = self._process
         assert process is not None
         give_up_s = time.monotonic() + KILL_SECONDS_MAX
-        while members := members_of(session):
+        while members := self.members():
             kill(members)
             assert time.monotonic() < give_up_s, members
             time.sleep(0.01)
@@ -117,14 +124,14 @@ class Driver:
 
     def pause(self) -> None:
         """Stop all of it, as it is, until ``go_on``."""
-        send(signal.SIGSTOP, members_of(self.session))
+        send(signal.SIGSTOP, self.members())
 
     def go_on(self) -> None:
-        send(signal.SIGCONT, members_of(self.session))
+        send(signal.SIGCONT, self.members())
 
     def kill_workers(self) -> int:
         """SIGKILL to the Python workers that run tasks; return how many they were."""
-        members = [member for member in members_of(self.session) if member.runs_tasks]
+        members = [member for member in self.members() if member.runs_tasks]
         daemons = {member.pid for member in members}
         workers = [member for member in members if member.parent in daemons]
         kill(workers)
@@ -132,7 +139,7 @@ class Driver:
 
     def kill_planners(self) -> int:
         """SIGKILL to the Python processes that plan streams; return how many they were."""
-        planners = [member for member in members_of(self.session) if member.plans]
+        planners = [member for member in self.members() if member.plans]
         kill(planners)
         return len(planners)
 
