@@ -34,7 +34,7 @@ run: build
 test: build
 	$(BIN)/python -m tests.conformance.nodejs
 	$(BIN)/python -m tests.admin.chromium
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: build
 	$(BIN)/python -m pytest -m slow
