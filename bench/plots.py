@@ -49,6 +49,11 @@ SPARK_PANELS = {
         1,
         (("p50_ms", "p50", True), ("p99_ms", "p99", True)),
     ),
+    "sink": (
+        "into a topic, million rows a second",
+        1e6,
+        (("rate", "exactly once", True),),
+    ),
     "beside": (
         "clients, million messages a second",
         1e6,
@@ -93,21 +98,14 @@ def _prepare(folder: Path) -> None:
 
 def throughput(path: Path, found: Mapping[str, Found]) -> bool:
     """Bars: messages a second, and server CPU a message."""
-    names = [n for n in ("publish", "publish-single", "consume", "consume-4") if n in found]
-    if not names:
+    batched = [n for n in ("publish", "publish-4", "consume", "consume-4") if n in found]
+    single = [n for n in ("publish-single", "publish-http") if n in found]
+    if not batched and not single:
         return False
     figure, (left, middle, right) = _figure(3)
-    batched = [name for name in names if name != "publish-single"]
     _bars(left, found, batched, "rate", 1e6, "million messages a second")
     _bars(middle, found, batched, "cpu_us", 1, "server CPU, us a message")
-    _bars(
-        right,
-        found,
-        [n for n in names if n not in batched],
-        "cpu_us",
-        1,
-        "single PUBs: us a message",
-    )
+    _bars(right, found, single, "cpu_us", 1, "one by one: server CPU, us a message")
     return _save(figure, path)
 
 
