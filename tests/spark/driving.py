@@ -58,6 +58,11 @@ def living() -> list[Member]:
     return found
 
 
+def members_of(session: int) -> list[Member]:
+    """All processes of a session that live."""
+    return [member for member in living() if member.session == session]
+
+
 def send(number: int, members: Sequence[Member]) -> None:
     for member in members:
         with contextlib.suppress(ProcessLookupError):
@@ -108,7 +113,7 @@ class Driver:
 
     def members(self) -> list[Member]:
         """All of its processes that live."""
-        return [member for member in living() if member.session == self.pid]
+        return members_of(self.pid)
 
     def kill(self) -> None:
         """SIGKILL to the driver, its JVM and every Python worker."""

@@ -37,7 +37,7 @@ def test_readers_get_their_share_while_the_loop_is_busy() -> None:
     start_ns = clock.monotonic_ns()
     run(clock, pace, busy=1.0, reads=100)
     used = 100 * SIZE * NS_PER_BYTE / (clock.monotonic_ns() - start_ns)
-    assert 0.8 * SHARE < used <= SHARE
+    assert 0.6 * SHARE < used <= SHARE
 
 
 def test_small_reads_hardly_wait() -> None:
