@@ -25,9 +25,9 @@ def test_a_restart_keeps_what_the_channels_knew(nsqd: Nsqd) -> None:
     with Client.of(nsqd).sub("t", "c", ready=10) as client, Client.of(nsqd) as producer:
         taken = client.messages(10)
         client.fin(*taken[:3])
+        client.rdy(25)  # room for what waits, and so for what comes behind it
         for _ in range(3):
             client.req(taken[3])
-            # 3 finished and the one requeued make room: of what comes, wait for that one.
             while (message := client.message()).id != taken[3].id:
                 pass
         assert message.attempts == 4

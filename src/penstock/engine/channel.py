@@ -58,6 +58,7 @@ class Channel:
         self._left_counts = [0] * len(LOCALITIES)
         self._woken = False
         self._reading = False
+        self._odd_to_fresh = 1  # whose turn it is when a share cannot be halved
         self.held_skip_count = 0
         self._redelivery: Block | None = None
         self._cold_frame: tuple[int, bytes] | None = None
@@ -226,15 +227,23 @@ class Channel:
     def _serve(self, consumer: Consumer, even: int, now_ns: int) -> tuple[int, int]:
         """Give ``consumer`` up to ``even`` messages; return how many, and how many bytes, it got.
 
-        Requeued and fresh messages take turns: half of the share each while both wait (R13).
+        Fresh and requeued messages take turns: half of the share each while both wait (R13).  As
+        in NSQ a requeued one comes behind what waits, here behind one message at least.
         """
         window = self.window
         share = min(consumer.room, SHARE_COUNT_MAX, even)
         if share <= 0:
             return 0, 0
         parts: list[bytes | memoryview] = []
-        again = share if not window.queued_count else (share + 1) // 2
-        sent = self._send_again(consumer, min(again, window.ready_count), now_ns, parts)
+        sent = 0
+        if window.ready_count:
+            if window.queued_count:
+                fresh = (share + self._odd_to_fresh) // 2
+                self._odd_to_fresh ^= share & 1
+                sent = self._send_fresh(
+                    consumer, max(fresh, share - window.ready_count), now_ns, parts
+                )
+            sent += self._send_again(consumer, min(share - sent, window.ready_count), now_ns, parts)
         sent += self._send_fresh(consumer, share - sent, now_ns, parts)
         if parts:
             consumer.client.send(parts)

@@ -27,6 +27,23 @@ def test_requeued_and_fresh_messages_take_turns() -> None:
     assert seen == set(bodies(100))
 
 
+def test_one_at_a_time_a_requeued_message_does_not_hold_up_the_others() -> None:
+    """R13: nor does one that times out; it comes behind what waited, as in NSQ."""
+    engine = Engine()
+    client = Client(engine, "t", "c", ready_count=1)
+    engine.publish("t", *bodies(5))
+    order = []
+    for _ in range(9):
+        [received] = client.take()
+        order.append(received.body)
+        if received.body == b"m0":
+            client.requeue(received.index)
+        else:
+            client.finish(received.index)
+        engine.settle()
+    assert order == [b"m0", b"m1", b"m0", b"m2", b"m0", b"m3", b"m0", b"m4", b"m0"]
+
+
 def test_equal_consumers_share_a_burst() -> None:
     """R13, S3-7: one batch is spread over all that are ready."""
     engine = Engine()
