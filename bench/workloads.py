@@ -262,6 +262,7 @@ WORKLOADS = (
         "cold",
         "others' latency at 1,000 messages a second while a cold backlog of 3 GB is read",
         timing.cold_read,
+        rounds=3,
         full={"count": 750_000, "size": 4096, "rate": 1000, "seconds": 4},
         quick={"count": 60_000, "seconds": 2},
         targets=(Target("p99_ms", 20), COMPLETE),
