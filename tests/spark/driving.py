@@ -85,12 +85,9 @@ class Driver:
         self._news = threading.Condition()
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
-        self._arguments: tuple[str, ...] = ()
-        self._revived = False
 
     def start(self, *arguments: str) -> Self:
         assert self._process is None, "already running"
-        self._arguments = arguments
         self.events = []
         self._process = subprocess.Popen(
             [sys.executable, "-m", self.module, *arguments],
@@ -129,14 +126,6 @@ class Driver:
             time.sleep(0.01)
         process.wait(KILL_SECONDS_MAX)
         self._forget()
-
-    def revive(self) -> None:
-        """Start it again if it has given up, as whoever runs a service would; once."""
-        if self._process is not None and self._process.poll() is not None:
-            assert not self._revived, self.told
-            self._revived = True
-            self.kill()
-            self.start(*self._arguments)
 
     def pause(self) -> None:
         """Stop all of it, as it is, until ``go_on``."""

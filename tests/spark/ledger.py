@@ -113,9 +113,6 @@ class Streams:
     def wait(self, driver: Driver, done: Callable[[], bool]) -> None:
         give_up_s = time.monotonic() + STEP_SECONDS_MAX
         while not done():
-            # Two queries at once may break a collection of Spark's own ("Illegal size 5 of
-            # collection, expected 6"); then every query of that driver fails until it is restarted.
-            driver.revive()
             assert time.monotonic() < give_up_s, f"{self.read_so_far()}\n{driver.told}"
             time.sleep(0.1)
 
