@@ -2,7 +2,7 @@
 # run     start nsqlookupd, nsqd, nsqadmin and the pipeline archive with their data in ./data;
 #         Ctrl-C stops them; DEMO=1 publishes made-up messages, to have something to look at
 # test    what .ci/run calls
-# test-slow  what takes too long for that, and a search for new counterexamples
+# test-slow  what takes too long for that
 # check   ruff and mypy
 # wheel   an installable package in dist/, which needs no compiler; DIST=folder puts it elsewhere
 # bench   the figures of docs/benchmarks.md and client.md; BENCH="--quick publish" passes arguments
@@ -38,7 +38,6 @@ test: build
 
 test-slow: build
 	$(BIN)/python -m pytest -m slow
-	$(BIN)/python -m pytest --hypothesis-profile=search tests/model tests/unit tests/conformance/test_*_fuzz.py
 
 check: build
 	$(BIN)/ruff check .

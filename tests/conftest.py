@@ -1,8 +1,4 @@
-"""Fixtures that every kind of test may use.
-
-Hypothesis tries the same examples every time, so that a change is judged by what it changes;
-``--hypothesis-profile=search`` has it look for new ones (`make test-slow`).
-"""
+"""Fixtures that every kind of test may use."""
 
 from __future__ import annotations
 
@@ -10,13 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from tests.daemon import Nsqd
-
-settings.register_profile("search")
-settings.register_profile("steady", derandomize=True)
-settings.load_profile("steady")
 
 
 @pytest.fixture

@@ -33,12 +33,8 @@ def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
         yield running
 
 
-# An action that a busy machine lets time out is not told.
-PATIENT = ("--http-client-connect-timeout=20s", "--http-client-request-timeout=20s")
-
-
 def admin_of(nsqd: Nsqd, *options: str) -> Nsqadmin:
-    return Nsqadmin(f"--nsqd-http-address=127.0.0.1:{nsqd.http_port}", *PATIENT, *options)
+    return Nsqadmin(f"--nsqd-http-address=127.0.0.1:{nsqd.http_port}", *options)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from tests.spark.test_pipeline_cli import QUICK_JAVA, archived
 pytestmark = pytest.mark.timeout(400)
 
 
-@pytest.mark.slow
 def test_all_of_it_starts_fills_a_table_and_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
