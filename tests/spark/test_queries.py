@@ -10,6 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from penstock.spark.listener import NsqListener, figures, offset_in
+from penstock.spark.sharing import share
 from tests.daemon import Nsqd
 from tests.spark.topics import (
     SHORT,
@@ -290,6 +291,29 @@ def test_a_running_stream_copies_topic_to_topic_and_shows_its_lag(
     finally:
         query.stop()
         spark.streams.removeListener(listener)
+
+
+def test_queries_that_start_find_their_environment_made(
+    spark: SparkSession, broker: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    """A name that two queries put into Spark's unguarded map at once could break it for all."""
+    sources = spark._jsparkSession.sessionState().dataSourceManager()
+    environment = sources.lookupDataSource("nsq").dataSourceCls().envVars()
+
+    def names() -> set[str]:
+        return set(environment.keySet().toArray())
+
+    for name in names() - {"PYTHONPATH"}:  # as of a session in which no query ran
+        environment.remove(name)
+    share(spark)
+    made = names()
+    options: dict[str, object] = {**nodes(broker), "topic": topic}
+    frame = follow(spark, **options)
+    publish(broker, topic, *numbered(10))
+    run(frame, tmp_path / "parquet")
+    run(frame.select("body"), tmp_path / "copy", **nodes(broker), topic=f"{topic}-copy")
+    assert table(spark, tmp_path / "parquet") == numbered(10)
+    assert names() == made and len(made) > 1
 
 
 def test_a_stream_that_fails_says_why(

@@ -144,6 +144,8 @@ def open_session(plan: SessionPlan, show: Callable[[str], None] | None = None) -
     check_pyspark()
     from pyspark.sql import SparkSession
 
+    from penstock.spark.sharing import share
+
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
@@ -156,7 +158,9 @@ def open_session(plan: SessionPlan, show: Callable[[str], None] | None = None) -
     if plan.ship and not plan.local:
         settings.update(archive_settings(settings, make_archive()))
     _start_context(settings, show or _to_stderr)
-    return SparkSession.builder.config(map=dict(settings)).getOrCreate()
+    spark = SparkSession.builder.config(map=dict(settings)).getOrCreate()
+    share(spark)
+    return spark
 
 
 def _start_context(settings: Mapping[str, str], show: Callable[[str], None]) -> None:
