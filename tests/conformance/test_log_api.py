@@ -71,14 +71,16 @@ def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
             at += size
 
 
-def read(nsqd: Nsqd, told: Any, start: int, end: int, size_max: int = 1 << 22) -> dict[int, bytes]:
+def read(
+    nsqd: Nsqd, told: Any, start: int, end: int, size_max: int = 1 << 22, raw: bool = False
+) -> dict[int, bytes]:
     """Everything in [start, end), by index."""
     found: dict[int, bytes] = {}
     at = start
     while at < end:
         reply = nsqd.get(
             f"/log/read?topic={told['topic']}&instance={told['instance']}"
-            f"&start={at}&end={end}&size_max={size_max}"
+            f"&start={at}&end={end}&size_max={size_max}&raw={str(raw).lower()}"
         )
         assert reply.status == 200, reply
         next_at = int(reply.headers["X-Penstock-Next"])
@@ -131,6 +133,27 @@ def test_a_reader_from_pull_to_commit(nsqd: Nsqd) -> None:
     publish(nsqd, b"x")
     plain = nsqd.post("/channel/create?topic=t&channel=plain")
     assert plain.status == 200 and "pull" not in nsqd.channel("t", "plain")
+
+
+def test_raw_reads_find_what_others_do(tmp_path: Path) -> None:
+    """R18, R9: also of segments that are new, old, or not in memory."""
+    with Nsqd(tmp_path, "--max-bytes-per-file=100000") as nsqd:
+        told = pull(nsqd)
+        wanted = [b"m%d" % i + b"x" * 300 for i in range(3000)]
+        for start in range(0, 3000, 50):
+            publish(nsqd, *wanted[start : start + 50])
+        end = ends(nsqd, {"t": {"after": told["low"] + 2999}}, wait_ms=5000)["t"]["end"]
+        for size_max in (1, 50_000, 1 << 22):
+            assert list(read(nsqd, told, told["low"], end, size_max, raw=True).values()) == wanted
+        middle = told["low"] + 1234
+        assert list(read(nsqd, told, middle, middle + 5, raw=True).values()) == wanted[1234:1239]
+        nsqd.restart()
+        for path in sorted(tmp_path.rglob("*.log")):
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+        for _ in range(2):
+            assert list(read(nsqd, told, told["low"], end, raw=True).values()) == wanted
 
 
 def test_sub_is_refused(nsqd: Nsqd) -> None:

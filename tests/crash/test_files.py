@@ -223,3 +223,25 @@ def test_a_reader_keeps_its_descriptor_while_the_file_goes(tmp_path: Path) -> No
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     files.close()
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+
+
+def test_a_file_is_lent_while_it_is_open_and_in_memory(tmp_path: Path) -> None:
+    files, path = Files(), f"{tmp_path}/f"
+    files.append(path, [b"x" * 10_000])
+    fd = files.lend(path, 5000, 5000)
+    assert fd is not None
+    files.unlink(path)
+    assert os.pread(fd, 10, 9995) == b"x" * 5
+    os.close(fd)
+    assert files.lend(path, 0, 1) is None, "it is not there"
+    files.append(path, [b"y" * 10_000])
+    files.sync(path)
+    other = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(other, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(other)
+    assert files.lend(path, 0, 10_000) is None, "it is not in memory"
+    files.read(path)
+    fd = files.lend(path, 0, 10_000)
+    assert fd is not None
+    os.close(fd)
+    files.close()

@@ -25,6 +25,7 @@ from penstock.errors import CorruptError, DataLossError, NodeError, OptionError,
 from penstock.spark import reading
 from penstock.spark.batch import NsqFilteringReader
 from penstock.spark.broker import Asked, Node
+from penstock.spark.reading import Fetch
 from penstock.spark.source import NsqDataSource
 from tests.certificates import Pki
 from tests.daemon import Nsqd, Nsqlookupd
@@ -347,6 +348,34 @@ def test_damaged_bytes_are_noticed(broker: Nsqd, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Node, "receive", damaging)
     with pytest.raises(CorruptError, match=f"topic {topic} on {address(broker)}: .* damaged"):
         rows_of(reader, parts)
+
+
+def test_what_is_damaged_in_a_file_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the reader, judged by the node: the messages of one batch, and no other."""
+    real = Fetch.verify
+    asked: list[int] = []
+
+    def noted(self: Fetch, index: int) -> bool:
+        asked.append(index)
+        return real(self, index)
+
+    monkeypatch.setattr(Fetch, "verify", noted)
+    with Nsqd(tmp_path, "--max-bytes-per-file=100000") as nsqd:
+        topic = new_topic()
+        for start in range(0, 2000, 20):
+            publish(nsqd, topic, *(body + b"x" * 200 for body in numbered(20, start)))
+        options = {**nodes(nsqd), "topic": topic, "failOnDataLoss": "false"}
+        path = min(tmp_path.rglob("*.log"))
+        data = path.read_bytes()
+        at = data.index(numbered(1, 130)[0])
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(b"?")
+        found = [body.rstrip(b"x") for body in bodies(read(options))]
+        assert found == numbered(120) + numbered(1860, 140)
+        assert len(asked) == 1
 
 
 # Lost messages

@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 cdef class Columns:
     cdef readonly Py_ssize_t count
     cdef readonly Py_ssize_t stop
+    cdef readonly int64_t next
     cdef readonly bytes index
     cdef readonly bytes timestamp
     cdef readonly bytes id_offsets

@@ -10,6 +10,7 @@ BODY: Final = 8
 class Columns:
     count: int
     stop: int
+    next: int
     index: bytes | None
     timestamp: bytes | None
     id_offsets: bytes | None

@@ -146,7 +146,7 @@ cdef class Columns:
     """Rows as Arrow's buffers; None for a column that was not asked for.
 
     ``index`` and ``timestamp`` (microseconds) are int64, ``id`` and ``body`` go with offsets.
-    ``stop`` is the byte behind the last batch that was decoded.
+    ``stop`` is the byte behind the last batch that was decoded, ``next`` the index.
     """
 
 
@@ -160,6 +160,7 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize
     """
     cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = offset, count = 0, body_size = 0, stop
+    cdef int64_t next = start
     cdef Span span
     cdef Target target
     cdef Columns columns
@@ -173,12 +174,14 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize
             if good:
                 at = span.payload_end
                 count += span.count
+                next = max(next, span.first - span.skip + span.total)
                 if span.count:
                     body_size += span.frames_end - span.frames - span.total * FRAME_HEAD
     if not good:
         raise CorruptError(f"log batches are damaged at byte {at} of {size}")
     columns = allocate(&target, count, body_size, wanted)
     columns.stop = stop = at
+    columns.next = next
     at = offset
     with nogil:
         while at < stop:

@@ -20,7 +20,8 @@ SHARE = 0.2  # of a core, while there is nothing to spare
 # who take it.
 BUSY = 0.75
 BUSY_FOR_OTHERS = 0.5
-# What a byte costs: nsqd in all (0.14 us for a message of 230 bytes), and its loop at most.
+# What a byte costs at most: nsqd in all (0.14 us for a message of 230 bytes, half of that where the
+# kernel sends it), and its loop.
 NS_PER_BYTE = 0.6
 LOOP_NS_PER_BYTE = 0.4
 # The loop's time is looked at over so much of it; what is older says nothing of now.

@@ -5,6 +5,8 @@ Rule 2: nothing is done for each message.
 Rule 3: what was read stays in memory until the reader has taken it, which may be slow: all such
         answers together are bounded, and the next reads wait.
 Rule 4: while clients need all of the loop's time, readers wait for them (`pace.py`).
+Rule 5: who verifies by himself gets a stretch of the file where that is in the page cache: the
+        kernel sends it, without a thread or a copy here.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from penstock.engine.pace import Pace
 from penstock.engine.polls import Known, readable_end
 from penstock.engine.ticket import Ticket
 from penstock.errors import PenstockError
+from penstock.storage.page_cache import Stretch
 from penstock.storage.ranges import Range
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ WAITING_MAX = 1024
 SYNC_WAIT_NS = 5_000_000_000
 # Sixteen of the largest answers.  A reader that takes nothing is cut off after a minute.
 HELD_SIZE_MAX = 256 << 20
+# What a stretch counts for at least: it takes no memory, but a descriptor.
+STRETCH_SIZE_MIN = 1 << 20
 
 
 class UnsyncedError(PenstockError):
@@ -35,18 +40,23 @@ class UnsyncedError(PenstockError):
 
 
 class Read(Ticket):
-    """A read on its way; ``range`` is what it found once it is settled without an error."""
+    """A read on its way; ``range`` is what it found once it is settled without an error.
 
-    __slots__ = ("end", "held_size", "range", "size_max", "start", "topic")
+    If there is a ``stretch``, then that is what it found, and the range has no pieces.
+    """
 
-    def __init__(self, topic: Topic, start: int, end: int, size_max: int) -> None:
+    __slots__ = ("end", "held_size", "range", "raw", "size_max", "start", "stretch", "topic")
+
+    def __init__(self, topic: Topic, start: int, end: int, size_max: int, raw: bool) -> None:
         super().__init__()
         self.topic = topic
         self.start = start
         self.end = end
         self.size_max = size_max
+        self.raw = raw
         self.held_size = 0
         self.range = Range([], start)
+        self.stretch: Stretch | None = None
 
 
 class Reads:
@@ -66,14 +76,16 @@ class Reads:
     def full(self) -> bool:
         return len(self._waiting) >= WAITING_MAX or self._broker.polls.full
 
-    def read(self, topic: Topic, start: int, end: int, size_max: int) -> Read:
+    def read(self, topic: Topic, start: int, end: int, size_max: int, *, raw: bool = False) -> Read:
         """Whole batches with messages in [start, end), about ``size_max`` bytes of them.
+
+        With ``raw`` they may reach further over the edges and be unverified.
 
         ``end`` is at most the topic's; what is not synced there is synced first (R18): after a
         restart it may not be known any more that it is.  Whoever asks calls ``free`` when it has
         no more use for what was read.
         """
-        read = Read(topic, start, end, size_max)
+        read = Read(topic, start, end, size_max, raw)
         if end <= readable_end(topic, None):
             self._begin(read)
         else:
@@ -94,6 +106,8 @@ class Reads:
 
     def free(self, read: Read) -> None:
         """What ``read`` found is not held any more; a second time changes nothing."""
+        if read.stretch is not None:
+            read.stretch.close()
         self._hold(read, 0)
         self._go_on()
 
@@ -107,11 +121,20 @@ class Reads:
         ):
             if self._resting or self._rest():
                 return
-            read = self._waiting.popleft()
-            self._running_count += 1
-            self._hold(read, read.size_max)
-            work = partial(read.topic.log.read_range, read.start, read.end, read.size_max)
-            self._broker.disk.submit(work, partial(self._done, read))
+            self._start(self._waiting.popleft())
+
+    def _start(self, read: Read) -> None:
+        log, raw = read.topic.log, read.raw
+        found = log.stretch(read.start, read.end, read.size_max) if raw else None
+        if found is not None:
+            read.stretch, next = found
+            self._hold(read, max(read.stretch.size, STRETCH_SIZE_MIN))
+            self._found(read, Range([], next), read.stretch.size)
+            return
+        self._running_count += 1
+        self._hold(read, read.size_max)
+        work = partial(log.read_range, read.start, read.end, read.size_max, raw)
+        self._broker.disk.submit(work, partial(self._done, read))
 
     def _rest(self) -> bool:
         """Whether clients come first now; then it goes on by itself later."""
@@ -131,13 +154,16 @@ class Reads:
             self._broker.report(f"topic={read.topic.name}", error)
             read.settle(error if isinstance(error, Exception) else OSError(str(error)))
         else:
-            # A gap behind the last batch is covered too.
-            if read.topic.log.next_index(found.next) >= read.end:
-                found = Range(found.pieces, read.end)
-            self.read_count += 1
-            self.read_size += found.size
-            self._pace.read(found.size)
             self._hold(read, found.size)
-            read.range = found
-            read.settle()
+            self._found(read, found, found.size)
         self._go_on()
+
+    def _found(self, read: Read, found: Range, size: int) -> None:
+        # A gap behind the last batch is covered too.
+        if read.topic.log.next_index(found.next) >= read.end:
+            found = Range(found.pieces, read.end)
+        self.read_count += 1
+        self.read_size += size
+        self._pace.read(size)
+        read.range = found
+        read.settle()

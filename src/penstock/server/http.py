@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,9 +33,11 @@ from typing import Any
 
 from penstock.server.http_encoding import encode_response
 from penstock.server.http_exchange import Exchange
+from penstock.server.http_file import FileSending
 from penstock.server.http_message import Request
 from penstock.server.http_reader import BETWEEN, BODY, Incoming, ReadLimits, RequestReader, plain
 from penstock.server.http_router import Gate, Router
+from penstock.storage.page_cache import Stretch
 
 LOGGER = logging.getLogger(__name__)
 
@@ -162,6 +165,10 @@ class HttpConnection(asyncio.Protocol):
         self._read_paused = False
         self._write_paused = False
         self._eof = False
+        # A file on its way: until it is sent nothing else is written.
+        self._sending: FileSending | None = None
+        self._close_after: bool | None = None  # as _close() wants it, once that is sent
+        self._secure = False
         # What to call once the pieces of large answers are sent.
         self._unsent: list[Callable[[], None]] = []
         # Since when the peer owes us something: the rest of a request, a next one, reading.
@@ -187,13 +194,16 @@ class HttpConnection(asyncio.Protocol):
             return
         server.connections.add(self)
         address = _address(transport.get_extra_info("peername"))
-        secure = transport.get_extra_info("sslcontext") is not None
-        gate = server.gate(secure) if server.gate is not None else None
+        self._secure = transport.get_extra_info("sslcontext") is not None
+        gate = server.gate(self._secure) if server.gate is not None else None
         self._reader = RequestReader(server.router, self._limits.read, address, gate)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._write_paused = False
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
         self._sent()
         self._hurry()
         self._forget_requests()
@@ -244,7 +254,7 @@ class HttpConnection(asyncio.Protocol):
             self._rest()
 
     def _busy(self) -> bool:
-        return bool(self._waiting or self._begun or self._unread)
+        return bool(self._waiting or self._begun or self._unread or self._sending)
 
     def _work(self) -> None:
         """For the time of a slice; what is left then is done in a later turn."""
@@ -252,7 +262,7 @@ class HttpConnection(asyncio.Protocol):
         size = 0
         end_ns = time.perf_counter_ns() + _SLICE_NS
         while True:
-            while self._begun and self._begun[0].response is not None:
+            while self._begun and self._begun[0].response is not None and not self._sending:
                 exchange = self._begun.popleft()
                 self._begun_size -= exchange.size
                 part = self._answer(exchange)
@@ -261,6 +271,9 @@ class HttpConnection(asyncio.Protocol):
                 if self._write_pieces(exchange, parts):
                     parts, size = [], 0
                 if not exchange.request.keep_alive:
+                    if self._sending:
+                        self._close_after = exchange.partial
+                        return
                     self._transport.write(b"".join(parts))
                     self._close(exchange.partial)
                     return
@@ -288,16 +301,45 @@ class HttpConnection(asyncio.Protocol):
         response = exchange.response
         if response is None or response.done is None:
             return False
-        self._transport.write(b"".join(parts))
+        self._unsent.append(response.done)
+        head = b"".join(parts)
+        if response.file is not None:
+            self._send_file(head, response.file)
+            return True
+        self._transport.write(head)
         for piece in response.pieces:
             self._transport.write(piece)
-        self._unsent.append(response.done)
         # By the next turn the transport has said if it could not pass everything on.
         asyncio.get_running_loop().call_soon(self._sent)
         return True
 
+    def _send_file(self, head: bytes, file: Stretch) -> None:
+        if self._secure or self._transport.get_write_buffer_size():
+            # What is encrypted or has to wait its turn goes through the transport.
+            data = os.pread(file.fd, file.size, file.offset)
+            self._transport.write(head + data)
+            if len(data) < file.size:
+                self.abort()
+            asyncio.get_running_loop().call_soon(self._sent)
+            return
+        socket_fd = self._transport.get_extra_info("socket").fileno()
+        self._sending = FileSending(socket_fd, head, file, self._file_sent)
+        self._write_deadline_s = self._server.now_s + self._limits.write_timeout_s
+        self._sending.start()
+
+    def _file_sent(self, error: OSError | None) -> None:
+        self._sending = None
+        self._write_deadline_s = inf
+        self._sent()
+        if error is not None:
+            self.abort()  # the peer sees that the answer is not whole
+        elif self._close_after is not None:
+            self._close(self._close_after)
+        else:
+            self.advance()
+
     def _sent(self) -> None:
-        if self._unsent and not self._write_paused:
+        if self._unsent and not self._write_paused and not self._sending:
             unsent, self._unsent = self._unsent, []
             for done in unsent:
                 done()
@@ -328,7 +370,7 @@ class HttpConnection(asyncio.Protocol):
         self.advance()
 
     def _may_begin(self) -> bool:
-        if not (self._waiting or self._unread) or self._write_paused:
+        if not (self._waiting or self._unread) or self._write_paused or self._sending:
             return False
         if not self._begun:
             return True
@@ -397,7 +439,7 @@ class HttpConnection(asyncio.Protocol):
         if reader.phase is not BETWEEN:
             return limits.head_timeout_s
         # While a request is being answered it is we who owe.
-        return inf if self._waiting or self._begun else limits.idle_timeout_s
+        return inf if self._waiting or self._begun or self._sending else limits.idle_timeout_s
 
     def _hurry(self) -> None:
         for exchange in list(self._begun):

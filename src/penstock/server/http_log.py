@@ -169,7 +169,11 @@ class LogApi:
             _pulled(topic, request.query["channel"]).visit()
         if self._broker.reads.full:
             return _BUSY
-        read = self._broker.reads.read(topic, start, end, max(1, size_max))
+        raw = request.query.get("raw", "false")
+        if raw not in ("true", "false"):
+            raise HttpError(400, "INVALID_RAW")
+        reads = self._broker.reads
+        read = reads.read(topic, start, end, max(1, size_max), raw=raw == "true")
         return Pending(read, lambda _: self._batches(read))
 
     def _batches(self, read: Read) -> Response:
@@ -180,7 +184,8 @@ class LogApi:
                 raise HttpError(404, "TOPIC_NOT_FOUND", topic=read.topic.name)
             return _UNSYNCED if isinstance(read.error, UnsyncedError) else INTERNAL_ERROR
         pieces, next = read.range
-        return Response(200, b"", (_BYTES, V1, ("X-Penstock-Next", str(next))), pieces, free)
+        headers = (_BYTES, V1, ("X-Penstock-Next", str(next)))
+        return Response(200, b"", headers, pieces, free, read.stretch)
 
     # Pull channels
 

@@ -21,6 +21,7 @@ from urllib.parse import unquote_to_bytes
 
 from penstock.engine.ticket import Ticket
 from penstock.errors import PenstockError
+from penstock.storage.page_cache import Stretch
 from penstock.wire import gojson
 
 TEXT = ("Content-Type", "text/plain; charset=utf-8")
@@ -49,12 +50,12 @@ class Response:
     """An answer; immutable, so that constant ones are made once.
 
     ``head`` is everything before the headers that differ from one sending to the next (date,
-    connection), beginning with ``HTTP/1.1``.  ``pieces`` follow the body; they are large, and
-    sent without being copied together.  ``done`` is called once nobody holds them any more: they
-    are sent, or nobody wants them.
+    connection), beginning with ``HTTP/1.1``.  ``pieces`` follow the body, or a stretch of a
+    ``file``; they are large, and sent without being copied together.  ``done`` is called once
+    nobody holds them any more: they are sent, or nobody wants them.
     """
 
-    __slots__ = ("body", "done", "head", "pieces", "status")
+    __slots__ = ("body", "done", "file", "head", "pieces", "status")
 
     def __init__(
         self,
@@ -63,14 +64,17 @@ class Response:
         headers: Sequence[tuple[str, str]] = (),
         pieces: Sequence[bytes | memoryview] = (),
         done: Callable[[], None] | None = None,
+        file: Stretch | None = None,
     ) -> None:
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
         lines += [f"{name}: {value}" for name, value in headers]
         self.status = status
         self.body = body
         self.pieces = pieces
+        self.file = file
         self.done = done
-        lines.append(f"Content-Length: {len(body) + sum(map(len, pieces))}\r\n")
+        size = len(body) + sum(map(len, pieces)) + (file.size if file is not None else 0)
+        lines.append(f"Content-Length: {size}\r\n")
         self.head = "\r\n".join(lines).encode("latin-1")
 
 

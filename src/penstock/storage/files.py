@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from penstock.errors import LockedError, UncutError
+from penstock.storage.page_cache import is_cached
 
 MODE_FILE = 0o600
 MODE_FOLDER = 0o755
@@ -92,6 +93,18 @@ class Files:
         finally:
             self._unpin(handle_open)
         return bytes(view[:count])
+
+    def lend(self, path: str, offset: int, size: int) -> int | None:
+        """A descriptor to read these bytes by and to close; None if that would touch the disk."""
+        handle = self._pin_open(path)
+        if handle is None:
+            return None
+        try:
+            return os.dup(handle.fd) if is_cached(handle.fd, offset, size) else None
+        except OSError:
+            return None  # no descriptor is left
+        finally:
+            self._unpin(handle)
 
     def read(self, path: str) -> bytes:
         """The whole file."""

@@ -170,6 +170,10 @@ class LogReader:
         while len(self._loaded) > TABLES_MAX:
             self._loaded.popleft().drop_tables()
 
+    def load_tables(self, segment: Segment) -> None:
+        """Have the sparse index of ``segment`` in memory; waits."""
+        self._tables(segment, True)
+
     def _tables(self, segment: Segment, wait: bool) -> Tables | None:
         tables = segment.tables
         if tables is None:

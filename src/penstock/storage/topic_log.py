@@ -37,7 +37,8 @@ from penstock.storage.log_writer import (
     SyncToken,
     Written,
 )
-from penstock.storage.ranges import Range, read_range
+from penstock.storage.page_cache import Stretch
+from penstock.storage.ranges import Range, read_range, stretch
 from penstock.storage.relocation import Relocation, write_side
 from penstock.storage.runs import Runs
 from penstock.storage.segment import Segment, Visible
@@ -327,15 +328,23 @@ class TopicLog:
                 return block
         return Block(b"", [], self.node_id)
 
-    def read_range(self, start: int, end: int, size_max: int) -> Range:
+    def stretch(self, start: int, end: int, size_max: int) -> tuple[Stretch, int] | None:
+        """A part of a file with messages of [start, end), and the first index it does not cover.
+
+        None if it is not at hand; see storage/ranges.
+        """
+        return stretch(self._files, self._segments, start, end, size_max)
+
+    def read_range(self, start: int, end: int, size_max: int, tables: bool = False) -> Range:
         """The batches with messages in [start, end) as they lie in the files.  Blocking.
 
-        At least one if there is any, and about ``size_max`` bytes.
+        At least one if there is any, and about ``size_max`` bytes.  With ``tables`` a stretch of
+        what comes next is at hand afterwards, if there is one.
         """
         for _ in range(STALE_MAX):
             segments = self._segments
             notes: list[Damage] = []
-            found = read_range(self._reader, segments, start, end, size_max, notes)
+            found = read_range(self._reader, segments, start, end, size_max, notes, tables=tables)
             if not notes:
                 return found
             if segments is self._segments:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
+import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,8 @@ from penstock.engine.ticket import Ticket
 from penstock.server.http import HttpLimits
 from penstock.server.http_message import Pending, Request, Response, text_response
 from penstock.server.http_router import Route, Router
+from penstock.storage.page_cache import Stretch
+from tests.certificates import Pki
 from tests.unit.server.harness import SECONDS_MAX, Harness
 
 PIECE = bytes(range(256)) * 4096
@@ -134,4 +139,121 @@ def test_pieces_behind_an_answer_that_waits_are_done_when_the_peer_stalls(
         while handlers.sent(2.0):
             count += 1
         assert 0 < count < 40
+        assert harness.on_loop(lambda: len(harness.server.connections)) == 0
+
+
+# Parts of files
+
+
+FILE_SIZE = 8 << 20
+OFFSET = 1000
+
+
+class FileHandlers(Handlers):
+    """/file sends all of a file but its first bytes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.data = os.urandom(FILE_SIZE)
+        self.said_size = FILE_SIZE - OFFSET
+        path.write_bytes(self.data)
+        self.router.add("GET", "/file", Route(self.file))
+
+    def file(self, request: Request) -> Response:
+        stretch = Stretch(os.open(self.path, os.O_RDONLY), OFFSET, self.said_size)
+
+        def done() -> None:
+            stretch.close()
+            self.done.release()
+
+        return Response(200, b"", (), (), done, stretch)
+
+    def forget(self) -> None:
+        """Have none of the file in memory."""
+        fd = os.open(self.path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FileHandlers:
+    return FileHandlers(tmp_path / "file")
+
+
+def test_files_arrive_whole_and_in_order(files: FileHandlers) -> None:
+    with Harness(files.router) as harness, harness.connect() as raw:
+        raw.send(ASK % b"file" + ASK % b"nothing" + ASK % b"file" + ASK % b"large")
+        assert raw.answer()[2] == files.data[OFFSET:] and files.sent()
+        assert raw.answer()[0] == 404
+        status, headers, body = raw.answer()
+        assert (status, body) == (200, files.data[OFFSET:]) and files.sent()
+        assert headers["content-length"] == str(len(body))
+        assert raw.answer()[2] == PIECE + PIECE[100:] + b"end" and files.sent()
+        raw.send(ASK % b"nothing")
+        assert raw.answer()[0] == 404
+        assert not files.sent(0.05)
+
+
+def test_a_connection_that_is_not_kept_closes_behind_a_file(files: FileHandlers) -> None:
+    with Harness(files.router) as harness, harness.connect() as raw:
+        raw.send(b"GET /file HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        assert raw.answer()[2] == files.data[OFFSET:]
+        assert raw.closed() and files.sent()
+
+
+def test_a_peer_that_closed_only_its_side_gets_its_file(files: FileHandlers) -> None:
+    with Harness(files.router) as harness, harness.connect() as raw:
+        raw.send(ASK % b"file")
+        raw.sock.shutdown(socket.SHUT_WR)
+        assert raw.answer()[2] == files.data[OFFSET:]
+        assert raw.closed() and files.sent()
+
+
+def test_files_are_encrypted_like_anything_else(files: FileHandlers, tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    with Harness(files.router) as harness:
+        listen = harness.server.listen("127.0.0.1", 0, pki.server_context())
+        port: int = harness.wait(listen)[1]
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", port, timeout=SECONDS_MAX, context=pki.client_context()
+        )
+        for _ in range(2):
+            connection.request("GET", "/file")
+            assert connection.getresponse().read() == files.data[OFFSET:] and files.sent()
+        connection.close()
+
+
+def test_what_is_not_in_memory_any_more_is_fetched(files: FileHandlers) -> None:
+    files.forget()
+    with Harness(files.router) as harness, harness.connect() as raw:
+        raw.send(ASK % b"file")
+        assert raw.answer()[2] == files.data[OFFSET:] and files.sent()
+
+
+def test_a_file_that_became_shorter_breaks_the_connection(files: FileHandlers) -> None:
+    os.truncate(files.path, FILE_SIZE // 2)
+    with Harness(files.router) as harness, harness.connect() as raw:
+        raw.send(ASK % b"file")
+        with pytest.raises((EOFError, ConnectionResetError)):
+            raw.answer()
+        assert files.sent()
+
+
+def test_a_file_nobody_takes_is_done_when_the_peer_goes(files: FileHandlers) -> None:
+    with Harness(files.router) as harness:
+        with harness.connect() as raw:
+            raw.send(ASK % b"file" * 3)
+            assert not files.sent(0.3), "8 MiB do not fit a socket"
+        assert files.sent()
+        assert harness.on_loop(lambda: len(harness.server.connections)) == 0
+        assert not files.sent(0.05), "the others had not begun"
+
+
+def test_a_file_nobody_takes_is_done_when_the_peer_stalls(files: FileHandlers) -> None:
+    limits = HttpLimits(write_timeout_s=0.2, idle_timeout_s=1.0)
+    with Harness(files.router, limits) as harness, harness.connect() as raw:
+        raw.send(ASK % b"file")
+        assert files.sent()
         assert harness.on_loop(lambda: len(harness.server.connections)) == 0

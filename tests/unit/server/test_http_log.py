@@ -140,6 +140,7 @@ def test_numbers_of_a_query_are_judged(reader: Reader, bad: str) -> None:
         (f"/log/read?topic=t&instance={instance}&start={bad}&end=1", "START"),
         (f"/log/read?topic=t&instance={instance}&start=1&end={bad}", "END"),
         (f"/log/read?topic=t&instance={instance}&start=1&end=1&size_max={bad}", "SIZE_MAX"),
+        (f"/log/read?topic=t&instance={instance}&start=1&end=1&raw={bad}", "RAW"),
     ):
         # "+" and " " are one in a query.
         assert reader.get(target.replace("+", "%2B")) == (400, {"message": f"INVALID_{code}"})

@@ -12,6 +12,7 @@ import pytest
 from penstock.core.segment import scan
 from penstock.storage import ranges
 from penstock.storage.files import Files
+from penstock.storage.segment import STRIDE
 from penstock.storage.topic_log import TopicLog
 from tests.unit.storage.build import NODE_ID, append, append_many, batch
 
@@ -52,6 +53,29 @@ def indexes(log: TopicLog, start: int, end: int, size_max: int = 1 << 20) -> lis
         at = reached
     assert at == end
     return found
+
+
+def stretched(log: TopicLog, start: int, end: int, size_max: int) -> tuple[list[int], int]:
+    """As indexes(), of stretches where there are any; and how many there were."""
+    found: list[int] = []
+    count, at = 0, start
+    while at < end:
+        stretch = log.stretch(at, end, size_max)
+        if stretch is None:
+            pieces, reached = log.read_range(at, end, size_max, True)
+        else:
+            part, reached = stretch
+            assert part.size <= 2 * size_max
+            pieces = [os.pread(part.fd, part.size, part.offset)]
+            part.close()
+            part.close()  # twice is once
+            count += 1
+        assert reached > at, "every call gets further"
+        for first, length in batches(pieces):
+            found += [i for i in range(first, first + length) if at <= i < reached]
+        at = reached
+    assert at == end
+    return found, count
 
 
 def test_the_bytes_are_those_of_the_file(log: TopicLog) -> None:
@@ -139,3 +163,71 @@ def test_a_file_that_vanished_is_noted_and_does_not_stop_the_reader(log: TopicLo
     wanted = [i for i in range(100, 700) if not second.first <= i < second.end]
     assert indexes(log, 100, 700) == wanted
     assert log.take_damage() != []
+
+
+# Stretches
+
+
+def test_stretches_hold_what_a_verified_read_does(log: TopicLog) -> None:
+    rolled(log, 1000, 20)
+    rng = random.Random(7)
+    assert stretched(log, 100, log.end, 15_000)[1] > 30
+    for _ in range(50):
+        start, end = sorted(rng.sample(range(90, log.end), 2))
+        wanted = [i for i in range(start, end) if i >= 100]
+        assert stretched(log, start, end, rng.choice([1, 15_000, 1 << 20]))[0] == wanted
+
+
+def test_stretches_end_where_the_sparse_index_knows_a_batch(tmp_path: Path) -> None:
+    log = TopicLog.create(Files(), f"{tmp_path}/t", 1, NODE_ID, 100, 400_000)
+    rolled(log, 3000, 20)
+    assert log.segment_count > 3
+    for size_max in (STRIDE, 100_000, 1 << 20):
+        found, count = stretched(log, 100, log.end, size_max)
+        assert found == list(range(100, log.end)) and count > 3
+
+
+def test_there_is_no_stretch_of_what_is_still_written(log: TopicLog) -> None:
+    append_many(log, 5)
+    assert log.stretch(100, 105, 1 << 20) is None
+    log.synced(log.roll())
+    stretch = log.stretch(100, 105, 1 << 20)
+    assert stretch is not None and stretch[1] == 105
+    stretch[0].close()
+    assert log.stretch(105, 105, 1 << 20) is None and log.stretch(900, 950, 1) is None
+
+
+def test_there_is_no_stretch_of_what_is_not_in_memory(log: TopicLog) -> None:
+    rolled(log, 300)
+    segment = log.segments()[0]
+    fd = os.open(segment.path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    assert log.stretch(100, segment.end, 1 << 20) is None
+    assert indexes(log, 100, segment.end) == list(range(100, segment.end))
+    stretch = log.stretch(100, segment.end, 1 << 20)
+    assert stretch is not None
+    stretch[0].close()
+
+
+def test_a_stretch_can_be_read_after_its_file_is_gone(log: TopicLog) -> None:
+    rolled(log, 300)
+    segment = log.segments()[0]
+    stretch = log.stretch(100, segment.end, 1 << 20)
+    assert stretch is not None
+    for path in log.retire(segment.end):
+        log._files.unlink(path)
+    part = stretch[0]
+    assert batches([os.pread(part.fd, part.size, part.offset)])[0] == (100, 2)
+    part.close()
+
+
+def test_gaps_behind_a_stretch_are_no_trouble(log: TopicLog) -> None:
+    append_many(log, 3)
+    log.synced(log.roll())
+    log.abandon(150)
+    append(log, batch(150, 2))
+    log.synced(log.roll())
+    assert stretched(log, 100, 152, 1 << 20) == ([100, 101, 102, 150, 151], 2)
+    assert log.stretch(103, 150, 1 << 20) is None
