@@ -314,18 +314,22 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def _send_file(self, head: bytes, file: Stretch) -> None:
-        if self._secure or self._transport.get_write_buffer_size():
-            # What is encrypted or has to wait its turn goes through the transport.
-            data = os.pread(file.fd, file.size, file.offset)
-            self._transport.write(head + data)
-            if len(data) < file.size:
-                self.abort()
-            asyncio.get_running_loop().call_soon(self._sent)
-            return
-        socket_fd = self._transport.get_extra_info("socket").fileno()
-        self._sending = FileSending(socket_fd, head, file, self._file_sent)
-        self._write_deadline_s = self._server.now_s + self._limits.write_timeout_s
-        self._sending.start()
+        # What is encrypted or has to wait its turn goes through the transport.
+        if not self._secure and not self._transport.get_write_buffer_size():
+            socket_fd = self._transport.get_extra_info("socket").fileno()
+            try:
+                self._sending = FileSending(socket_fd, head, file, self._file_sent)
+            except OSError as error:
+                LOGGER.warning("a file is copied to be sent: %s", error)  # too many are open
+            else:
+                self._write_deadline_s = self._server.now_s + self._limits.write_timeout_s
+                self._sending.start()
+                return
+        data = os.pread(file.fd, file.size, file.offset)
+        self._transport.write(head + data)
+        if len(data) < file.size:
+            self.abort()
+        asyncio.get_running_loop().call_soon(self._sent)
 
     def _file_sent(self, error: OSError | None) -> None:
         self._sending = None
