@@ -192,11 +192,17 @@ def maker(
 
     types = {column: arrow_type(column) for column in columns}
     schema = pa.schema(list(types.items()))
-    constants = {"topic": pa.scalar(each.topic), "node": pa.scalar(each.node)}
+    constants = {"topic": each.topic, "node": each.node}
+    repeated: dict[str, pyarrow.Array] = {}
+
+    def constant(column: str, count: int) -> pyarrow.Array:
+        if column not in repeated or len(repeated[column]) < count:
+            repeated[column] = pa.repeat(pa.scalar(constants[column]), max(count, ROWS_MAX))
+        return repeated[column].slice(0, count)
 
     def array(column: str, from_: Columns) -> pyarrow.Array:
         if column in constants:
-            return pa.repeat(constants[column], from_.count)
+            return constant(column, from_.count)
         buffers: tuple[bytes | None, ...]
         if column == "body":
             buffers = (from_.body_offsets, from_.body)

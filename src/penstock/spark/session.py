@@ -6,6 +6,8 @@ What each setting is worth was measured with micro-batches of 100 rows on two co
     checkpoints by FileSystem          58 -> 24 ms   Hadoop forks a chmod for each checkpoint file
     ... without Hadoop's checksums     24 ->  9 ms   breaks RocksDB's state: stateless queries only
 
+and of scans: with buffers of 512 KiB between Python and the JVM, not 64, they are a tenth faster.
+
 Rule 1: what the user sets wins, whatever it is.
 Rule 2: nothing here makes a query lose or repeat rows; what could is left to the user.
 """
@@ -34,6 +36,8 @@ PYSPARK_VERSION_MIN = (4, 2)  # the first whose sources tell how much to read in
 LOG4J_FILE = Path(__file__).with_name("log4j2.properties")
 LOG_LEVELS = ("debug", "info", "warn", "error")
 STREAMING = "org.apache.spark.sql.execution.streaming"
+
+BUFFER_SIZE = 512 << 10
 
 LAST_LINES_MAX = 5
 TRACEBACK = "Traceback (most recent call last):"
@@ -89,6 +93,7 @@ def settings_of(plan: SessionPlan) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.python.unix.domain.socket.enabled": "true",
+        "spark.buffer.size": str(BUFFER_SIZE),
         "spark.driver.extraJavaOptions": java_options,
         # Dates in the names of folders must not depend on where the driver runs.
         "spark.sql.session.timeZone": "UTC",
