@@ -6,8 +6,12 @@ import threading
 import time
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ssl import SSLContext
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
+
+Answer = tuple[int, bytes, str]
 
 SECONDS_MAX = 10.0
 
@@ -21,17 +25,38 @@ class Asked:
     headers: dict[str, str]
     body: bytes
 
+    @property
+    def path(self) -> str:
+        return urlsplit(self.target).path
+
+    @property
+    def query(self) -> str:
+        return urlsplit(self.target).query
+
 
 class Endpoint:
     """Listens on a port of 127.0.0.1 while entered; ``answer`` may be changed any time."""
 
-    def __init__(self, status: int = 200, body: bytes = b"", kind: str = "text/plain") -> None:
-        self.answer = (status, body, kind)
+    def __init__(
+        self,
+        status: int = 200,
+        body: bytes = b"",
+        kind: str = "text/plain",
+        tls: SSLContext | None = None,
+    ) -> None:
+        self.answer: Answer = (status, body, kind)
         self.requests: list[Asked] = []
         self._news = threading.Condition()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._answerer())
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.port = int(self._server.server_address[1])
+        self.url = f"http{'s' if tls is not None else ''}://127.0.0.1:{self.port}"
+
+    def respond(self, asked: Asked) -> Answer:
+        """What to answer; others may have better ideas."""
+        return self.answer
 
     def wait(self, count: int) -> list[Asked]:
         """The requests, when there are ``count`` of them."""
@@ -68,7 +93,7 @@ class Endpoint:
                 with endpoint._news:  # before the answer: who asks in turn is kept in turn
                     endpoint.requests.append(asked)
                     endpoint._news.notify_all()
-                status, body, kind = endpoint.answer
+                status, body, kind = endpoint.respond(asked)
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.wire import commands
-from tests.auth_server import AuthServer, entry, reply
+from tests.auth_server import AuthServer, entry, fields_of, reply
 from tests.certificates import Pki
 from tests.client import Client, eventually
 from tests.daemon import ERROR, RESPONSE, Nsqd
@@ -74,7 +74,7 @@ def test_a_secret_of_any_bytes(nsqd: Nsqd, server: AuthServer) -> None:
     with Client.of(nsqd) as client:
         client.command(commands.auth("odd & = % \xe9".encode()))
     assert server.requests[0].query.count("&") == 3
-    assert server.requests[0].fields["secret"] == "odd & = % \xe9"
+    assert fields_of(server.requests[0])["secret"] == "odd & = % \xe9"
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_refusal_of_plain_http_names_the_port_for_https(tmp_path: Path) -> Non
                 assert client.auth("s3cret")["identity"] == "bob"
                 client.pub("ok", b"m")
         assert len(plain.requests) == 1
-        fields = secure.requests[0].fields
+        fields = fields_of(secure.requests[0])
         assert (fields["common_name"], fields["tls"]) == ("bob the client", "true")
 
 
