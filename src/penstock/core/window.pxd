@@ -32,6 +32,7 @@ cdef class Consumer:
 cdef class Window(Entries):
     cdef readonly int64_t cursor
     cdef public int64_t queued_count
+    cdef public int64_t message_count   # all that ever arrived
     cdef readonly int64_t finish_count
     cdef readonly int64_t requeue_count
     cdef readonly int64_t timeout_count

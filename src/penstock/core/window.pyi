@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.core.block import Block
@@ -25,6 +26,7 @@ class Consumer:
 
 class Window:
     queued_count: int
+    message_count: int
     recording: bool
     latency: Latency | None
     @property
@@ -97,3 +99,5 @@ class Window:
     def drain(self) -> tuple[int, bytes, bytes]: ...
     def snapshot(self) -> tuple[int, bytes, bytes]: ...
     def check(self) -> None: ...
+
+def arrive(channels: Iterable[Any], block: Block) -> list[Any]: ...

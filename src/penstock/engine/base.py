@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.appender import Appender
 from penstock.core.block import Block
+from penstock.core.window import arrive
 from penstock.engine.channel import Channel
 from penstock.engine.deferred import Due
 from penstock.engine.latency import OFF, Percentiles, measured
@@ -92,8 +93,8 @@ class BaseTopic(ABC):
             self.held_count += block.count
         else:
             self.released = block.end
-            for channel in self.channels.values():
-                channel.arrive(block)
+            for channel in arrive(self.channels.values(), block):
+                channel.wake()
 
     def skip_void(self, dues: list[Due], first: int) -> None:
         """A channel emptied after a deferred publish was accepted does not get it (R17)."""

@@ -34,6 +34,7 @@ class Channel:
 
     ephemeral = False
     pulled = False  # see pull.py
+    plain = True  # what arrives is only counted, and sent from the log
 
     def __init__(
         self, topic: BaseTopic, name: str, number: int, window: Window, *, id: int = 0
@@ -45,13 +46,12 @@ class Channel:
         self.window = window
         self.paused = False
         self.closed = False
-        self.message_count = 0
         self.defer_stamp = 0
         self.created: Ticket = settled()
         self.consumers: list[Consumer] = []
         options = topic.broker.options
         near = EXPERIMENT in options.enable_experiment
-        self._ready: deque[Consumer] | NearestFirst = NearestFirst() if near else deque()
+        self.ready: deque[Consumer] | NearestFirst = NearestFirst() if near else deque()
         if options.e2e_processing_latency_percentiles:
             window.latency = Latency(options.e2e_processing_latency_window_time_ns)
         # Messages sent to consumers that have left, by locality.
@@ -64,6 +64,10 @@ class Channel:
         self._cold_frame: tuple[int, bytes] | None = None
 
     # ---- what /stats shows
+
+    @property
+    def message_count(self) -> int:
+        return self.window.message_count
 
     @property
     def depth(self) -> int:
@@ -131,7 +135,7 @@ class Channel:
         self.consumers.remove(consumer)
         self._left_counts[consumer.locality] += consumer.message_count
         if consumer.offered:
-            self._ready.remove(consumer)
+            self.ready.remove(consumer)
             consumer.offered = False
         self.window.leave(
             consumer,
@@ -153,8 +157,8 @@ class Channel:
         self.touched()
         if consumer.ready and not consumer.offered:
             consumer.offered = True
-            self._ready.append(consumer)
-        if self._ready:
+            self.ready.append(consumer)
+        if self.ready:
             self.wake()
         else:
             self.topic.broker.watch(self)
@@ -174,14 +178,14 @@ class Channel:
     def arrive(self, block: Block) -> None:
         """New messages were released to this channel."""
         self.window.queued_count += block.count
-        self.message_count += block.count
-        if self._ready:
+        self.window.message_count += block.count
+        if self.ready:
             self.wake()
 
     def release(self, start: int, end: int, count: int) -> None:
         """What the topic held back may be read now."""
         self.window.queued_count += count - self.held_skip_count
-        self.message_count += count - self.held_skip_count
+        self.window.message_count += count - self.held_skip_count
         self.held_skip_count = 0
         self.wake()
 
@@ -204,24 +208,24 @@ class Channel:
         self._woken = False
         budget = TURN_COUNT_MAX
         round_count = even = 0
-        while self._ready and budget > 0 and not self.paused and not self.closed:
+        while self.ready and budget > 0 and not self.paused and not self.closed:
             if not round_count:
                 # A round: everybody who is ready gets an even part of what waits.
-                round_count = len(self._ready)
+                round_count = len(self.ready)
                 even = -(-self.window.depth // round_count)
             round_count -= 1
-            consumer = self._ready.popleft()
+            consumer = self.ready.popleft()
             count, size = self._serve(consumer, even, now_ns) if consumer.ready else (0, 0)
             budget -= max(count, size >> 10)
             if not consumer.ready:
                 consumer.offered = False
             elif count:
-                self._ready.append(consumer)
+                self.ready.append(consumer)
             else:
-                self._ready.appendleft(consumer)
+                self.ready.appendleft(consumer)
                 break
         self.topic.broker.watch(self)
-        if self._ready and budget <= 0:
+        if self.ready and budget <= 0:
             self.wake()
 
     def _serve(self, consumer: Consumer, even: int, now_ns: int) -> tuple[int, int]:

@@ -28,6 +28,7 @@ class EphemeralChannel(Channel):
     """Delivers from its own bounded queue of blocks."""
 
     ephemeral = True
+    plain = False
 
     def __init__(self, topic: BaseTopic, name: str, number: int) -> None:
         window = Window(topic.released, False, topic.broker.seed())

@@ -51,6 +51,7 @@ class PullChannel(Channel):
     """A cursor that its reader moves."""
 
     pulled = True
+    plain = False
 
     def __init__(self, topic: Topic, name: str, low: int, *, id: int) -> None:
         broker = topic.broker
@@ -129,10 +130,10 @@ class PullChannel(Channel):
     # ---- what a channel is told
 
     def arrive(self, block: Block) -> None:
-        self.message_count += block.count
+        self.window.message_count += block.count
 
     def release(self, start: int, end: int, count: int) -> None:
-        self.message_count += count
+        self.window.message_count += count
 
     def skip(self, index: int) -> None:
         """Rule 3."""
@@ -178,7 +179,7 @@ def pull_channel(topic: Topic, name: str, start: int) -> tuple[PullChannel, Tick
     # one would swallow it, and with it messages that the reader has not seen.
     turned = PullChannel(topic, name, channel.window.low, id=topic.next_channel_id())
     turned.paused = channel.paused
-    turned.message_count = channel.message_count
+    turned.window.message_count = channel.message_count
     return turned, topic.replace_channel(channel, turned), False
 
 
