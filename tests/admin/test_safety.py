@@ -148,7 +148,8 @@ def test_an_admin_behind_a_proxy_with_a_path_of_its_own(
         tab.page.locator("details#pause form button").click()
         expect(tab.page.locator(".told")).to_contain_text("Paused topic guarded")
         assert all(paused(cluster))
-        assert tab.page.url == f"{guarded.url}/nsq/topics/guarded"
+        # The page's script takes what was told out of its address, once it runs.
+        expect(tab.page).to_have_url(f"{guarded.url}/nsq/topics/guarded")
         tab.page.locator("details#unpause > summary").click()
         tab.page.locator("details#unpause form button").click()
         expect(tab.page.locator(".told")).to_contain_text("Unpaused")
