@@ -18,6 +18,7 @@ import pytest
 
 from penstock.core.segment import scan
 from tests.daemon import ERROR, REPLY_SECONDS_MAX, Nsqd, Nsqlookupd, Reply
+from tests.page_cache import forget
 from tests.patience import late_s
 
 # Nothing is synced but for a poll.
@@ -149,9 +150,7 @@ def test_raw_reads_find_what_others_do(tmp_path: Path) -> None:
         assert list(read(nsqd, told, middle, middle + 5, raw=True).values()) == wanted[1234:1239]
         nsqd.restart()
         for path in sorted(tmp_path.rglob("*.log")):
-            fd = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+            forget(path)
         for _ in range(2):
             assert list(read(nsqd, told, told["low"], end, raw=True).values()) == wanted
 

@@ -14,6 +14,7 @@ import pytest
 from penstock.errors import LockedError
 from penstock.storage.files import Files
 from tests.crash.lossy import LossyFiles
+from tests.page_cache import must_forget, needs_cachestat
 
 
 @pytest.fixture(params=["real", "lossy"])
@@ -225,6 +226,7 @@ def test_a_reader_keeps_its_descriptor_while_the_file_goes(tmp_path: Path) -> No
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
+@needs_cachestat
 def test_a_file_is_lent_while_it_is_open_and_in_memory(tmp_path: Path) -> None:
     files, path = Files(), f"{tmp_path}/f"
     files.append(path, [b"x" * 10_000])
@@ -236,9 +238,7 @@ def test_a_file_is_lent_while_it_is_open_and_in_memory(tmp_path: Path) -> None:
     assert files.lend(path, 0, 1) is None, "it is not there"
     files.append(path, [b"y" * 10_000])
     files.sync(path)
-    other = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(other, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(other)
+    must_forget(path)
     assert files.lend(path, 0, 10_000) is None, "it is not in memory"
     files.read(path)
     fd = files.lend(path, 0, 10_000)

@@ -29,6 +29,7 @@ from penstock.spark.reading import Fetch
 from penstock.spark.source import NsqDataSource
 from tests.certificates import Pki
 from tests.daemon import Nsqd, Nsqlookupd
+from tests.page_cache import needs_cachestat
 from tests.proxy import Proxy
 from tests.spark.topics import (
     SHORT,
@@ -350,6 +351,7 @@ def test_damaged_bytes_are_noticed(broker: Nsqd, monkeypatch: pytest.MonkeyPatch
         rows_of(reader, parts)
 
 
+@needs_cachestat
 def test_what_is_damaged_in_a_file_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

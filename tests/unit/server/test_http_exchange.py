@@ -16,6 +16,7 @@ from penstock.server.http_message import Pending, Request, Response, text_respon
 from penstock.server.http_router import Route, Router
 from penstock.storage.page_cache import Stretch
 from tests.certificates import Pki
+from tests.page_cache import must_forget, needs_cachestat
 from tests.unit.server.harness import SECONDS_MAX, Harness
 
 PIECE = bytes(range(256)) * 4096
@@ -169,19 +170,13 @@ class FileHandlers(Handlers):
 
         return Response(200, b"", (), (), done, stretch)
 
-    def forget(self) -> None:
-        """Have none of the file in memory."""
-        fd = os.open(self.path, os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
 
 @pytest.fixture
 def files(tmp_path: Path) -> FileHandlers:
     return FileHandlers(tmp_path / "file")
 
 
+@needs_cachestat
 def test_files_arrive_whole_and_in_order(files: FileHandlers) -> None:
     with Harness(files.router) as harness, harness.connect() as raw:
         raw.send(ASK % b"file" + ASK % b"nothing" + ASK % b"file" + ASK % b"large")
@@ -196,6 +191,7 @@ def test_files_arrive_whole_and_in_order(files: FileHandlers) -> None:
         assert not files.sent(0.05)
 
 
+@needs_cachestat
 def test_a_connection_that_is_not_kept_closes_behind_a_file(files: FileHandlers) -> None:
     with Harness(files.router) as harness, harness.connect() as raw:
         raw.send(b"GET /file HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
@@ -203,6 +199,7 @@ def test_a_connection_that_is_not_kept_closes_behind_a_file(files: FileHandlers)
         assert raw.closed() and files.sent()
 
 
+@needs_cachestat
 def test_a_peer_that_closed_only_its_side_gets_its_file(files: FileHandlers) -> None:
     with Harness(files.router) as harness, harness.connect() as raw:
         raw.send(ASK % b"file")
@@ -225,13 +222,15 @@ def test_files_are_encrypted_like_anything_else(files: FileHandlers, tmp_path: P
         connection.close()
 
 
+@needs_cachestat
 def test_what_is_not_in_memory_any_more_is_fetched(files: FileHandlers) -> None:
-    files.forget()
+    must_forget(files.path)
     with Harness(files.router) as harness, harness.connect() as raw:
         raw.send(ASK % b"file")
         assert raw.answer()[2] == files.data[OFFSET:] and files.sent()
 
 
+@needs_cachestat
 def test_a_file_that_became_shorter_breaks_the_connection(files: FileHandlers) -> None:
     os.truncate(files.path, FILE_SIZE // 2)
     with Harness(files.router) as harness, harness.connect() as raw:
@@ -241,6 +240,7 @@ def test_a_file_that_became_shorter_breaks_the_connection(files: FileHandlers) -
         assert files.sent()
 
 
+@needs_cachestat
 def test_a_file_nobody_takes_is_done_when_the_peer_goes(files: FileHandlers) -> None:
     with Harness(files.router) as harness:
         with harness.connect() as raw:
@@ -251,6 +251,7 @@ def test_a_file_nobody_takes_is_done_when_the_peer_goes(files: FileHandlers) -> 
         assert not files.sent(0.05), "the others had not begun"
 
 
+@needs_cachestat
 def test_a_file_nobody_takes_is_done_when_the_peer_stalls(files: FileHandlers) -> None:
     limits = HttpLimits(write_timeout_s=0.2, idle_timeout_s=1.0)
     with Harness(files.router, limits) as harness, harness.connect() as raw:

@@ -14,6 +14,7 @@ from penstock.storage import ranges
 from penstock.storage.files import Files
 from penstock.storage.segment import STRIDE
 from penstock.storage.topic_log import TopicLog
+from tests.page_cache import must_forget, needs_cachestat
 from tests.unit.storage.build import NODE_ID, append, append_many, batch
 
 
@@ -168,6 +169,7 @@ def test_a_file_that_vanished_is_noted_and_does_not_stop_the_reader(log: TopicLo
 # Stretches
 
 
+@needs_cachestat
 def test_stretches_hold_what_a_verified_read_does(log: TopicLog) -> None:
     rolled(log, 1000, 20)
     rng = random.Random(7)
@@ -178,6 +180,7 @@ def test_stretches_hold_what_a_verified_read_does(log: TopicLog) -> None:
         assert stretched(log, start, end, rng.choice([1, 15_000, 1 << 20]))[0] == wanted
 
 
+@needs_cachestat
 def test_stretches_end_where_the_sparse_index_knows_a_batch(tmp_path: Path) -> None:
     log = TopicLog.create(Files(), f"{tmp_path}/t", 1, NODE_ID, 100, 400_000)
     rolled(log, 3000, 20)
@@ -187,6 +190,7 @@ def test_stretches_end_where_the_sparse_index_knows_a_batch(tmp_path: Path) -> N
         assert found == list(range(100, log.end)) and count > 3
 
 
+@needs_cachestat
 def test_there_is_no_stretch_of_what_is_still_written(log: TopicLog) -> None:
     append_many(log, 5)
     assert log.stretch(100, 105, 1 << 20) is None
@@ -197,13 +201,11 @@ def test_there_is_no_stretch_of_what_is_still_written(log: TopicLog) -> None:
     assert log.stretch(105, 105, 1 << 20) is None and log.stretch(900, 950, 1) is None
 
 
+@needs_cachestat
 def test_there_is_no_stretch_of_what_is_not_in_memory(log: TopicLog) -> None:
     rolled(log, 300)
     segment = log.segments()[0]
-    fd = os.open(segment.path, os.O_RDONLY)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
+    must_forget(segment.path)
     assert log.stretch(100, segment.end, 1 << 20) is None
     assert indexes(log, 100, segment.end) == list(range(100, segment.end))
     stretch = log.stretch(100, segment.end, 1 << 20)
@@ -211,6 +213,7 @@ def test_there_is_no_stretch_of_what_is_not_in_memory(log: TopicLog) -> None:
     stretch[0].close()
 
 
+@needs_cachestat
 def test_a_stretch_can_be_read_after_its_file_is_gone(log: TopicLog) -> None:
     rolled(log, 300)
     segment = log.segments()[0]
@@ -223,6 +226,7 @@ def test_a_stretch_can_be_read_after_its_file_is_gone(log: TopicLog) -> None:
     part.close()
 
 
+@needs_cachestat
 def test_gaps_behind_a_stretch_are_no_trouble(log: TopicLog) -> None:
     append_many(log, 3)
     log.synced(log.roll())
