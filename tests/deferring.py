@@ -77,6 +77,7 @@ class World:
         self.generations: Iterator[int] = itertools.count(1)
         self.void: dict[int, int] = {}
         self.log: list[Logged] = []
+        self.failures: list[BaseException] = []
         self.dirty_count = 0
         self.wake_count = 0
         self.start()
@@ -90,6 +91,7 @@ class World:
             self.disk,
             self.clock,
             void_before=lambda instance: self.void.get(instance, 0),
+            health=self.failures.append,
             dirty=self._dirty,
             wake=self._wake,
             generation=lambda: next(self.generations),

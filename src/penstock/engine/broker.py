@@ -98,6 +98,7 @@ class Broker:
             disk,
             clock,
             void_before=self._void_before,
+            health=self.set_health,
             dirty=self._deferred_changed,
             wake=self._fire_soon,
             sync_every=options.sync_every,

@@ -67,6 +67,7 @@ class DeferredQueue:
         clock: Clock,
         *,
         void_before: Callable[[int], int],
+        health: Callable[[BaseException], None],
         dirty: Callable[[], None],
         wake: Callable[[], None],
         sync_every: int = 2500,
@@ -76,7 +77,7 @@ class DeferredQueue:
         generation: Callable[[], int] = new_generation,
     ) -> None:
         self.store = store
-        self._table = SlotTable(store, disk, clock, void_before, near_count_max)
+        self._table = SlotTable(store, disk, clock, void_before, health, near_count_max)
         self._schedule = self._table.schedule
         self._tallies = self._table.tallies
         self._wake = wake

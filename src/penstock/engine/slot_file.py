@@ -66,6 +66,7 @@ class SlotTable:
         disk: Disk,
         clock: Clock,
         void_before: Callable[[int], int],
+        health: Callable[[BaseException], None],
         near_count_max: int,
     ) -> None:
         self.store = store
@@ -78,6 +79,12 @@ class SlotTable:
         self.corrupt_count = 0
         self.torn_count = 0
         self.error_count = 0
+        self._health = health
+
+    def write_failed(self, error: BaseException) -> None:
+        """A slot file could not be written or synced."""
+        self.error_count += 1
+        self._health(error)
 
     def add(self, file: SlotFile) -> None:
         self.files[file.number] = file

@@ -245,6 +245,7 @@ class SlotWriter:
         file.writing = False
         self.pending_size -= batch.size
         if size is None:
+            assert error is not None
             self._not_written(file, batch, error)
         else:
             batch.settle(file.size or HEADER.size)
@@ -263,8 +264,8 @@ class SlotWriter:
         self._changed(file)
         ticket.settle(error if isinstance(error, Exception) else None)
 
-    def _not_written(self, file: SlotFile, batch: Batch, error: BaseException | None) -> None:
-        self._table.error_count += 1
+    def _not_written(self, file: SlotFile, batch: Batch, error: BaseException) -> None:
+        self._table.write_failed(error)
         if self._synced or file.size == 0 or isinstance(error, UncutError):
             self._seal(file)
         if file.size == 0:
@@ -330,7 +331,7 @@ class SlotWriter:
                 self.unsynced_count -= count
             else:
                 # The kernel forgets what it could not write: next time a new file is written (R8).
-                self._table.error_count += 1
+                self._table.write_failed(failure)
                 file.rewrite = True
                 self._seal(file)
             self._changed(file)

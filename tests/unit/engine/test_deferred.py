@@ -569,6 +569,7 @@ def test_real_files_and_threads_do_the_same(tmp_path: Path) -> None:
         ThreadDisk(),
         clock,
         void_before=lambda instance: 0,
+        health=lambda error: None,
         dirty=lambda: None,
         wake=lambda: None,
         sync_every=1,

@@ -83,3 +83,22 @@ def test_a_power_cut_takes_finishes_of_the_last_sync_timeout_only() -> None:
     again = Client(engine, "t", "c", ready_count=10)
     engine.settle()
     assert [received.body for received in again.take()] == [b"new"]
+
+
+def test_a_deferred_publish_that_fails_shows_too_until_writing_works() -> None:
+    """R8: a slot file that cannot be written or synced is disk trouble as a log is."""
+    files = LossyFiles()
+    engine = Engine(files)
+    assert engine.defer("t", 3600 * SECOND, b"one") is None
+    files.fail("append", errno.EIO)
+    assert isinstance(engine.defer("t", 3600 * SECOND, b"two"), OSError)
+    assert not engine.broker.healthy and engine.broker.health.startswith("NOK - ")
+    engine.advance(3 * SECOND)
+    assert engine.broker.healthy
+    assert engine.defer("t", 3600 * SECOND, b"three") is None
+    files.fail("sync", errno.EIO)
+    engine.broker.deferred.sync()
+    engine.settle()
+    assert not engine.broker.healthy
+    engine.advance(3 * SECOND)
+    assert engine.broker.healthy
