@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from penstock.spark.listener import NsqListener, figures, offset_in
-from penstock.spark.sharing import share
+from penstock.spark.session import SessionPlan, open_session
 from tests.daemon import Nsqd
 from tests.spark.topics import (
     SHORT,
@@ -305,7 +305,7 @@ def test_queries_that_start_find_their_environment_made(
 
     for name in names() - {"PYTHONPATH"}:  # as of a session in which no query ran
         environment.remove(name)
-    share(spark)
+    assert open_session(SessionPlan()) is spark
     made = names()
     options: dict[str, object] = {**nodes(broker), "topic": topic}
     frame = follow(spark, **options)

@@ -153,6 +153,7 @@ def open_session(plan: SessionPlan, show: Callable[[str], None] | None = None) -
 
     active = SparkSession.getActiveSession()
     if active is not None:
+        share(active)
         return active
     set_up_java()
     # Otherwise workers run the PATH's python3, which knows nothing of this environment.
