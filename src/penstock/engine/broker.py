@@ -93,17 +93,7 @@ class Broker:
         self.scan: Scan = (
             SampleScan(clock, options) if options.queue_scan == "sample" else DeadlineScan(clock)
         )
-        self.deferred = DeferredQueue(
-            SlotStore(files, data.deferred),
-            disk,
-            clock,
-            void_before=self._void_before,
-            health=self.set_health,
-            dirty=self._deferred_changed,
-            wake=self._fire_soon,
-            sync_every=options.sync_every,
-            memory_count_max=options.mem_queue_size,
-        )
+        self.deferred = self._open_deferred()
         self.health_of_disk = Health(self)
         self.identity = Identity(self)
         self.registry = Registry(self)
@@ -130,6 +120,19 @@ class Broker:
         self._arm_wanted = False
         self._timer: Timer | None = None
         self._timer_ns = NEVER_NS
+
+    def _open_deferred(self) -> DeferredQueue:
+        return DeferredQueue(
+            SlotStore(self.files, self.data.deferred),
+            self.disk,
+            self.clock,
+            void_before=self._void_before,
+            health=self.set_health,
+            dirty=self._deferred_changed,
+            wake=self._fire_soon,
+            sync_every=self.options.sync_every,
+            memory_count_max=self.options.mem_queue_size,
+        )
 
     # ---- what others ask
 
