@@ -289,6 +289,19 @@ class Segment:
             return not slots.isdisjoint(self.slots)
         return any(self.slot_min <= slot <= self.slot_max for slot in slots)
 
+    def runs(self) -> list[tuple[int, int]]:
+        """The dense runs of what is visible; the tables are loaded, or there are no gaps."""
+        runs = []
+        at = self.first
+        for start, end in self.tables.gaps if self.tables is not None else ():
+            if start >= self.visible.end:
+                break
+            runs.append((at, start))
+            at = end
+        if at < self.visible.end:
+            runs.append((at, self.visible.end))
+        return runs
+
     def load_tables(self, files: Files, wait: bool) -> Tables | None:
         """The tables, read from the footer if need be; None if that would wait."""
         tables = self.tables

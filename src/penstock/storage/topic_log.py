@@ -101,7 +101,7 @@ class TopicLog:
         self._synced_size = 0
         self.synced_end = end
         for segment in self._segments:
-            for start, stop in _runs_of(segment):
+            for start, stop in segment.runs():
                 self._runs.add(start, stop)
             segment.drop_tables()
         written_end = segments[-1].visible.end if segments else 0
@@ -281,7 +281,7 @@ class TopicLog:
             self._segments = (*self._segments, new)
         if not event.keep.count:
             self._segments = tuple(s for s in self._segments if s is not old)
-        self._runs.replace(event.keep.end, end, _runs_of(new))
+        self._runs.replace(event.keep.end, end, new.runs())
         self._writer.cuts.append((old, event.keep.size))
 
     # Reading
@@ -441,7 +441,7 @@ class TopicLog:
         place = self._segments.index(old)
         fresh = (side,) if side is not None else ()
         self._segments = self._segments[:place] + fresh + self._segments[place + 1 :]
-        runs = _runs_of(side) if side is not None else []
+        runs = side.runs() if side is not None else []
         self._runs.replace(old.first, old.visible.end, runs)
         return [old.path]
 
@@ -471,20 +471,6 @@ class TopicLog:
             at = segment.visible.end
         assert at <= self.end and self.synced_end <= self.end
         assert self.unsynced_count >= 0 and self.unsynced_size >= 0
-
-
-def _runs_of(segment: Segment) -> list[tuple[int, int]]:
-    # The dense runs of a segment whose tables are loaded, or that has no gaps.
-    runs = []
-    at = segment.first
-    for start, end in segment.tables.gaps if segment.tables is not None else ():
-        if start >= segment.visible.end:
-            break
-        runs.append((at, start))
-        at = end
-    if at < segment.visible.end:
-        runs.append((at, segment.visible.end))
-    return runs
 
 
 def _record(segment: Segment) -> SegmentRecord:
