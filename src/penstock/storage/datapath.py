@@ -3,7 +3,7 @@
 #     nsqd.dat                                      metadata.py
 #     penstock/node.json  penstock/reserve          node.py, reserve.py
 #     penstock/topics/<topic>~<instance, 16 hex digits>/
-#                     <base>.log  <base>.side  journal  *.corrupt
+#                     <base>.log  <base>[-n].side  journal  *.corrupt
 #     penstock/topics/<topic>~<instance>.deleted/   on its way out
 #     penstock/deferred/                            slots.py
 #     penstock/staging/                             staging.py, ledger.py

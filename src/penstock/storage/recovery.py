@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -40,6 +41,9 @@ from penstock.storage.survey import (
     survey,
 )
 from penstock.storage.topic_log import TopicLog
+
+_LOG = re.compile(r"([0-9]{20})\.log")
+_SIDE = re.compile(r"([0-9]{20})(?:-([1-9][0-9]*))?\.side")
 
 
 @dataclass
@@ -126,7 +130,7 @@ class _Recovery:
         return state, Journal(self.files, path)
 
     def open_segments(self, synced: tuple[int, int] | None) -> list[Segment]:
-        logs = sorted(_bases(self.names, ".log"))
+        logs = sorted(int(match[1]) for match in map(_LOG.fullmatch, self.names) if match)
         opened: list[Segment] = []
         for place in reversed(range(len(logs))):
             last = place == len(logs) - 1
@@ -204,7 +208,6 @@ class _Recovery:
         if node_id is None:
             segment.node_id = self.node_id_by_frame(segment)
         if header is not None:
-            segment.origin = header.origin or base
             segment.previous_end = header.previous_end
         may_have_fired = any(trailer.slot_min <= s <= trailer.slot_max for s in self.live_slots)
         if trailer.gap_count or (trailer.origin_count and may_have_fired):
@@ -237,19 +240,29 @@ class _Recovery:
 
     def open_sides(self, log_bases: set[int]) -> list[Segment]:
         """The side files that count: see relocation.py for which of several does."""
+        found: list[Segment] = []
+        for name in self.names:
+            match = _SIDE.fullmatch(name)
+            if match is not None:
+                path = f"{self.folder}/{name}"
+                segment = self.open_side(path, int(match[1]), int(match[2] or 0))
+                if segment is None:
+                    self.files.unlink(path)
+                else:
+                    found.append(segment)
         sides: dict[int, Segment] = {}
-        for base in sorted(_bases(self.names, ".side")):
-            path = f"{self.folder}/{base:020d}.side"
-            segment = self.open_side(path, base)
-            if segment is None or segment.origin in log_bases or segment.origin in sides:
-                self.files.unlink(path)
+        for segment in sorted(found, key=lambda segment: segment.generation):
+            if segment.base in log_bases or segment.base in sides:
+                self.files.unlink(segment.path)
             else:
-                sides[segment.origin] = segment
+                sides[segment.base] = segment
         return list(sides.values())
 
-    def open_side(self, path: str, base: int) -> Segment | None:
+    def open_side(self, path: str, number: int, generation: int) -> Segment | None:
         size = self.files.size(path)
         header, trailer = self.read_ends(path, size)
+        # Names were once without a generation, and one more than that of the file they replace.
+        base = header.origin if header is not None and header.origin else number
         segment = None
         if trailer is not None:
             segment = self.open_sealed(path, base, size, header, trailer)
@@ -262,9 +275,9 @@ class _Recovery:
                 return None
             node_id = header.node_id if header is not None else found.node_id or 0
             segment = Segment.from_tally(path, base, node_id, found.tally)
-            segment.origin = header.origin if header is not None else base
             segment.synced = segment.visible
         segment.side = segment.sealed = segment.closed = True
+        segment.generation = generation + number - base
         return segment
 
     def judge(self, path: str, offset: int, end: int, synced_offset: int, what: str) -> None:
@@ -297,11 +310,6 @@ class _Recovery:
                 if flags & ORIGINS and slot in self.live_slots:
                     ordinals = decode_ordinals(batch[end : end + 4 * count])
                     self.fired.setdefault(slot, []).extend(ordinals)
-
-
-def _bases(names: list[str], suffix: str) -> list[int]:
-    stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
-    return [int(stem) for stem in stems if len(stem) == 20 and stem.isdecimal()]
 
 
 def _reached(segment: Segment, synced_offset: int) -> Visible:

@@ -1,10 +1,10 @@
 # Stragglers: the few unfinished messages of an old segment, copied out so that it can go (R5).
 #
-# A side file is a sealed segment with one message a batch.  Its header names the base of the
-# segment its messages came from (origin); its own base, which is its name, is the old file's base,
-# or one more when the old file was a side file itself.  So the copy never has the name of what it
-# replaces, readers of the old file are not disturbed, and after a crash with both present the
-# older one, which holds all messages of the newer, wins.
+# A side file is a sealed segment with one message a batch.  Its base is that of the segment its
+# messages came from; its name is that base and, if it replaces another side file, its generation.
+# So the copy never has the name of what it replaces or of anything else, readers of the old file
+# are not disturbed, and after a crash with both present the older one, which holds all messages of
+# the newer, wins.
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, encode_batch_header
 from penstock.storage.files import Files
 from penstock.storage.log_reader import Damage, LogReader
-from penstock.storage.segment import Segment, Tally, encode_header, segment_path
+from penstock.storage.segment import Segment, Tally, encode_header, side_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,9 @@ def write_side(
 
     Indexes that cannot be read any more are left out, and the damage is noted.
     """
-    base = segment.base + 1 if segment.side else segment.base
-    path = segment_path(folder, base, "side")
+    base = segment.base
+    generation = segment.generation + 1 if segment.side else 0
+    path = side_path(folder, base, generation)
     tally = Tally(base)
     parts = [b""]
     notes: list[Damage] = []
@@ -50,14 +51,14 @@ def write_side(
     if not tally.count:
         return Relocation(segment, None, notes)
     parts[0] = encode_header(
-        segment.node_id, base, base, tally.append_ns_first, instance, origin=segment.origin
+        segment.node_id, base, base, tally.append_ns_first, instance, origin=base
     )
     assert len(parts[0]) == HEADER_SIZE
     parts.append(tally.footer())
     files.write_new(path, b"".join(parts))
     side = Segment.from_tally(path, base, segment.node_id, tally)
     side.side = side.sealed = side.closed = True
-    side.origin = segment.origin
+    side.generation = generation
     side.synced = side.visible
     side.file_size = sum(map(len, parts))
     return Relocation(segment, side, notes)

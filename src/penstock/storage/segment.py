@@ -207,8 +207,8 @@ class Segment:
         "failed",
         "file_size",
         "first",
+        "generation",
         "node_id",
-        "origin",
         "path",
         "pin_count",
         "previous_end",
@@ -229,7 +229,7 @@ class Segment:
         self.base = base
         self.node_id = node_id
         self.side = side
-        self.origin = base
+        self.generation = 0  # of a side file: how many it replaced, one after the other
         self.previous_end = base
         self.first = base
         self.visible = Visible(0, base, 0)
@@ -373,5 +373,9 @@ def tables_good(data: bytes, trailer: Trailer) -> bool:
     return len(data) == trailer.tables_size and bool(crc32c(data) == trailer.tables_crc)
 
 
-def segment_path(folder: str, base: int, suffix: str = "log") -> str:
-    return f"{folder}/{base:020d}.{suffix}"
+def segment_path(folder: str, base: int) -> str:
+    return f"{folder}/{base:020d}.log"
+
+
+def side_path(folder: str, base: int, generation: int) -> str:
+    return f"{folder}/{base:020d}-{generation}.side" if generation else f"{folder}/{base:020d}.side"

@@ -121,6 +121,40 @@ def test_of_two_side_files_of_one_segment_the_older_is_kept(folder: str) -> None
     assert len(list(Path(folder).glob("*.side"))) == 1
 
 
+def test_side_files_of_neighbours_stay_apart_however_often_they_move(folder: str) -> None:
+    """R5: segments may hold one message each, and every move gives a side file another name."""
+    log = make(folder)
+    for first in range(100, 104):
+        append(log, batch(first))
+        log.synced(log.roll())
+    for moves, base in ((4, 100), (2, 101), (1, 102)):
+        for _ in range(moves):
+            Path(log.relocated(log.relocate(base, [base]))[0]).unlink()
+    Path(log.relocated(log.relocate(103, []))[0]).unlink()
+    assert sorted(read_all(log)) == [100, 101, 102]
+    Path(log.relocated(log.relocate(101, []))[0]).unlink()
+    assert sorted(read_all(log)) == [100, 102]
+    found = recover_topic(Files(), folder, NODE_ID, 0)
+    assert sorted(read_all(found.log)) == [100, 102]
+    assert len(list(Path(folder).glob("*.side"))) == 2
+
+
+def test_side_files_with_names_of_the_older_kind_are_found(folder: str) -> None:
+    log = make(folder)
+    append_many(log, 10)
+    log.synced(log.roll())
+    Path(log.relocated(log.relocate(100, [103, 105, 107]))[0]).unlink()
+    Path(log.relocated(log.relocate(100, [103, 105]))[0]).unlink()
+    log.relocate(100, [105])
+    Path(folder, f"{100:020d}-1.side").rename(Path(folder, f"{101:020d}.side"))
+    Path(folder, f"{100:020d}-2.side").rename(Path(folder, f"{102:020d}.side"))
+    again = recover_topic(Files(), folder, NODE_ID, 0).log
+    assert sorted(read_all(again)) == [103, 105]
+    Path(again.relocated(again.relocate(100, [103]))[0]).unlink()
+    assert [path.name for path in Path(folder).glob("*.side")] == [f"{100:020d}-2.side"]
+    assert sorted(read_all(recover_topic(Files(), folder, NODE_ID, 0).log)) == [103]
+
+
 def test_leftovers_of_a_crash_are_removed_and_evidence_is_not(folder: str) -> None:
     append_many(make(folder), 1)
     for name in ("journal.new", "x.side.0123.tmp", "00000000000000000100.log.new", "a.corrupt"):
