@@ -369,6 +369,7 @@ class LogWriter:
                 self._apply(token)
             self._health(error)
             self._settle(waiting, error)
+            self.start_sync()  # cuts the old file, and lets segments go again
             self._go_on()
 
         self._disk.submit(self.log.rewrite_unsynced, rewritten)

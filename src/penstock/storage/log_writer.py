@@ -279,11 +279,13 @@ class LogWriter:
         self.events.append(Moved(old, old.synced, new, new.synced))
 
     def _cut_moved(self) -> None:
-        # Recovery ignores what was moved, so a cut that fails is only tried again.
+        # Recovery ignores what was moved, so a cut that fails is only tried again.  Until it is on
+        # the disk, the file that it was moved to must stay.
         while self.cuts:
             segment, size = self.cuts[0]
             try:
                 self._files.truncate(segment.path, size)
+                self._files.sync(segment.path)
             except FileNotFoundError:
                 pass  # retired meanwhile
             except OSError:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -131,22 +132,32 @@ class _Recovery:
 
     def open_segments(self, synced: tuple[int, int] | None) -> list[Segment]:
         logs = sorted(int(match[1]) for match in map(_LOG.fullmatch, self.names) if match)
+        sides = self.open_sides()
+        side_bases = sorted(side.base for side in sides)
         opened: list[Segment] = []
         for place in reversed(range(len(logs))):
             last = place == len(logs) - 1
-            segment = self.open_log(logs[place], opened[-1] if opened else None, last, synced)
+            after = opened[-1] if opened else None
+            # What lies behind the beginning of a later file was moved there.
+            limit = after.first if after is not None else INDEX_MAX
+            limit = min([limit, *side_bases[bisect_right(side_bases, logs[place]) :][:1]])
+            segment = self.open_log(logs[place], after, limit, last, synced)
             if segment is not None:
                 opened.append(segment)
-        opened += self.open_sides({segment.base for segment in opened})
+        opened += self.choose_sides(sides, {segment.base for segment in opened})
         return sorted(opened, key=lambda segment: segment.first)
 
     def open_log(
-        self, base: int, after: Segment | None, last: bool, synced: tuple[int, int] | None
+        self,
+        base: int,
+        after: Segment | None,
+        limit: int,
+        last: bool,
+        synced: tuple[int, int] | None,
     ) -> Segment | None:
         path = f"{self.folder}/{base:020d}.log"
         size = self.files.size(path)
         header, trailer = self.read_ends(path, size)
-        limit = after.first if after is not None else INDEX_MAX
         if trailer is not None and trailer.count and trailer.end <= limit:
             segment = self.open_sealed(path, base, size, header, trailer)
             if segment is not None:
@@ -177,6 +188,8 @@ class _Recovery:
             copy_bytes(self.files, path, path, HEADER_SIZE, found.tally.size, fresh)
         elif (last or whole) and found.size > found.tally.size:
             self.files.truncate(path, found.tally.size)
+            if not last:
+                self.files.sync(path)  # or it comes back once the next file is gone
         segment = Segment.from_tally(path, base, node_id, found.tally)
         segment.previous_end = header.previous_end if header is not None else base
         segment.sealed = segment.closed = not last
@@ -238,8 +251,7 @@ class _Recovery:
         frame = block.frame(segment.first) if block is not None else None
         return (node_id_of(frame[18:34]) if frame is not None else None) or 0
 
-    def open_sides(self, log_bases: set[int]) -> list[Segment]:
-        """The side files that count: see relocation.py for which of several does."""
+    def open_sides(self) -> list[Segment]:
         found: list[Segment] = []
         for name in self.names:
             match = _SIDE.fullmatch(name)
@@ -250,6 +262,10 @@ class _Recovery:
                     self.files.unlink(path)
                 else:
                     found.append(segment)
+        return found
+
+    def choose_sides(self, found: list[Segment], log_bases: set[int]) -> list[Segment]:
+        """The side files that count: see relocation.py for which of several does."""
         sides: dict[int, Segment] = {}
         for segment in sorted(found, key=lambda segment: segment.generation):
             if segment.base in log_bases or segment.base in sides:

@@ -449,6 +449,7 @@ class TopicLog:
         return (
             segment.sealed
             and not segment.pin_count
+            and not self._writer.cuts
             and not segment.holds_slot_of(self.pinned_slots)
             and segment.visible.end <= min(self.holds.values(), default=segment.visible.end)
         )

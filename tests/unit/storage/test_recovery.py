@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from penstock.storage.journal import encode_channel, encode_progress, encode_top
 from penstock.storage.recovery import recover_topic
 from penstock.storage.segment import Tally, encode_header
 from penstock.storage.topic_log import TopicLog
+from tests.crash.lossy import KEEP, LOSE, LossyFiles
 from tests.unit.storage.build import NODE_ID, append, append_many, batch, frame, read_all
 
 
@@ -153,6 +155,48 @@ def test_side_files_with_names_of_the_older_kind_are_found(folder: str) -> None:
     Path(again.relocated(again.relocate(100, [103]))[0]).unlink()
     assert [path.name for path in Path(folder).glob("*.side")] == [f"{100:020d}-2.side"]
     assert sorted(read_all(recover_topic(Files(), folder, NODE_ID, 0).log)) == [103]
+
+
+@pytest.mark.parametrize("kept", [[101], []])
+def test_what_a_failed_sync_moved_stays_moved(kept: list[int]) -> None:
+    """R8: it is cut off the old file, on the disk, before the file that it was moved to may go."""
+    files = LossyFiles()
+    log = TopicLog.create(files, "/t~00000000000000ab", 0xAB, NODE_ID, 100, 20_000)  # type: ignore[arg-type]
+    append(log, batch(100))
+    log.synced(log.sync())
+    append(log, batch(101))
+    files.fail("sync", errno.EIO)
+    with pytest.raises(OSError, match="told to fail"):
+        log.sync()
+    log.synced(log.roll())  # moves 101 to a file of its own
+    assert [record.first for record in log.segments()] == [100, 101]
+    assert not log.removable(101)
+    for _ in range(2):  # the cut was not made, or the start made it
+        files.crash(KEEP)
+        log = recover_topic(files, log.folder, NODE_ID, 0).log  # type: ignore[arg-type]
+        assert sorted(read_all(log)) == [100, 101]
+    for path in log.relocated(log.relocate(101, kept)):
+        files.unlink(path)
+    files.sync_folder(log.folder)
+    files.crash(LOSE)
+    log = recover_topic(files, log.folder, NODE_ID, 0).log  # type: ignore[arg-type]
+    assert sorted(read_all(log)) == [100, *kept]
+
+
+def test_a_side_file_and_an_older_file_that_still_holds_its_message(folder: str) -> None:
+    log = make(folder)
+    append(log, batch(100))
+    append(log, batch(101))
+    whole = Path(log.segments()[0].path).read_bytes()
+    Path(log.segments()[0].path).unlink()
+    other = make(folder, 101)
+    append(other, batch(101))
+    other.synced(other.roll())
+    Path(other.relocated(other.relocate(101, [101]))[0]).unlink()
+    Path(log.segments()[0].path).write_bytes(whole)
+    found = recover_topic(Files(), folder, NODE_ID, 0)
+    found.log.check()
+    assert sorted(read_all(found.log)) == [100, 101] and found.corrupt_count == 0
 
 
 def test_leftovers_of_a_crash_are_removed_and_evidence_is_not(folder: str) -> None:
