@@ -367,9 +367,9 @@ class LogWriter:
             self._busy = self._exclusive = False
             if token is not None:
                 self._apply(token)
+                self.start_sync()  # cuts the old file, and lets segments go again
             self._health(error)
             self._settle(waiting, error)
-            self.start_sync()  # cuts the old file, and lets segments go again
             self._go_on()
 
         self._disk.submit(self.log.rewrite_unsynced, rewritten)

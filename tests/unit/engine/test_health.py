@@ -102,3 +102,30 @@ def test_a_deferred_publish_that_fails_shows_too_until_writing_works() -> None:
     assert not engine.broker.healthy
     engine.advance(3 * SECOND)
     assert engine.broker.healthy
+
+
+def test_after_a_failed_sync_segments_may_go_again() -> None:
+    """R8: what was moved to a new file is cut off the old one at once, not at the next publish."""
+    files = LossyFiles()
+    engine = Engine(files)
+    for body in (b"synced", b"moved"):
+        assert engine.publish("t", body) is None
+        if body == b"moved":
+            files.fail("sync", errno.EIO)
+        engine.topic("t").writer.start_sync()
+        engine.settle()
+    log = engine.topic("t").log
+    assert [record.count for record in log.segments()] == [1, 1]
+    assert log.removable(log.segments()[0].base)
+
+
+def test_a_disk_that_syncs_nothing_is_not_tried_without_end() -> None:
+    files = LossyFiles()
+    engine = Engine(files)
+    assert engine.publish("t", b"one") is None
+    for _ in range(1000):
+        files.fail("sync", errno.EIO)
+    engine.topic("t").writer.start_sync()
+    engine.settle()
+    assert not engine.broker.healthy
+    assert len(files.failures) > 990
