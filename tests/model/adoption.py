@@ -166,6 +166,8 @@ class Adoption:
             assert self._may_come(message), f"held {body!r} is back"
             self._exists(message)
             topic.pending.pop(body, None)
+            for channel in topic.channels.values():  # it was theirs, and is fired into a pause now
+                channel.entries.pop(body, None)
             topic.held[body] = topic.skipping(message)
         for name, channel in topic.channels.items():
             self._passed_over(topic, name, channel)
