@@ -46,8 +46,13 @@ class Identity:
         self._node.raise_floor(self._broker.files, self._highest + MARGIN)
 
     def next_base(self) -> int:
-        """Where a new topic starts: above all that other topics, also deleted ones, reached."""
-        self._highest = max(self._highest, self._by_clock())
+        """Where a new topic starts: above all that other topics, also deleted ones, reached.
+
+        A clock that runs ahead must not take it past the floor, as with stamps.
+        """
+        assert self._node is not None
+        by_clock = min(self._by_clock(), self._node.index_floor - MARGIN // 2)
+        self._highest = max(self._highest, by_clock)
         return self._highest
 
     @property
@@ -69,10 +74,11 @@ class Identity:
         """A topic has reached ``end``; or 0, just to keep the floor ahead of the clock."""
         assert self._node is not None
         node = self._node
-        self._highest = max(self._highest, end, self._by_clock())
-        if self._highest > node.index_floor - MARGIN // 2 and not self._raising:
+        self._highest = max(self._highest, end)
+        reached = max(self._highest, self._by_clock())
+        if reached > node.index_floor - MARGIN // 2 and not self._raising:
             self._raising = True
-            floor = self._highest + MARGIN
+            floor = reached + MARGIN
             self._broker.disk.submit(
                 lambda: node.raise_floor(self._broker.files, floor), self._raised
             )

@@ -48,3 +48,17 @@ def test_indexes_ascend_over_restarts_though_the_clock_steps_back() -> None:
     engine.start()
     engine.publish("t", b"two")
     assert min(engine.logged("t")) > highest
+
+
+def test_indexes_ascend_though_the_clock_ran_ahead_for_a_moment() -> None:
+    """R1: what a new topic gave then lies below the floor that a restart begins at."""
+    engine = Engine()
+    engine.clock.step_wall(HOUR)
+    client = Client(engine, "t", "c", ready_count=100)
+    engine.publish("t", b"one")
+    highest = max(received.index for received in client.take())
+    engine.crash("lose")
+    engine.clock.step_wall(-HOUR)
+    engine.start()
+    engine.publish("t", b"two")
+    assert min(engine.logged("t")) > highest
