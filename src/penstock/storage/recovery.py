@@ -140,7 +140,9 @@ class _Recovery:
             after = opened[-1] if opened else None
             # What lies behind the beginning of a later file was moved there.
             limit = after.first if after is not None else INDEX_MAX
-            limit = min([limit, *side_bases[bisect_right(side_bases, logs[place]) :][:1]])
+            later = bisect_right(side_bases, logs[place])
+            if later < len(side_bases):
+                limit = min(limit, side_bases[later])
             segment = self.open_log(logs[place], after, limit, last, synced)
             if segment is not None:
                 opened.append(segment)
