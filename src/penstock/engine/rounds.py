@@ -25,10 +25,11 @@ class Rounds:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._progressed: set[Topic] = set()
-        self._unsynced: set[Topic] = set()
-        self._finished: set[Topic] = set()  # with progress in the journal, not synced
-        self._used: set[Topic] = set()
+        # Sets that keep their order: the same steps go the same way again.
+        self._progressed: dict[Topic, None] = {}
+        self._unsynced: dict[Topic, None] = {}
+        self._finished: dict[Topic, None] = {}  # with progress in the journal, not synced
+        self._used: dict[Topic, None] = {}
 
     def start(self) -> None:
         self._every(JOURNAL_INTERVAL_NS, self._journal)
@@ -37,12 +38,12 @@ class Rounds:
 
     def written(self, topic: Topic) -> None:
         """Messages were added to the log of ``topic``."""
-        self._unsynced.add(topic)
-        self._used.add(topic)
+        self._unsynced[topic] = None
+        self._used[topic] = None
 
     def progressed(self, topic: Topic) -> None:
         """Channels of ``topic`` have something to journal."""
-        self._progressed.add(topic)
+        self._progressed[topic] = None
 
     def _every(self, interval_ns: int, call: Callable[[], None]) -> None:
         broker = self._broker
@@ -55,20 +56,20 @@ class Rounds:
         broker.turns.after(interval_ns, again)
 
     def _journal(self) -> None:
-        progressed, self._progressed = self._progressed, set()
+        progressed, self._progressed = self._progressed, {}
         for topic in progressed:
             if not topic.closed:
                 topic.write_progress()
-                self._finished.add(topic)
-                self._used.add(topic)
+                self._finished[topic] = None
+                self._used[topic] = None
 
     def _sync(self) -> None:
         """What --sync-timeout bounds: messages, finishes and deferred publishes."""
-        unsynced, self._unsynced = self._unsynced, set()
+        unsynced, self._unsynced = self._unsynced, {}
         for topic in unsynced:
             if not topic.closed:
                 topic.writer.start_sync()
-        finished, self._finished = self._finished, set()
+        finished, self._finished = self._finished, {}
         for topic in finished:
             if not topic.closed:
                 topic.keeper.flush(sync=True)
@@ -77,11 +78,11 @@ class Rounds:
 
     def _upkeep(self) -> None:
         broker = self._broker
-        used, self._used = self._used, set()
+        used, self._used = self._used, {}
         for topic in used:
             if not topic.closed:
                 if topic.retire():
-                    self._used.add(topic)
+                    self._used[topic] = None
                 broker.identity.saw(topic.appender.next_index)
         broker.identity.saw(0)
         self._checkpoint()
@@ -94,7 +95,7 @@ class Rounds:
         if not deferred.checkpoint_wanted:
             return
         fired = deferred.checkpoint_due()
-        topics = {self._broker.durable(f.instance) for f in fired}
+        topics = dict.fromkeys(self._broker.durable(f.instance) for f in fired)
         syncs = [topic.writer.sync() for topic in topics if topic is not None]
 
         def synced(ticket: Ticket) -> None:
