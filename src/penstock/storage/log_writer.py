@@ -287,7 +287,7 @@ class LogWriter:
                 self._files.truncate(segment.path, size)
                 self._files.sync(segment.path)
             except FileNotFoundError:
-                pass  # retired meanwhile
+                pass  # its topic was deleted meanwhile
             except OSError:
                 return
             self.cuts.popleft()
