@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from penstock.core.ticket import Ticket
 from penstock.engine.clock import ManualClock
 from penstock.engine.deferred import DeferredQueue, Due, Fired
-from penstock.engine.ticket import Ticket
 from penstock.storage.slots import SlotStore
 from tests.crash.lossy import KEEP, LossyFiles
 

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from penstock.core.ticket import Ticket
 from penstock.core.window import Consumer, Window
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
@@ -29,7 +30,6 @@ from penstock.engine.clock import ManualClock
 from penstock.engine.ids import split_id
 from penstock.engine.opening import open_broker
 from penstock.engine.options import Options
-from penstock.engine.ticket import Ticket
 from penstock.engine.topic import Topic
 from penstock.storage.datapath import DataPath
 from penstock.storage.reserve import Reserve
@@ -118,8 +118,8 @@ class ScrambledDisk:
 class StrictBroker(Broker):
     """The daemon logs a defect of one topic and goes on; a test must see it."""
 
-    def guard(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
-        call(*arguments)
+    def defect(self, what: str) -> None:
+        raise
 
 
 class Engine:

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.core.appender import Appender
 from penstock.core.scanner import CLOSING, INIT, SUBSCRIBED, Scanner
+from penstock.core.ticket import Ticket
 from penstock.core.window import Consumer, Window
 from penstock.engine.ids import message_id
 from penstock.errors import ProtocolError
@@ -19,14 +20,6 @@ WALL_NS = 1_700_000_000_000_000_000
 # nsqd's defaults.
 MESSAGE_SIZE_MAX = 1_048_576
 BODY_SIZE_MAX = 5_242_880
-
-
-class Ticket:
-    """What replies wait for; a real one also tells waiters, which the scanner does not use."""
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-        self.done = False
 
 
 def sized(body: bytes) -> bytes:
@@ -54,7 +47,8 @@ class Peer:
     ) -> None:
         self.appenders: dict[bytes, Appender] = {}
         self.tickets: list[Ticket] = []
-        self.owed_tickets: list[Ticket] = []
+        self.settled_tickets: list[Ticket] = []
+        self._topics: dict[Ticket, str] = {}
         settings = {
             "message_size_max": MESSAGE_SIZE_MAX,
             "body_size_max": BODY_SIZE_MAX,
@@ -63,7 +57,7 @@ class Peer:
             "defer_ms_max": 3_600_000,
             "msg_timeout_max_ns": 900_000 * MS,
         }
-        self.scanner = Scanner(self.appenders, self.owed_tickets.append, **(settings | limits))
+        self.scanner = Scanner(self.appenders, self.settled_tickets.append, **(settings | limits))
         for topic in topics:
             self.create(topic)
         self.scanner.msg_timeout_ns = 60_000 * MS
@@ -77,7 +71,7 @@ class Peer:
 
     def create(self, topic: str) -> None:
         def opened() -> None:
-            appender.ticket = Ticket(topic)
+            self._topics[appender.ticket] = topic
             self.tickets.append(appender.ticket)
 
         appender = Appender(topic, NODE_ID, 0, opened)
@@ -120,7 +114,9 @@ class Peer:
         elif found[0] == "CLS":
             self.scanner.state = CLOSING
         elif found[0] == "DPUB":
-            self.scanner.owe_ticket(Ticket("deferred"), "DPUB")
+            ticket = Ticket()
+            self._topics[ticket] = "deferred"
+            self.scanner.owe_ticket(ticket, "DPUB")
         return found
 
     def published(self) -> dict[str, list[bytes]]:
@@ -128,12 +124,14 @@ class Peer:
         bodies = {}
         for appender in self.appenders.values():
             if appender.count:
-                bodies[appender.topic] = [sent.body for sent in read_frames(appender.seal()[0])]
+                bodies[appender.topic] = [
+                    sent.body for sent in read_frames(appender.seal(0).payload)
+                ]
         return bodies
 
     def owed(self) -> list[tuple[str, str, int]]:
         """Replies that wait: (topic, command, count)."""
-        return [(owed.ticket.topic, owed.command, owed.count) for owed in self.scanner.owed]
+        return [(self._topics[one.ticket], one.command, one.count) for one in self.scanner.owed]
 
     def window_state(self) -> dict[int, Any]:
         return {index: self.window.describe(index) for index in range(self.in_flight)}

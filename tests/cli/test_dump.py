@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.dump import main
-from penstock.core.segment import STAGED, encode_batch_header
+from penstock.core.segment import STAGED
 from penstock.core.slots import Batch
 from penstock.storage import ledger
 from penstock.storage.files import Files
@@ -255,7 +255,7 @@ def test_a_batch_says_which_part_it_was(tmp_path: Path, capsys: pytest.CaptureFi
     log = TopicLog.create(Files(), f"{tmp_path}/t", 1, NODE_ID, 100)
     made = batch(100)
     origin = origin_of(0x1F, 7)
-    made.header = encode_batch_header(made.payload, 100, 1, 5, 5, origin, STAGED)
+    made.origin, made.flags = origin, STAGED
     append(log, made)
     assert main([log.segments()[0].path]) == 0
     assert "staging=000000000000001f part=7" in capsys.readouterr().out

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.ticket import Ticket
 from penstock.engine.broker import Broker
 from penstock.engine.clock import Clock
 from penstock.engine.opening import open_broker
 from penstock.engine.options import Options
-from penstock.engine.ticket import Ticket
 from penstock.server.loop import LoopTurns, ThreadDisk
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files

@@ -270,7 +270,7 @@ def test_a_full_disk_refuses_an_append_and_takes_the_next() -> None:
     files.space = 0
     with pytest.raises(OSError) as caught:
         one = batch(124)
-        log.write(one.header, one.payload)
+        log.write(one)
     assert caught.value.errno == errno.ENOSPC
     log.abandon(125)
     files.space = 1 << 30

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "server": {"core", "wire", "engine", "storage"},
     "client": {"core", "wire"},
     "lookupd": {"core", "wire", "engine", "server"},
-    "admin": {"wire", "engine", "server"},
+    "admin": {"core", "wire", "engine", "server"},
     "spark": {"core", "wire", "client"},
     "pipeline": {"core", "wire", "client", "spark"},
     "cli": {

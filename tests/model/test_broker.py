@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from penstock.engine.ticket import Ticket
+from penstock.core.ticket import Ticket
 from tests.crash.lossy import HOLES, KEEP, LOSE, PREFIX, Crashed
 from tests.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
 from tests.model.adoption import Adoption, Doubt

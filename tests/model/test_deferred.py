@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.core.ticket import Ticket
 from penstock.engine import slot_writer
-from penstock.engine.ticket import Ticket
 from tests.crash.lossy import HOLES, KEEP, LOSE, PREFIX
 from tests.deferring import HOUR, MINUTE, SECOND, Logged, World
 

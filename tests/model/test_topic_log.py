@@ -44,13 +44,13 @@ class LogMachine(RuleBasedStateMachine):
             self.now_ns += 1
             one = batch(first, count, self.now_ns, bytes(size))
             try:
-                self.log.write(one.header, one.payload)
+                self.log.write(one)
             except (OSError, UncutError):
                 break
             made.append(one)
             first += count
         for one in made:
-            self.log.commit(one.first, count, len(one.payload), one.append_ns, 0)
+            self.log.commit(one)
             for index in range(one.first, one.first + count):
                 self.bodies[index] = bytes(size)
                 self.unsynced.add(index)

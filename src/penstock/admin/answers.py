@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from penstock.engine.ticket import Ticket
+from penstock.core.ticket import Ticket
 from penstock.server.http_message import (
     HTML,
     INTERNAL_ERROR,

@@ -1,12 +1,30 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
+from penstock.core.ticket cimport Ticket
+
 cdef enum:
     FRAME_HEADER = 34
 
 
 cdef void store_frame(unsigned char* p, const unsigned char* body, Py_ssize_t size,
                       int64_t timestamp_ns, uint64_t id) noexcept nogil
+
+
+cdef class Batch:
+    cdef public bytes payload
+    cdef readonly int64_t first
+    cdef readonly int64_t count
+    cdef readonly int64_t append_ns
+    cdef readonly int64_t publish_ns
+    cdef public int64_t body_size
+    cdef public int64_t origin
+    cdef public int flags
+    cdef public Ticket ticket
+    cdef public object dues
+    cdef public object part
+    cdef public object segment
+    cdef public int64_t segment_size
 
 
 cdef class Appender:
@@ -17,7 +35,7 @@ cdef class Appender:
     cdef readonly int64_t body_size
     cdef readonly Py_ssize_t size
     cdef public bint closed
-    cdef public object ticket
+    cdef readonly Ticket ticket
     cdef public object opened
     cdef readonly str topic
     cdef PyObject* payload

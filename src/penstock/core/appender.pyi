@@ -1,14 +1,51 @@
 from collections.abc import Callable
 from typing import Any
 
+from penstock.core.block import Block
+from penstock.core.ticket import Ticket
+
 INDEX_BITS: int
 
 def split_multi(body: bytes, count_max: int, size_max: int) -> list[bytes]: ...
 
+class Batch:
+    payload: bytes
+    body_size: int
+    origin: int
+    flags: int
+    ticket: Ticket
+    dues: Any
+    part: Any
+    segment: Any
+    segment_size: int
+    @property
+    def first(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def append_ns(self) -> int: ...
+    @property
+    def publish_ns(self) -> int: ...
+    def __init__(
+        self,
+        payload: bytes,
+        first: int,
+        count: int,
+        append_ns: int,
+        publish_ns: int,
+        origin: int = 0,
+        flags: int = 0,
+    ) -> None: ...
+    def block(self, node_id: int) -> Block: ...
+    def header(self) -> bytes: ...
+
 class Appender:
     closed: bool
-    ticket: Any
     opened: Callable[[], None]
+    @property
+    def ticket(self) -> Ticket: ...
     @property
     def topic(self) -> str: ...
     @property
@@ -31,4 +68,4 @@ class Appender:
     def add(self, body: bytes, timestamp_ns: int) -> None: ...
     def extend(self, bodies: list[bytes], timestamp_ns: int) -> None: ...
     def take(self, count: int) -> int: ...
-    def seal(self) -> tuple[bytes, int, int, int, int]: ...
+    def seal(self, append_ns: int) -> Batch: ...

@@ -5,12 +5,19 @@
 #
 # Everything published to a topic in one turn of the loop meets here and becomes one batch with
 # one checksum, one write and one ticket.
+#
+# A batch costs whatever is done for it once, divided by its messages: so what is known of it stays
+# in C as well.
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
+
+from penstock.core.block cimport Block
+from penstock.core.segment cimport encode_header
+from penstock.core.ticket cimport Ticket
 
 cdef extern from "Python.h":
     PyObject* PyBytes_FromStringAndSize(const char* data, Py_ssize_t size) except NULL
@@ -18,6 +25,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     FRAME_TYPE_MESSAGE = 2
+    ORIGINS = 1                     # as in core/segment.pyx
     CAPACITY_MIN = 4096
     CAPACITY_FIRST_MAX = 1 << 20    # what a new batch may take at once, going by the last one
 
@@ -94,9 +102,44 @@ def split_multi(bytes body, int64_t count_max, int64_t size_max):
     return bodies
 
 
+cdef class Batch:
+    """One append to a topic's log: frames as they are stored and sent, and what is known of them.
+
+    ``origin`` and ``flags`` are as in the header (core/segment.pyx); ``dues`` and ``part`` are what
+    it was made of, if not of plain publishes.  Once written, it is the last in ``segment``, whose
+    file is ``segment_size`` long with it.
+    """
+
+    def __init__(self, bytes payload not None, int64_t first, int64_t count, int64_t append_ns,
+                 int64_t publish_ns, int64_t origin=0, int flags=0):
+        self.payload = payload
+        self.first = first
+        self.count = count
+        self.append_ns = append_ns
+        self.publish_ns = publish_ns
+        self.origin = origin
+        self.flags = flags
+
+    @property
+    def end(self):
+        return self.first + self.count
+
+    def block(self, int node_id):
+        """The messages as readers have them."""
+        # Behind the frames of deferred messages stand their ordinals (core/segment.pyx).
+        cdef int64_t tables_size = 4 * self.count if self.flags & ORIGINS else 0
+        cdef int64_t frames_size = len(self.payload) - tables_size
+        return Block(self.payload, [(self.first, self.count, 0, frames_size)], node_id)
+
+    def header(self):
+        """The bytes that go before the payload in a file."""
+        return encode_header(self.payload, self.first, <uint32_t>self.count, self.append_ns,
+                             self.publish_ns, self.origin, <uint16_t>self.flags)
+
+
 cdef class Appender:
     def __cinit__(self, str topic, int node_id, int64_t first, opened):
-        """``opened()`` is called when a batch begins; it sets ``ticket`` for it."""
+        """``opened()`` is called when a batch begins, which then has a ticket."""
         assert 0 <= node_id < 1024
         self.topic = topic
         self.node_id = node_id
@@ -121,23 +164,29 @@ cdef class Appender:
         for body in bodies:
             self.append(body, len(body), timestamp_ns)
 
-    def seal(self):
-        """End the batch: (payload, first, count, publish_ns, body_size); a new one begins."""
-        cdef object payload
+    def seal(self, int64_t append_ns):
+        """End the batch and return it; a new one begins."""
+        cdef Batch batch
         assert self.count
         # The batch was built inside of a bytes object: cutting it to size copies nothing.
         _PyBytes_Resize(&self.payload, self.size)
-        payload = <object>self.payload
+        batch = Batch.__new__(Batch)
+        batch.payload = <bytes>self.payload
         Py_XDECREF(self.payload)
         self.payload = NULL
         self.buffer = NULL
         self.capacity = 0
-        sealed = payload, self.first, self.count, self.publish_ns, self.body_size
+        batch.first = self.first
+        batch.count = self.count
+        batch.append_ns = append_ns
+        batch.publish_ns = self.publish_ns
+        batch.body_size = self.body_size
+        batch.ticket = self.ticket
         self.expected = min(self.size, CAPACITY_FIRST_MAX)
         self.first += self.count
         self.count = self.body_size = self.size = 0
         self.ticket = None
-        return sealed
+        return batch
 
     def take(self, int64_t count):
         """Give ``count`` indexes to a batch that is built elsewhere; returns the first of them."""
@@ -146,7 +195,12 @@ cdef class Appender:
         return self.first - count
 
     cdef int open(self) except -1:
-        self.opened()
+        self.ticket = Ticket()
+        try:
+            self.opened()
+        except BaseException:
+            self.ticket = None
+            raise
         return 0
 
     cdef int append(self, const unsigned char* body, Py_ssize_t size,

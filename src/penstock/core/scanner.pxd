@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Appender
+from penstock.core.ticket cimport Ticket
 from penstock.core.window cimport Consumer, Window
 
 cdef struct Token:
@@ -9,7 +10,7 @@ cdef struct Token:
 
 
 cdef class Owed:
-    cdef readonly object ticket
+    cdef readonly Ticket ticket
     cdef readonly int64_t count
     cdef readonly str command
 
@@ -26,7 +27,7 @@ cdef class Scanner:
     cdef readonly list owed
 
     cdef dict appenders
-    cdef object on_owed
+    cdef object on_settled
     cdef int64_t message_size_max
     cdef int64_t body_size_max
     cdef int64_t ready_count_max
@@ -66,5 +67,6 @@ cdef class Scanner:
     cdef object need(self, tuple waiting)
     cdef Appender appender_of(self, Token* name)
     cdef int owe(self, Appender appender, int64_t count, str command) except -1
+    cpdef owe_ticket(self, Ticket ticket, str command)
     cdef void consume(self, Py_ssize_t size) noexcept
     cdef int keep_rest(self, Py_ssize_t extra) except -1

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.core.appender import Appender
+from penstock.core.ticket import Ticket
 from penstock.core.window import Consumer, Window
 
 INIT: int
@@ -10,7 +11,7 @@ CLOSING: int
 
 class Owed:
     @property
-    def ticket(self) -> Any: ...
+    def ticket(self) -> Ticket: ...
     @property
     def count(self) -> int: ...
     @property
@@ -30,7 +31,7 @@ class Scanner:
     def __init__(
         self,
         appenders: dict[bytes, Appender],
-        on_owed: Callable[[Any], None],
+        on_settled: Callable[[Ticket], None],
         *,
         message_size_max: int,
         body_size_max: int,
@@ -50,5 +51,5 @@ class Scanner:
     def eof(self) -> Exception | None: ...
     def take_rest(self) -> bytes: ...
     def forget_topic(self) -> None: ...
-    def owe_ticket(self, ticket: Any, command: str) -> None: ...
+    def owe_ticket(self, ticket: Ticket, command: str) -> None: ...
     def settle(self) -> Owed | None: ...

@@ -20,6 +20,7 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memmove
 
 from penstock.core.appender cimport Appender
+from penstock.core.ticket cimport Ticket
 from penstock.core.window cimport DONE, NOT_IN_FLIGHT, Consumer, Window
 
 from penstock.errors import ProtocolError
@@ -111,13 +112,13 @@ cdef class Owed:
 
 
 cdef class Scanner:
-    def __cinit__(self, dict appenders, on_owed, *, int64_t message_size_max,
+    def __cinit__(self, dict appenders, on_settled, *, int64_t message_size_max,
                   int64_t body_size_max, int64_t ready_count_max, int64_t requeue_ms_max,
                   int64_t defer_ms_max, int64_t msg_timeout_max_ns):
-        """``appenders``: topic name as bytes -> Appender.  ``on_owed(ticket)`` is called when
-        replies begin to wait for a ticket."""
+        """``appenders``: topic name as bytes -> Appender.  ``on_settled(ticket)`` is called when
+        a ticket that replies wait for is settled."""
         self.appenders = appenders
-        self.on_owed = on_owed
+        self.on_settled = on_settled
         self.message_size_max = message_size_max
         self.body_size_max = body_size_max
         self.ready_count_max = ready_count_max
@@ -427,24 +428,21 @@ cdef class Scanner:
             if owed.ticket is appender.ticket and owed.command is command:
                 owed.count += 1
                 return 0
-        self._owe_ticket(appender.ticket, command)
+        self.owe_ticket(appender.ticket, command)
         return 0
 
-    def _owe_ticket(self, ticket, str command):
-        owed = Owed()
+    cpdef owe_ticket(self, Ticket ticket, str command):
+        """One more reply OK that waits for ``ticket``."""
+        cdef Owed owed = Owed.__new__(Owed)
         owed.ticket = ticket
         owed.count = 1
         owed.command = command
         self.owed.append(owed)
-        self.on_owed(ticket)
-
-    def owe_ticket(self, ticket, str command):
-        """One more reply OK that waits for ``ticket`` (a deferred publish)."""
-        self._owe_ticket(ticket, command)
+        ticket.add(self.on_settled)
 
     def settle(self):
         """Take the front of what is owed, if its ticket is settled; None otherwise."""
-        if self.owed and self.owed[0].ticket.done:
+        if self.owed and (<Owed>self.owed[0]).ticket.done:
             return self.owed.pop(0)
         return None
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.core.appender import Appender
 from penstock.core.block import Block
+from penstock.core.ticket import Ticket, after, settled
 from penstock.core.window import arrive
 from penstock.engine.channel import Channel
 from penstock.engine.deferred import Due
 from penstock.engine.latency import OFF, Percentiles, measured
 from penstock.engine.tail import Tail
-from penstock.engine.ticket import Ticket, after, settled
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
@@ -42,7 +43,7 @@ class BaseTopic(ABC):
         self.awaiting_channels = False
         self.channels_known: Ticket = settled()
         self.tail = Tail(broker.tail_budget)
-        self.appender = Appender(name, node_id, first, self._batch_opened)
+        self.appender = Appender(name, node_id, first, partial(broker.flush_later, self))
 
     @property
     def frozen(self) -> bool:
@@ -71,10 +72,6 @@ class BaseTopic(ABC):
         deferred = self.broker.deferred
         return deferred.pending_count(self.instance) - deferred.pending_before(self.instance, stamp)
 
-    def _batch_opened(self) -> None:
-        self.appender.ticket = Ticket()
-        self.broker.flush_later(self)
-
     def publish(self, bodies: list[bytes]) -> Ticket:
         """Append messages, all or none; the ticket is settled when they are stored."""
         if self.closed:
@@ -82,8 +79,7 @@ class BaseTopic(ABC):
             refused.settle(OSError("exiting"))
             return refused
         self.appender.extend(bodies, self.broker.clock.wall_ns())
-        ticket: Ticket = self.appender.ticket
-        return ticket
+        return self.appender.ticket
 
     def count_in(self, block: Block, body_size: int) -> None:
         """A stored batch becomes visible: count it and let the channels have it."""

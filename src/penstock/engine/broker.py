@@ -22,6 +22,7 @@ from typing import Any
 from penstock.core.appender import Appender
 from penstock.core.deadlines import NEVER_NS
 from penstock.core.latency import Histogram
+from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
 from penstock.engine.clock import Clock
@@ -40,7 +41,6 @@ from penstock.engine.rounds import Rounds
 from penstock.engine.scan import DeadlineScan, SampleScan, Scan
 from penstock.engine.staging import Staging
 from penstock.engine.tail import TailBudget
-from penstock.engine.ticket import Ticket, after, settled
 from penstock.engine.topic import Topic
 from penstock.engine.turns import Timer, Turns
 from penstock.engine.writer import SYNC_SPACING_NS
@@ -349,7 +349,9 @@ class Broker:
 
     def flush_later(self, topic: BaseTopic) -> None:
         self._dirty.append(topic)
-        self._turn_soon()
+        if not self._turn_asked:
+            self._turn_asked = True
+            self.turns.soon(self._turn)
 
     def wake(self, channel: Channel) -> None:
         self._woken.append(channel)
@@ -369,17 +371,24 @@ class Broker:
         self._turn_asked = False
         dirty, self._dirty = self._dirty, []
         for topic in dirty:
-            self.guard(topic.name, topic.flush)
+            try:
+                topic.flush()
+            except Exception:
+                self.defect(topic.name)
         if self._deferred_dirty:
             self._flush_deferred()
+        if self._woken:
+            self._pump()
+        if self._arm_wanted:
+            self._arm()
+
+    def _pump(self) -> None:
         now_ns = self.clock.monotonic_ns()
         for _ in range(min(len(self._woken), PUMP_COUNT_MAX)):
             channel = self._woken.popleft()
             self.guard(channel.name, channel.pump, now_ns)
         if self._woken:
             self._turn_soon()
-        if self._arm_wanted:
-            self._arm()
 
     def _flush_deferred(self) -> None:
         self._deferred_dirty = False
@@ -398,7 +407,11 @@ class Broker:
         try:
             call(*arguments)
         except Exception:
-            log.exception("%s: unexpected", what)
+            self.defect(what)
+
+    def defect(self, what: str) -> None:
+        """An exception that nobody expected is being handled."""
+        log.exception("%s: unexpected", what)
 
     def _tick(self) -> None:
         if self._timer is not None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.block import Block
 from penstock.core.latency import Latency
+from penstock.core.ticket import Ticket, settled
 from penstock.core.window import Consumer, Window
 from penstock.engine.latency import Percentiles, measured
-from penstock.engine.ticket import Ticket, settled
 from penstock.engine.topology import EXPERIMENT, LOCALITIES, NearestFirst
 
 if TYPE_CHECKING:

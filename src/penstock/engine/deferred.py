@@ -26,13 +26,13 @@ from functools import partial
 
 from penstock.core.schedule import NEVER, Slot, Taken
 from penstock.core.slots import Due
+from penstock.core.ticket import Ticket
 from penstock.engine.clock import Clock
 from penstock.engine.disk import Disk
 from penstock.engine.slot_checkpoints import Checkpoints, Fired
 from penstock.engine.slot_file import SlotFile, SlotTable
 from penstock.engine.slot_loader import SlotLoader
 from penstock.engine.slot_writer import Rows, SlotWriter
-from penstock.engine.ticket import Ticket
 from penstock.storage.slots import SlotStore, new_generation
 
 __all__ = ["FOREVER", "NEVER", "DeferredQueue", "Due", "Fired"]
@@ -81,7 +81,7 @@ class DeferredQueue:
         self._schedule = self._table.schedule
         self._tallies = self._table.tallies
         self._wake = wake
-        self._writer = SlotWriter(
+        self.writer = SlotWriter(
             self._table,
             synced=sync_every == 1,
             dirty=dirty,
@@ -90,7 +90,7 @@ class DeferredQueue:
             void=self._void_ordinals,
             generation=generation,
         )
-        self._checkpoints = Checkpoints(self._table, self._writer.retire)
+        self._checkpoints = Checkpoints(self._table, self.writer.retire)
         self._loader = SlotLoader(
             self._table, fired=self._found_fired, changed=self._changed, wake=wake
         )
@@ -128,7 +128,7 @@ class DeferredQueue:
         self, topic: str, instance: int, body: bytes, timestamp_ns: int, due_ns: int, stamp: int
     ) -> Ticket:
         """Accept a message; the ticket is settled when it is on disk, after ``flush``."""
-        return self._writer.defer(topic, instance, body, timestamp_ns, due_ns, stamp)
+        return self.writer.defer(topic, instance, body, timestamp_ns, due_ns, stamp)
 
     def defer_rows(
         self, topic: bytes, instance: int, rows: Rows, count_max: int, timestamp_ns: int
@@ -137,7 +137,7 @@ class DeferredQueue:
 
         They may be looked for later, so the file is the caller's to pin.
         """
-        return self._writer.defer_rows(topic, instance, rows, count_max, timestamp_ns)
+        return self.writer.defer_rows(topic, instance, rows, count_max, timestamp_ns)
 
     def slot_files(self) -> list[SlotFile]:
         """All there are; one that is pinned stays until ``unpin``."""
@@ -162,21 +162,16 @@ class DeferredQueue:
 
     def flush(self) -> None:
         """Write what was accepted in this loop turn."""
-        self._writer.flush()
+        self.writer.flush()
 
     def sync(self, done: Callable[[BaseException | None], None] | None = None) -> None:
         """Sync what was written since the last sync, in the background."""
-        self._writer.sync(done)
-
-    @property
-    def pending_size(self) -> int:
-        """Bytes accepted and not yet written."""
-        return self._writer.pending_size
+        self.writer.sync(done)
 
     @property
     def unsynced_count(self) -> int:
         """Messages written and not yet synced; always 0 with ``sync_every`` 1."""
-        return self._writer.unsynced_count
+        return self.writer.unsynced_count
 
     # Out
 

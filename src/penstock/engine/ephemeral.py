@@ -10,12 +10,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.core.block import Block
+from penstock.core.ticket import Ticket, settled
 from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import READ_SIZE, Channel
 from penstock.engine.deferred import Due
 from penstock.engine.names import is_ephemeral
-from penstock.engine.ticket import Ticket, settled
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
@@ -139,18 +139,17 @@ class EphemeralTopic(BaseTopic):
                 dues = self._fired.popleft()
                 for due in dues:
                     self.appender.add(due.body, due.timestamp_ns)
-            ticket: Ticket = self.appender.ticket
-            payload, first, count, _, body_size = self.appender.seal()
-            block = Block(payload, [(first, count, 0, len(payload))], self.appender.node_id)
+            batch = self.appender.seal(0)
+            block = batch.block(self.appender.node_id)
             self._end = block.end
             if self.frozen:
                 self._wait(block)
-                self.message_count += count
-                self.message_bytes += body_size
+                self.message_count += batch.count
+                self.message_bytes += batch.body_size
             else:
-                self.count_in(block, body_size)
-            self.skip_void(dues, first)
-            ticket.settle()
+                self.count_in(block, batch.body_size)
+            self.skip_void(dues, batch.first)
+            batch.ticket.settle()
             if dues:
                 self.broker.deferred.fired(dues)
 

@@ -53,9 +53,7 @@ class Health:
 
     def refusal(self) -> Exception | None:
         """Why publishes are refused right now, or None."""
-        if self.reserve.held:
-            return None
-        return OSError(errno.ENOSPC, "disk full, waiting for room")
+        return None if self.reserve.held else no_room()
 
     def look(self) -> None:
         """While something is wrong, try whether it still is."""
@@ -86,6 +84,11 @@ class Health:
     def _recovered(self) -> None:
         log.info("storage: writing works again")
         self.error = None
+
+
+def no_room() -> OSError:
+    """Why a publish is refused while the reserve is used up."""
+    return OSError(errno.ENOSPC, "disk full, waiting for room")
 
 
 def is_full(error: BaseException) -> bool:

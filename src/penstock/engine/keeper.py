@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from penstock.core.ticket import Ticket, settled
 from penstock.engine.disk import Disk
-from penstock.engine.ticket import Ticket, settled
 from penstock.storage.journal import Journal
 
 COMPACT_SIZE_MIN = 1 << 20

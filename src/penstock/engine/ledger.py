@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from penstock.core.ticket import Ticket
 from penstock.engine.clock import Clock
 from penstock.engine.disk import Disk
 from penstock.engine.keeper import JournalKeeper
-from penstock.engine.ticket import Ticket
 from penstock.errors import StagingError
 from penstock.storage.files import Files
 from penstock.storage.journal import Journal

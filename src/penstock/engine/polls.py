@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.core.ticket import Ticket
 from penstock.engine.pull import PullChannel
-from penstock.engine.ticket import Ticket
 from penstock.engine.topic import Topic
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.core.segment import STAGED, scan
+from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.staged import Staged
 from penstock.engine.staged_rows import StagedRows
-from penstock.engine.ticket import Ticket, after, settled
 from penstock.engine.topic import Topic
 from penstock.engine.writer import Part
 from penstock.errors import CorruptError, StagingError

@@ -22,9 +22,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.block import Block
+from penstock.core.ticket import Ticket
 from penstock.core.window import Window
 from penstock.engine.channel import Channel
-from penstock.engine.ticket import Ticket
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:

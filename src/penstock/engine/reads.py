@@ -15,9 +15,9 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.core.ticket import Ticket
 from penstock.engine.pace import Pace
 from penstock.engine.polls import Known, readable_end
-from penstock.engine.ticket import Ticket
 from penstock.errors import PenstockError
 from penstock.storage.page_cache import Stretch
 from penstock.storage.ranges import Range

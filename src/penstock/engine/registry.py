@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.core.ticket import Ticket
 from penstock.engine.base import BaseTopic
-from penstock.engine.ticket import Ticket
 from penstock.storage.metadata import ChannelEntry, TopicEntry, encode_entry, join_entries
 from penstock.version import NSQ_VERSION
 

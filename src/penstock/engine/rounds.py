@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.engine.ticket import Ticket, after, settled
+from penstock.core.ticket import Ticket, after, settled
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from penstock.core.schedule import NEVER, Bits, Schedule, Slot
 from penstock.core.slots import Batch
 from penstock.core.tally import Tallies
+from penstock.core.ticket import Ticket
 from penstock.engine.clock import Clock
 from penstock.engine.disk import Disk
-from penstock.engine.ticket import Ticket
 from penstock.storage.slots import HEADER, SlotName, SlotStore
 
 

@@ -14,8 +14,8 @@ from functools import partial
 
 from penstock.core.schedule import NEVER
 from penstock.core.slots import Batch
+from penstock.core.ticket import Ticket
 from penstock.engine.slot_file import SlotFile, SlotTable
-from penstock.engine.ticket import Ticket
 from penstock.errors import StorageError, UncutError
 from penstock.storage.slots import HEADER, SlotName, new_generation
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine.ticket import Ticket, settled
+from penstock.core.ticket import Ticket, settled
 from penstock.errors import StagingError
 from penstock.storage.staging import (
     FoundStaging,

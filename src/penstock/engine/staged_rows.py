@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.slot_file import SlotFile
 from penstock.engine.slot_writer import Rows
-from penstock.engine.ticket import Ticket, after, settled
 from penstock.engine.topic import Topic
 from penstock.errors import StagingError, UncutError
 

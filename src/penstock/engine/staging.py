@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.lane import Lane
 from penstock.engine.ledger import Ledger
 from penstock.engine.publication import Outcome, Publication
 from penstock.engine.staged import Coming, Staged
-from penstock.engine.ticket import Ticket, after, settled
 from penstock.errors import StagingError, UncutError
 from penstock.storage.staging import SEAL_SIZE, Key, Seal, StagingStore, crc_of, encode_seal
 

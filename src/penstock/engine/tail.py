@@ -31,13 +31,14 @@ class Tail:
         self._size = 0
 
     def add(self, block: Block) -> None:
+        budget, size = self._budget, len(block.data)
         self._blocks.append(block)
         self._ends.append(block.end)
-        self._size += len(block.data)
-        self._budget.size += len(block.data)
+        self._size += size
+        budget.size += size
         if self._size > TOPIC_SIZE_MAX:
             self._trim(TOPIC_SIZE_MAX // 2)
-        if self._budget.size > self._budget.size_max:
+        if budget.size > budget.size_max:
             self._trim(0)
 
     def find(self, index: int) -> Block | None:

@@ -14,7 +14,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.core.appender import Batch
 from penstock.core.block import Block
+from penstock.core.ticket import Ticket, after, settled
 from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
@@ -22,8 +24,7 @@ from penstock.engine.deferred import Due
 from penstock.engine.ephemeral import EphemeralChannel
 from penstock.engine.keeper import JournalKeeper
 from penstock.engine.names import is_ephemeral
-from penstock.engine.ticket import Ticket, after, settled
-from penstock.engine.writer import Batch, LogWriter
+from penstock.engine.writer import LogWriter
 from penstock.errors import CorruptError
 from penstock.storage import journal as records
 from penstock.storage.journal import Journal
@@ -74,7 +75,7 @@ class Topic(BaseTopic):
             broker.unfired,
             self._heard_log,
             self._heard_journal,  # sealing makes room: it may use the reserve
-            broker.health_of_disk.refusal,
+            broker.health_of_disk.reserve,
             broker.sync_times,
         )
         self.keeper = JournalKeeper(journal, broker.disk, self._snapshot, self._heard_journal)
@@ -109,13 +110,11 @@ class Topic(BaseTopic):
             self.broker.set_journal_health(error)
 
     def _visible(self, batch: Batch) -> None:
-        block = Block(
-            batch.payload, [(batch.first, batch.count, 0, batch.frames_size)], self.log.node_id
-        )
+        block = batch.block(self.log.node_id)
         self.tail.add(block)
         self._visible_end = batch.end
         self.count_in(block, batch.body_size)
-        if batch.dues:
+        if batch.dues is not None:
             self.skip_void(batch.dues, batch.first)
             self.broker.deferred.fired(batch.dues)
         self.broker.rounds.written(self)
@@ -263,9 +262,7 @@ class Topic(BaseTopic):
     def fail(self, error: Exception) -> None:
         """The folder could not be made: whoever published waits for nothing."""
         if self.appender.count:
-            ticket: Ticket = self.appender.ticket
-            self.appender.seal()
-            ticket.settle(error)
+            self.appender.seal(0).ticket.settle(error)
         self.keeper.fail(error)
 
     def _topic_record(self) -> bytes:

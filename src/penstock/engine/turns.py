@@ -13,7 +13,7 @@ class Timer(Protocol):
 class Turns(Protocol):
     """The loop as the engine sees it."""
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def soon(self, call: Callable[[], None]) -> object:
         """Call in this turn of the loop, after what was received is handled."""
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> Timer:

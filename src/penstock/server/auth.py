@@ -22,7 +22,7 @@ from ssl import SSLContext
 from typing import TYPE_CHECKING
 from urllib.parse import quote_plus, urlsplit, urlunsplit
 
-from penstock.engine.ticket import Ticket, settled
+from penstock.core.ticket import Ticket, settled
 from penstock.errors import AuthError, ProtocolError
 from penstock.server.http_client import Answer, HttpClientError, Timeouts, fetch
 from penstock.wire import gojson

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.core.heap import keep_freed_memory
+from penstock.core.ticket import Ticket
 from penstock.engine.broker import Broker
 from penstock.engine.clock import Clock
 from penstock.engine.memory import Memory
 from penstock.engine.opening import open_broker
 from penstock.engine.options import Options, hostname
-from penstock.engine.ticket import Ticket
 from penstock.errors import PenstockError
 from penstock.server import live
 from penstock.server.collecting import Collecting

@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from penstock.engine.ticket import Ticket
+from penstock.core.ticket import Ticket
 from penstock.server.http_gather import gather
 from penstock.server.http_message import INTERNAL_ERROR, TEXT, Pending, Request, Response
 from penstock.server.http_router import Handler, Route, Router

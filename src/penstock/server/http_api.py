@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import time
 
+from penstock.core.ticket import Ticket, after
 from penstock.engine import stats
 from penstock.engine.memory import Memory
 from penstock.engine.names import is_valid_name
 from penstock.engine.options import hostname
-from penstock.engine.ticket import Ticket, after
 from penstock.engine.views import BrokerView, ChannelView, TopicView
 from penstock.server import live
 from penstock.server.http_gather import gather

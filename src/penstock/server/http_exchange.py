@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.engine.ticket import Ticket
+from penstock.core.ticket import Ticket
 from penstock.server.http_message import INTERNAL_ERROR, HttpError, Pending, Request, Response
 from penstock.server.http_reader import Incoming
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 
-from penstock.engine.ticket import Ticket
+from penstock.core.ticket import Ticket
 from penstock.server.http_message import INTERNAL_ERROR, Pending, Response
 
 LOGGER = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ from functools import partial
 from typing import Any, NoReturn
 
 from penstock.core.segment import INDEX_MAX
+from penstock.core.ticket import Ticket, after
 from penstock.engine.broker import Broker
 from penstock.engine.names import is_ephemeral, is_valid_name
 from penstock.engine.polls import Known, readable_end
 from penstock.engine.pull import EARLIEST, LATEST, InUseError, PullChannel, pull_channel, start_of
 from penstock.engine.reads import Read, UnsyncedError
-from penstock.engine.ticket import Ticket, after
 from penstock.engine.topic import Topic
 from penstock.server.http_message import (
     INTERNAL_ERROR,

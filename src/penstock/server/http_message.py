@@ -19,7 +19,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
 
-from penstock.engine.ticket import Ticket
+from penstock.core.ticket import Ticket
 from penstock.errors import PenstockError
 from penstock.storage.page_cache import Stretch
 from penstock.wire import gojson

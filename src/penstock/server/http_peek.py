@@ -17,11 +17,11 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 
+from penstock.core.ticket import Ticket
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
 from penstock.engine.names import is_valid_name
 from penstock.engine.peek import COUNT_MAX, Peeked, peek
-from penstock.engine.ticket import Ticket
 from penstock.server.http_gather import gather
 from penstock.server.http_message import (
     INTERNAL_ERROR,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from penstock.core.appender import split_multi
+from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.names import is_valid_name
-from penstock.engine.ticket import Ticket, after, settled
 from penstock.engine.views import BrokerView, TopicView
 from penstock.errors import StorageError
 from penstock.server.http_message import (

@@ -21,11 +21,11 @@ from itertools import islice
 from typing import Any
 
 from penstock.core.parts import measure
+from penstock.core.ticket import Ticket, settled
 from penstock.engine.broker import Broker
 from penstock.engine.health import is_full
 from penstock.engine.names import is_ephemeral, is_valid_name
 from penstock.engine.staging import Staging
-from penstock.engine.ticket import Ticket, settled
 from penstock.errors import StagingError
 from penstock.server.http_message import (
     INTERNAL_ERROR,

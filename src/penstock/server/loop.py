@@ -20,9 +20,7 @@ class LoopTurns:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-
-    def soon(self, call: Callable[[], None]) -> None:
-        self._loop.call_soon(call)
+        self.soon: Callable[[Callable[[], None]], object] = loop.call_soon
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> asyncio.TimerHandle:
         return self._loop.call_later(delay_ns / 1e9, call)

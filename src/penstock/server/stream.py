@@ -16,9 +16,9 @@ from typing import Any, cast
 
 from penstock.core.deadlines import NEVER_NS
 from penstock.core.scanner import Scanner
+from penstock.core.ticket import Ticket
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
-from penstock.engine.ticket import Ticket
 from penstock.engine.writer import PENDING_SIZE_MAX
 from penstock.errors import ProtocolError, StreamError
 from penstock.server.auth import Permit
@@ -73,7 +73,7 @@ class Stream(Facts, asyncio.Protocol):
         options = broker.options
         self._scanner = Scanner(
             broker.appenders if self._permit is None else self._permit.appenders,
-            self._owed,
+            self._settle,
             message_size_max=options.max_msg_size,
             body_size_max=options.max_body_size,
             ready_count_max=options.max_rdy_count,
@@ -99,8 +99,8 @@ class Stream(Facts, asyncio.Protocol):
         """Tell the client; the end, if it is fatal."""
         raise NotImplementedError
 
-    def _owed(self, ticket: Ticket) -> None:
-        """Replies begin to wait for ``ticket``."""
+    def _settle(self, ticket: Ticket) -> None:
+        """Answer the publishes whose tickets are settled, in the order they came."""
         raise NotImplementedError
 
     # ---- the transport
@@ -233,8 +233,10 @@ class Stream(Facts, asyncio.Protocol):
         scanner = self._scanner
         full = self._waiting and scanner.buffered_size > BUFFERED_SIZE_MAX
         if scanner.owed:
-            pending_size = max(scanner.pending_size, self._broker.deferred.pending_size)
-            full = full or pending_size > PENDING_SIZE_MAX
+            deferred_size = self._broker.deferred.writer.pending_size
+            full = (
+                full or scanner.pending_size > PENDING_SIZE_MAX or deferred_size > PENDING_SIZE_MAX
+            )
         if self._upgrade is not None and self._upgrade.pending:
             if not full and not self._waiting:
                 self._unpack_soon()

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 from penstock.core.scanner import CLOSING, SUBSCRIBED
+from penstock.core.ticket import Ticket
 from penstock.core.window import Consumer
 from penstock.engine.names import is_valid_name
-from penstock.engine.ticket import Ticket
 from penstock.engine.topology import locality
 from penstock.errors import ProtocolError
 from penstock.server.auth import Question
@@ -133,9 +133,6 @@ class Connection(Stream):
         topic = self._broker.topics[name]
         ticket = self._broker.defer(topic, body, delay_ms * MS_NS)
         self._scanner.owe_ticket(ticket, "DPUB")
-
-    def _owed(self, ticket: Ticket) -> None:
-        ticket.add(self._settle)
 
     def _settle(self, _: Ticket) -> None:
         """Answer the publishes whose tickets are settled, in the order they came."""

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.core.appender import Appender
-from penstock.core.segment import encode_batch_header
 from penstock.storage import journal as records_of
 from penstock.storage.diskqueue import MSG_SIZE_MAX, Damage, Plan, records
 from penstock.storage.files import Files
@@ -130,10 +129,9 @@ class LogSink:
         self._journal.sync()
 
     def _write(self) -> None:
-        payload, first, count, publish_ns, _ = self._appender.seal()
-        header = encode_batch_header(payload, first, count, self._now_ns, publish_ns)
-        self._log.write(header, payload)
-        self._log.commit(first, count, len(payload), self._now_ns)
+        batch = self._appender.seal(self._now_ns)
+        self._log.write(batch)
+        self._log.commit(batch)
         if self._log.needs_roll():
             self._log.synced(self._log.roll())
 

@@ -10,11 +10,11 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections import deque
 from dataclasses import dataclass
 
+from penstock.core.appender import Batch
 from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE
 from penstock.errors import UncutError
 from penstock.storage.copying import copy_bytes
@@ -36,8 +36,6 @@ SEGMENT_SIZE_MAX = 64 * 1024 * 1024
 # An active segment whose messages are all finished is rolled, so that it can go, from this size.
 ROLL_SIZE_FINISHED = 4 * 1024 * 1024
 
-_BATCH = struct.Struct(">4sIIIQIHHqqq")
-
 
 @dataclass(frozen=True, slots=True)
 class SyncToken:
@@ -48,15 +46,6 @@ class SyncToken:
     end: int
     count: int
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A batch is in the file and waits for its commit."""
-
-    segment: Segment
-    first: int
-    visible: Visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +67,8 @@ class Moved:
     visible: Visible
 
 
-Event = Written | Sealed | Moved
+# A batch is in its segment and waits for its commit; or what else happened since.
+Event = Batch | Sealed | Moved
 
 
 class LogWriter:
@@ -110,7 +100,7 @@ class LogWriter:
         self.count = 0
         self.size = 0
 
-    def write(self, header: bytes, payload: bytes) -> None:
+    def write(self, batch: Batch) -> None:
         """Put a batch into the file; commit() makes it visible.  Blocking.
 
         Whole or nothing: after an OSError or StorageError the batch is not in the log, and its
@@ -122,29 +112,36 @@ class LogWriter:
                 self._mend()
                 if self.active is not None and self.active.closed:
                     self._seal(self.active)
+        header, payload = batch.header(), batch.payload
         with self._lock:
-            self._append(header, payload)
-
-    def _append(self, header: bytes, payload: bytes) -> None:
-        _, _, _, _, first, count, flags, _, append_ns, _, slot = _BATCH.unpack(header)
-        segment = self.active
-        if segment is None:
-            segment = self._start_segment(first, append_ns, header, payload)
-        else:
-            try:
-                self._files.append(segment.path, [header, payload])
-            except UncutError:
-                segment.closed = True
-                raise
-        tally = segment.tally
-        assert tally is not None
-        offset = tally.size
-        size = BATCH_HEADER_SIZE + len(payload)
-        tally.add(offset, first, count, offset + size, append_ns, slot, flags)
-        self.end = tally.end
-        self.count += count
-        self.size += size
-        self.events.append(Written(segment, first, tally.visible()))
+            segment = self.active
+            if segment is None:
+                segment = self._start_segment(batch, header)
+            else:
+                try:
+                    self._files.append(segment.path, [header, payload])
+                except UncutError:
+                    segment.closed = True
+                    raise
+            tally = segment.tally
+            assert tally is not None
+            offset = tally.size
+            size = BATCH_HEADER_SIZE + len(payload)
+            tally.add(
+                offset,
+                batch.first,
+                batch.count,
+                offset + size,
+                batch.append_ns,
+                batch.origin,
+                batch.flags,
+            )
+            self.end = tally.end
+            self.count += batch.count
+            self.size += size
+            batch.segment = segment
+            batch.segment_size = tally.size
+            self.events.append(batch)
 
     def needs_roll(self, low: int = 0) -> bool:
         """Whether the active segment is full, or is all below ``low`` and worth removing."""
@@ -189,14 +186,15 @@ class LogWriter:
         if self.active is not None and self.active.failed:
             self._rewrite(self.active)
 
-    def _start_segment(self, first: int, append_ns: int, header: bytes, payload: bytes) -> Segment:
+    def _start_segment(self, batch: Batch, header: bytes) -> Segment:
+        first = batch.first
         path = segment_path(self._folder, first)
         previous_end = self.end or first
         segment_header = encode_header(
-            self._node_id, first, previous_end, append_ns, self._instance
+            self._node_id, first, previous_end, batch.append_ns, self._instance
         )
         try:
-            self._files.append(path, [segment_header, header, payload])
+            self._files.append(path, [segment_header, header, batch.payload])
         except (OSError, UncutError):
             self._files.unlink(path)
             raise

@@ -20,9 +20,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from penstock.core.appender import Batch
 from penstock.core.block import Block
 from penstock.core.segment import HEADER_SIZE
 from penstock.errors import StorageError
@@ -35,7 +36,6 @@ from penstock.storage.log_writer import (
     Moved,
     Sealed,
     SyncToken,
-    Written,
 )
 from penstock.storage.page_cache import Stretch
 from penstock.storage.ranges import Range, read_range, stretch
@@ -99,6 +99,10 @@ class TopicLog:
         self._runs = Runs()
         self._synced_count = 0
         self._synced_size = 0
+        # Plain attributes, since they are asked for with every batch.
+        self.unsynced_count = 0
+        self.unsynced_size = 0
+        self.full = False  # the active segment is large enough: ask needs_roll()
         self.synced_end = end
         for segment in self._segments:
             for start, stop in segment.runs():
@@ -107,6 +111,8 @@ class TopicLog:
         written_end = segments[-1].visible.end if segments else 0
         self._writer = LogWriter(files, folder, instance, node_id, written_end, segment_size_max)
         self._events = self._writer.events
+        # Puts a batch into the file; commit() makes it visible.  Blocking, see LogWriter.write().
+        self.write: Callable[[Batch], None] = self._writer.write
 
     @staticmethod
     def create(
@@ -135,6 +141,11 @@ class TopicLog:
         self._writer.count = tail.visible.count - synced.count
         self._writer.size = max(0, tail.visible.size - max(synced.size, HEADER_SIZE))
         self._writer.folder_dirty = True
+        self._count_unsynced()
+
+    def _count_unsynced(self) -> None:
+        self.unsynced_count = self._writer.count - self._synced_count
+        self.unsynced_size = self._writer.size - self._synced_size
 
     # What is there
 
@@ -171,14 +182,6 @@ class TopicLog:
             gaps.append((at, self.end))
         return gaps
 
-    @property
-    def unsynced_count(self) -> int:
-        return self._writer.count - self._synced_count
-
-    @property
-    def unsynced_size(self) -> int:
-        return self._writer.size - self._synced_size
-
     def next_index(self, index: int) -> int:
         """The smallest existing index at or above ``index``, or ``end``."""
         found = self._runs.next(index)
@@ -197,31 +200,30 @@ class TopicLog:
 
     # Appending
 
-    def write(self, header: bytes, payload: bytes) -> None:
-        """Put a batch into the file; commit() makes it visible.  Blocking.
-
-        Whole or nothing: after an OSError or StorageError the batch is not in the log, and its
-        indexes must be given up with abandon().
-        """
-        self._writer.write(header, payload)
-
-    def commit(
-        self, first: int, count: int, payload_size: int, append_ns: int, slot: int = 0
-    ) -> None:
-        """Make the oldest written batch visible."""
-        self._work_off()
-        event = self._events.popleft()
-        assert isinstance(event, Written) and event.first == first, f"commit of {first}: {event}"
-        segment = event.segment
+    def commit(self, batch: Batch) -> None:
+        """Make the oldest written batch visible, which is this one."""
+        events = self._events
+        if events[0] is not batch:
+            self._work_off()
+        event = events.popleft()
+        assert event is batch, f"commit of {batch.first}: {event}"
+        segment: Segment = batch.segment
+        size, end = batch.segment_size, batch.end
         if not segment.visible.count:
             self._segments = (*self._segments, segment)
-            segment.first = first
-            segment.append_ns_first = append_ns
-        segment.visible = event.visible
-        segment.file_size = event.visible.size
-        self._runs.add(first, first + count)
-        self.end = max(self.end, first + count)
-        self._work_off()
+            segment.first = batch.first
+            segment.append_ns_first = batch.append_ns
+        segment.visible = Visible(size, end, segment.visible.count + batch.count)
+        segment.file_size = size
+        self._runs.add(batch.first, end)
+        if end > self.end:
+            self.end = end
+        writer = self._writer
+        self.unsynced_count = writer.count - self._synced_count
+        self.unsynced_size = writer.size - self._synced_size
+        self.full = size >= writer.segment_size_max
+        if events:
+            self._work_off()
 
     def abandon(self, end: int) -> None:
         """Give up the indexes below ``end`` that a failed write was to have."""
@@ -255,11 +257,12 @@ class TopicLog:
         self._work_off()
         self._synced_count = max(self._synced_count, token.count)
         self._synced_size = max(self._synced_size, token.size)
+        self._count_unsynced()
         reached = self.end if not self.unsynced_count else token.end
         self.synced_end = max(self.synced_end, reached)
 
     def _work_off(self) -> None:
-        while self._events and not isinstance(self._events[0], Written):
+        while self._events and not isinstance(self._events[0], Batch):
             event = self._events.popleft()
             if isinstance(event, Sealed):
                 event.segment.seal(event.size, event.trailer)

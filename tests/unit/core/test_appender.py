@@ -8,12 +8,11 @@ import pytest
 
 from penstock.core.appender import INDEX_BITS, Appender
 from penstock.engine import ids
-from penstock.engine.ticket import Ticket
 from tests.blocks import frame, read_frames
 
 
 class Opened:
-    """Counts the batches that begin, and gives each a ticket as a topic does."""
+    """Counts the batches that begin."""
 
     def __init__(self, node_id: int = 5, first: int = 100) -> None:
         self.count = 0
@@ -21,14 +20,12 @@ class Opened:
 
     def __call__(self) -> None:
         self.count += 1
-        self.appender.ticket = Ticket()
 
 
 def test_a_frame_has_the_bytes_a_consumer_receives() -> None:
     appender = Opened(node_id=5, first=0x1234).appender
     appender.add(b"hello", 0x0102030405060708)
-    payload, *_ = appender.seal()
-    assert payload == (
+    assert appender.seal(0).payload == (
         b"\x00\x00\x00\x23\x00\x00\x00\x02"
         b"\x01\x02\x03\x04\x05\x06\x07\x08"
         b"\x00\x01"
@@ -43,21 +40,23 @@ def test_a_batch_is_frames_back_to_back_with_ascending_indexes() -> None:
         appender.add(b"x" * (index - 100), index)
     assert (appender.first, appender.count, appender.next_index) == (100, 10, 110)
     assert (appender.body_size, appender.size) == (45, 45 + 340)
-    payload, first, count, publish_ns, body_size = appender.seal()
-    assert payload == b"".join(frame(i, b"x" * (i - 100), timestamp_ns=i) for i in range(100, 110))
-    assert (first, count, publish_ns, body_size) == (100, 10, 100, 45)
+    batch = appender.seal(777)
+    frames = b"".join(frame(i, b"x" * (i - 100), timestamp_ns=i) for i in range(100, 110))
+    assert batch.payload == frames
+    assert (batch.first, batch.count, batch.end) == (100, 10, 110)
+    assert (batch.publish_ns, batch.append_ns, batch.body_size) == (100, 777, 45)
 
 
 def test_indexes_go_on_in_the_next_batch() -> None:
     appender = Opened(first=7).appender
     appender.add(b"a", 1)
     appender.add(b"b", 1)
-    appender.seal()
+    appender.seal(0)
     assert (appender.first, appender.count, appender.size, appender.body_size) == (9, 0, 0, 0)
     appender.add(b"c", 1)
-    payload, first, count, *_ = appender.seal()
-    assert (first, count) == (9, 1)
-    assert [sent.index for sent in read_frames(payload)] == [9]
+    batch = appender.seal(0)
+    assert (batch.first, batch.count) == (9, 1)
+    assert [sent.index for sent in read_frames(batch.payload)] == [9]
 
 
 def test_a_batch_opens_with_its_first_message_and_only_then() -> None:
@@ -68,7 +67,7 @@ def test_a_batch_opens_with_its_first_message_and_only_then() -> None:
     ticket = appender.ticket
     appender.add(b"b", 1)
     assert opened.count == 1 and appender.ticket is ticket
-    appender.seal()
+    appender.seal(0)
     assert appender.ticket is None
     appender.add(b"c", 1)
     assert opened.count == 2 and appender.ticket is not ticket
@@ -84,21 +83,21 @@ def test_an_error_while_opening_appends_nothing() -> None:
     assert (appender.count, appender.size, appender.next_index) == (0, 0, 5)
     appender.opened = lambda: None
     appender.add(b"b", 1)
-    assert [sent.body for sent in read_frames(appender.seal()[0])] == [b"b"]
+    assert [sent.body for sent in read_frames(appender.seal(0).payload)] == [b"b"]
 
 
 def test_publish_ns_is_the_smallest_timestamp_of_the_batch() -> None:
     appender = Opened().appender
     for timestamp_ns in (50, 30, 40):
         appender.add(b"a", timestamp_ns)
-    assert appender.seal()[3] == 30
+    assert appender.seal(0).publish_ns == 30
     appender.add(b"a", 60)
-    assert appender.seal()[3] == 60
+    assert appender.seal(0).publish_ns == 60
 
 
 def test_sealing_an_empty_batch_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError):
-        Opened().appender.seal()
+        Opened().appender.seal(0)
 
 
 @pytest.mark.parametrize("size", [0, 1, 4061, 4062, 4063, 1 << 20, (1 << 20) + 1])
@@ -109,7 +108,7 @@ def test_bodies_of_every_size_around_the_buffers_are_kept(size: int) -> None:
     for _ in range(3):
         for _ in range(2):
             appender.add(body, 1)
-        payload, *_ = appender.seal()
+        payload = appender.seal(0).payload
         assert [sent.body for sent in read_frames(payload)] == [body, body]
 
 
@@ -119,14 +118,14 @@ def test_the_id_is_node_id_and_index_for_all_of_their_bits() -> None:
         for index in (0, 1, 2**32 - 1, 2**32, 2**53, ids.INDEX_MAX):
             appender = Opened(node_id=node_id, first=index).appender
             appender.add(b"", 1)
-            assert appender.seal()[0][18:34] == ids.message_id(node_id, index)
+            assert appender.seal(0).payload[18:34] == ids.message_id(node_id, index)
 
 
 @pytest.mark.parametrize("timestamp_ns", [0, 1, -1, 2**63 - 1, -(2**63)])
 def test_timestamps_are_signed_64_bit(timestamp_ns: int) -> None:
     appender = Opened().appender
     appender.add(b"", timestamp_ns)
-    assert struct.unpack_from(">q", appender.seal()[0], 8) == (timestamp_ns,)
+    assert struct.unpack_from(">q", appender.seal(0).payload, 8) == (timestamp_ns,)
 
 
 @pytest.mark.parametrize("node_id", [-1, 1024])

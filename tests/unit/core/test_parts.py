@@ -65,8 +65,8 @@ def test_the_frames_of_a_part_are_those_of_a_publish() -> None:
     """R19: whoever consumes cannot tell."""
     appender = Appender("t", 5, 1000, lambda: None)
     appender.extend(BODIES, 1234567890)
-    payload, first, *_ = appender.seal()
-    assert frames(plain(*BODIES), 5, first, 1234567890) == payload
+    batch = appender.seal(0)
+    assert frames(plain(*BODIES), 5, batch.first, 1234567890) == batch.payload
 
 
 def test_taken_indexes_are_not_given_again() -> None:
@@ -76,7 +76,7 @@ def test_taken_indexes_are_not_given_again() -> None:
     appender.add(b"x", 1)
     with pytest.raises(AssertionError):
         appender.take(1)
-    assert appender.seal()[1] == 1003
+    assert appender.seal(0).first == 1003
 
 
 def test_rows_become_the_records_of_single_publishes() -> None:

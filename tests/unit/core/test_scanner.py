@@ -158,7 +158,9 @@ def test_publishes_become_frames_and_owed_replies() -> None:
             EXAMPLES["PUB"] + EXAMPLES["PUB"] + EXAMPLES["MPUB"] + b"DPUB t1 0\n" + sized(b"z")
         )
         assert peer.owed() == [("t1", "PUB", 2), ("t1", "MPUB", 1), ("t1", "DPUB", 1)]
-        assert len(peer.owed_tickets) == 3 and len(peer.tickets) == 1
+        (ticket,) = peer.tickets
+        ticket.settle()
+        assert peer.settled_tickets == [ticket] * 3
         assert peer.scanner.pub_counts == {"t1": 5}
         assert peer.published() == {"t1": [b"hello", b"hello", b"a", b"bb", b"z"]}
 
@@ -362,11 +364,12 @@ def test_owed_replies_are_settled_in_order() -> None:
         peer.send(b"PUB " + topic + b"\n" + sized(b"x"))
     assert peer.owed() == [("a", "PUB", 1), ("b", "PUB", 1), ("a", "PUB", 1)]
     first, second = peer.tickets
-    second.done = True
+    second.settle()
     assert peer.scanner.settle() is None, "b's OK waits behind a's"
-    first.done = True
+    first.settle()
     settled = [peer.scanner.settle() for _ in range(4)]
-    assert [owed and owed.ticket.topic for owed in settled] == ["a", "b", "a", None]
+    assert [owed and owed.ticket for owed in settled] == [first, second, first, None]
+    assert peer.settled_tickets == [second, first, first]
 
 
 def test_replies_for_the_next_batch_are_owed_apart() -> None:
@@ -375,7 +378,10 @@ def test_replies_for_the_next_batch_are_owed_apart() -> None:
     peer.published()
     peer.send(EXAMPLES["PUB"] * 2)
     assert peer.owed() == [("t1", "PUB", 3), ("t1", "PUB", 2)]
-    assert len(peer.tickets) == len(peer.owed_tickets) == 2
+    assert len(peer.tickets) == 2 and not peer.settled_tickets
+    for ticket in peer.tickets:
+        ticket.settle()
+    assert peer.settled_tickets == peer.tickets
 
 
 def test_pub_counts_are_kept_by_topic() -> None:

@@ -87,9 +87,9 @@ def test_messages_accepted_while_a_slot_is_written_go_in_the_next_write() -> Non
 
 def test_pending_size_is_what_is_not_written_yet(world: World) -> None:
     world.defer(SECOND, b"x" * 1000)
-    assert world.queue.pending_size > 1000
+    assert world.queue.writer.pending_size > 1000
     world.queue.flush()
-    assert world.queue.pending_size == 0
+    assert world.queue.writer.pending_size == 0
     assert world.queue.unsynced_count == 1
     world.queue.sync()
     world.disk.drain()
@@ -112,7 +112,7 @@ def test_a_failed_write_is_told_and_leaves_nothing_to_fire(sync_every: int, acti
     world.disk.drain()
     assert ticket.done and ticket.error is not None
     world.put(SECOND, b"after")
-    assert world.queue.total == 2 and world.queue.pending_size == 0
+    assert world.queue.total == 2 and world.queue.writer.pending_size == 0
     world.checkpoint()
     world.restart()
     world.clock.advance(SECOND)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.core.ticket import Ticket, settled
 from penstock.engine.latency import OFF, Percentiles
 from penstock.engine.options import Options
-from penstock.engine.ticket import Ticket, settled
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.engine.ticket import Ticket
+from penstock.core.ticket import Ticket
 from penstock.server.http import HttpLimits
 from penstock.server.http_message import Pending, Request, Response, text_response
 from penstock.server.http_reader import ReadLimits

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.ticket import Ticket
+from penstock.core.ticket import Ticket
 from penstock.server.http import HttpLimits
 from penstock.server.http_message import Pending, Request, Response, text_response
 from penstock.server.http_router import Route, Router

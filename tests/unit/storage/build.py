@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
-from penstock.core.segment import ORIGINS, encode_batch_header
+from penstock.core import appender
+from penstock.core.segment import ORIGINS
 from penstock.storage.topic_log import TopicLog
 
 NODE_ID = 7
@@ -18,18 +18,11 @@ def frame(
     return struct.pack(">IIqH16s", 30 + len(body), 2, timestamp_ns, 1, message_id) + body
 
 
-@dataclass
-class Batch:
-    header: bytes
-    payload: bytes
-    first: int
-    count: int
-    append_ns: int
-    slot: int
-
+class Batch(appender.Batch):
     @property
     def bytes(self) -> bytes:
-        return self.header + self.payload
+        """As in a file."""
+        return self.header() + self.payload
 
 
 def batch(
@@ -46,13 +39,12 @@ def batch(
     if ordinals is not None:
         flags = ORIGINS
         payload += struct.pack(f">{count}I", *ordinals)
-    header = encode_batch_header(payload, first, count, append_ns, 5, slot, flags)
-    return Batch(header, payload, first, count, append_ns, slot)
+    return Batch(payload, first, count, append_ns, 5, slot, flags)
 
 
 def append(log: TopicLog, made: Batch) -> None:
-    log.write(made.header, made.payload)
-    log.commit(made.first, made.count, len(made.payload), made.append_ns, made.slot)
+    log.write(made)
+    log.commit(made)
 
 
 def append_many(log: TopicLog, count: int, per_batch: int = 1, **options: object) -> None:

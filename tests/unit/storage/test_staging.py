@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.segment import STAGED, encode_batch_header
+from penstock.core.segment import STAGED
 from penstock.engine.publication import find_parts
 from penstock.errors import CorruptError
 from penstock.storage import ledger
@@ -137,7 +137,7 @@ def test_a_staged_batch_is_not_taken_for_a_fired_one(store: StagingStore, sealed
     log = TopicLog.create(files, folder, 1, NODE_ID, 100)
     origin = origin_of(NUMBER, 7)
     staged, fired = batch(100, 2), batch(102, 1, slot=55, ordinals=[9])
-    staged.header = encode_batch_header(staged.payload, 100, 2, 1000, 5, origin, STAGED)
+    staged.origin, staged.flags = origin, STAGED
     for made in (staged, fired):
         append(log, made)
     if sealed:

@@ -53,12 +53,12 @@ def test_a_new_log_has_no_files(log: TopicLog) -> None:
 
 def test_a_batch_is_seen_after_its_commit_and_not_before(log: TopicLog) -> None:
     one, two = batch(100, 2), batch(102, 3)
-    log.write(one.header, one.payload)
-    log.write(two.header, two.payload)  # the writer runs ahead of the loop
+    log.write(one)
+    log.write(two)  # the writer runs ahead of the loop
     assert (log.end, log.count, read_all(log)) == (100, 0, {})
-    log.commit(100, 2, len(one.payload), 1000, 0)
+    log.commit(one)
     assert sorted(read_all(log)) == [100, 101]
-    log.commit(102, 3, len(two.payload), 1000, 0)
+    log.commit(two)
     assert (log.end, log.count) == (105, 5)
     assert sorted(read_all(log)) == [100, 101, 102, 103, 104]
 
@@ -66,10 +66,10 @@ def test_a_batch_is_seen_after_its_commit_and_not_before(log: TopicLog) -> None:
 def test_a_segment_rolled_ahead_of_a_commit_does_not_go_with_it(log: TopicLog) -> None:
     append_many(log, 1)
     one = batch(101)
-    log.write(one.header, one.payload)
+    log.write(one)
     token = log.roll()
     assert log.retire(101) == []  # the uncommitted message is in there
-    log.commit(101, 1, len(one.payload), 1000, 0)
+    log.commit(one)
     log.synced(token)
     assert sorted(read_all(log)) == [100, 101]
     assert len(log.retire(102)) == 1
@@ -236,7 +236,7 @@ def test_a_write_that_cannot_be_cut_back_seals_the_segment() -> None:
     files.fail("uncut", 28)
     one = batch(3)
     with pytest.raises(UncutError):
-        log.write(one.header, one.payload)
+        log.write(one)
     log.abandon(4)
     append(log, batch(4))
     assert [(r.base, r.sealed) for r in log.segments()] == [(1, True), (4, False)]
@@ -362,11 +362,11 @@ def test_syncs_that_fail_beside_writes_cost_nothing(tmp_path: Path) -> None:
     while files.sync_count < 60 and len(written) < 100_000:
         one = batch(log.end, 2, body=b"x" * 50)
         try:
-            log.write(one.header, one.payload)
+            log.write(one)
         except OSError:  # the copy after a failed sync failed too
             log.abandon(one.first + 2)
             continue
-        log.commit(one.first, 2, len(one.payload), 1000, 0)
+        log.commit(one)
         written += (one.first, one.first + 1)
         while not tokens.empty():
             log.synced(tokens.get())

@@ -1,0 +1,50 @@
+# A ticket stands for something on its way to disk; replies wait for it.
+#
+# Each batch has one, made by the appender and waited for by the scanners that owe a reply.
+
+
+cdef class Ticket:
+    """Settled once, with an error or without; tells everyone who waits."""
+
+    cpdef add(self, waiter):
+        """Call ``waiter`` with the ticket when it is settled, at once if it already is."""
+        if self.done:
+            waiter(self)
+        elif self.waiters is None:
+            self.waiters = [waiter]
+        else:
+            self.waiters.append(waiter)
+
+    def settle(self, error=None):
+        assert not self.done
+        self.done = True
+        self.error = error
+        cdef list waiters = self.waiters
+        self.waiters = None
+        if waiters is not None:
+            for waiter in waiters:
+                waiter(self)
+
+
+def settled():
+    """A ticket for something that needed no disk."""
+    cdef Ticket ticket = Ticket()
+    ticket.done = True
+    return ticket
+
+
+def after(*tickets):
+    """A ticket that is settled when all of ``tickets`` are, with the first error among them."""
+    whole = Ticket()
+    left = len(tickets)
+
+    def one_settled(_):
+        nonlocal left
+        left -= 1
+        if not left:
+            errors = [ticket.error for ticket in tickets if ticket.error is not None]
+            whole.settle(errors[0] if errors else None)
+
+    for ticket in tickets:
+        ticket.add(one_settled)
+    return whole
