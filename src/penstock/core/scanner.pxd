@@ -35,7 +35,7 @@ cdef class Scanner:
     cdef int64_t defer_ms_max
     cdef int64_t msg_timeout_max_ns
 
-    cdef bytes chunk
+    cdef object chunk
     cdef unsigned char* rest
     cdef Py_ssize_t rest_capacity
     cdef const unsigned char* at
@@ -53,6 +53,7 @@ cdef class Scanner:
     cdef int64_t now_ns
     cdef int64_t wall_ns
 
+    cdef int take_in(self, owner, const unsigned char* data, Py_ssize_t size) except -1
     cdef object step(self)
     cdef object run_line(self, Py_ssize_t line_size)
     cdef object _run_rare(self, Token* tokens, int count, Py_ssize_t body_at)

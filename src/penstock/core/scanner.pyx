@@ -14,6 +14,7 @@
 # Rule 5: commands run strictly in order: after next() returned one, the following ones wait
 #         until next() is called again.
 
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
@@ -150,14 +151,30 @@ cdef class Scanner:
 
     def feed(self, bytes data not None):
         """Take in what was received; next() gives what it completes."""
+        self.take_in(data, <const unsigned char*>PyBytes_AS_STRING(data), len(data))
+
+    def feed_from(self, bytearray buffer not None, Py_ssize_t size):
+        """As feed(), for the first ``size`` bytes of a buffer.
+
+        It may be used again only after keep().
+        """
+        assert 0 <= size <= len(buffer)
+        self.take_in(buffer, <const unsigned char*>PyByteArray_AS_STRING(buffer), size)
+
+    def keep(self):
+        """Copy what was fed and not consumed, if it is not our own yet."""
+        self.keep_rest(0)
+
+    cdef int take_in(self, owner, const unsigned char* data, Py_ssize_t size) except -1:
         if self.at == self.end:
-            self.chunk = data
-            self.at = <const unsigned char*>PyBytes_AS_STRING(data)
-            self.end = self.at + len(data)
-            return
-        self.keep_rest(len(data))
-        memcpy(<unsigned char*>self.end, PyBytes_AS_STRING(data), len(data))
-        self.end += len(data)
+            self.chunk = owner
+            self.at = data
+            self.end = data + size
+            return 0
+        self.keep_rest(size)
+        memcpy(<unsigned char*>self.end, data, size)
+        self.end += size
+        return 0
 
     def next(self, int64_t now_ns, int64_t wall_ns):
         """Run commands up to one that is not for the core; None when more input is needed."""
@@ -441,10 +458,25 @@ cdef class Scanner:
         ticket.add(self.on_settled)
 
     def settle(self):
-        """Take the front of what is owed, if its ticket is settled; None otherwise."""
-        if self.owed and (<Owed>self.owed[0]).ticket.done:
-            return self.owed.pop(0)
-        return None
+        """Take off what is owed and settled, in order: (number of OK, what failed or None).
+
+        It ends at the first that failed.
+        """
+        cdef Owed owed
+        cdef Owed failed = None
+        cdef int64_t count = 0
+        cdef Py_ssize_t taken = 0
+        while failed is None and taken < len(self.owed):
+            owed = <Owed>self.owed[taken]
+            if not owed.ticket.done:
+                break
+            taken += 1
+            if owed.ticket.error is None:
+                count += owed.count
+            else:
+                failed = owed
+        del self.owed[:taken]
+        return count, failed
 
     def _count_published(self):
         if self.last_published:

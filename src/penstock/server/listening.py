@@ -50,7 +50,7 @@ def stop_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
 
 
 async def listen_tcp(
-    loop: asyncio.AbstractEventLoop, connection: Callable[[], asyncio.Protocol], given: str
+    loop: asyncio.AbstractEventLoop, connection: Callable[[], asyncio.BaseProtocol], given: str
 ) -> tuple[asyncio.Server, int]:
     """Accept connections on an address or a unix socket; the real port, -1 for a socket."""
     try:

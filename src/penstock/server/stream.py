@@ -41,8 +41,12 @@ LINGER_S = 1.0
 GREETING_TIMEOUT_S = 600.0
 MS_NS = 1_000_000
 
+# All connections receive here, one after the other: what one has not executed when its turn is over
+# it copies.  A bytes object for each read would be one more copy of everything published.
+INPUT = bytearray(256 << 10)
 
-class Stream(Facts, asyncio.Protocol):
+
+class Stream(Facts, asyncio.BufferedProtocol):
     """One client; what it commands is up to the class on top."""
 
     def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop, security: Security) -> None:
@@ -117,19 +121,26 @@ class Stream(Facts, asyncio.Protocol):
         self._timer = self._loop.call_later(GREETING_TIMEOUT_S, self.abort)
         log.debug("client=%s: connected", self.remote_address)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return INPUT
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._closed:
             return
+        scanner = self._scanner
         if self._upgrade is not None:
-            self._unwrap(data)
+            self._unwrap(bytes(INPUT[:nbytes]))
             return
-        if not self._greeted:
-            data = self._greet(data)
+        if self._greeted:
+            scanner.feed_from(INPUT, nbytes)
+        else:
+            data = self._greet(bytes(INPUT[:nbytes]))
             if not data:
                 return
-        self._scanner.feed(data)
+            scanner.feed(data)
         if not self._waiting:
             self._run()
+        scanner.keep()
         self._hold_back()
 
     def eof_received(self) -> bool:

@@ -136,18 +136,15 @@ class Connection(Stream):
 
     def _settle(self, _: Ticket) -> None:
         """Answer the publishes whose tickets are settled, in the order they came."""
-        replies = b""
-        while (owed := self._scanner.settle()) is not None:
-            error = owed.ticket.error
-            if error is not None:
-                self._write(replies)
-                command = owed.command
-                self._fail(ProtocolError(f"E_{command}_FAILED", f"{command} failed {error}"))
-                return
-            replies += frames.OK * owed.count
-        if replies:
-            self._write(replies)
-        if self._scanner.owed or self._closed:
+        scanner = self._scanner
+        count, failed = scanner.settle()
+        if count:
+            self._write(frames.OK * count)
+        if failed is not None:
+            command, error = failed.command, failed.ticket.error
+            self._fail(ProtocolError(f"E_{command}_FAILED", f"{command} failed {error}"))
+            return
+        if scanner.owed or self._closed:
             return
         parked, self._parked = self._parked, None
         if parked is not None:

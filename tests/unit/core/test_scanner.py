@@ -365,10 +365,10 @@ def test_owed_replies_are_settled_in_order() -> None:
     assert peer.owed() == [("a", "PUB", 1), ("b", "PUB", 1), ("a", "PUB", 1)]
     first, second = peer.tickets
     second.settle()
-    assert peer.scanner.settle() is None, "b's OK waits behind a's"
+    assert peer.scanner.settle() == (0, None), "b's OK waits behind a's"
     first.settle()
-    settled = [peer.scanner.settle() for _ in range(4)]
-    assert [owed and owed.ticket for owed in settled] == [first, second, first, None]
+    assert peer.scanner.settle() == (3, None) and peer.owed() == []
+    assert peer.scanner.settle() == (0, None)
     assert peer.settled_tickets == [second, first, first]
 
 
@@ -396,7 +396,24 @@ def test_none_is_not_input() -> None:
     peer = Peer()
     with pytest.raises(TypeError):
         peer.scanner.feed(None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        peer.scanner.feed_from(None, 0)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError):
+        peer.scanner.feed_from(bytearray(4), 5)
     assert peer.send(b"NOP\n") == []
+
+
+def test_bytes_and_a_shared_buffer_may_take_turns() -> None:
+    """After an upgrade what is received comes as bytes, behind what came before it."""
+    peer = Peer()
+    command = EXAMPLES["PUB"] + EXAMPLES["MPUB"]
+    for cut in range(len(command)):
+        peer.scanner.feed(command[:cut])
+        assert peer.scanner.next(NOW_NS, WALL_NS) is None
+        assert peer.send(command[cut:] + command[:cut]) == []
+        peer.scanner.feed(command[cut:])
+        assert peer.scanner.next(NOW_NS, WALL_NS) is None and peer.scanner.buffered_size == 0
+    assert peer.published() == {"t1": [b"hello", b"a", b"bb"] * 2 * len(command)}
 
 
 def test_a_subscribed_scanner_without_a_window_is_our_own_mistake() -> None:
