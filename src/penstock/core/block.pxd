@@ -15,5 +15,7 @@ cdef class Block:
     cdef const unsigned char* bytes_at
     cdef Span* spans
 
+    cdef int64_t first_index(self) noexcept
+    cdef int64_t end_index(self) noexcept
     cdef Py_ssize_t find(self, int64_t index) noexcept
     cdef Py_ssize_t offset_of(self, Py_ssize_t span, int64_t index) except -1

@@ -40,11 +40,17 @@ cdef class Block:
     @property
     def first(self):
         """The smallest index in the block."""
-        return self.spans[0].first if self.span_count else 0
+        return self.first_index()
 
     @property
     def end(self):
         """One past the largest index in the block."""
+        return self.end_index()
+
+    cdef int64_t first_index(self) noexcept:
+        return self.spans[0].first if self.span_count else 0
+
+    cdef int64_t end_index(self) noexcept:
         cdef Py_ssize_t last = self.span_count - 1
         return self.spans[last].first + self.spans[last].count if last >= 0 else 0
 

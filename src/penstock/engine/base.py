@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from penstock.core.appender import Appender
 from penstock.core.block import Block
+from penstock.core.tail import Tail
 from penstock.core.ticket import Ticket, after, settled
 from penstock.core.window import arrive
 from penstock.engine.channel import Channel
 from penstock.engine.deferred import Due
 from penstock.engine.latency import OFF, Percentiles, measured
-from penstock.engine.tail import Tail
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker

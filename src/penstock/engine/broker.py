@@ -22,6 +22,7 @@ from typing import Any
 from penstock.core.appender import Appender
 from penstock.core.deadlines import NEVER_NS
 from penstock.core.latency import Histogram
+from penstock.core.tail import TailBudget
 from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
@@ -40,7 +41,6 @@ from penstock.engine.registry import Registry
 from penstock.engine.rounds import Rounds
 from penstock.engine.scan import DeadlineScan, SampleScan, Scan
 from penstock.engine.staging import Staging
-from penstock.engine.tail import TailBudget
 from penstock.engine.topic import Topic
 from penstock.engine.turns import Timer, Turns
 from penstock.engine.writer import SYNC_SPACING_NS

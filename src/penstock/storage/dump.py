@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS, STAGED
 from penstock.core.slots import parse_record
+from penstock.core.tables import Tables
 from penstock.errors import StorageError
 from penstock.storage import journal, ledger
 from penstock.storage.dump_staging import dump_ledger, dump_staging
@@ -19,9 +20,9 @@ from penstock.storage.node import decode_node
 from penstock.storage.segment import (
     MAGIC,
     TRAILER_SIZE,
-    Tables,
     Trailer,
     decode_header,
+    decode_tables,
     decode_trailer,
     tables_good,
 )
@@ -144,7 +145,7 @@ def _dump_footer(files: Files, path: str, trailer: Trailer, out: TextIO) -> int:
         print(f"!! {trailer.tables_offset:>9}  the tables of the footer are damaged", file=out)
     else:
         at = trailer.tables_offset
-        for size, line in _table_lines(Tables.decode(data, trailer)):
+        for size, line in _table_lines(decode_tables(data, trailer)):
             print(f"{at:>12}  {line}", file=out)
             at += size
     slots = f" slots={trailer.slot_min}..{trailer.slot_max}" if trailer.origin_count else ""

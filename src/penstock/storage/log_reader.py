@@ -22,8 +22,9 @@ from penstock.core.segment import (
     resync,
     scan,
 )
+from penstock.core.tables import STRIDE, Tables, Visible
 from penstock.storage.files import Files
-from penstock.storage.segment import STRIDE, Segment, Tables, Visible
+from penstock.storage.segment import Segment
 from penstock.storage.survey import read_through_errors
 
 if TYPE_CHECKING:

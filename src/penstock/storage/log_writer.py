@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 from penstock.core.appender import Batch
 from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE
+from penstock.core.tables import Tally, Visible
 from penstock.errors import UncutError
 from penstock.storage.copying import copy_bytes
 from penstock.storage.files import Files
 from penstock.storage.segment import (
     TRAILER_SIZE,
     Segment,
-    Tally,
     Trailer,
-    Visible,
     decode_trailer,
     encode_header,
+    footer,
     segment_path,
 )
 from penstock.storage.survey import survey
@@ -125,22 +125,11 @@ class LogWriter:
                     raise
             tally = segment.tally
             assert tally is not None
-            offset = tally.size
-            size = BATCH_HEADER_SIZE + len(payload)
-            tally.add(
-                offset,
-                batch.first,
-                batch.count,
-                offset + size,
-                batch.append_ns,
-                batch.origin,
-                batch.flags,
-            )
-            self.end = tally.end
-            self.count += batch.count
-            self.size += size
             batch.segment = segment
-            batch.segment_size = tally.size
+            batch.segment_size = tally.append(batch)
+            self.end = batch.end
+            self.count += batch.count
+            self.size += BATCH_HEADER_SIZE + len(payload)
             self.events.append(batch)
 
     def needs_roll(self, low: int = 0) -> bool:
@@ -239,12 +228,12 @@ class LogWriter:
             self._files.truncate(segment.path, tally.size)
         if segment.synced.size < tally.size:
             self._sync_file(segment, tally.visible())
-        footer = tally.footer()
-        size = self._files.append(segment.path, [footer])
+        ending = footer(tally)
+        size = self._files.append(segment.path, [ending])
         self._files.sync(segment.path)
         self._sync_folder()
         self.active = None
-        self.events.append(Sealed(segment, size, decode_trailer(footer[-TRAILER_SIZE:], size)))
+        self.events.append(Sealed(segment, size, decode_trailer(ending[-TRAILER_SIZE:], size)))
 
     # A failed sync
 

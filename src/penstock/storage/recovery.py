@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, INDEX_MAX, ORIGINS, scan
+from penstock.core.tables import Visible
 from penstock.errors import StorageError
 from penstock.storage.copying import copy_bytes
 from penstock.storage.evidence import keep_evidence
@@ -29,7 +30,6 @@ from penstock.storage.segment import (
     Header,
     Segment,
     Trailer,
-    Visible,
     decode_header,
     decode_trailer,
     encode_header,

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, encode_batch_header
+from penstock.core.appender import Batch
+from penstock.core.segment import HEADER_SIZE
+from penstock.core.tables import Tally
 from penstock.storage.files import Files
 from penstock.storage.log_reader import Damage, LogReader
-from penstock.storage.segment import Segment, Tally, encode_header, side_path
+from penstock.storage.segment import Segment, encode_header, footer, side_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +47,16 @@ def write_side(
     notes: list[Damage] = []
     for index, frame, append_ns in _frames(reader, segment, sorted(set(indexes)), notes):
         publish_ns = int.from_bytes(frame[8:16], "big", signed=True)
-        parts += [encode_batch_header(frame, index, 1, append_ns, publish_ns), frame]
-        end = tally.size + BATCH_HEADER_SIZE + len(frame)
-        tally.add(tally.size, index, 1, end, append_ns, 0, 0)
+        batch = Batch(frame, index, 1, append_ns, publish_ns)
+        parts += [batch.header(), frame]
+        tally.append(batch)
     if not tally.count:
         return Relocation(segment, None, notes)
     parts[0] = encode_header(
         segment.node_id, base, base, tally.append_ns_first, instance, origin=base
     )
     assert len(parts[0]) == HEADER_SIZE
-    parts.append(tally.footer())
+    parts.append(footer(tally))
     files.write_new(path, b"".join(parts))
     side = Segment.from_tally(path, base, segment.node_id, tally)
     side.side = side.sealed = side.closed = True

@@ -12,14 +12,13 @@
 from __future__ import annotations
 
 import struct
-from array import array
-from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from google_crc32c import value as crc32c
 
-from penstock.core.segment import HEADER_SIZE, ORIGINS
+from penstock.core.segment import HEADER_SIZE
+from penstock.core.tables import Tables, Tally, Visible
 
 if TYPE_CHECKING:
     from penstock.storage.files import Files
@@ -28,10 +27,6 @@ MAGIC = b"PENSTLOG"
 VERSION = 1
 TRAILER_MAGIC = b"PSFOOTER"
 TRAILER_SIZE = 96
-
-# One entry of the sparse index for at least so many bytes: a lookup reads about as much, and 10 GB
-# of log cost 8 MB of tables.
-STRIDE = 32 * 1024
 
 _HEADER = struct.Struct(">HHQQqQQ8x")
 _TRAILER = struct.Struct(">QQQQqqIII4xqq")
@@ -75,129 +70,6 @@ class Trailer:
     @property
     def tables_size(self) -> int:
         return self.sparse_count * 24 + self.gap_count * 16 + self.origin_count * 8
-
-
-@dataclass(slots=True)
-class Visible:
-    """What readers may see of a segment: bytes, one past the last index, messages.
-
-    Never changed.  Not frozen, which would take a microsecond more for each batch.
-    """
-
-    size: int
-    end: int
-    count: int
-
-
-@dataclass(slots=True)
-class Tables:
-    """Where things are in a segment; ascending."""
-
-    indexes: array[int]
-    offsets: array[int]
-    times: array[int]
-    gaps: list[tuple[int, int]]
-    origins: array[int]
-
-    @staticmethod
-    def empty() -> Tables:
-        return Tables(array("Q"), array("Q"), array("q"), [], array("Q"))
-
-    def before(self, index: int) -> tuple[int, int]:
-        """(index, offset) of the last noted batch that starts at or below ``index``."""
-        place = bisect_right(self.indexes, index) - 1
-        if place < 0:
-            place = 0
-        return self.indexes[place], self.offsets[place]
-
-    def encode(self) -> bytes:
-        sparse = zip(self.indexes, self.offsets, self.times, strict=True)
-        parts = [_SPARSE.pack(*entry) for entry in sparse]
-        parts += [_GAP.pack(*gap) for gap in self.gaps]
-        parts += [_OFFSET.pack(offset) for offset in self.origins]
-        return b"".join(parts)
-
-    @staticmethod
-    def decode(data: bytes, trailer: Trailer) -> Tables:
-        tables = Tables.empty()
-        gaps_at = trailer.sparse_count * 24
-        origins_at = gaps_at + trailer.gap_count * 16
-        for index, offset, append_ns in _SPARSE.iter_unpack(data[:gaps_at]):
-            tables.indexes.append(index)
-            tables.offsets.append(offset)
-            tables.times.append(append_ns)
-        tables.gaps.extend(_GAP.iter_unpack(data[gaps_at:origins_at]))
-        tables.origins.extend(entry[0] for entry in _OFFSET.iter_unpack(data[origins_at:]))
-        return tables
-
-
-class Tally:
-    """What a segment holds so far, kept by the one who writes or scans it."""
-
-    __slots__ = (
-        "append_ns_first",
-        "append_ns_last",
-        "count",
-        "end",
-        "first",
-        "size",
-        "slots",
-        "tables",
-    )
-
-    def __init__(self, base: int) -> None:
-        self.first = base
-        self.end = base
-        self.count = 0
-        self.size = HEADER_SIZE
-        self.append_ns_first = 0
-        self.append_ns_last = 0
-        self.slots: set[int] = set()
-        self.tables = Tables.empty()
-
-    def add(
-        self, offset: int, first: int, count: int, end: int, append_ns: int, slot: int, flags: int
-    ) -> None:
-        """Note a batch at ``offset`` that takes the bytes up to ``end``."""
-        tables = self.tables
-        if not self.count:
-            self.first = first
-            self.append_ns_first = append_ns
-        elif first > self.end:
-            tables.gaps.append((self.end, first))
-        if not tables.offsets or offset - tables.offsets[-1] >= STRIDE:
-            tables.indexes.append(first)
-            tables.offsets.append(offset)
-            tables.times.append(append_ns)
-        if flags & ORIGINS:
-            tables.origins.append(offset)
-            self.slots.add(slot)
-        self.end = first + count
-        self.count += count
-        self.size = end
-        self.append_ns_last = append_ns
-
-    def visible(self) -> Visible:
-        return Visible(self.size, self.end, self.count)
-
-    def footer(self) -> bytes:
-        """The bytes that seal a segment whose batches end at ``size``."""
-        tables = self.tables.encode()
-        fields = _TRAILER.pack(
-            self.size,
-            self.first,
-            self.end,
-            self.count,
-            self.append_ns_first,
-            self.append_ns_last,
-            len(self.tables.indexes),
-            len(self.tables.gaps),
-            len(self.tables.origins),
-            min(self.slots, default=NO_SLOT_MIN),
-            max(self.slots, default=NO_SLOT_MAX),
-        )
-        checked = _crc(tables) + fields
-        return tables + TRAILER_MAGIC + _crc(checked) + checked
 
 
 class Segment:
@@ -316,12 +188,12 @@ class Segment:
             return None
         if not tables_good(data, self.trailer):
             # Without its tables a segment can still be walked from the start.
-            tables = Tables.empty()
+            tables = Tables()
             tables.indexes.append(self.first)
             tables.offsets.append(HEADER_SIZE)
             tables.times.append(self.append_ns_first)
         else:
-            tables = Tables.decode(data, self.trailer)
+            tables = decode_tables(data, self.trailer)
         self.tables = tables
         return tables
 
@@ -370,6 +242,47 @@ def decode_trailer(data: bytes, file_size: int) -> Trailer | None:
     if trailer.tables_offset + trailer.tables_size + TRAILER_SIZE != file_size:
         return None
     return trailer
+
+
+def encode_tables(tables: Tables) -> bytes:
+    sparse = zip(tables.indexes, tables.offsets, tables.times, strict=True)
+    parts = [_SPARSE.pack(*entry) for entry in sparse]
+    parts += [_GAP.pack(*gap) for gap in tables.gaps]
+    parts += [_OFFSET.pack(offset) for offset in tables.origins]
+    return b"".join(parts)
+
+
+def decode_tables(data: bytes, trailer: Trailer) -> Tables:
+    tables = Tables()
+    gaps_at = trailer.sparse_count * 24
+    origins_at = gaps_at + trailer.gap_count * 16
+    for index, offset, append_ns in _SPARSE.iter_unpack(data[:gaps_at]):
+        tables.indexes.append(index)
+        tables.offsets.append(offset)
+        tables.times.append(append_ns)
+    tables.gaps.extend(_GAP.iter_unpack(data[gaps_at:origins_at]))
+    tables.origins.extend(entry[0] for entry in _OFFSET.iter_unpack(data[origins_at:]))
+    return tables
+
+
+def footer(tally: Tally) -> bytes:
+    """The bytes that seal a segment whose batches end at the tally's size."""
+    tables = encode_tables(tally.tables)
+    fields = _TRAILER.pack(
+        tally.size,
+        tally.first,
+        tally.end,
+        tally.count,
+        tally.append_ns_first,
+        tally.append_ns_last,
+        len(tally.tables.indexes),
+        len(tally.tables.gaps),
+        len(tally.tables.origins),
+        min(tally.slots, default=NO_SLOT_MIN),
+        max(tally.slots, default=NO_SLOT_MAX),
+    )
+    checked = _crc(tables) + fields
+    return tables + TRAILER_MAGIC + _crc(checked) + checked
 
 
 def tables_good(data: bytes, trailer: Trailer) -> bool:

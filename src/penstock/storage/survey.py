@@ -22,8 +22,8 @@ from penstock.core.segment import (
     resync,
     scan,
 )
+from penstock.core.tables import Tally
 from penstock.storage.files import Files
-from penstock.storage.segment import Tally
 
 if TYPE_CHECKING:
     from penstock.core.segment import Batch
@@ -80,7 +80,7 @@ class Walk:
         if flags & ORIGINS:
             ordinals = self.result.fired.setdefault(slot, [])
             ordinals += decode_ordinals(piece[end:payload_end])
-        self.result.tally.add(offset, first, count, at + payload_end, append_ns, slot, flags)
+        self.result.tally.note(offset, first, count, at + payload_end, append_ns, slot, flags)
         self.index = first + count
         self.saw_batch(offset, piece, batch)
         return True

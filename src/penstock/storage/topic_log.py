@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from penstock.core.appender import Batch
 from penstock.core.block import Block
 from penstock.core.segment import HEADER_SIZE
+from penstock.core.tables import Visible
 from penstock.errors import StorageError
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
@@ -41,7 +42,7 @@ from penstock.storage.page_cache import Stretch
 from penstock.storage.ranges import Range, read_range, stretch
 from penstock.storage.relocation import Relocation, write_side
 from penstock.storage.runs import Runs
-from penstock.storage.segment import Segment, Visible
+from penstock.storage.segment import Segment
 
 # Damage found and not yet taken; more of it is found again by a later read.
 DAMAGE_MAX = 1024

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.tables import Tally
 from penstock.errors import StorageError
 from penstock.storage.files import Files
 from penstock.storage.journal import encode_channel, encode_progress, encode_topic
 from penstock.storage.recovery import recover_topic
-from penstock.storage.segment import Tally, encode_header
+from penstock.storage.segment import encode_header, footer
 from penstock.storage.topic_log import TopicLog
 from tests.crash.lossy import KEEP, LOSE, LossyFiles
 from tests.unit.storage.build import NODE_ID, append, append_many, batch, frame, read_all
@@ -233,12 +234,12 @@ def test_ten_gigabytes_of_backlog_open_in_a_moment(folder: str) -> None:
         first = base + place * 1000
         one = batch(first, 1000)
         tally = Tally(first)
-        tally.add(64, first, 1000, size, 5, 0, 0)
+        tally.note(64, first, 1000, size, 5, 0, 0)
         with Path(f"{folder}/{first:020d}.log").open("wb") as file:
             file.write(encode_header(NODE_ID, first, first, 5, 0xAB) + one.bytes)
             file.truncate(size)
             file.seek(size)
-            file.write(tally.footer())
+            file.write(footer(tally))
     started = time.perf_counter()
     found = recover_topic(Files(), folder, NODE_ID, 0)
     elapsed = time.perf_counter() - started

@@ -1,0 +1,98 @@
+# Where things are in a segment of a topic log, and what it holds so far.
+#
+#     sparse   (index, offset, append time) of one batch for each 32 KiB
+#     gaps     [start, end) of indexes that lie between its batches and do not exist
+#     origins  offsets of the batches that were deferred
+#
+# They grow with each batch that is written or found, and are the footer of a sealed file
+# (storage/segment.py).
+#
+# Rule 1: no I/O.  A tally belongs to whoever writes or walks the file.
+# Rule 2: a Visible never changes: other threads look at it.
+
+from array import array
+from bisect import bisect_right
+
+from libc.stdint cimport int64_t
+
+from penstock.core.appender cimport Batch
+
+# One entry of the sparse index for at least so many bytes: a lookup reads about as much, and 10 GB
+# of log cost 8 MB of tables.
+STRIDE = 32 * 1024
+
+cdef enum:
+    HEADER = 64             # as in core/segment.pyx
+    BATCH_HEADER = 56
+    ORIGINS = 1
+    STRIDE_SIZE = 32 * 1024
+
+
+cdef class Visible:
+    """What readers may see of a segment: bytes, one past the last index, messages."""
+
+    def __init__(self, int64_t size, int64_t end, int64_t count):
+        self.size = size
+        self.end = end
+        self.count = count
+
+    def __repr__(self):
+        return f"Visible(size={self.size}, end={self.end}, count={self.count})"
+
+
+cdef class Tables:
+    """Where things are in a segment; ascending."""
+
+    def __init__(self):
+        self.indexes = array("Q")
+        self.offsets = array("Q")
+        self.times = array("q")
+        self.gaps = []
+        self.origins = array("Q")
+
+    def before(self, index):
+        """(index, offset) of the last noted batch that starts at or below ``index``."""
+        place = max(0, bisect_right(self.indexes, index) - 1)
+        return self.indexes[place], self.offsets[place]
+
+
+cdef class Tally:
+    """What a segment holds so far."""
+
+    def __init__(self, int64_t base):
+        self.first = self.end = base
+        self.size = HEADER
+        self.slots = set()
+        self.tables = Tables()
+
+    def append(self, Batch batch not None):
+        """Note a batch that was put behind the others; returns where it ends."""
+        self.note(self.size, batch.first, batch.count,
+                  self.size + BATCH_HEADER + len(batch.payload), batch.append_ns, batch.origin,
+                  batch.flags)
+        return self.size
+
+    cpdef note(self, int64_t offset, int64_t first, int64_t count, int64_t end, int64_t append_ns,
+               int64_t slot, int flags):
+        """Note a batch at ``offset`` that takes the bytes up to ``end``."""
+        cdef Tables tables = self.tables
+        if not self.count:
+            self.first = first
+            self.append_ns_first = append_ns
+        elif first > self.end:
+            tables.gaps.append((self.end, first))
+        if not self.count or offset - self.noted >= STRIDE_SIZE:
+            self.noted = offset
+            tables.indexes.append(first)
+            tables.offsets.append(offset)
+            tables.times.append(append_ns)
+        if flags & ORIGINS:
+            tables.origins.append(offset)
+            self.slots.add(slot)
+        self.end = first + count
+        self.count += count
+        self.size = end
+        self.append_ns_last = append_ns
+
+    def visible(self):
+        return Visible(self.size, self.end, self.count)
