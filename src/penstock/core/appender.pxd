@@ -45,7 +45,9 @@ cdef class Appender:
 
     cdef int append(self, const unsigned char* body, Py_ssize_t size,
                     int64_t timestamp_ns) except -1
-    cdef int append_multi(self, const unsigned char* p, int64_t count,
+    cdef int append_multi(self, const unsigned char* p, Py_ssize_t total, int64_t count,
                           int64_t timestamp_ns) except -1
+    cdef uint64_t next_id(self) noexcept
+    cdef int begin(self, int64_t timestamp_ns, Py_ssize_t size) except -1
     cdef int open(self) except -1
     cdef int reserve(self, Py_ssize_t size) except -1

@@ -205,34 +205,49 @@ cdef class Appender:
 
     cdef int append(self, const unsigned char* body, Py_ssize_t size,
                     int64_t timestamp_ns) except -1:
-        if not self.count:
-            self.open()
-            self.publish_ns = timestamp_ns
-        elif timestamp_ns < self.publish_ns:
-            self.publish_ns = timestamp_ns
-        self.reserve(FRAME_HEADER + size)
-        store_frame(self.buffer + self.size, body, size, timestamp_ns,
-                    <uint64_t>self.node_id << 54 | <uint64_t>(self.first + self.count))
+        self.begin(timestamp_ns, FRAME_HEADER + size)
+        store_frame(self.buffer + self.size, body, size, timestamp_ns, self.next_id())
         self.size += FRAME_HEADER + size
         self.body_size += size
         self.count += 1
         return 0
 
-    cdef int append_multi(self, const unsigned char* p, int64_t count,
+    cdef int append_multi(self, const unsigned char* p, Py_ssize_t total, int64_t count,
                           int64_t timestamp_ns) except -1:
-        # ``p``: ``count`` times (length u32, body), already checked by the scanner.
+        # ``p``: ``count`` times (length u32, body), ``total`` bytes, checked by the scanner.
+        cdef Py_ssize_t body_size = total - 4 * count, size
+        cdef unsigned char* to
+        cdef uint64_t id
         cdef int64_t i
-        cdef Py_ssize_t size
+        self.begin(timestamp_ns, FRAME_HEADER * count + body_size)
+        to = self.buffer + self.size
+        id = self.next_id()
         for i in range(count):
             size = load_u32(p)
-            self.append(p + 4, size, timestamp_ns)
+            store_frame(to, p + 4, size, timestamp_ns, id + <uint64_t>i)
             p += 4 + size
+            to += FRAME_HEADER + size
+        self.size += FRAME_HEADER * count + body_size
+        self.body_size += body_size
+        self.count += count
+        return 0
+
+    cdef uint64_t next_id(self) noexcept:
+        return <uint64_t>self.node_id << 54 | <uint64_t>(self.first + self.count)
+
+    cdef int begin(self, int64_t timestamp_ns, Py_ssize_t size) except -1:
+        # There is a batch, with room for ``size`` more bytes.
+        if not self.count:
+            self.open()
+            self.publish_ns = timestamp_ns
+        elif timestamp_ns < self.publish_ns:
+            self.publish_ns = timestamp_ns
+        if self.size + size > self.capacity:
+            self.reserve(size)
         return 0
 
     cdef int reserve(self, Py_ssize_t size) except -1:
         cdef Py_ssize_t capacity
-        if self.size + size <= self.capacity:
-            return 0
         capacity = max(CAPACITY_MIN, self.expected, self.capacity * 2, self.size + size)
         if self.payload == NULL:
             self.payload = PyBytes_FromStringAndSize(NULL, capacity)

@@ -388,7 +388,8 @@ cdef class Scanner:
         missing = self.check_multi(message_count, body_at + 8)
         if missing is not None:
             return missing
-        appender.append_multi(self.at + body_at + 8, message_count, self.wall_ns)
+        appender.append_multi(self.at + body_at + 8, self.multi_at - body_at - 8, message_count,
+                              self.wall_ns)
         self.owe(appender, message_count, "MPUB")
         self.consume(self.multi_at)
         return CONTINUE

@@ -29,7 +29,7 @@ from penstock.storage.page_cache import is_cached
 MODE_FILE = 0o600
 MODE_FOLDER = 0o755
 
-# The kernel takes at most this many pieces in one writev.
+# The kernel takes no more than this many pieces in one writev.
 PARTS_MAX = 1024
 
 # Reads of the loop; a batch may be larger, then the buffer grows to it.
@@ -144,15 +144,22 @@ class Files:
         try:
             with handle.lock:
                 old_size = handle.size
+                size = old_size + sum(map(len, parts))
                 try:
-                    handle.size = _pwrite_all(handle.fd, parts, old_size)
+                    written = (
+                        os.pwritev(handle.fd, parts, old_size) if len(parts) < PARTS_MAX else 0
+                    )
+                    if old_size + written != size:
+                        # What stops it (a full disk, as a rule) is told by the next one.
+                        _pwrite_all(handle.fd, b"".join(parts), old_size)
                 except OSError as error:
                     try:
                         os.ftruncate(handle.fd, old_size)
                     except OSError as second:
                         raise UncutError(f"{path}: {error}; and cutting back: {second}") from error
                     raise
-                return handle.size
+                handle.size = size
+                return size
         finally:
             self._unpin(handle)
 
@@ -167,7 +174,7 @@ class Files:
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE_FILE)
             try:
-                _pwrite_all(fd, [data], 0)
+                _pwrite_all(fd, data, 0)
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -364,18 +371,10 @@ def _pread_all(fd: int, offset: int, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def _pwrite_all(fd: int, parts: Sequence[bytes], offset: int) -> int:
-    if len(parts) <= PARTS_MAX:
-        end = offset + sum(map(len, parts))
-        written = os.pwritev(fd, parts, offset)
-        if offset + written == end:
-            return end
-    # A short write: what stops it (a full disk, as a rule) is told by the next one.
-    data = b"".join(parts)
+def _pwrite_all(fd: int, data: bytes, offset: int) -> None:
     done = 0
     while done < len(data):
         written = os.pwrite(fd, memoryview(data)[done:], offset + done)
         if written == 0:
             raise OSError(errno.EIO, "the disk takes no more bytes")
         done += written
-    return offset + len(data)
