@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memchr, memcpy
 
 from penstock.core.block cimport Block
 from penstock.core.segment cimport encode_header
@@ -76,30 +76,9 @@ cdef void store_frame(unsigned char* p, const unsigned char* body, Py_ssize_t si
     memcpy(p + FRAME_HEADER, body, size)
 
 
-def split_multi(bytes body, int64_t count_max, int64_t size_max):
-    """The messages of an MPUB body: count i32, then (length i32, bytes) each.
-
-    ValueError says BAD_BODY or BAD_MESSAGE; bytes after the last message are ignored, as in nsqd.
-    """
-    cdef const unsigned char* p = body
-    cdef Py_ssize_t at = 4, end = len(body)
-    cdef int64_t i, size, count
-    if end < 4:
-        raise ValueError("BAD_BODY")
-    count = <int32_t>load_u32(p)
-    if not 1 <= count <= count_max:
-        raise ValueError("BAD_BODY")
-    cdef list bodies = []
-    for i in range(count):
-        if at + 4 > end:
-            raise ValueError("BAD_MESSAGE")
-        size = <int32_t>load_u32(p + at)
-        at += 4
-        if not 0 < size <= size_max or at + size > end:
-            raise ValueError("BAD_MESSAGE")
-        bodies.append(body[at:at + size])
-        at += size
-    return bodies
+cdef inline Py_ssize_t line_size(const unsigned char* p, const unsigned char* end) noexcept:
+    cdef const unsigned char* found = <const unsigned char*>memchr(p, c'\n', end - p)
+    return (end if found == NULL else found) - p
 
 
 cdef class Batch:
@@ -163,6 +142,54 @@ cdef class Appender:
         cdef bytes body
         for body in bodies:
             self.append(body, len(body), timestamp_ns)
+
+    def extend_multi(self, bytes body not None, int64_t count_max, int64_t size_max,
+                     int64_t timestamp_ns):
+        """Append the messages of an MPUB body: count i32, then (length i32, bytes) each.
+
+        ValueError says BAD_BODY or BAD_MESSAGE, and nothing is appended; bytes after the last
+        message are ignored, as in nsqd.
+        """
+        cdef const unsigned char* p = body
+        cdef Py_ssize_t at = 4, end = len(body)
+        cdef int64_t i, size, count
+        if end < 4:
+            raise ValueError("BAD_BODY")
+        count = <int32_t>load_u32(p)
+        if not 1 <= count <= count_max:
+            raise ValueError("BAD_BODY")
+        for i in range(count):
+            if at + 4 > end:
+                raise ValueError("BAD_MESSAGE")
+            size = <int32_t>load_u32(p + at)
+            at += 4
+            if not 0 < size <= size_max or at + size > end:
+                raise ValueError("BAD_MESSAGE")
+            at += size
+        self.append_multi(p + 4, at - 4, count, timestamp_ns)
+
+    def extend_lines(self, bytes body not None, int64_t size_max, int64_t timestamp_ns):
+        """Append one message a line and return how many; empty lines do not count.
+
+        ValueError says MSG_TOO_BIG, and nothing is appended.
+        """
+        cdef const unsigned char* p = body
+        cdef const unsigned char* end = p + len(body)
+        cdef int64_t count = 0
+        cdef Py_ssize_t size
+        while p < end:
+            size = line_size(p, end)
+            if size > size_max:
+                raise ValueError("MSG_TOO_BIG")
+            count += size > 0
+            p += size + 1
+        p = body
+        while p < end:
+            size = line_size(p, end)
+            if size:
+                self.append(p, size, timestamp_ns)
+            p += size + 1
+        return count
 
     def seal(self, int64_t append_ns):
         """End the batch and return it; a new one begins."""

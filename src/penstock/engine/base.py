@@ -75,11 +75,26 @@ class BaseTopic(ABC):
     def publish(self, bodies: list[bytes]) -> Ticket:
         """Append messages, all or none; the ticket is settled when they are stored."""
         if self.closed:
-            refused = Ticket()
-            refused.settle(OSError("exiting"))
-            return refused
+            return _refused()
         self.appender.extend(bodies, self.broker.clock.wall_ns())
         return self.appender.ticket
+
+    def publish_multi(self, body: bytes) -> Ticket:
+        """As publish(), for the messages in the body of an MPUB; ValueError if it is none."""
+        if self.closed:
+            return _refused()
+        options = self.broker.options
+        count_max, size_max = (options.max_body_size - 4) // 5, options.max_msg_size
+        self.appender.extend_multi(body, count_max, size_max, self.broker.clock.wall_ns())
+        return self.appender.ticket
+
+    def publish_lines(self, body: bytes) -> Ticket:
+        """As publish(), for a message a line; ValueError if one is too large."""
+        if self.closed:
+            return _refused()
+        size_max = self.broker.options.max_msg_size
+        count = self.appender.extend_lines(body, size_max, self.broker.clock.wall_ns())
+        return self.appender.ticket if count else settled()
 
     def count_in(self, block: Block, body_size: int) -> None:
         """A stored batch becomes visible: count it and let the channels have it."""
@@ -188,3 +203,9 @@ class BaseTopic(ABC):
     @abstractmethod
     def journal_later(self) -> None:
         """A channel has progress to journal."""
+
+
+def _refused() -> Ticket:
+    ticket = Ticket()
+    ticket.settle(OSError("exiting"))
+    return ticket

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-from penstock.core.appender import split_multi
-from penstock.core.ticket import Ticket, after, settled
+from penstock.core.ticket import Ticket, after
 from penstock.engine.names import is_valid_name
 from penstock.engine.views import BrokerView, TopicView
 from penstock.errors import StorageError
@@ -66,12 +65,13 @@ class Publishing:
         topic, created = self._topic(request)
         if request.oversize:
             raise HttpError(413, "BODY_TOO_BIG")
-        if flag(request, "binary", absent=False):
-            bodies = self._binary(request.body)
-        else:
-            bodies = self._lines(request.body)
+        binary = flag(request, "binary", absent=False)
         try:
-            ticket = topic.publish(bodies) if bodies else settled()
+            # A CR belongs to its line, and nsqd answers 413 to whatever is wrong.
+            publish = topic.publish_multi if binary else topic.publish_lines
+            ticket = publish(request.body)
+        except ValueError as error:
+            raise HttpError(413, str(error)) from None
         except (OSError, StorageError):
             return _EXITING
         return _pending(created, ticket)
@@ -97,22 +97,6 @@ class Publishing:
             if 0 <= delay_ns <= self._broker.options.max_defer_ns:
                 return delay_ns
         raise HttpError(400, "INVALID_DEFER")
-
-    def _lines(self, body: bytes) -> list[bytes]:
-        """One message a line; a CR belongs to it, empty lines do not count."""
-        bodies = [line for line in body.split(b"\n") if line]
-        size_max = self._broker.options.max_msg_size
-        if len(body) > size_max and any(len(line) > size_max for line in bodies):
-            raise HttpError(413, "MSG_TOO_BIG")
-        return bodies
-
-    def _binary(self, body: bytes) -> list[bytes]:
-        """MPUB's layout without its outer size.  nsqd answers 413 to every violation."""
-        options = self._broker.options
-        try:
-            return split_multi(body, (options.max_body_size - 4) // 5, options.max_msg_size)
-        except ValueError as error:
-            raise HttpError(413, str(error)) from None
 
 
 def flag(request: Request, name: str, *, absent: bool) -> bool:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.appender import INDEX_BITS, Appender
 from penstock.engine import ids
 from tests.blocks import frame, read_frames
+from tests.scanners import sized
 
 
 class Opened:
@@ -132,3 +135,44 @@ def test_timestamps_are_signed_64_bit(timestamp_ns: int) -> None:
 def test_a_node_id_of_more_than_ten_bits_is_refused(node_id: int) -> None:
     with pytest.raises(AssertionError):
         Opened(node_id=node_id)
+
+
+BODIES = st.lists(st.binary(min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+@given(BODIES, st.binary(max_size=5))
+def test_an_mpub_body_is_all_its_messages_or_none(bodies: list[bytes], rest: bytes) -> None:
+    whole = struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))
+    appender = Opened().appender
+    for cut in range(len(whole)):
+        with pytest.raises(ValueError, match="BAD_BODY" if cut < 4 else "BAD_MESSAGE"):
+            appender.extend_multi(whole[:cut], 5, 6, 1)
+    for count_max, size_max in ((len(bodies) - 1, 6), (5, max(map(len, bodies)) - 1)):
+        with pytest.raises(ValueError, match="BAD_"):
+            appender.extend_multi(whole, count_max, size_max, 1)
+    assert appender.count == 0
+    appender.extend_multi(whole + rest, 5, 6, 7)
+    batch = appender.seal(0)
+    assert [sent.body for sent in read_frames(batch.payload)] == bodies
+    assert (batch.count, batch.publish_ns) == (len(bodies), 7)
+    assert batch.body_size == sum(map(len, bodies))
+
+
+@pytest.mark.parametrize("count", [0, -1, -(2**31)])
+def test_an_mpub_body_of_no_messages_is_none(count: int) -> None:
+    with pytest.raises(ValueError, match="BAD_BODY"):
+        Opened().appender.extend_multi(struct.pack(">i", count) + sized(b"x"), 5, 6, 1)
+
+
+@given(st.lists(st.sampled_from([b"", b"a", b"\r", b"bcd", b"\0\0"])).map(b"\n".join))
+def test_lines_are_messages(body: bytes) -> None:
+    lines = [line for line in body.split(b"\n") if line]
+    appender = Opened().appender
+    longest = max(map(len, lines), default=0)
+    if longest:
+        with pytest.raises(ValueError, match="MSG_TOO_BIG"):
+            appender.extend_lines(body, longest - 1, 1)
+        assert appender.count == 0
+    assert appender.extend_lines(body, longest, 1) == len(lines)
+    if lines:
+        assert [sent.body for sent in read_frames(appender.seal(0).payload)] == lines

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.core.appender import Appender
 from penstock.core.ticket import Ticket, settled
 from penstock.engine.latency import OFF, Percentiles
 from penstock.engine.options import Options
+from tests.blocks import read_frames
 
 
 @dataclass(eq=False)
@@ -91,6 +93,19 @@ class MemoryTopic:
             self.message_count += len(bodies)
             self.message_bytes += sum(map(len, bodies))
         return self._broker.ticket()
+
+    def publish_multi(self, body: bytes) -> Ticket:
+        options, appender = self._broker.options, Appender("t", 0, 0, lambda: None)
+        appender.extend_multi(body, (options.max_body_size - 4) // 5, options.max_msg_size, 0)
+        return self._publish_all(appender)
+
+    def publish_lines(self, body: bytes) -> Ticket:
+        appender = Appender("t", 0, 0, lambda: None)
+        count = appender.extend_lines(body, self._broker.options.max_msg_size, 0)
+        return self._publish_all(appender) if count else settled()
+
+    def _publish_all(self, appender: Appender) -> Ticket:
+        return self.publish([sent.body for sent in read_frames(appender.seal(0).payload)])
 
     def empty(self) -> Ticket:
         self.bodies.clear()
