@@ -245,3 +245,24 @@ def test_a_file_is_lent_while_it_is_open_and_in_memory(tmp_path: Path) -> None:
     assert fd is not None
     os.close(fd)
     files.close()
+
+
+def test_appends_take_turns_while_descriptors_come_and_go(tmp_path: Path) -> None:
+    """Whatever is closed and opened meanwhile, nothing is written over."""
+    files = Files(open_max=2)
+    count, workers = 400, 4
+
+    def append(worker: int) -> None:
+        for number in range(count):
+            files.append(f"{tmp_path}/log", [b"%d %6d" % (worker, number), b"\n"])
+            files.append(f"{tmp_path}/{worker}{number % 3}", [b"1"])
+
+    threads = [threading.Thread(target=append, args=(worker,)) for worker in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = (tmp_path / "log").read_bytes().splitlines()
+    assert len(lines) == len(set(lines)) == count * workers
+    assert files.open_count <= 2 + workers
+    files.close()

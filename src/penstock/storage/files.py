@@ -1,8 +1,8 @@
 # The seam to the operating system: the only code of Penstock that opens, writes or removes files.
 #
 # Rule 1: files are named by path (str, absolute or as the data path was given).  Descriptors are
-#         an affair of this module: at most `open_max` stay open, the longest unused goes first,
-#         one in use by another thread is never closed under it.
+#         an affair of this module: at most `open_max` stay open, one that was not used of late goes
+#         first, one in use by another thread is never closed under it.
 # Rule 2: an append is whole or nothing.
 # Rule 3: nothing is durable before `sync` of the file and, for its name, `sync_folder`.
 # Rule 4: all methods may be called from any thread; two appends to one file take turns.
@@ -19,10 +19,10 @@ import errno
 import fcntl
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from penstock.core.pins import Pins
 from penstock.errors import LockedError, UncutError
 from penstock.storage.page_cache import is_cached
 
@@ -38,16 +38,21 @@ BUFFER_SIZE = 512 * 1024
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
-class _Handle:
-    __slots__ = ("fd", "kept", "lock", "path", "size", "users")
+class _Handle(Pins):
+    __slots__ = ("fd", "lock", "path", "size")
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self.fd = fd
-        self.size = os.fstat(fd).st_size
-        self.users = 1
-        self.kept = True
+        self.size = -1  # see end()
         self.lock = threading.Lock()
+        self.take()
+
+    def end(self) -> int:
+        """The size; under the lock, and late: before that, another handle may have been used."""
+        if self.size < 0:
+            self.size = os.fstat(self.fd).st_size
+        return self.size
 
 
 class Files:
@@ -56,8 +61,8 @@ class Files:
     def __init__(self, open_max: int = 256, *, read_only: bool = False) -> None:
         self._open_max = open_max
         self._access = os.O_RDONLY if read_only else os.O_RDWR
-        self._handles: OrderedDict[str, _Handle] = OrderedDict()
-        self._lock = threading.Lock()
+        self._handles: dict[str, _Handle] = {}
+        self._lock = threading.Lock()  # to change which handles there are, not to look one up
         self._name_changes = 0
         self._folder_locks: dict[str, int] = {}
         self._nowait = bool(_NOWAIT)
@@ -143,7 +148,7 @@ class Files:
         handle = self._pin_open(path) or self._pin_new(path, create=True)
         try:
             with handle.lock:
-                old_size = handle.size
+                old_size = handle.size if handle.size >= 0 else handle.end()
                 size = old_size + sum(map(len, parts))
                 try:
                     written = (
@@ -188,13 +193,14 @@ class Files:
     def allocate(self, path: str, size: int) -> None:
         """Make the file ``size`` bytes long with room on the disk for all of them."""
         with self._using(path, create=True) as handle, handle.lock:
+            old_size = handle.end()
             try:
                 os.posix_fallocate(handle.fd, 0, size)
                 os.fsync(handle.fd)
             except OSError:
-                os.ftruncate(handle.fd, handle.size)
+                os.ftruncate(handle.fd, old_size)
                 raise
-            handle.size = max(size, handle.size)
+            handle.size = max(size, old_size)
 
     def sync(self, path: str) -> None:
         with self._using(path, create=False) as handle:
@@ -263,10 +269,7 @@ class Files:
         with self._lock:
             handles = list(self._handles.values())
             self._handles.clear()
-            for handle in handles:
-                handle.kept = False
-                if not handle.users:
-                    os.close(handle.fd)
+        _close_all([handle for handle in handles if handle.drop()])
         for folder in list(self._folder_locks):
             self.unlock(folder)
 
@@ -285,12 +288,8 @@ class Files:
             self._unpin(handle)
 
     def _pin_open(self, path: str) -> _Handle | None:
-        with self._lock:
-            handle = self._handles.get(path)
-            if handle is not None:
-                handle.users += 1
-                self._handles.move_to_end(path)
-            return handle
+        handle = self._handles.get(path)
+        return handle if handle is not None and handle.take() else None
 
     def _pin_new(self, path: str, create: bool) -> _Handle:
         # The open itself may wait for a disk, so it happens outside of the lock.  If a name changed
@@ -299,12 +298,10 @@ class Files:
         while True:
             changes = self._name_changes
             fresh = _Handle(path, os.open(path, flags, MODE_FILE))
-            surplus: Sequence[_Handle] = [fresh]
+            surplus: Sequence[_Handle] = [fresh]  # if another thread was quicker
             with self._lock:
-                handle = self._handles.get(path)
-                if handle is not None:  # another thread was quicker
-                    handle.users += 1
-                elif changes == self._name_changes:
+                handle = self._pin_open(path)
+                if handle is None and changes == self._name_changes:
                     handle = self._handles[path] = fresh
                     surplus = self._take_surplus()
             _close_all(surplus)
@@ -315,32 +312,29 @@ class Files:
         count = len(self._handles) - self._open_max
         if count <= 0:
             return []
-        surplus = [h for h in self._handles.values() if not h.users][:count]
+        idle = [handle for handle in self._handles.values() if not handle.users]
+        idle.sort(key=lambda handle: handle.recent)
+        # One that is taken this moment stays: two handles of a file would not agree on its size.
+        surplus = [handle for handle in idle[:count] if handle.drop_unused()]
         for handle in surplus:
             del self._handles[handle.path]
+        for handle in idle:
+            handle.recent = False
         return surplus
 
     def _unpin(self, handle: _Handle) -> None:
-        with self._lock:
-            handle.users -= 1
-            last = not handle.users and not handle.kept
-        if last:
+        if handle.give():
             os.close(handle.fd)
 
     def _forget(self, path: str) -> None:
         # A renamed or removed file, or all files of a renamed folder: a descriptor that stayed
         # open would keep a deleted topic's bytes on the disk.  Whoever reads one right now
         # finishes on the old descriptor.
-        unused = []
         with self._lock:
             self._name_changes += 1
             gone = [name for name in self._handles if name == path or name.startswith(path + "/")]
-            for name in gone:
-                handle = self._handles.pop(name)
-                handle.kept = False
-                if not handle.users:
-                    unused.append(handle)
-        _close_all(unused)
+            handles = [self._handles.pop(name) for name in gone]
+        _close_all([handle for handle in handles if handle.drop()])
 
 
 def _close_all(handles: Sequence[_Handle]) -> None:
