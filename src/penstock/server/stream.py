@@ -44,6 +44,7 @@ MS_NS = 1_000_000
 # All connections receive here, one after the other: what one has not executed when its turn is over
 # it copies.  A bytes object for each read would be one more copy of everything published.
 INPUT = bytearray(256 << 10)
+INPUT_VIEW = memoryview(INPUT)
 
 
 class Stream(Facts, asyncio.BufferedProtocol):
@@ -129,12 +130,12 @@ class Stream(Facts, asyncio.BufferedProtocol):
             return
         scanner = self._scanner
         if self._upgrade is not None:
-            self._unwrap(bytes(INPUT[:nbytes]))
+            self._unwrap(INPUT_VIEW[:nbytes].tobytes())
             return
         if self._greeted:
             scanner.feed_from(INPUT, nbytes)
         else:
-            data = self._greet(bytes(INPUT[:nbytes]))
+            data = self._greet(INPUT_VIEW[:nbytes].tobytes())
             if not data:
                 return
             scanner.feed(data)
