@@ -1,9 +1,12 @@
 """Keeps a topic's journal: buffers its records, writes them elsewhere, compacts it in time.
 
 Rule 1: one write at a time, in order; what is added meanwhile goes with the next one.
-Rule 2: after a failed write the file's end is unknown to us, so the next write is a whole
-        snapshot.  Memory stays bounded while the disk is full: nothing piles up.
-Rule 3: the file stays within a few times the size of a snapshot, which follows what is
+Rule 2: one sync at a time, beside the writes: however slow a disk syncs, what was finished is in
+        the file soon, where kill -9 does not take it.
+Rule 3: after a failed write the file's end is unknown to us, and after a failed sync what is in it;
+        so the next write is a whole snapshot.  Memory stays bounded while the disk is full: nothing
+        piles up.
+Rule 4: the file stays within a few times the size of a snapshot, which follows what is
         unfinished (R10).
 """
 
@@ -34,16 +37,17 @@ class JournalKeeper:
         self._disk = disk
         self._snapshot = snapshot
         self._health = health
-        self._ticket: Ticket | None = None
+        self._ticket: Ticket | None = None  # of what is to be written
+        self._written = settled()  # of the last write
+        self._unsynced: list[Ticket] = []  # who waits for the next sync
         self._opened = False
-        self._writing = False
+        self._syncing = False
         self._whole = False
-        self._sync = False
         self._compacted_size = 0
 
     @property
     def idle(self) -> bool:
-        return not self._writing and self._ticket is None
+        return self._written.done and self._ticket is None and not self._syncing
 
     @property
     def size(self) -> int:
@@ -60,14 +64,15 @@ class JournalKeeper:
 
     def flush(self, *, sync: bool = False) -> Ticket:
         """A ticket for everything added so far; with ``sync`` a power cut does not take it."""
-        self._sync = self._sync or sync
-        if self._ticket is None:
-            if not (self._journal.buffer_size or self._whole or self._sync):
-                return settled()
+        if self._ticket is None and (self._journal.buffer_size or self._whole):
             self._ticket = Ticket()
-        ticket = self._ticket
-        if self._opened and not self._writing:
+        written = self._ticket or self._written
+        if self._ticket is not None and self._opened and self._written.done:
             self._write()
+        if not sync:
+            return written
+        ticket = Ticket()
+        written.add(partial(self._sync_after, ticket))
         return ticket
 
     def open(self) -> None:
@@ -82,9 +87,8 @@ class JournalKeeper:
             ticket.settle(error)
 
     def _write(self) -> None:
-        ticket, self._ticket = self._ticket, None
-        assert ticket is not None
-        self._writing = True
+        assert self._ticket is not None and self._written.done
+        self._written, self._ticket = self._ticket, None
         limit = max(COMPACT_SIZE_MIN, COMPACT_FACTOR * self._compacted_size)
         whole = self._whole or self._journal.size > limit
         if whole:
@@ -93,19 +97,42 @@ class JournalKeeper:
             self._journal.take()
             work = partial(self._journal.compact, records)
         else:
-            work = partial(self._journal.write, self._journal.take(), sync=self._sync)
-        self._sync = False
-        self._disk.submit(work, partial(self._written, ticket, whole))
+            work = partial(self._journal.write, self._journal.take())
+        self._disk.submit(work, partial(self._wrote, whole))
 
-    def _written(self, ticket: Ticket, whole: bool, _: None, error: BaseException | None) -> None:
-        self._writing = False
+    def _wrote(self, whole: bool, _: None, error: BaseException | None) -> None:
         self._health(error)
         if error is not None:
             self._whole = True
-            ticket.settle(error if isinstance(error, Exception) else OSError(str(error)))
-        else:
-            if whole:
-                self._compacted_size = self._journal.size
-            ticket.settle()
-        if self._ticket is not None:
+        elif whole:
+            self._compacted_size = self._journal.size
+        self._written.settle(_failure(error))
+        if self._ticket is not None and self._written.done:
             self._write()
+
+    def _sync_after(self, ticket: Ticket, written: Ticket) -> None:
+        if written.error is not None:
+            ticket.settle(written.error)
+            return
+        self._unsynced.append(ticket)
+        if not self._syncing:
+            self._sync()
+
+    def _sync(self) -> None:
+        tickets, self._unsynced = self._unsynced, []
+        self._syncing = True
+        self._disk.submit(self._journal.sync, partial(self._synced, tickets))
+
+    def _synced(self, tickets: list[Ticket], _: None, error: BaseException | None) -> None:
+        self._syncing = False
+        self._health(error)
+        if error is not None:
+            self._whole = True
+        for ticket in tickets:
+            ticket.settle(_failure(error))
+        if self._unsynced and not self._syncing:
+            self._sync()
+
+
+def _failure(error: BaseException | None) -> Exception | None:
+    return error if error is None or isinstance(error, Exception) else OSError(str(error))

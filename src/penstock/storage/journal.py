@@ -378,17 +378,16 @@ class Journal:
         self.buffer_size = 0
         return taken
 
-    def write(self, data: bytes, *, sync: bool = False) -> None:
+    def write(self, data: bytes) -> None:
         """Append records; blocking.  After an error compact() must be what comes next."""
         if data:
             made = self.size == 0
             self.size = self._files.append(self.path, [data])
             if made:
                 self._files.sync_folder(self.path.rpartition("/")[0])
-        if sync:
-            self.sync()
 
     def sync(self) -> None:
+        """Make durable what was written; blocking, and fine beside a write."""
         if self.size:
             self._files.sync(self.path)
 
