@@ -181,7 +181,8 @@ class _Recovery:
             self.judge(path, bad.offset, bad.end, known, "batch")
         if not found.tally.count:
             if not found.errors:
-                self.notes.append(f"{path}: holds no message, removed")
+                if size or synced_offset or not last:  # else it was made right before a kill
+                    self.notes.append(f"{path}: holds no message, removed")
                 self.files.unlink(path)
             return None
         node_id = header.node_id if header is not None else found.node_id or 0

@@ -11,7 +11,12 @@ import pytest
 from penstock.core.tables import Tally
 from penstock.errors import StorageError
 from penstock.storage.files import Files
-from penstock.storage.journal import encode_channel, encode_progress, encode_topic
+from penstock.storage.journal import (
+    encode_channel,
+    encode_progress,
+    encode_synced,
+    encode_topic,
+)
 from penstock.storage.recovery import recover_topic
 from penstock.storage.segment import encode_header, footer
 from penstock.storage.topic_log import TopicLog
@@ -33,6 +38,19 @@ def test_an_empty_folder_is_an_empty_log_and_stays_empty(folder: str) -> None:
     found = recover_topic(Files(), folder, NODE_ID, 777)
     assert (found.log.end, found.log.count, found.log.instance) == (777, 0, 0xAB)
     assert list(Path(folder).iterdir()) == []
+
+
+def test_a_file_that_was_made_and_not_written_goes_without_a_word(folder: str) -> None:
+    """Whoever is killed between the two leaves one behind."""
+    append_many(make(folder), 5)
+    empty = Path(f"{folder}/{200:020d}.log")
+    empty.touch()
+    found = recover_topic(Files(), folder, NODE_ID, 0)
+    assert found.notes == [] and found.log.count == 5 and not empty.exists()
+    empty.touch()
+    Path(f"{folder}/journal").write_bytes(encode_synced(200, 500))
+    found = recover_topic(Files(), folder, NODE_ID, 0)
+    assert len(found.notes) == 1, "this one had been written and synced"
 
 
 def test_the_next_index_is_above_everything_anybody_has_seen(folder: str) -> None:
