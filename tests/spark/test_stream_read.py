@@ -33,6 +33,7 @@ from tests.spark.topics import (
     numbered,
     publish,
     rows_of,
+    wait_synced,
     wait_until,
 )
 
@@ -170,6 +171,7 @@ def test_a_batch_has_at_most_as_many_messages_as_told(
     )
     publish(broker, topic, *numbered(90))
     publish(broker, other, *numbered(10, 90))
+    wait_synced(broker, topic, other)
     batches = [bodies(stream.batch(40)) for _ in range(3)]
     assert [len(batch) for batch in batches] == [40, 40, 20]
     assert sorted(chain(*batches)) == sorted(numbered(100))

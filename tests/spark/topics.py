@@ -63,6 +63,13 @@ def log_of(nsqd: Nsqd, topic: str) -> Any:
     return reply.json
 
 
+def wait_synced(nsqd: Nsqd, *topics: str) -> None:
+    """Until then a reader may see what was published to one topic and not what was to another."""
+    for topic in topics:
+        end = log_of(nsqd, topic)["end"]
+        wait_until(lambda topic=topic, end=end: log_of(nsqd, topic)["synced_end"] >= end)
+
+
 def drop_oldest(nsqd: Nsqd, topic: str) -> None:
     """Have a channel that has read everything, and wait until nsqd has removed old segments."""
     before = log_of(nsqd, topic)["whole_from"]
