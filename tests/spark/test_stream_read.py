@@ -211,6 +211,7 @@ def test_a_gap_that_a_restart_leaves_does_not_stop_small_batches(tmp_path: Path)
         publish(nsqd, topic, *numbered(10))
         nsqd.restart()
         publish(nsqd, topic, *numbered(10, 10))
+        wait_synced(nsqd, topic)
         batches = [bodies(stream.batch(4)) for _ in range(6)]
         assert list(chain(*batches)) == numbered(20)
         assert [len(batch) for batch in batches] == [4, 4, 4, 4, 4, 0]
