@@ -3,7 +3,7 @@
 # Rule 1: files are named by path (str, absolute or as the data path was given).  Descriptors are
 #         an affair of this module: at most `open_max` stay open, one that was not used of late goes
 #         first, one in use by another thread is never closed under it.
-# Rule 2: an append is whole or nothing.
+# Rule 2: an append is whole or nothing (core/handle.pyx does it, since every batch is one).
 # Rule 3: nothing is durable before `sync` of the file and, for its name, `sync_folder`.
 # Rule 4: all methods may be called from any thread; two appends to one file take turns.
 #
@@ -22,37 +22,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from penstock.core.pins import Pins
-from penstock.errors import LockedError, UncutError
+from penstock.core.handle import Handle, write_all
+from penstock.errors import LockedError
 from penstock.storage.page_cache import is_cached
 
 MODE_FILE = 0o600
 MODE_FOLDER = 0o755
 
-# The kernel takes no more than this many pieces in one writev.
-PARTS_MAX = 1024
-
 # Reads of the loop; a batch may be larger, then the buffer grows to it.
 BUFFER_SIZE = 512 * 1024
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-
-
-class _Handle(Pins):
-    __slots__ = ("fd", "lock", "path", "size")
-
-    def __init__(self, path: str, fd: int) -> None:
-        self.path = path
-        self.fd = fd
-        self.size = -1  # see end()
-        self.lock = threading.Lock()
-        self.take()
-
-    def end(self) -> int:
-        """The size; under the lock, and late: before that, another handle may have been used."""
-        if self.size < 0:
-            self.size = os.fstat(self.fd).st_size
-        return self.size
 
 
 class Files:
@@ -61,7 +41,7 @@ class Files:
     def __init__(self, open_max: int = 256, *, read_only: bool = False) -> None:
         self._open_max = open_max
         self._access = os.O_RDONLY if read_only else os.O_RDWR
-        self._handles: dict[str, _Handle] = {}
+        self._handles: dict[str, Handle] = {}
         self._lock = threading.Lock()  # to change which handles there are, not to look one up
         self._name_changes = 0
         self._folder_locks: dict[str, int] = {}
@@ -145,28 +125,14 @@ class Files:
         behind the old end, and nothing more should be appended.
         """
         # Not _using(): a context manager would cost a tenth of the whole append.
-        handle = self._pin_open(path) or self._pin_new(path, create=True)
+        handle = self._handles.get(path)
+        if handle is None or not handle.take():
+            handle = self._pin_new(path, create=True)
         try:
-            with handle.lock:
-                old_size = handle.size if handle.size >= 0 else handle.end()
-                size = old_size + sum(map(len, parts))
-                try:
-                    written = (
-                        os.pwritev(handle.fd, parts, old_size) if len(parts) < PARTS_MAX else 0
-                    )
-                    if old_size + written != size:
-                        # What stops it (a full disk, as a rule) is told by the next one.
-                        _pwrite_all(handle.fd, b"".join(parts), old_size)
-                except OSError as error:
-                    try:
-                        os.ftruncate(handle.fd, old_size)
-                    except OSError as second:
-                        raise UncutError(f"{path}: {error}; and cutting back: {second}") from error
-                    raise
-                handle.size = size
-                return size
+            return handle.append(parts)
         finally:
-            self._unpin(handle)
+            if handle.give():
+                os.close(handle.fd)
 
     def truncate(self, path: str, size: int) -> None:
         with self._using(path, create=False) as handle, handle.lock:
@@ -179,7 +145,7 @@ class Files:
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE_FILE)
             try:
-                _pwrite_all(fd, data, 0)
+                write_all(fd, [data], 0)
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -280,25 +246,25 @@ class Files:
         return len(self._handles)
 
     @contextmanager
-    def _using(self, path: str, create: bool) -> Iterator[_Handle]:
+    def _using(self, path: str, create: bool) -> Iterator[Handle]:
         handle = self._pin_open(path) or self._pin_new(path, create)
         try:
             yield handle
         finally:
             self._unpin(handle)
 
-    def _pin_open(self, path: str) -> _Handle | None:
+    def _pin_open(self, path: str) -> Handle | None:
         handle = self._handles.get(path)
         return handle if handle is not None and handle.take() else None
 
-    def _pin_new(self, path: str, create: bool) -> _Handle:
+    def _pin_new(self, path: str, create: bool) -> Handle:
         # The open itself may wait for a disk, so it happens outside of the lock.  If a name changed
         # meanwhile, the descriptor may belong to a file that has lost its name: open again.
         flags = self._access | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         while True:
             changes = self._name_changes
-            fresh = _Handle(path, os.open(path, flags, MODE_FILE))
-            surplus: Sequence[_Handle] = [fresh]  # if another thread was quicker
+            fresh = Handle(path, os.open(path, flags, MODE_FILE))
+            surplus: Sequence[Handle] = [fresh]  # if another thread was quicker
             with self._lock:
                 handle = self._pin_open(path)
                 if handle is None and changes == self._name_changes:
@@ -308,7 +274,7 @@ class Files:
             if handle is not None:
                 return handle
 
-    def _take_surplus(self) -> Sequence[_Handle]:
+    def _take_surplus(self) -> Sequence[Handle]:
         count = len(self._handles) - self._open_max
         if count <= 0:
             return []
@@ -322,7 +288,7 @@ class Files:
             handle.recent = False
         return surplus
 
-    def _unpin(self, handle: _Handle) -> None:
+    def _unpin(self, handle: Handle) -> None:
         if handle.give():
             os.close(handle.fd)
 
@@ -337,7 +303,7 @@ class Files:
         _close_all([handle for handle in handles if handle.drop()])
 
 
-def _close_all(handles: Sequence[_Handle]) -> None:
+def _close_all(handles: Sequence[Handle]) -> None:
     # Never under the lock: closing a removed segment gives back its pages, 12 ms for 100 MB, and
     # the loop would wait for the lock.
     for handle in handles:
@@ -363,12 +329,3 @@ def _pread_all(fd: int, offset: int, size: int) -> bytes:
         pieces.append(piece)
         missing -= len(piece)
     return b"".join(pieces)
-
-
-def _pwrite_all(fd: int, data: bytes, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        written = os.pwrite(fd, memoryview(data)[done:], offset + done)
-        if written == 0:
-            raise OSError(errno.EIO, "the disk takes no more bytes")
-        done += written

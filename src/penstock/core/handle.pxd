@@ -1,0 +1,12 @@
+from libc.stdint cimport int64_t
+
+from penstock.core.pins cimport Pins
+
+
+cdef class Handle(Pins):
+    cdef readonly str path
+    cdef readonly int fd
+    cdef readonly object lock
+    cdef public int64_t size
+
+    cpdef int64_t end(self) except -1

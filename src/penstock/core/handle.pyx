@@ -1,0 +1,95 @@
+# An open file, and the one call of the system that every batch makes.
+#
+# Only storage/files.py makes these.
+#
+# Rule 1: an append is whole or nothing.
+# Rule 2: appends to one handle take turns, and the interpreter goes on while the kernel writes.
+
+import os
+import threading
+
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
+from libc.errno cimport EINTR, EIO, errno
+from libc.stdint cimport int64_t
+
+from penstock.errors import UncutError
+
+cdef extern from "<sys/uio.h>" nogil:
+    cdef struct iovec:
+        void* iov_base
+        size_t iov_len
+    Py_ssize_t pwritev(int fd, const iovec* pieces, int count, int64_t offset)
+
+cdef enum:
+    PIECES_MAX = 64     # more of them are joined first
+
+
+cdef Py_ssize_t put(int fd, const iovec* pieces, int count, int64_t offset) except -1:
+    cdef Py_ssize_t written
+    while True:
+        with nogil:
+            written = pwritev(fd, pieces, count, offset)
+        if written > 0:
+            return written
+        if written == 0:
+            raise OSError(EIO, "the disk takes no more bytes")
+        if errno != EINTR:
+            PyErr_SetFromErrno(OSError)
+        PyErr_CheckSignals()
+
+
+def write_all(int fd, parts, int64_t offset):
+    """Write ``parts`` at ``offset``, all of them, and return where they end."""
+    cdef iovec[PIECES_MAX] pieces
+    cdef Py_ssize_t size = 0, done = 0, skipped
+    cdef int count
+    cdef bytes part
+    if len(parts) > PIECES_MAX:
+        parts = [b"".join(parts)]
+    for part in parts:
+        size += len(part)
+    while done < size:
+        # As a rule once; what stops a write (a full disk, mostly) is told by the next one.
+        count = 0
+        skipped = done
+        for part in parts:
+            if skipped < len(part):
+                pieces[count].iov_base = PyBytes_AS_STRING(part) + skipped
+                pieces[count].iov_len = len(part) - skipped
+                count += 1
+            skipped = max(0, skipped - len(part))
+        done += put(fd, pieces, count, offset + done)
+    return offset + size
+
+
+cdef class Handle(Pins):
+    """A file of the data path that is open."""
+
+    def __init__(self, str path not None, int fd):
+        self.path = path
+        self.fd = fd
+        self.size = -1
+        self.lock = threading.Lock()
+        self.users = 1      # whoever makes it
+
+    cpdef int64_t end(self) except -1:
+        """The size; under the lock, and late: before that, another handle may have been used."""
+        if self.size < 0:
+            self.size = os.fstat(self.fd).st_size
+        return self.size
+
+    def append(self, parts):
+        """Add ``parts`` to the end of the file, or cut it back to what it was; its new size."""
+        cdef int64_t old_size
+        with self.lock:
+            old_size = self.end()
+            try:
+                self.size = write_all(self.fd, parts, old_size)
+            except OSError as error:
+                try:
+                    os.ftruncate(self.fd, old_size)
+                except OSError as second:
+                    raise UncutError(f"{self.path}: {error}; and cutting back: {second}") from error
+                raise
+            return self.size
