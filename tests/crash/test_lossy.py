@@ -298,11 +298,11 @@ def test_a_failed_sync_writes_the_batches_again_into_a_new_file(synced_first: bo
     files.fail("sync", errno.EIO)
     with pytest.raises(OSError):
         log.sync()
-    assert log.unsynced_count == (3 if synced_first else 6)
+    assert log.extent.unsynced_count == (3 if synced_first else 6)
     assert sorted(read_all(log)) == list(range(100, 106))
     token = log.rewrite_unsynced()
     log.synced(token)
-    assert log.unsynced_count == 0 and log.synced_end == 106
+    assert log.extent.unsynced_count == 0 and log.synced_end == 106
     assert len(log.segments()) == 1 + synced_first
     append_many(log, 1)
     log.synced(log.sync())

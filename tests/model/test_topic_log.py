@@ -74,7 +74,7 @@ class LogMachine(RuleBasedStateMachine):
         finally:
             self.files.failures.clear()
         self.log.synced(token)
-        assert self.log.unsynced_count == 0
+        assert self.log.extent.unsynced_count == 0
         self.unsynced.clear()
         self.files.append(f"{FOLDER}/journal", [encode_synced(token.base, token.offset)])
 
@@ -149,7 +149,7 @@ class LogMachine(RuleBasedStateMachine):
         # A write may seal, and so sync, a segment on its own; the model learns of it here.
         sealed_end = max((r.end for r in log.segments() if r.sealed), default=0)
         self.unsynced = {index for index in self.unsynced if index >= sealed_end}
-        assert log.unsynced_count >= len(self.unsynced)
+        assert log.extent.unsynced_count >= len(self.unsynced)
         assert log.synced_end <= min(self.unsynced, default=log.end)
 
     @invariant()

@@ -14,3 +14,13 @@ cdef class RunList:
     cdef int grow(self) except -1
     cdef void merge(self, int64_t low) noexcept
     cdef bytes encode(self)
+
+
+cdef class Runs:
+    cdef list starts
+    cdef list ends
+    cdef list before
+
+    cpdef add(self, int64_t start, int64_t end)
+    cdef _last_length(self)
+    cdef _below(self, index)

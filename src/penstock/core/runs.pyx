@@ -1,7 +1,20 @@
-# Runs of indexes: cheap to extend at the end, sorted and joined when asked.
+# Runs of indexes.
 #
-# A window collects what was finished here until the journal hears of it.  Consumers that finish
-# in order make one run, however many messages it is.
+# RunList: cheap to extend at the end, sorted and joined when asked.  A window collects what was
+# finished here until the journal hears of it.  Consumers that finish in order make one run, however
+# many messages it is.
+#
+# Runs: which indexes of a topic exist, so that a count is exact (R1: an index difference is never
+# one).
+#
+#     runs    [100, 250)      [4096, 9000)   [9010, 9500)
+#     before   0               150            5054           messages in front of each run
+#
+# Invariants of Runs, see check():
+#  1. runs are not empty, ascend and do not touch.
+#  2. before[i + 1] - before[i] is the length of run i.
+
+from bisect import bisect_left, bisect_right
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
@@ -83,3 +96,98 @@ cdef class RunList:
             p = store_u64(p, <uint64_t>self.runs[i].start)
             p = store_u64(p, <uint64_t>self.runs[i].end)
         return data
+
+
+cdef class Runs:
+    """A set of indexes that grows at its end and is cut at its start."""
+
+    def __init__(self, runs=()):
+        self.starts = []
+        self.ends = []
+        self.before = []
+        for start, end in runs:
+            self.add(start, end)
+
+    def __len__(self):
+        """The number of runs."""
+        return len(self.starts)
+
+    @property
+    def count(self):
+        """The number of indexes."""
+        if not self.starts:
+            return 0
+        return self.before[len(self.before) - 1] - self.before[0] + self._last_length()
+
+    @property
+    def first(self):
+        return self.starts[0] if self.starts else None
+
+    cpdef add(self, int64_t start, int64_t end):
+        """Add [start, end), which must lie behind everything there."""
+        cdef Py_ssize_t last = len(self.ends) - 1
+        if last >= 0:
+            assert start >= self.ends[last], f"{start} lies in front of {self.ends[last]}"
+            if start == self.ends[last]:
+                self.ends[last] = end
+                return
+        self.before.append(self.before[last] + self._last_length() if last >= 0 else 0)
+        self.starts.append(start)
+        self.ends.append(end)
+
+    def replace(self, start, end, runs=()):
+        """Put ``runs`` in the place of whatever exists in [start, end)."""
+        cdef Py_ssize_t low = bisect_right(self.ends, start)
+        cdef Py_ssize_t high = max(low, bisect_left(self.starts, end))
+        kept = []
+        if low < high and self.starts[low] < start:
+            kept.append((self.starts[low], start))
+        kept += [(a, b) for a, b in runs if a < b]
+        if low < high and self.ends[high - 1] > end:
+            kept.append((end, self.ends[high - 1]))
+        if low == 0 and not kept:  # the common case, segments that go: O(runs that go)
+            del self.starts[:high], self.ends[:high], self.before[:high]
+            return
+        # One run more on either side, so that neighbours that touch become one.
+        if low > 0:
+            low -= 1
+            kept.insert(0, (self.starts[low], self.ends[low]))
+        kept += zip(self.starts[high:], self.ends[high:], strict=True)
+        del self.starts[low:], self.ends[low:], self.before[low:]
+        for a, b in kept:
+            self.add(a, b)
+
+    def next(self, index):
+        """The smallest index here at or above ``index``."""
+        place = bisect_right(self.ends, index)
+        if place == len(self.starts):
+            return None
+        return max(index, self.starts[place])
+
+    def count_between(self, start, end):
+        return max(0, self._below(end) - self._below(start)) if end > start else 0
+
+    def between(self, start, end):
+        """The dense runs inside [start, end)."""
+        place = bisect_right(self.ends, start)
+        while place < len(self.starts) and self.starts[place] < end:
+            yield max(start, self.starts[place]), min(end, self.ends[place])
+            place += 1
+
+    def check(self):
+        for i, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
+            assert start < end
+            if i:
+                assert self.ends[i - 1] < start
+                length = self.ends[i - 1] - self.starts[i - 1]
+                assert self.before[i] - self.before[i - 1] == length
+
+    cdef _last_length(self):
+        cdef Py_ssize_t last = len(self.ends) - 1
+        return self.ends[last] - self.starts[last]
+
+    cdef _below(self, index):
+        cdef Py_ssize_t place = <Py_ssize_t>bisect_right(self.starts, index) - 1
+        if place < 0:
+            return self.before[0] if self.before else 0
+        return self.before[place] + min(index, self.ends[place]) - self.starts[place]

@@ -28,5 +28,6 @@ cdef class Tally:
     cdef readonly Tables tables
     cdef int64_t noted
 
+    cpdef int64_t append(self, Batch batch) except -1
     cpdef note(self, int64_t offset, int64_t first, int64_t count, int64_t end, int64_t append_ns,
                int64_t slot, int flags)

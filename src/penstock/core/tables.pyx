@@ -65,7 +65,7 @@ cdef class Tally:
         self.slots = set()
         self.tables = Tables()
 
-    def append(self, Batch batch not None):
+    cpdef int64_t append(self, Batch batch) except -1:
         """Note a batch that was put behind the others; returns where it ends."""
         self.note(self.size, batch.first, batch.count,
                   self.size + BATCH_HEADER + len(batch.payload), batch.append_ns, batch.origin,

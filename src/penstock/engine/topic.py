@@ -255,7 +255,7 @@ class Topic(BaseTopic):
             channel.window.mark_all()
         self._add_progress()
         tickets = [self.keeper.flush(sync=True)]
-        if self.log.unsynced_count or not self.writer.idle:
+        if self.log.extent.unsynced_count or not self.writer.idle:
             tickets.append(self.writer.sync())
         return tickets
 

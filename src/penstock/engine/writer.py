@@ -46,8 +46,6 @@ SLOW_FOR_NS = 5_000_000_000
 SYNC_SPACING_NS = 25_000_000
 # Bytes written and not synced before further batches wait for a sync.
 DIRTY_SIZE_MAX = 64 << 20
-# Bytes that may wait to be written before publishers are held back.
-PENDING_SIZE_MAX = 8 << 20
 # Parts of stagings up to this size are written by the loop: a tenth of a millisecond.
 PART_SIZE_INLINE = 128 << 10
 
@@ -144,7 +142,7 @@ class LogWriter:
                 if self._syncing:
                     return
                 self._roll()
-            elif log.unsynced_size > DIRTY_SIZE_MAX:
+            elif log.extent.unsynced_size > DIRTY_SIZE_MAX:
                 self.start_sync()
                 return
             else:
@@ -265,7 +263,8 @@ class LogWriter:
             self.start_sync()
             return
         self._visible(batch)
-        if log.unsynced_count >= self._sync_every and now_ns - self._sync_ns >= SYNC_SPACING_NS:
+        due = log.extent.unsynced_count >= self._sync_every
+        if due and now_ns - self._sync_ns >= SYNC_SPACING_NS:
             self.start_sync()
 
     def _fail(self, batch: Batch, error: BaseException) -> None:

@@ -354,8 +354,8 @@ def _log_row(topic: Topic) -> tuple[int, ...]:
     return (
         log.size,
         log.segment_count,
-        log.unsynced_count,
-        log.unsynced_size,
+        log.extent.unsynced_count,
+        log.extent.unsynced_size,
         topic.keeper.size,
         log.corrupt_count,
         log.torn_count,

@@ -15,7 +15,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from penstock.core.appender import Batch
-from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE
+from penstock.core.growth import Extent
+from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Tally, Visible
 from penstock.errors import UncutError
 from penstock.storage.copying import copy_bytes
@@ -96,9 +97,7 @@ class LogWriter:
         # a sync: it guards the tally and the events against the other thread.
         self._sync_lock = threading.Lock()
         self._lock = threading.RLock()
-        self.end = end  # one past the last index written; 0 if there is none
-        self.count = 0
-        self.size = 0
+        self.extent = Extent(end)
 
     def write(self, batch: Batch) -> None:
         """Put a batch into the file; commit() makes it visible.  Blocking.
@@ -107,29 +106,22 @@ class LogWriter:
         indexes must be given up with abandon().
         """
         segment = self.active
-        if segment is not None and (segment.closed or segment.failed):
+        if segment is not None and segment.ended:
             with self._sync_lock, self._lock:
                 self._mend()
                 if self.active is not None and self.active.closed:
                     self._seal(self.active)
-        header, payload = batch.header(), batch.payload
         with self._lock:
             segment = self.active
             if segment is None:
-                segment = self._start_segment(batch, header)
+                segment = self._start_segment(batch)
             else:
                 try:
-                    self._files.append(segment.path, [header, payload])
+                    self._files.append(segment.path, [batch.header(), batch.payload])
                 except UncutError:
                     segment.closed = True
                     raise
-            tally = segment.tally
-            assert tally is not None
-            batch.segment = segment
-            batch.segment_size = tally.append(batch)
-            self.end = batch.end
-            self.count += batch.count
-            self.size += BATCH_HEADER_SIZE + len(payload)
+            segment.wrote(batch, self.extent)
             self.events.append(batch)
 
     def needs_roll(self, low: int = 0) -> bool:
@@ -175,15 +167,15 @@ class LogWriter:
         if self.active is not None and self.active.failed:
             self._rewrite(self.active)
 
-    def _start_segment(self, batch: Batch, header: bytes) -> Segment:
+    def _start_segment(self, batch: Batch) -> Segment:
         first = batch.first
         path = segment_path(self._folder, first)
-        previous_end = self.end or first
+        previous_end = self.extent.end or first
         segment_header = encode_header(
             self._node_id, first, previous_end, batch.append_ns, self._instance
         )
         try:
-            self._files.append(path, [segment_header, header, batch.payload])
+            self._files.append(path, [segment_header, batch.header(), batch.payload])
         except (OSError, UncutError):
             self._files.unlink(path)
             raise
@@ -196,8 +188,8 @@ class LogWriter:
         segment = self.active
         base = segment.base if segment is not None else 0
         offset = segment.tally.size if segment is not None and segment.tally is not None else 0
-        end = self.end
-        return SyncToken(base, offset, end, self.count, self.size)
+        extent = self.extent
+        return SyncToken(base, offset, extent.end, extent.count, extent.size)
 
     def _sync_file(self, segment: Segment, reached: Visible) -> None:
         try:

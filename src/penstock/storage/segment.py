@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from google_crc32c import value as crc32c
 
+from penstock.core.growth import Growth
 from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Tables, Tally, Visible
 
@@ -72,16 +73,11 @@ class Trailer:
         return self.sparse_count * 24 + self.gap_count * 16 + self.origin_count * 8
 
 
-class Segment:
+class Segment(Growth):
     """A segment or side file of a topic, as its log knows it."""
 
     __slots__ = (
-        "append_ns_first",
         "base",
-        "closed",
-        "failed",
-        "file_size",
-        "first",
         "generation",
         "node_id",
         "path",
@@ -92,11 +88,8 @@ class Segment:
         "slot_max",
         "slot_min",
         "slots",
-        "synced",
         "tables",
-        "tally",
         "trailer",
-        "visible",
     )
 
     def __init__(self, path: str, base: int, node_id: int, *, side: bool = False) -> None:
@@ -109,7 +102,6 @@ class Segment:
         self.first = base
         self.visible = Visible(0, base, 0)
         self.file_size = 0
-        self.tally: Tally | None = None
         self.tables: Tables | None = None
         self.trailer: Trailer | None = None
         self.slots: set[int] | None = None  # None: only the range in the trailer is known

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from penstock.core.appender import Batch
 from penstock.core.block import Block
+from penstock.core.runs import Runs
 from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Visible
 from penstock.errors import StorageError
@@ -41,7 +42,6 @@ from penstock.storage.log_writer import (
 from penstock.storage.page_cache import Stretch
 from penstock.storage.ranges import Range, read_range, stretch
 from penstock.storage.relocation import Relocation, write_side
-from penstock.storage.runs import Runs
 from penstock.storage.segment import Segment
 
 # Damage found and not yet taken; more of it is found again by a later read.
@@ -98,11 +98,6 @@ class TopicLog:
         self.end = end
         self._segments = tuple(segments)
         self._runs = Runs()
-        self._synced_count = 0
-        self._synced_size = 0
-        # Plain attributes, since they are asked for with every batch.
-        self.unsynced_count = 0
-        self.unsynced_size = 0
         self.full = False  # the active segment is large enough: ask needs_roll()
         self.synced_end = end
         for segment in self._segments:
@@ -112,6 +107,8 @@ class TopicLog:
         written_end = segments[-1].visible.end if segments else 0
         self._writer = LogWriter(files, folder, instance, node_id, written_end, segment_size_max)
         self._events = self._writer.events
+        self._segment_size_max = segment_size_max
+        self.extent = self._writer.extent
         # Puts a batch into the file; commit() makes it visible.  Blocking, see LogWriter.write().
         self.write: Callable[[Batch], None] = self._writer.write
 
@@ -139,14 +136,11 @@ class TopicLog:
         tail.synced = synced
         self._writer.active = tail
         self.synced_end = synced.end
-        self._writer.count = tail.visible.count - synced.count
-        self._writer.size = max(0, tail.visible.size - max(synced.size, HEADER_SIZE))
+        self.extent.found(
+            tail.visible.count - synced.count,
+            max(0, tail.visible.size - max(synced.size, HEADER_SIZE)),
+        )
         self._writer.folder_dirty = True
-        self._count_unsynced()
-
-    def _count_unsynced(self) -> None:
-        self.unsynced_count = self._writer.count - self._synced_count
-        self.unsynced_size = self._writer.size - self._synced_size
 
     # What is there
 
@@ -209,20 +203,13 @@ class TopicLog:
         event = events.popleft()
         assert event is batch, f"commit of {batch.first}: {event}"
         segment: Segment = batch.segment
-        size, end = batch.segment_size, batch.end
-        if not segment.visible.count:
+        end = batch.end
+        if segment.show(batch):
             self._segments = (*self._segments, segment)
-            segment.first = batch.first
-            segment.append_ns_first = batch.append_ns
-        segment.visible = Visible(size, end, segment.visible.count + batch.count)
-        segment.file_size = size
         self._runs.add(batch.first, end)
         if end > self.end:
             self.end = end
-        writer = self._writer
-        self.unsynced_count = writer.count - self._synced_count
-        self.unsynced_size = writer.size - self._synced_size
-        self.full = size >= writer.segment_size_max
+        self.full = batch.segment_size >= self._segment_size_max
         if events:
             self._work_off()
 
@@ -256,10 +243,8 @@ class TopicLog:
     def synced(self, token: SyncToken) -> None:
         """Apply what a sync, roll or rewrite has reached."""
         self._work_off()
-        self._synced_count = max(self._synced_count, token.count)
-        self._synced_size = max(self._synced_size, token.size)
-        self._count_unsynced()
-        reached = self.end if not self.unsynced_count else token.end
+        self.extent.reached(token.count, token.size)
+        reached = self.end if not self.extent.unsynced_count else token.end
         self.synced_end = max(self.synced_end, reached)
 
     def _work_off(self) -> None:
@@ -475,7 +460,7 @@ class TopicLog:
             )
             at = segment.visible.end
         assert at <= self.end and self.synced_end <= self.end
-        assert self.unsynced_count >= 0 and self.unsynced_size >= 0
+        assert self.extent.unsynced_count >= 0 and self.extent.unsynced_size >= 0
 
 
 def _record(segment: Segment) -> SegmentRecord:

@@ -154,9 +154,9 @@ def test_the_tail_that_a_start_finds_is_synced_in_time() -> None:
     assert engine.publish("t", b"x") is None
     engine.crash(KEEP)
     engine.start()
-    assert engine.topic("t").log.unsynced_count == 1
+    assert engine.topic("t").log.extent.unsynced_count == 1
     engine.advance(engine.options.sync_timeout_ns + SECOND)
-    assert engine.topic("t").log.unsynced_count == 0
+    assert engine.topic("t").log.extent.unsynced_count == 0
 
 
 def test_segments_that_were_finished_before_a_kill_go_after_the_start() -> None:

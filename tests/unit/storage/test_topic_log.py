@@ -385,12 +385,12 @@ def test_syncs_that_fail_beside_writes_cost_nothing(tmp_path: Path) -> None:
 
 def test_sync_counts_what_it_covered(log: TopicLog) -> None:
     append_many(log, 3, 2)
-    assert (log.unsynced_count, log.synced_end) == (6, 100)
-    assert log.unsynced_size == 3 * len(batch(0, 2).bytes)
+    assert (log.extent.unsynced_count, log.synced_end) == (6, 100)
+    assert log.extent.unsynced_size == 3 * len(batch(0, 2).bytes)
     token = log.sync()
     append_many(log, 1)
     log.synced(token)
-    assert (log.unsynced_count, log.synced_end) == (1, 106)
+    assert (log.extent.unsynced_count, log.synced_end) == (1, 106)
     assert token.base == 100 and token.offset == HEADER_SIZE + 3 * len(batch(0, 2).bytes)
     log.synced(log.roll())
-    assert (log.unsynced_count, log.unsynced_size, log.synced_end) == (0, 0, 107)
+    assert (log.extent.unsynced_count, log.extent.unsynced_size, log.synced_end) == (0, 0, 107)

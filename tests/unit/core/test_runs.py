@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.storage.runs import Runs
+from penstock.core.runs import Runs
 
 Edit = tuple[str, int, int]
 edits = st.lists(st.tuples(st.sampled_from(["add", "cut", "swap"]), *[st.integers(0, 8)] * 2))
