@@ -69,5 +69,6 @@ cdef class Scanner:
     cdef Appender appender_of(self, Token* name)
     cdef int owe(self, Appender appender, int64_t count, str command) except -1
     cpdef owe_ticket(self, Ticket ticket, str command)
+    cdef Owed take_settled(self, int64_t* count)
     cdef void consume(self, Py_ssize_t size) noexcept
     cdef int keep_rest(self, Py_ssize_t extra) except -1

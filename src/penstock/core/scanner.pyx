@@ -463,9 +463,13 @@ cdef class Scanner:
 
         It ends at the first that failed.
         """
+        cdef int64_t count = 0
+        failed = self.take_settled(&count)
+        return count, failed
+
+    cdef Owed take_settled(self, int64_t* count):
         cdef Owed owed
         cdef Owed failed = None
-        cdef int64_t count = 0
         cdef Py_ssize_t taken = 0
         while failed is None and taken < len(self.owed):
             owed = <Owed>self.owed[taken]
@@ -473,11 +477,11 @@ cdef class Scanner:
                 break
             taken += 1
             if owed.ticket.error is None:
-                count += owed.count
+                count[0] += owed.count
             else:
                 failed = owed
         del self.owed[:taken]
-        return count, failed
+        return failed
 
     def _count_published(self):
         if self.last_published:

@@ -708,23 +708,3 @@ cdef class Window(Entries):
         for number, consumer in enumerate(self.consumers):
             if consumer is not None:
                 assert (<Consumer>consumer).in_flight_count == owned.get(number, 0)
-
-
-def arrive(channels, Block block not None):
-    """Count new messages into ``channels``; return those that have somebody ready for them.
-
-    Done in Python this cost as much as 16 messages of the publisher for every channel.
-    """
-    cdef Window window
-    cdef int64_t count = block.count
-    cdef list ready = []
-    for channel in channels:
-        if channel.plain:
-            window = channel.window
-            window.queued_count += count
-            window.message_count += count
-            if channel.ready:
-                ready.append(channel)
-        else:
-            channel.arrive(block)
-    return ready

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.core.appender import Appender
+from penstock.core.arrivals import Arrivals
 from penstock.core.block import Block
 from penstock.core.tail import Tail
 from penstock.core.ticket import Ticket, after, settled
-from penstock.core.window import arrive
 from penstock.engine.channel import Channel
 from penstock.engine.deferred import Due
 from penstock.engine.latency import OFF, Percentiles, measured
@@ -20,34 +20,25 @@ if TYPE_CHECKING:
     from penstock.engine.broker import Broker
 
 
-class BaseTopic(ABC):
+class BaseTopic(Arrivals, ABC):
     """Channels, counters and the appender that publishes meet in."""
 
     ephemeral: bool
+    channels: dict[str, Channel]
 
     def __init__(self, broker: Broker, name: str, instance: int, node_id: int, first: int) -> None:
         self.broker = broker
         self.name = name
         self.instance = instance
-        self.channels: dict[str, Channel] = {}
-        self.paused = False
         self.closed = False
         self.released = first
         self.void_stamp = 0
-        self.message_count = 0
-        self.message_bytes = 0
-        self.held_count = 0
         self.created: Ticket = settled()
-        # A new topic stays frozen until the channels that others know of it exist here too: its
-        # first message is then in all of them.
-        self.awaiting_channels = False
+        # A new topic that awaits channels stays frozen until those that others know of it exist
+        # here too: its first message is then in all of them.
         self.channels_known: Ticket = settled()
         self.tail = Tail(broker.tail_budget)
         self.appender = Appender(name, node_id, first, partial(broker.flush_later, self))
-
-    @property
-    def frozen(self) -> bool:
-        return self.paused or self.awaiting_channels or not self.channels
 
     @property
     def depth(self) -> int:
@@ -95,17 +86,6 @@ class BaseTopic(ABC):
         size_max = self.broker.options.max_msg_size
         count = self.appender.extend_lines(body, size_max, self.broker.clock.wall_ns())
         return self.appender.ticket if count else settled()
-
-    def count_in(self, block: Block, body_size: int) -> None:
-        """A stored batch becomes visible: count it and let the channels have it."""
-        self.message_count += block.count
-        self.message_bytes += body_size
-        if self.frozen:
-            self.held_count += block.count
-        else:
-            self.released = block.end
-            for channel in arrive(self.channels.values(), block):
-                channel.wake()
 
     def skip_void(self, dues: list[Due], first: int) -> None:
         """A channel emptied after a deferred publish was accepted does not get it (R17)."""

@@ -2,9 +2,10 @@
 
     transport  <->  [Upgrade]  <->  Scanner  <->  Connection (server/tcp.py), which has the commands
 
-What is received is executed as far as it goes.  While a command waits, what follows it is kept, up
-to a bound; then the socket is not read.  What is sent is bounded by the transport: past that the
-client gets no messages, and if it stays stuck it is cut off.
+What happens with every packet and reply is compiled (core/session.pyx).  What is received is
+executed as far as it goes.  While a command waits, what follows it is kept, up to a bound; then the
+socket is not read.  What is sent is bounded by the transport: past that the client gets no
+messages, and if it stays stuck it is cut off.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from penstock.core.deadlines import NEVER_NS
 from penstock.core.scanner import Scanner
-from penstock.core.ticket import Ticket
+from penstock.core.session import Session
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
-from penstock.engine.writer import PENDING_SIZE_MAX
 from penstock.errors import ProtocolError, StreamError
 from penstock.server.auth import Permit
 from penstock.server.facts import Facts
@@ -31,8 +31,6 @@ from penstock.wire import frames, identify
 log = logging.getLogger(__name__)
 
 MAGIC = b"  V2"
-# Received and not yet executed, while a command waits: past this the socket is not read.
-BUFFERED_SIZE_MAX = 1 << 20
 # Sent and not yet taken by the kernel: past this no more messages are given to the client.
 OUTPUT_SIZE_MAX = 1 << 20
 # How long a refused client may go on sending before it is cut off.
@@ -41,13 +39,8 @@ LINGER_S = 1.0
 GREETING_TIMEOUT_S = 600.0
 MS_NS = 1_000_000
 
-# All connections receive here, one after the other: what one has not executed when its turn is over
-# it copies.  A bytes object for each read would be one more copy of everything published.
-INPUT = bytearray(256 << 10)
-INPUT_VIEW = memoryview(INPUT)
 
-
-class Stream(Facts, asyncio.BufferedProtocol):
+class Stream(Facts, Session, asyncio.BufferedProtocol):
     """One client; what it commands is up to the class on top."""
 
     def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop, security: Security) -> None:
@@ -55,20 +48,15 @@ class Stream(Facts, asyncio.BufferedProtocol):
         self._loop = loop
         self._security = security
         self._transport: asyncio.Transport | None = None
+        self._clock = broker.clock
+        self._deferred = broker.deferred.writer
+        self._ok = frames.OK
         self._magic = b""
-        self._greeted = False
-        self._closed = False
-        self._ended = False
-        self._waiting = False
-        self._parked: Any = None
-        self._held = False
         self._unpacking = False
-        self._upgrade: Upgrade | None = None
         self._permit = None if security.auth is None else Permit(security.auth, loop)
         self._blocked_ns = 0
         self._timer: asyncio.TimerHandle | None = None
         self._beat_ns = 0
-        self._waiting_since_ns = 0
         self._identified: identify.Settings | None = None
         self.channel: Channel | None = None
         self.consumer = None
@@ -92,20 +80,8 @@ class Stream(Facts, asyncio.BufferedProtocol):
 
     # ---- what the class on top does
 
-    def _run(self) -> None:
-        """Execute what is complete, up to a command that has to wait."""
-        raise NotImplementedError
-
-    def _execute_after_owed(self, command: Any) -> None:
-        """Execute one command, after the replies that are owed for earlier ones."""
-        raise NotImplementedError
-
     def _fail(self, failure: ProtocolError) -> None:
         """Tell the client; the end, if it is fatal."""
-        raise NotImplementedError
-
-    def _settle(self, ticket: Ticket) -> None:
-        """Answer the publishes whose tickets are settled, in the order they came."""
         raise NotImplementedError
 
     # ---- the transport
@@ -122,27 +98,15 @@ class Stream(Facts, asyncio.BufferedProtocol):
         self._timer = self._loop.call_later(GREETING_TIMEOUT_S, self.abort)
         log.debug("client=%s: connected", self.remote_address)
 
-    def get_buffer(self, sizehint: int) -> bytearray:
-        return INPUT
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._closed:
-            return
-        scanner = self._scanner
+    def _received(self, data: bytes) -> None:
         if self._upgrade is not None:
-            self._unwrap(INPUT_VIEW[:nbytes].tobytes())
+            self._unwrap(data)
             return
-        if self._greeted:
-            scanner.feed_from(INPUT, nbytes)
-        else:
-            data = self._greet(INPUT_VIEW[:nbytes].tobytes())
-            if not data:
-                return
-            scanner.feed(data)
-        if not self._waiting:
+        data = self._greet(data)
+        if data:
+            self._scanner.feed(data)
             self._run()
-        scanner.keep()
-        self._hold_back()
+            self._hold_back()
 
     def eof_received(self) -> bool:
         """The client sends no more; what it is owed still goes out."""
@@ -234,28 +198,13 @@ class Stream(Facts, asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _write(self, frame: bytes) -> None:
-        if not self._closed and self._transport is not None:
-            if self._upgrade is not None:
-                frame = self._upgrade.wrap((frame,))
-            self._transport.write(frame)
-
-    def _hold_back(self) -> None:
-        """Do not read on while what was read cannot be executed or stored."""
-        scanner = self._scanner
-        full = self._waiting and scanner.buffered_size > BUFFERED_SIZE_MAX
-        if scanner.owed:
-            deferred_size = self._broker.deferred.writer.pending_size
-            full = (
-                full or scanner.pending_size > PENDING_SIZE_MAX or deferred_size > PENDING_SIZE_MAX
-            )
-        if self._upgrade is not None and self._upgrade.pending:
-            if not full and not self._waiting:
-                self._unpack_soon()
-            full = True
-        if full and not self._held and not self._closed and self._transport is not None:
-            self._held = True
-            self._transport.pause_reading()
+    def _held_up(self, full: bool) -> bool:
+        assert self._upgrade is not None
+        if not self._upgrade.pending:
+            return full
+        if not full and not self._waiting:
+            self._unpack_soon()
+        return True
 
     def _read_on(self) -> None:
         if self._upgrade is not None and self._upgrade.pending and not self._closed:

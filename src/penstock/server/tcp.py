@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from penstock.core.scanner import CLOSING, SUBSCRIBED
+from penstock.core.scanner import CLOSING, SUBSCRIBED, Owed
 from penstock.core.ticket import Ticket
 from penstock.core.window import Consumer
 from penstock.engine.names import is_valid_name
@@ -33,24 +33,6 @@ class Connection(Stream):
     """One client."""
 
     # ---- executing
-
-    def _run(self) -> None:
-        """Execute what is complete, up to a command that has to wait."""
-        clock = self._broker.clock
-        scanner = self._scanner
-        now_ns = clock.monotonic_ns()
-        while not self._closed and not self._waiting:
-            command = scanner.next(now_ns, clock.wall_ns())
-            if command is None:
-                break
-            self._execute_after_owed(command)
-        if scanner.progressed:
-            scanner.progressed = False
-            self._waiting_since_ns = now_ns
-        if scanner.answered:
-            scanner.answered = False
-            if self.channel is not None and self.consumer is not None:
-                self.channel.offer(self.consumer)
 
     def _execute_after_owed(self, command: Any) -> None:
         """Replies owed for earlier publishes come first, unless this is a publish as well."""
@@ -134,17 +116,12 @@ class Connection(Stream):
         ticket = self._broker.defer(topic, body, delay_ms * MS_NS)
         self._scanner.owe_ticket(ticket, "DPUB")
 
-    def _settle(self, _: Ticket) -> None:
-        """Answer the publishes whose tickets are settled, in the order they came."""
-        scanner = self._scanner
-        count, failed = scanner.settle()
-        if count:
-            self._write(frames.OK * count)
+    def _settled(self, failed: Owed | None) -> None:
         if failed is not None:
             command, error = failed.command, failed.ticket.error
             self._fail(ProtocolError(f"E_{command}_FAILED", f"{command} failed {error}"))
             return
-        if scanner.owed or self._closed:
+        if self._scanner.owed or self._closed:
             return
         parked, self._parked = self._parked, None
         if parked is not None:
@@ -152,7 +129,7 @@ class Connection(Stream):
             self._execute(parked)
             if not self._waiting:
                 self._go_on()
-        elif (self._held or self._ended) and not self._waiting:
+        elif not self._waiting:
             self._go_on()
 
     # ---- the other commands
