@@ -1,6 +1,7 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
+from penstock.core.block cimport Block
 from penstock.core.ticket cimport Ticket
 
 cdef enum:
@@ -26,6 +27,9 @@ cdef class Batch:
     cdef public object segment
     cdef public int64_t segment_size
 
+    cpdef bytes header(self)
+    cpdef Block block(self, int node_id)
+
 
 cdef class Appender:
     cdef readonly int node_id
@@ -43,6 +47,7 @@ cdef class Appender:
     cdef Py_ssize_t expected
     cdef Py_ssize_t capacity
 
+    cpdef Batch seal(self, int64_t append_ns)
     cdef int append(self, const unsigned char* body, Py_ssize_t size,
                     int64_t timestamp_ns) except -1
     cdef int append_multi(self, const unsigned char* p, Py_ssize_t total, int64_t count,

@@ -15,7 +15,7 @@ from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcpy
 
-from penstock.core.block cimport Block
+from penstock.core.block cimport Block, dense_block
 from penstock.core.segment cimport encode_header
 from penstock.core.ticket cimport Ticket
 
@@ -103,14 +103,14 @@ cdef class Batch:
     def end(self):
         return self.first + self.count
 
-    def block(self, int node_id):
+    cpdef Block block(self, int node_id):
         """The messages as readers have them."""
         # Behind the frames of deferred messages stand their ordinals (core/segment.pyx).
         cdef int64_t tables_size = 4 * self.count if self.flags & ORIGINS else 0
-        cdef int64_t frames_size = len(self.payload) - tables_size
-        return Block(self.payload, [(self.first, self.count, 0, frames_size)], node_id)
+        return dense_block(
+            self.payload, self.first, self.count, len(self.payload) - tables_size, node_id)
 
-    def header(self):
+    cpdef bytes header(self):
         """The bytes that go before the payload in a file."""
         return encode_header(self.payload, self.first, <uint32_t>self.count, self.append_ns,
                              self.publish_ns, self.origin, <uint16_t>self.flags)
@@ -191,7 +191,7 @@ cdef class Appender:
             p += size + 1
         return count
 
-    def seal(self, int64_t append_ns):
+    cpdef Batch seal(self, int64_t append_ns):
         """End the batch and return it; a new one begins."""
         cdef Batch batch
         assert self.count

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int64_t
 
+from penstock.core.appender cimport Batch
 from penstock.core.block cimport Block
 from penstock.core.window cimport Window
 
@@ -17,7 +18,14 @@ cdef class Arrivals:
         """Whether messages wait in the topic, because no channel may have them yet."""
         return self.paused or self.awaiting_channels or not self.channels
 
-    def count_in(self, Block block not None, int64_t body_size):
+    def show(self, Batch batch not None, int node_id):
+        """A batch is in the log: keep it in memory and let the channels have it."""
+        cdef Block block = batch.block(node_id)
+        self.tail.add(block)
+        self.shown_end = block.end_index()
+        self.count_in(block, batch.body_size)
+
+    cpdef count_in(self, Block block, int64_t body_size):
         """A stored batch becomes visible: count it and let the channels have it.
 
         Done in Python this cost as much as 16 messages of the publisher for every channel.

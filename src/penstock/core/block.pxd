@@ -19,3 +19,6 @@ cdef class Block:
     cdef int64_t end_index(self) noexcept
     cdef Py_ssize_t find(self, int64_t index) noexcept
     cdef Py_ssize_t offset_of(self, Py_ssize_t span, int64_t index) except -1
+
+
+cdef Block dense_block(bytes data, int64_t first, int64_t count, Py_ssize_t end, int node_id)

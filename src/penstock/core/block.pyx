@@ -11,6 +11,9 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int64_t, uint32_t
 
 
+cdef list NOTHING = []
+
+
 cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
     return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
 
@@ -128,3 +131,12 @@ cdef class Block:
         if at > end:
             raise ValueError(f"frame sizes run past the span before index {index}")
         return at
+
+
+cdef Block dense_block(bytes data, int64_t first, int64_t count, Py_ssize_t end, int node_id):
+    # A block of one span that begins with ``data``: what a batch becomes, without a list for it.
+    cdef Block block = Block(data, NOTHING, node_id)
+    assert 0 <= end <= len(data) and count > 0
+    block.spans[0] = Span(first, count, 0, end)
+    block.span_count = 1
+    return block

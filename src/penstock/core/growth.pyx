@@ -1,15 +1,19 @@
 # What changes in a topic log with each batch: its last segment, and how far it reaches.
 #
-#     wrote()   the writer, on any thread: the bytes are in the file
-#     show()    the loop: readers may see them
+#     Written.write()   the writer, on any thread: the bytes are in the file     storage/log_writer.py
+#     Shown.commit()    the loop: readers may see them                           storage/topic_log.py
 #
-# Rule 1: compiled code holds the interpreter's lock from its first step to its last, so each method
-#         happens at once to other threads.
+# Both are the compiled halves of the classes named there, which have everything else.
+#
+# Rule 1: compiled code holds the interpreter's lock from its first step to its last, so what calls
+#         nobody happens at once to other threads.
 
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Batch
-from penstock.core.tables cimport Tally, Visible
+from penstock.core.tables cimport Visible
+
+from penstock.errors import UncutError
 
 cdef enum:
     BATCH_HEADER = 56       # as in core/segment.pyx
@@ -33,22 +37,23 @@ cdef class Extent:
 
     @property
     def unsynced_count(self):
-        return self.count - self.synced_count
+        return self.unsynced_messages()
 
     @property
     def unsynced_size(self):
+        return self.unsynced_bytes()
+
+    cdef int64_t unsynced_messages(self) noexcept:
+        return self.count - self.synced_count
+
+    cdef int64_t unsynced_bytes(self) noexcept:
         return self.size - self.synced_size
 
 
 cdef class Growth:
     """The part of a segment that changes while it grows."""
 
-    @property
-    def ended(self):
-        """Whether nothing more may be appended as it is."""
-        return self.closed or self.failed
-
-    def wrote(self, Batch batch not None, Extent extent not None):
+    cpdef wrote(self, Batch batch, Extent extent):
         """The batch is in the file, behind the others."""
         assert self.tally is not None
         batch.segment = self
@@ -57,7 +62,7 @@ cdef class Growth:
         extent.count += batch.count
         extent.size += BATCH_HEADER + len(batch.payload)
 
-    def show(self, Batch batch not None):
+    cpdef bint show(self, Batch batch) except -1:
         """Readers may see the batch, which is the oldest they could not; whether it is the first."""
         cdef int64_t count = self.visible.count
         if not count:
@@ -66,3 +71,71 @@ cdef class Growth:
         self.visible = Visible(batch.segment_size, batch.first + batch.count, count + batch.count)
         self.file_size = batch.segment_size
         return not count
+
+
+cdef class Written:
+    """Appends to the last segment of a folder, and opens the next."""
+
+    # ---- what the class on top does
+
+    def _prepare(self):
+        """Mend what stands in the way: the active segment is closed, or its sync failed."""
+        raise NotImplementedError
+
+    def _start_segment(self, Batch batch):
+        """Make the next segment, with ``batch`` in it."""
+        raise NotImplementedError
+
+    cpdef write(self, Batch batch):
+        """Put a batch into the file; commit() makes it visible.  Blocking.
+
+        Whole or nothing: after an OSError or StorageError the batch is not in the log, and its
+        indexes must be given up with abandon().
+        """
+        cdef Growth segment = self.active
+        if segment is not None and (segment.closed or segment.failed):
+            self._prepare()
+        with self._lock:
+            segment = self.active
+            if segment is None:
+                segment = self._start_segment(batch)
+            else:
+                try:
+                    self._files.append(segment.path, [batch.header(), batch.payload])
+                except UncutError:
+                    segment.closed = True
+                    raise
+            segment.wrote(batch, self.extent)
+            self.events.append(batch)
+
+
+cdef class Shown:
+    """What readers see of a log."""
+
+    # ---- what the class on top does
+
+    def _work_off(self):
+        """Apply the events in front of the next batch."""
+        raise NotImplementedError
+
+    def needs_roll(self):
+        """Whether a full segment is to be sealed."""
+        raise NotImplementedError
+
+    cpdef commit(self, Batch batch):
+        """Make the oldest written batch visible, which is this one."""
+        cdef Growth segment = batch.segment
+        cdef int64_t end = batch.first + batch.count
+        events = self._writer.events
+        if events[0] is not batch:
+            self._work_off()
+        event = events.popleft()
+        assert event is batch, f"commit of {batch.first}: {event}"
+        if segment.show(batch):
+            self._segments = (*self._segments, segment)
+        self._runs.add(batch.first, end)
+        if end > self.end:
+            self.end = end
+        self.full = batch.segment_size >= self._segment_size_max
+        if events:
+            self._work_off()

@@ -1,5 +1,7 @@
 from libc.stdint cimport int64_t
 
+from penstock.core.block cimport Block
+
 
 cdef class TailBudget:
     cdef readonly int64_t size
@@ -11,4 +13,5 @@ cdef class Tail:
     cdef list blocks
     cdef int64_t size
 
+    cpdef add(self, Block block)
     cdef int trim(self, int64_t size_max) except -1

@@ -27,7 +27,7 @@ cdef class Tail:
         self.budget = budget
         self.blocks = []
 
-    def add(self, Block block not None):
+    cpdef add(self, Block block):
         cdef Py_ssize_t size = len(block.data)
         self.blocks.append(block)
         self.size += size

@@ -21,6 +21,7 @@ from typing import Any
 
 from penstock.core.appender import Appender
 from penstock.core.deadlines import NEVER_NS
+from penstock.core.flushing import SYNC_SPACING_NS
 from penstock.core.latency import Histogram
 from penstock.core.tail import TailBudget
 from penstock.core.ticket import Ticket, after, settled
@@ -43,7 +44,6 @@ from penstock.engine.scan import DeadlineScan, SampleScan, Scan
 from penstock.engine.staging import Staging
 from penstock.engine.topic import Topic
 from penstock.engine.turns import Timer, Turns
-from penstock.engine.writer import SYNC_SPACING_NS
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files
 from penstock.storage.journal import Journal

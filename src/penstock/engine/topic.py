@@ -64,7 +64,7 @@ class Topic(BaseTopic):
         self.whole_from = 0
         self._removed_end = 0
         self._removed_told = 0
-        self._visible_end = log.end
+        self.shown_end = log.end
         self.writer = LogWriter(
             log,
             self.appender,
@@ -84,7 +84,7 @@ class Topic(BaseTopic):
 
     @property
     def end(self) -> int:
-        return self._visible_end
+        return self.shown_end
 
     def open(self) -> None:
         """The folder exists: publishes may be written."""
@@ -110,10 +110,7 @@ class Topic(BaseTopic):
             self.broker.set_journal_health(error)
 
     def _visible(self, batch: Batch) -> None:
-        block = batch.block(self.log.node_id)
-        self.tail.add(block)
-        self._visible_end = batch.end
-        self.count_in(block, batch.body_size)
+        self.show(batch, self.log.node_id)
         if batch.dues is not None:
             self.skip_void(batch.dues, batch.first)
             self.broker.deferred.fired(batch.dues)
@@ -198,7 +195,7 @@ class Topic(BaseTopic):
         return self.save()
 
     def empty(self) -> Ticket:
-        end = self._visible_end
+        end = self.shown_end
         if self.released < end:
             for channel in self.channels.values():
                 channel.skip_range(self.released, end)

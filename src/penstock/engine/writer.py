@@ -23,6 +23,7 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.core.appender import Appender, Batch
+from penstock.core.flushing import SLOW_FOR_NS, SLOW_NS, Flushing
 from penstock.core.latency import Histogram
 from penstock.core.parts import frames
 from penstock.core.segment import ORIGINS, STAGED
@@ -31,23 +32,9 @@ from penstock.engine.clock import Clock
 from penstock.engine.deferred import Due
 from penstock.engine.disk import Disk
 from penstock.engine.health import no_room
-from penstock.errors import PenstockError
 from penstock.storage.log_writer import SyncToken
 from penstock.storage.reserve import Reserve
 from penstock.storage.topic_log import TopicLog
-
-# A write to the page cache takes microseconds; past this the kernel makes writers wait.
-SLOW_NS = 20_000_000
-SLOW_FOR_NS = 5_000_000_000
-# Syncs by --sync-every start no closer together than this (--sync-every=1 aside).  At a million
-# messages a second the default of 2,500 would sync 400 times a second, for a third of all CPU;
-# so spaced, a power cut there can take 25 ms of messages instead of 2.5.  With 10 ms instead of 25,
-# a message published 200 at a time costs 5 % more.
-SYNC_SPACING_NS = 25_000_000
-# Bytes written and not synced before further batches wait for a sync.
-DIRTY_SIZE_MAX = 64 << 20
-# Parts of stagings up to this size are written by the loop: a tenth of a millisecond.
-PART_SIZE_INLINE = 128 << 10
 
 
 @dataclass(slots=True)
@@ -68,8 +55,13 @@ class Waiting(NamedTuple):
     tickets: list[Ticket]
 
 
-class LogWriter:
+class LogWriter(Flushing):
     """The way of one topic's batches into its log."""
+
+    log: TopicLog
+    _fired: deque[list[Due]]
+    _parts: deque[Part]
+    _lost: Waiting | None
 
     def __init__(
         self,
@@ -96,21 +88,15 @@ class LogWriter:
         self._unsealed = unsealed
         self._reserve = reserve
         self._sync_times = sync_times
-        self._fired: deque[list[Due]] = deque()
-        self._parts: deque[Part] = deque()
-        self._busy = False
+        self._fired = deque()
+        self._parts = deque()
         self._exclusive = False
-        self._syncing = False
         self._waiting = Waiting([], [])
-        self._lost: Waiting | None = None
-        self._troubled = False
         self.synced_at: tuple[int, int] | None = None
         # It never goes back, whatever the clock did since the last start (R4).
         self._append_ns = max((segment.append_ns_last for segment in log.segments()), default=0)
-        self._sync_ns = 0
         # The first write opens a file, which may wait for the disk.
         self._slow_until_ns = clock.monotonic_ns() + SLOW_FOR_NS
-        self._opened = False
 
     @property
     def idle(self) -> bool:
@@ -127,26 +113,6 @@ class LogWriter:
     def stage(self, part: Part) -> None:
         """Append what was staged; whoever calls sees to it that little waits here at once."""
         self._parts.append(part)
-
-    def flush(self) -> None:
-        """Write what is pending, as far as it goes without waiting."""
-        log, appender = self.log, self._appender
-        while not self._busy and (
-            appender.count or self._fired or self._parts or self._lost is not None
-        ):
-            if self._lost is not None:
-                self._rewrite()
-            elif not self._reserve.held:
-                self._fail(self._next(), no_room())
-            elif log.full and log.needs_roll():
-                if self._syncing:
-                    return
-                self._roll()
-            elif log.extent.unsynced_size > DIRTY_SIZE_MAX:
-                self.start_sync()
-                return
-            else:
-                self._write(self._next())
 
     def roll_if_finished(self, low: int) -> bool:
         """Seal the active segment when all of it is finished, so that it can go; whether it is."""
@@ -176,17 +142,6 @@ class LogWriter:
         waiting, self._waiting = self._waiting, Waiting([], [])
         self._disk.submit(self.log.sync, partial(self._synced, waiting))
 
-    def _next(self) -> Batch:
-        """The next batch: plain publishes first, then fired deferrals slot by slot, then parts."""
-        wall_ns = self._clock.wall_ns()
-        if wall_ns > self._append_ns:
-            self._append_ns = wall_ns
-        if self._appender.count:
-            return self._appender.seal(self._append_ns)
-        if self._fired:
-            return self._take_fired(self._fired.popleft())
-        return self._take_part(self._parts.popleft())
-
     def _take_fired(self, dues: list[Due]) -> Batch:
         for due in dues:
             self._appender.add(due.body, due.timestamp_ns)
@@ -206,29 +161,12 @@ class LogWriter:
         batch.part = part
         return batch
 
-    def _write(self, batch: Batch) -> None:
-        started_ns = self._clock.monotonic_ns()
-        part: Part | None = batch.part
-        large = part is not None and len(part.body) > PART_SIZE_INLINE
-        if large or not self._opened or started_ns < self._slow_until_ns:
-            self._busy = True
-            self._opened = True
-            self._disk.submit(
-                partial(self._put, batch), partial(self._written_elsewhere, batch, started_ns)
-            )
-            return
-        try:
-            if part is None:
-                self.log.write(batch)
-            else:
-                self._put(batch)
-        except (OSError, PenstockError) as error:
-            self._fail(batch, error)
-            return
-        now_ns = self._clock.monotonic_ns()
-        if now_ns - started_ns > SLOW_NS:
-            self._slow_until_ns = now_ns + SLOW_FOR_NS
-        self._written(batch, now_ns)
+    def _write_elsewhere(self, batch: Batch, started_ns: int) -> None:
+        self._busy = True
+        self._opened = True
+        self._disk.submit(
+            partial(self._put, batch), partial(self._written_elsewhere, batch, started_ns)
+        )
 
     def _put(self, batch: Batch) -> None:
         # On the loop or on another thread: nobody else has the batch until it is written.
@@ -252,20 +190,15 @@ class LogWriter:
             self._written(batch, now_ns)
         self._go_on()
 
-    def _written(self, batch: Batch, now_ns: int) -> None:
-        log = self.log
-        log.commit(batch)
-        if self._troubled:
-            self._troubled = False
-            self._health(None)
-        if self._sync_every == 1:
-            self._waiting.batches.append(batch)
-            self.start_sync()
-            return
-        self._visible(batch)
-        due = log.extent.unsynced_count >= self._sync_every
-        if due and now_ns - self._sync_ns >= SYNC_SPACING_NS:
-            self.start_sync()
+    def _recovered(self) -> None:
+        self._health(None)
+
+    def _wait_for_sync(self, batch: Batch) -> None:
+        self._waiting.batches.append(batch)
+        self.start_sync()
+
+    def _refuse(self, batch: Batch) -> None:
+        self._fail(batch, no_room())
 
     def _fail(self, batch: Batch, error: BaseException) -> None:
         if not isinstance(error, Exception):

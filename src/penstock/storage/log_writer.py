@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from penstock.core.appender import Batch
-from penstock.core.growth import Extent
+from penstock.core.growth import Extent, Written
 from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Tally, Visible
 from penstock.errors import UncutError
@@ -72,7 +72,7 @@ class Moved:
 Event = Batch | Sealed | Moved
 
 
-class LogWriter:
+class LogWriter(Written):
     """Appends to the last segment of a folder, and opens the next."""
 
     def __init__(
@@ -99,30 +99,11 @@ class LogWriter:
         self._lock = threading.RLock()
         self.extent = Extent(end)
 
-    def write(self, batch: Batch) -> None:
-        """Put a batch into the file; commit() makes it visible.  Blocking.
-
-        Whole or nothing: after an OSError or StorageError the batch is not in the log, and its
-        indexes must be given up with abandon().
-        """
-        segment = self.active
-        if segment is not None and segment.ended:
-            with self._sync_lock, self._lock:
-                self._mend()
-                if self.active is not None and self.active.closed:
-                    self._seal(self.active)
-        with self._lock:
-            segment = self.active
-            if segment is None:
-                segment = self._start_segment(batch)
-            else:
-                try:
-                    self._files.append(segment.path, [batch.header(), batch.payload])
-                except UncutError:
-                    segment.closed = True
-                    raise
-            segment.wrote(batch, self.extent)
-            self.events.append(batch)
+    def _prepare(self) -> None:
+        with self._sync_lock, self._lock:
+            self._mend()
+            if self.active is not None and self.active.closed:
+                self._seal(self.active)
 
     def needs_roll(self, low: int = 0) -> bool:
         """Whether the active segment is full, or is all below ``low`` and worth removing."""

@@ -80,7 +80,6 @@ class Segment(Growth):
         "base",
         "generation",
         "node_id",
-        "path",
         "pin_count",
         "previous_end",
         "sealed",

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from penstock.core.appender import Batch
 from penstock.core.block import Block
+from penstock.core.growth import Shown
 from penstock.core.runs import Runs
 from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Visible
@@ -70,8 +71,11 @@ class SegmentRecord:
     path: str
 
 
-class TopicLog:
+class TopicLog(Shown):
     """Messages of a topic instance by index."""
+
+    _segments: tuple[Segment, ...]
+    _writer: LogWriter
 
     def __init__(
         self,
@@ -98,7 +102,6 @@ class TopicLog:
         self.end = end
         self._segments = tuple(segments)
         self._runs = Runs()
-        self.full = False  # the active segment is large enough: ask needs_roll()
         self.synced_end = end
         for segment in self._segments:
             for start, stop in segment.runs():
@@ -106,7 +109,6 @@ class TopicLog:
             segment.drop_tables()
         written_end = segments[-1].visible.end if segments else 0
         self._writer = LogWriter(files, folder, instance, node_id, written_end, segment_size_max)
-        self._events = self._writer.events
         self._segment_size_max = segment_size_max
         self.extent = self._writer.extent
         # Puts a batch into the file; commit() makes it visible.  Blocking, see LogWriter.write().
@@ -195,24 +197,6 @@ class TopicLog:
 
     # Appending
 
-    def commit(self, batch: Batch) -> None:
-        """Make the oldest written batch visible, which is this one."""
-        events = self._events
-        if events[0] is not batch:
-            self._work_off()
-        event = events.popleft()
-        assert event is batch, f"commit of {batch.first}: {event}"
-        segment: Segment = batch.segment
-        end = batch.end
-        if segment.show(batch):
-            self._segments = (*self._segments, segment)
-        self._runs.add(batch.first, end)
-        if end > self.end:
-            self.end = end
-        self.full = batch.segment_size >= self._segment_size_max
-        if events:
-            self._work_off()
-
     def abandon(self, end: int) -> None:
         """Give up the indexes below ``end`` that a failed write was to have."""
         self.end = max(self.end, end)
@@ -248,8 +232,8 @@ class TopicLog:
         self.synced_end = max(self.synced_end, reached)
 
     def _work_off(self) -> None:
-        while self._events and not isinstance(self._events[0], Batch):
-            event = self._events.popleft()
+        while self._writer.events and not isinstance(self._writer.events[0], Batch):
+            event = self._writer.events.popleft()
             if isinstance(event, Sealed):
                 event.segment.seal(event.size, event.trailer)
                 self._reader.keeps_tables(event.segment)

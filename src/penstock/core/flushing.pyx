@@ -1,0 +1,147 @@
+# What a topic's writer does for every batch: take it, write it, make it visible.
+#
+# The class on top (engine/writer.py) has the rules, and all that is not done for every batch.
+
+from libc.stdint cimport int64_t
+
+from penstock.core.appender cimport Appender, Batch
+from penstock.core.growth cimport Shown
+
+from penstock.errors import PenstockError
+
+# A write to the page cache takes microseconds; past this the kernel makes writers wait.
+SLOW_NS = 20_000_000
+SLOW_FOR_NS = 5_000_000_000
+# Syncs by --sync-every start no closer together than this (--sync-every=1 aside).  At a million
+# messages a second the default of 2,500 would sync 400 times a second, for a third of all CPU;
+# so spaced, a power cut there can take 25 ms of messages instead of 2.5.  With 10 ms instead of 25,
+# a message published 200 at a time costs 5 % more.
+SYNC_SPACING_NS = 25_000_000
+
+cdef int64_t slow_ns = SLOW_NS
+cdef int64_t slow_for_ns = SLOW_FOR_NS
+cdef int64_t sync_spacing_ns = SYNC_SPACING_NS
+
+cdef enum:
+    # Bytes written and not synced before further batches wait for a sync.
+    DIRTY_SIZE_MAX = 64 << 20
+    # Parts of stagings up to this size are written by the loop: a tenth of a millisecond.
+    PART_SIZE_INLINE = 128 << 10
+
+
+cdef class Flushing:
+    """The way of one topic's batches into its log."""
+
+    # ---- what the class on top does
+
+    def _rewrite(self):
+        """Write again what a failed sync may have lost."""
+        raise NotImplementedError
+
+    def _refuse(self, Batch batch):
+        """There is no room on the disk."""
+        raise NotImplementedError
+
+    def _roll(self):
+        """Seal the active segment, on a thread."""
+        raise NotImplementedError
+
+    def start_sync(self):
+        """Sync what is written, on a thread."""
+        raise NotImplementedError
+
+    def _take_fired(self, dues):
+        """A batch of deferred messages."""
+        raise NotImplementedError
+
+    def _take_part(self, part):
+        """A batch of staged messages."""
+        raise NotImplementedError
+
+    def _put(self, Batch batch):
+        """Make a staged part's payload and write it.  Blocking."""
+        raise NotImplementedError
+
+    def _write_elsewhere(self, Batch batch, int64_t started_ns):
+        """Write on a thread."""
+        raise NotImplementedError
+
+    def _fail(self, Batch batch, error):
+        """The batch could not be written."""
+        raise NotImplementedError
+
+    def _recovered(self):
+        """A write succeeded after one that did not."""
+        raise NotImplementedError
+
+    def _wait_for_sync(self, Batch batch):
+        """With --sync-every=1: the batch is answered after a sync."""
+        raise NotImplementedError
+
+    # ---- a batch
+
+    def flush(self):
+        """Write what is pending, as far as it goes without waiting."""
+        cdef Shown log = self.log
+        while not self._busy and (
+                self._appender.count or self._fired or self._parts or self._lost is not None):
+            if self._lost is not None:
+                self._rewrite()
+            elif not self._reserve.held:
+                self._refuse(self._next())
+            elif log.full and log.needs_roll():
+                if self._syncing:
+                    return
+                self._roll()
+            elif log._writer.extent.unsynced_bytes() > DIRTY_SIZE_MAX:
+                self.start_sync()
+                return
+            else:
+                self.write(self._next())
+
+    cpdef Batch _next(self):
+        """The next batch: plain publishes first, then fired deferrals slot by slot, then parts."""
+        cdef int64_t wall_ns = self._clock.wall_ns()
+        if wall_ns > self._append_ns:
+            self._append_ns = wall_ns
+        if self._appender.count:
+            return self._appender.seal(self._append_ns)
+        if self._fired:
+            return self._take_fired(self._fired.popleft())
+        return self._take_part(self._parts.popleft())
+
+    cdef int write(self, Batch batch) except -1:
+        cdef int64_t started_ns = self._clock.monotonic_ns()
+        cdef int64_t now_ns
+        part = batch.part
+        if (started_ns < self._slow_until_ns or not self._opened
+                or (part is not None and len(part.body) > PART_SIZE_INLINE)):
+            self._write_elsewhere(batch, started_ns)
+            return 0
+        try:
+            if part is None:
+                self.log._writer.write(batch)
+            else:
+                self._put(batch)
+        except (OSError, PenstockError) as error:
+            self._fail(batch, error)
+            return 0
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - started_ns > slow_ns:
+            self._slow_until_ns = now_ns + slow_for_ns
+        self._written(batch, now_ns)
+        return 0
+
+    cpdef _written(self, Batch batch, int64_t now_ns):
+        """It is in the file: show it and answer, or sync it first."""
+        self.log.commit(batch)
+        if self._troubled:
+            self._troubled = False
+            self._recovered()
+        if self._sync_every == 1:
+            self._wait_for_sync(batch)
+            return
+        self._visible(batch)
+        if (now_ns - self._sync_ns >= sync_spacing_ns
+                and self.log._writer.extent.unsynced_messages() >= self._sync_every):
+            self.start_sync()
