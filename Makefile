@@ -12,7 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DIST := dist
-CORE := $(wildcard src/penstock/core/*.pyx src/penstock/core/*.pxd)
+CORE := $(wildcard src/penstock/*/*.pyx src/penstock/*/*.pxd)
 
 .PHONY: build run test test-slow check wheel bench clean
 
@@ -56,4 +56,4 @@ bench: build
 
 clean:
 	rm -rf $(VENV) build dist data src/*.egg-info
-	rm -f src/penstock/core/*.c src/penstock/core/*.so
+	rm -f src/penstock/*/*.c src/penstock/*/*.so

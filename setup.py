@@ -1,4 +1,4 @@
-# Only the compiled core needs code here; everything else is in pyproject.toml.
+# Only the compiled modules need code here; everything else is in pyproject.toml.
 import os
 
 from Cython.Build import cythonize
@@ -9,7 +9,7 @@ CORES = os.cpu_count() or 1
 setup(
     ext_modules=cythonize(
         # Without debugging symbols, which would make the wheel four times as large.
-        [Extension("*", ["src/penstock/core/*.pyx"], extra_compile_args=["-O3", "-g0"])],
+        [Extension("*", ["src/penstock/*/*.pyx"], extra_compile_args=["-O3", "-g0"])],
         nthreads=CORES,
         language_level=3,
         compiler_directives={

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.core.appender import Appender
-from penstock.core.arrivals import Arrivals
 from penstock.core.block import Block
 from penstock.core.tail import Tail
 from penstock.core.ticket import Ticket, after, settled
+from penstock.engine.arrivals import Arrivals
 from penstock.engine.channel import Channel
 from penstock.engine.deferred import Due
 from penstock.engine.latency import OFF, Percentiles, measured

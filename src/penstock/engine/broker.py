@@ -21,7 +21,6 @@ from typing import Any
 
 from penstock.core.appender import Appender
 from penstock.core.deadlines import NEVER_NS
-from penstock.core.flushing import SYNC_SPACING_NS
 from penstock.core.latency import Histogram
 from penstock.core.tail import TailBudget
 from penstock.core.ticket import Ticket, after, settled
@@ -31,6 +30,7 @@ from penstock.engine.clock import Clock
 from penstock.engine.deferred import FOREVER, DeferredQueue, Due
 from penstock.engine.disk import Disk
 from penstock.engine.ephemeral import EphemeralTopic
+from penstock.engine.flushing import SYNC_SPACING_NS
 from penstock.engine.health import Health
 from penstock.engine.identity import Identity
 from penstock.engine.names import is_ephemeral

@@ -23,7 +23,6 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.core.appender import Appender, Batch
-from penstock.core.flushing import SLOW_FOR_NS, SLOW_NS, Flushing
 from penstock.core.latency import Histogram
 from penstock.core.parts import frames
 from penstock.core.segment import ORIGINS, STAGED
@@ -31,6 +30,7 @@ from penstock.core.ticket import Ticket
 from penstock.engine.clock import Clock
 from penstock.engine.deferred import Due
 from penstock.engine.disk import Disk
+from penstock.engine.flushing import SLOW_FOR_NS, SLOW_NS, Flushing
 from penstock.engine.health import no_room
 from penstock.storage.log_writer import SyncToken
 from penstock.storage.reserve import Reserve

@@ -2,7 +2,7 @@
 
     transport  <->  [Upgrade]  <->  Scanner  <->  Connection (server/tcp.py), which has the commands
 
-What happens with every packet and reply is compiled (core/session.pyx).  What is received is
+What happens with every packet and reply is compiled (server/session.pyx).  What is received is
 executed as far as it goes.  While a command waits, what follows it is kept, up to a bound; then the
 socket is not read.  What is sent is bounded by the transport: past that the client gets no
 messages, and if it stays stuck it is cut off.
@@ -17,7 +17,6 @@ from typing import cast
 
 from penstock.core.deadlines import NEVER_NS
 from penstock.core.scanner import Scanner
-from penstock.core.session import Session
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
 from penstock.errors import ProtocolError, StreamError
@@ -25,6 +24,7 @@ from penstock.server.auth import Permit
 from penstock.server.facts import Facts
 from penstock.server.peer import peer_of, set_no_delay
 from penstock.server.security import Security
+from penstock.server.session import Session
 from penstock.server.upgrade import Upgrade
 from penstock.wire import frames, identify
 

@@ -3,7 +3,7 @@
 # Rule 1: files are named by path (str, absolute or as the data path was given).  Descriptors are
 #         an affair of this module: at most `open_max` stay open, one that was not used of late goes
 #         first, one in use by another thread is never closed under it.
-# Rule 2: an append is whole or nothing (core/handle.pyx does it, since every batch is one).
+# Rule 2: an append is whole or nothing (storage/handle.pyx does it, since every batch is one).
 # Rule 3: nothing is durable before `sync` of the file and, for its name, `sync_folder`.
 # Rule 4: all methods may be called from any thread; two appends to one file take turns.
 #
@@ -22,8 +22,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from penstock.core.handle import Handle, write_all
 from penstock.errors import LockedError
+from penstock.storage.handle import Handle, write_all
 from penstock.storage.page_cache import is_cached
 
 MODE_FILE = 0o600

@@ -15,12 +15,12 @@ from collections import deque
 from dataclasses import dataclass
 
 from penstock.core.appender import Batch
-from penstock.core.growth import Extent, Written
 from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Tally, Visible
 from penstock.errors import UncutError
 from penstock.storage.copying import copy_bytes
 from penstock.storage.files import Files
+from penstock.storage.growth import Extent, Written
 from penstock.storage.segment import (
     TRAILER_SIZE,
     Segment,

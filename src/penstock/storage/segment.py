@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from google_crc32c import value as crc32c
 
-from penstock.core.growth import Growth
 from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Tables, Tally, Visible
+from penstock.storage.growth import Growth
 
 if TYPE_CHECKING:
     from penstock.storage.files import Files

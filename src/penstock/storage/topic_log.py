@@ -25,13 +25,13 @@ from dataclasses import dataclass
 
 from penstock.core.appender import Batch
 from penstock.core.block import Block
-from penstock.core.growth import Shown
 from penstock.core.runs import Runs
 from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Visible
 from penstock.errors import StorageError
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
+from penstock.storage.growth import Shown
 from penstock.storage.log_reader import Damage, LogReader, locate, missing
 from penstock.storage.log_writer import (
     SEGMENT_SIZE_MAX,

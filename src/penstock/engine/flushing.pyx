@@ -5,7 +5,7 @@
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Appender, Batch
-from penstock.core.growth cimport Shown
+from penstock.storage.growth cimport Shown
 
 from penstock.errors import PenstockError
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.appender import Batch
-from penstock.core.growth import Extent, Growth
 from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE
 from penstock.core.tables import Tally, Visible
+from penstock.storage.growth import Extent, Growth
 
 # What happens next: a batch of so many messages is written, the oldest is shown, or all is synced.
 steps = st.lists(st.one_of(st.integers(1, 5), st.sampled_from(["show", "sync"])), max_size=30)
