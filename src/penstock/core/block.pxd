@@ -17,6 +17,7 @@ cdef class Block:
 
     cdef int64_t first_index(self) noexcept
     cdef int64_t end_index(self) noexcept
+    cdef int64_t message_count(self) noexcept
     cdef Py_ssize_t find(self, int64_t index) noexcept
     cdef Py_ssize_t offset_of(self, Py_ssize_t span, int64_t index) except -1
 

@@ -59,6 +59,9 @@ cdef class Block:
 
     @property
     def count(self):
+        return self.message_count()
+
+    cdef int64_t message_count(self) noexcept:
         cdef Py_ssize_t i
         cdef int64_t total = 0
         for i in range(self.span_count):

@@ -54,6 +54,7 @@ cdef class Scanner:
     cdef int64_t wall_ns
 
     cdef int take_in(self, owner, const unsigned char* data, Py_ssize_t size) except -1
+    cpdef object next(self, int64_t now_ns, int64_t wall_ns)
     cdef object step(self)
     cdef object run_line(self, Py_ssize_t line_size)
     cdef object _run_rare(self, Token* tokens, int count, Py_ssize_t body_at)

@@ -176,7 +176,7 @@ cdef class Scanner:
         self.end += size
         return 0
 
-    def next(self, int64_t now_ns, int64_t wall_ns):
+    cpdef object next(self, int64_t now_ns, int64_t wall_ns):
         """Run commands up to one that is not for the core; None when more input is needed."""
         cdef object result
         self.now_ns = now_ns

@@ -30,7 +30,7 @@ cdef class Arrivals:
 
         Done in Python this cost as much as 16 messages of the publisher for every channel.
         """
-        cdef int64_t count = block.count
+        cdef int64_t count = block.message_count()
         cdef Window window
         cdef list woken = []
         self.message_count += count
