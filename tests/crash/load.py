@@ -40,12 +40,13 @@ class Delivered:
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answered:
-    """A FIN (``delay_ns`` None) or a REQ."""
+    """A FIN (``delay_ns`` None) or a REQ: chosen when its message came, given when it was sent."""
 
     at_ns: int
     delay_ns: int | None
+    given_ns: int = 0
 
 
 class Ledger:
@@ -115,7 +116,7 @@ class Ledger:
                         if answer.delay_ns is not None and delivery.at_ns >= end_ns:
                             continue
                         assert self.killed_between(
-                            answer.at_ns - window_ns, answer.at_ns + window_ns
+                            answer.at_ns - window_ns, answer.given_ns + window_ns
                         ), (key, body, answer, deliveries, self.kills_ns)
 
 
@@ -250,6 +251,7 @@ class Consumer(Client):
         self.choose = choose
         self.ready_count = ready_count
         self.random = random.Random(seed)
+        self.giving: list[Answered] = []
 
     def talk(self, sock: socket.socket) -> None:
         sock.settimeout(5.0)
@@ -279,7 +281,10 @@ class Consumer(Client):
                 elif kind == ERROR:
                     assert b"_FAILED" in data, data
             buffer = buffer[used:]
-            sock.sendall(b"".join(answers))
+            try:
+                sock.sendall(b"".join(answers))
+            finally:
+                self._gave()
 
     def _take(self, data: bytes) -> bytes:
         _, attempts, id = struct.unpack_from(">qH16s", data)
@@ -291,8 +296,16 @@ class Consumer(Client):
             return b""
         delay_ms = None if choice == "FIN" else int(choice)
         delay_ns = None if delay_ms is None else delay_ms * 1_000_000
-        self.ledger.answered[self.key][body].append(Answered(now_ns, delay_ns))
+        answer = Answered(now_ns, delay_ns)
+        self.ledger.answered[self.key][body].append(answer)
+        self.giving.append(answer)
         return commands.fin(id) if delay_ms is None else commands.req(id, delay_ms)
+
+    def _gave(self) -> None:
+        now_ns = time.time_ns()
+        for answer in self.giving:
+            answer.given_ns = now_ns
+        self.giving.clear()
 
 
 def _frames(buffer: bytes) -> Iterator[tuple[int, bytes, int]]:
