@@ -139,11 +139,6 @@ cdef class Scanner:
         return self.end - self.at
 
     @property
-    def pending_size(self):
-        """Bytes of the topic published to last that wait to be written."""
-        return self.last.size if self.last is not None else 0
-
-    @property
     def pub_counts(self):
         """Messages published so far, by topic."""
         self._count_published()
