@@ -99,7 +99,7 @@ def _prepare(folder: Path) -> None:
 def throughput(path: Path, found: Mapping[str, Found]) -> bool:
     """Bars: messages a second, and server CPU a message."""
     batched = [n for n in ("publish", "publish-4", "consume", "consume-4") if n in found]
-    single = [n for n in ("publish-single", "publish-http") if n in found]
+    single = [n for n in ("publish-single", "publish-alone", "publish-http") if n in found]
     if not batched and not single:
         return False
     figure, (left, middle, right) = _figure(3)

@@ -105,6 +105,19 @@ WORKLOADS = (
         go_flags=IN_MEMORY,
     ),
     Workload(
+        "publish-alone",
+        "publish: single PUBs over one connection, each OK awaited",
+        throughput.publish,
+        full={"messages": 60_000, "batch": 1},
+        quick={"messages": 10_000},
+        rounds=3,
+        targets=(
+            Target("cpu_us", 1.0, of_go=True),
+            Target("rate", 1.0, at_least=True, of_go=True),
+        ),
+        go_flags=IN_MEMORY,
+    ),
+    Workload(
         "publish-http",
         "publish: /pub of 200 bytes over 32 connections, each answer awaited",
         throughput.publish_http,
@@ -133,6 +146,21 @@ WORKLOADS = (
         targets=(
             Target("cpu_us", 1 / 3, of_go=True),
             Target("rate", 1.8, at_least=True, of_go=True),
+            COMPLETE,
+            ONCE,
+        ),
+        go_flags=IN_MEMORY,
+    ),
+    Workload(
+        "consume-alone",
+        "consume: a backlog, RDY 1, one connection",
+        throughput.consume,
+        full={"messages": 60_000, "connections": 1, "rdy": 1},
+        quick={"messages": 10_000},
+        rounds=3,
+        targets=(
+            Target("cpu_us", 1.0, of_go=True),
+            Target("rate", 1.0, at_least=True, of_go=True),
             COMPLETE,
             ONCE,
         ),

@@ -29,6 +29,7 @@ from penstock.server.http_log import LogApi
 from penstock.server.http_peek import PeekApi
 from penstock.server.http_staging import StagingApi
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
+from penstock.server.lookout import Lookout
 from penstock.server.lookups import Lookups
 from penstock.server.loop import LoopTurns, ThreadDisk
 from penstock.server.security import Security
@@ -70,11 +71,13 @@ class Daemon:
             Clock(),
         )
         self._security = Security(options)
+        self._lookout = Lookout(loop.call_soon)
         self._memory = Memory()
         self._api = NsqdApi(self.broker, self._memory)
         StagingApi(self.broker).add_routes(self._api.router)
         self._http = HttpServer(self._api.router)
         self._http.gate = self._security.gate
+        self._http.lookout = self._lookout
         LogApi(self.broker).add_routes(self._api.router)
         PeekApi(self.broker).add_routes(self._api.router)
         self._watching = Watching(self.broker, self._memory, self._api, self._http)
@@ -139,7 +142,7 @@ class Daemon:
 
     def _connection(self) -> Connection:
         self._watching.tcp_connection_count += 1
-        return Connection(self.broker, self._loop, self._security)
+        return Connection(self.broker, self._loop, self._security, self._lookout)
 
     async def _end(self) -> None:
         # First of all, so that consumers look elsewhere.

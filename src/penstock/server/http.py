@@ -37,6 +37,7 @@ from penstock.server.http_file import FileSending
 from penstock.server.http_message import Request
 from penstock.server.http_reader import BETWEEN, BODY, Incoming, ReadLimits, RequestReader, plain
 from penstock.server.http_router import Gate, Router
+from penstock.server.lookout import Lookout
 from penstock.storage.page_cache import Stretch
 
 LOGGER = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class HttpServer:
         self.request_counts: dict[int, int] = {}  # by status of the answer
         # Gives the gate of a connection, by whether it has TLS.
         self.gate: Callable[[bool], Gate | None] | None = None
+        self.lookout: Lookout | None = None
         self.closing = False
         # Deadlines need no more precision than the sweep's, so its clock is the only one read.
         self.now_s = 0.0
@@ -153,6 +155,8 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._limits = server.limits
+        self._lookout = server.lookout
+        self._fd = -1
         self._transport: Any = None
         self._reader = RequestReader(server.router, server.limits.read, "")
         self._unread: bytes | memoryview = b""
@@ -193,6 +197,7 @@ class HttpConnection(asyncio.Protocol):
             self._close(partial=False)
             return
         server.connections.add(self)
+        self._fd = transport.get_extra_info("socket").fileno()
         address = _address(transport.get_extra_info("peername"))
         self._secure = transport.get_extra_info("sslcontext") is not None
         gate = server.gate(self._secure) if server.gate is not None else None
@@ -212,6 +217,8 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing or self._reader.ended:
             return
+        if self._lookout is not None:
+            self._lookout.heard(self._fd)
         self._unread = bytes(self._unread) + data if self._unread else data
         self.advance()
 
@@ -295,6 +302,8 @@ class HttpConnection(asyncio.Protocol):
             exchange.begin(incoming)
         if parts:
             self._transport.write(b"".join(parts))
+            if self._lookout is not None:
+                self._lookout.answered()
 
     def _write_pieces(self, exchange: Exchange, parts: list[bytes]) -> bool:
         """Write ``parts`` and the pieces of a large answer; False: it is none."""

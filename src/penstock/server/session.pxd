@@ -1,10 +1,13 @@
 from libc.stdint cimport int64_t
 
 from penstock.core.scanner cimport Scanner
+from penstock.server.lookout cimport Lookout
 
 
 cdef class Session:
     cdef public Scanner _scanner
+    cdef public Lookout _lookout
+    cdef public int _fd
     cdef public bytes _ok
     cdef public object _clock
     cdef public object _deferred

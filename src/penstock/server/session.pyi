@@ -3,9 +3,12 @@ from typing import Any
 from penstock.core.scanner import Owed, Scanner
 from penstock.core.ticket import Ticket
 from penstock.core.window import Consumer
+from penstock.server.lookout import Lookout
 
 class Session:
     _scanner: Scanner
+    _lookout: Lookout
+    _fd: int
     _ok: bytes
     _clock: Any
     _deferred: Any

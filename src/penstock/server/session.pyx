@@ -57,6 +57,7 @@ cdef class Session:
         cdef const unsigned char* data = <const unsigned char*>PyByteArray_AS_STRING(INPUT)
         if self._closed:
             return
+        self._lookout.heard(self._fd)
         if self._upgrade is not None or not self._greeted:
             self._received(PyBytes_FromStringAndSize(<const char*>data, size))
             return
@@ -64,6 +65,8 @@ cdef class Session:
         if not self._waiting:
             self._run()
         scanner.keep_rest(0)
+        if scanner.end != scanner.at and not self._waiting:
+            self._lookout.expect()
         self._hold_back()
 
     cpdef _run(self):
@@ -82,6 +85,7 @@ cdef class Session:
             scanner.answered = False
             if self.channel is not None and self.consumer is not None:
                 self.channel.offer(self.consumer)
+                self._lookout.answered()
 
     cpdef _hold_back(self):
         """Do not read on while what was read cannot be executed or stored."""
@@ -112,5 +116,6 @@ cdef class Session:
         cdef Owed failed = scanner.take_settled(&count)
         if count:
             self._write(self._ok if count == 1 else self._ok * count)
+            self._lookout.answered()
         if failed is not None or self._parked is not None or self._held or self._ended:
             self._settled(failed)

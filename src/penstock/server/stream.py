@@ -22,6 +22,7 @@ from penstock.engine.channel import Channel
 from penstock.errors import ProtocolError, StreamError
 from penstock.server.auth import Permit
 from penstock.server.facts import Facts
+from penstock.server.lookout import Lookout
 from penstock.server.peer import peer_of, set_no_delay
 from penstock.server.security import Security
 from penstock.server.session import Session
@@ -43,10 +44,13 @@ MS_NS = 1_000_000
 class Stream(Facts, Session, asyncio.BufferedProtocol):
     """One client; what it commands is up to the class on top."""
 
-    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop, security: Security) -> None:
+    def __init__(
+        self, broker: Broker, loop: asyncio.AbstractEventLoop, security: Security, lookout: Lookout
+    ) -> None:
         self._broker = broker
         self._loop = loop
         self._security = security
+        self._lookout = lookout
         self._transport: asyncio.Transport | None = None
         self._clock = broker.clock
         self._deferred = broker.deferred.writer
@@ -90,6 +94,7 @@ class Stream(Facts, Session, asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=OUTPUT_SIZE_MAX)
         set_no_delay(self._transport)
+        self._fd = transport.get_extra_info("socket").fileno()
         self._host, self.remote_address = peer_of(self._transport)
         self.settings = identify.initial(self._broker.options, self._host)
         self._scanner.msg_timeout_ns = self.settings.msg_timeout_ns

@@ -1,0 +1,14 @@
+from libc.stdint cimport int64_t
+
+
+cdef class Lookout:
+    cdef object _soon
+    cdef int _fd
+    cdef bint _looking
+    cdef int64_t _count
+    cdef int64_t _needed
+    cdef int64_t _answered_ns
+
+    cpdef int heard(self, int fd) except -1
+    cpdef int answered(self) except -1
+    cpdef int expect(self) except -1
