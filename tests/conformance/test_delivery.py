@@ -375,3 +375,35 @@ def test_finishes_sent_before_the_end_count(nsqd: Nsqd) -> None:
     with Client.of(nsqd).sub("last-fins", "c", ready=200) as client:
         rest = client.finish_all(50)
         assert {message.body for message in rest} == {message.body for message in messages[150:]}
+
+
+# Size
+
+
+def test_batches_that_the_loop_does_not_read_itself(nsqd: Nsqd) -> None:
+    """Each is 2 MB, and more than stays in memory: a thread reads them for the channel."""
+    chance = random.Random(11)
+    batches = [[chance.randbytes(20_000) for _ in range(100)] for _ in range(5)]
+    for bodies in batches:
+        publish(nsqd, "large", *bodies)
+    with Client.of(nsqd).sub("large", "c", ready=50) as client:
+        first = client.message()
+        client.req(first)
+        taken = client.finish_all(500)
+    expected = [body for bodies in batches for body in bodies]
+    assert sorted(message.body for message in taken) == sorted(expected)
+    assert [message.attempts for message in taken if message.id == first.id] == [2]
+
+
+def test_a_client_alone_and_one_that_joins_it(nsqd: Nsqd) -> None:
+    """One at a time, as most clients do by default: the loop looks out for who is alone."""
+    with Client.of(nsqd).sub("alone", "c", ready=1) as consumer:
+        publish(nsqd, "alone", *numbered(600))
+        taken = consumer.finish_all(300)
+        for number in range(50):
+            publish(nsqd, "beside", b"%d" % number)
+            taken += consumer.finish_all(2)
+        taken += consumer.finish_all(200)
+        assert sorted(message.body for message in taken) == sorted(numbered(600))
+    with Client.of(nsqd).sub("beside", "c", ready=50) as other:
+        assert len(other.finish_all(50)) == 50

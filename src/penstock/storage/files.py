@@ -29,7 +29,7 @@ from penstock.storage.page_cache import is_cached
 MODE_FILE = 0o600
 MODE_FOLDER = 0o755
 
-# Reads of the loop; a batch may be larger, then the buffer grows to it.
+# The largest read of the loop, a tenth of a millisecond; a batch may be larger, and is a thread's.
 BUFFER_SIZE = 512 * 1024
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -46,7 +46,7 @@ class Files:
         self._name_changes = 0
         self._folder_locks: dict[str, int] = {}
         self._nowait = bool(_NOWAIT)
-        self._buffer = bytearray()
+        self._buffer = bytearray(BUFFER_SIZE)
 
     # Reading
 
@@ -54,17 +54,16 @@ class Files:
         """Up to ``size`` bytes at ``offset``; fewer only at the end of the file.
 
         With ``wait`` false the call never touches the disk: it gives None when the bytes are not
-        in the page cache or the file is not open, and fewer bytes when only some of them are.
+        in the page cache, are too many, or the file is not open, and fewer bytes when only some
+        of them are there.
         """
         if wait:
             with self._using(path, create=False) as handle:
                 return _pread_all(handle.fd, offset, size)
-        handle_open = self._pin_open(path) if self._nowait else None
+        handle_open = self._pin_open(path) if self._nowait and size <= BUFFER_SIZE else None
         if handle_open is None:
             return None
         # Only the loop reads so: one buffer serves, and nothing is zeroed for each read.
-        if size > len(self._buffer):
-            self._buffer = bytearray(max(size, BUFFER_SIZE))
         view = memoryview(self._buffer)[:size]
         try:
             count = os.preadv(handle_open.fd, [view], offset, _NOWAIT)
