@@ -66,13 +66,15 @@ cdef class Lookout:
         cdef pollfd client
         cdef int ready
         cdef int64_t end_ns = monotonic_ns() + PATIENCE_NS
+        self._looking = False
+        if self._count < self._needed:
+            return  # another client came in the same turn
         client.fd = self._fd
         client.events = POLLIN
         with nogil:
             ready = poll(&client, 1, 0)
             while not ready and monotonic_ns() < end_ns:
                 ready = poll(&client, 1, 0)
-        self._looking = False
         if ready:
             self._needed = RUN_COUNT
         else:

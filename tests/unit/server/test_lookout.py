@@ -75,6 +75,21 @@ def test_two_clients_that_take_turns_are_not(pair: tuple[socket.socket, socket.s
     assert not loop.calls
 
 
+def test_another_client_in_the_same_turn_ends_it(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    loop = Loop()
+    lookout = Lookout(loop.soon)
+    first, other = (end.fileno() for end in pair)
+    runs = []
+    for _ in range(6):
+        runs.append(quick_until_looking(loop, lookout, first))
+        lookout.heard(other)
+        loop.turn()
+    # Nobody was waited for, so nobody was late: no run has to be longer than the first.
+    assert min(runs[1:]) < 2 * RUN_COUNT, runs
+
+
 def test_a_slow_client_is_not(pair: tuple[socket.socket, socket.socket]) -> None:
     loop = Loop()
     lookout = Lookout(loop.soon)
