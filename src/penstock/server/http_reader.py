@@ -103,10 +103,11 @@ class RequestReader:
         return out
 
     def _feed(self, data: bytes) -> None:
+        upgraded_at = None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(data[upgrade.args[0] :])
+            upgraded_at = upgrade.args[0]
         except httptools.HttpParserCallbackError as error:
             if not isinstance(error.__context__, _StopError):
                 raise
@@ -114,6 +115,9 @@ class RequestReader:
             # After "Connection: close" anything more is an error to the parser; not to us.
             if not self.ended:
                 self.refuse(400)
+        # Not while the exception is handled: it would be the context of those raised in there.
+        if upgraded_at is not None:
+            self._ignore_upgrade(data[upgraded_at:])
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Serve a request that would rather upgrade (Java's client offers h2c) as it is.

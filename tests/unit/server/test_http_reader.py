@@ -89,6 +89,11 @@ def test_any_cut_gives_the_same_refusal() -> None:
             assert f" {status} ".encode() in whole[1][7]  # type: ignore[index]
 
 
+def test_any_refusal_may_follow_an_offer_to_upgrade() -> None:
+    for end in BAD_ENDS.values():
+        assert len(check_all_cuts(post("/a", b"up", *OFFER) + end)) == 2
+
+
 def test_nothing_is_read_after_the_end() -> None:
     for end in BAD_ENDS.values():
         ended = reader()
