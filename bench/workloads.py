@@ -124,7 +124,10 @@ WORKLOADS = (
         full={"requests": 100_000, "batch": 1, "connections": 32},
         quick={"requests": 20_000},
         rounds=3,
-        targets=(Target("rate", 0.6, at_least=True, of_go=True),),
+        targets=(
+            Target("cpu_us", 1.0, of_go=True),
+            Target("rate", 1.0, at_least=True, of_go=True),
+        ),
         go_flags=IN_MEMORY,
     ),
     Workload(

@@ -34,7 +34,8 @@ from typing import Any
 from penstock.server.http_encoding import encode_response
 from penstock.server.http_exchange import Exchange
 from penstock.server.http_file import FileSending
-from penstock.server.http_message import Request
+from penstock.server.http_heads import KnownHeads
+from penstock.server.http_message import Request, Response
 from penstock.server.http_reader import BETWEEN, BODY, Incoming, ReadLimits, RequestReader, plain
 from penstock.server.http_router import Gate, Router
 from penstock.server.lookout import Lookout
@@ -75,6 +76,7 @@ class HttpServer:
         self.router = router
         self.limits = limits or HttpLimits()
         self.connections: set[HttpConnection] = set()
+        self.known_heads = KnownHeads()
         self.request_counts: dict[int, int] = {}  # by status of the answer
         # Gives the gate of a connection, by whether it has TLS.
         self.gate: Callable[[bool], Gate | None] | None = None
@@ -158,7 +160,7 @@ class HttpConnection(asyncio.Protocol):
         self._lookout = server.lookout
         self._fd = -1
         self._transport: Any = None
-        self._reader = RequestReader(server.router, server.limits.read, "")
+        self._reader = RequestReader(server.router, server.limits.read, server.known_heads, "")
         self._unread: bytes | memoryview = b""
         self._waiting: deque[Incoming] = deque()
         self._begun: deque[Exchange] = deque()
@@ -201,7 +203,9 @@ class HttpConnection(asyncio.Protocol):
         address = _address(transport.get_extra_info("peername"))
         self._secure = transport.get_extra_info("sslcontext") is not None
         gate = server.gate(self._secure) if server.gate is not None else None
-        self._reader = RequestReader(server.router, self._limits.read, address, gate)
+        self._reader = RequestReader(
+            server.router, self._limits.read, server.known_heads, address, gate
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -269,13 +273,18 @@ class HttpConnection(asyncio.Protocol):
         size = 0
         end_ns = time.perf_counter_ns() + _SLICE_NS
         while True:
-            while self._begun and self._begun[0].response is not None and not self._sending:
-                exchange = self._begun.popleft()
+            while self._begun and not self._sending:
+                exchange = self._begun[0]
+                response = exchange.response
+                if response is None:
+                    break
+                self._begun.popleft()
                 self._begun_size -= exchange.size
-                part = self._answer(exchange)
+                part = self._answer(exchange, response)
                 parts.append(part)
                 size += len(part)
-                if self._write_pieces(exchange, parts):
+                if response.done is not None:
+                    self._write_pieces(response, b"".join(parts))
                     parts, size = [], 0
                 if not exchange.request.keep_alive:
                     if self._sending:
@@ -305,22 +314,18 @@ class HttpConnection(asyncio.Protocol):
             if self._lookout is not None:
                 self._lookout.answered()
 
-    def _write_pieces(self, exchange: Exchange, parts: list[bytes]) -> bool:
-        """Write ``parts`` and the pieces of a large answer; False: it is none."""
-        response = exchange.response
-        if response is None or response.done is None:
-            return False
+    def _write_pieces(self, response: Response, head: bytes) -> None:
+        """Write ``head`` and then the pieces of a large answer."""
+        assert response.done is not None
         self._unsent.append(response.done)
-        head = b"".join(parts)
         if response.file is not None:
             self._send_file(head, response.file)
-            return True
+            return
         self._transport.write(head)
         for piece in response.pieces:
             self._transport.write(piece)
         # By the next turn the transport has said if it could not pass everything on.
         asyncio.get_running_loop().call_soon(self._sent)
-        return True
 
     def _send_file(self, head: bytes, file: Stretch) -> None:
         # What is encrypted or has to wait its turn goes through the transport.
@@ -360,15 +365,14 @@ class HttpConnection(asyncio.Protocol):
     def _feed(self) -> None:
         """Let the reader have the next bytes; of a body as many as there are."""
         reader, unread = self._reader, self._unread
-        feed_size = max(_FEED_SIZE, reader.body_left)
-        if len(unread) > feed_size:
-            view = memoryview(unread)
+        if len(unread) > _FEED_SIZE:
+            view, feed_size = memoryview(unread), max(_FEED_SIZE, reader.body_left)
             data, self._unread = bytes(view[:feed_size]), view[feed_size:]
         else:
             data, self._unread = bytes(unread), b""
-        before = (reader.message_count, reader.phase)
+        message_count, phase = reader.message_count, reader.phase
         self._waiting.extend(reader.feed(data))
-        if (reader.message_count, reader.phase) != before:
+        if reader.message_count != message_count or reader.phase is not phase:
             self._owed_since_s = self._server.now_s
         if reader.ended:
             self._unread = b""
@@ -392,9 +396,8 @@ class HttpConnection(asyncio.Protocol):
             len(self._begun) < limits.begun_count_max and self._begun_size < limits.begun_size_max
         )
 
-    def _answer(self, exchange: Exchange) -> bytes:
-        request, response = exchange.request, exchange.response
-        assert response is not None
+    def _answer(self, exchange: Exchange, response: Response) -> bytes:
+        request = exchange.request
         counts = self._server.request_counts
         counts[response.status] = counts.get(response.status, 0) + 1
         if self._server.closing and not self._busy():

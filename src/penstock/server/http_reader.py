@@ -1,5 +1,7 @@
 """Bytes in, requests out: httptools' parser, with limits on everything it would keep.
 
+A request whose head is known from before, and whose body is there, needs no parser.
+
 Rule 1: no I/O, no clock.  Where the bytes are split never changes the result.
 Rule 2: sizes are judged when declared, else as they come, before anything is kept.
 Rule 3: a body beyond its route's limit ends the reading: the request comes out as ``oversize``
@@ -14,6 +16,7 @@ from typing import Any, NoReturn
 
 import httptools
 
+from penstock.server.http_heads import KnownHeads
 from penstock.server.http_message import TEXT, Request, Response, has_bad_escape, unescape
 from penstock.server.http_router import Gate, Route, Router
 
@@ -50,7 +53,12 @@ class RequestReader:
     """Reads the requests of one connection.  The ``on_*`` methods are httptools' callbacks."""
 
     def __init__(
-        self, router: Router, limits: ReadLimits, remote_address: str, gate: Gate | None = None
+        self,
+        router: Router,
+        limits: ReadLimits,
+        known: KnownHeads,
+        remote_address: str,
+        gate: Gate | None = None,
     ) -> None:
         self.ended = False  # nothing more will be read
         self.phase = BETWEEN
@@ -59,6 +67,7 @@ class RequestReader:
         self.continue_due = False  # the client waits for "100 Continue" before its body
         self._router = router
         self._limits = limits
+        self._known = known
         self._remote_address = remote_address
         self._gate = gate
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -78,13 +87,9 @@ class RequestReader:
         """Return the requests that ``data`` completes."""
         if self.ended:
             return []
-        message_count = self.message_count
-        self._feed(data)
-        # The parser keeps an unfinished header line, of any length, to itself.
-        if self.phase is HEAD and self.message_count == message_count:
-            self._head_fed_size += len(data)
-            if self._head_fed_size > self._limits.head_size_max:
-                self.refuse(431)
+        at = self._take_known(data) if self.phase is BETWEEN else 0
+        if at < len(data):
+            self._parse(data[at:] if at else data)
         out, self._out = self._out, []
         return out
 
@@ -101,6 +106,36 @@ class RequestReader:
         self.refuse(408)
         out, self._out = self._out, []
         return out
+
+    def _take_known(self, data: bytes) -> int:
+        """Take the requests at the beginning whose heads are known; return where they end."""
+        at = 0
+        while at < len(data):
+            head = self._known.find(data, at)
+            if head is None:
+                break
+            request = head.request(self._remote_address)
+            route = self._find_route(request)
+            if head.body_size > route.body_size_max:
+                break
+            end = at + head.size + head.body_size
+            request.body = data[at + head.size : end]
+            self._out.append(Incoming(request, route))
+            self.message_count += 1
+            at = end
+        return at
+
+    def _parse(self, data: bytes) -> None:
+        message_count, between = self.message_count, self.phase is BETWEEN
+        self._feed(data)
+        # The parser keeps an unfinished header line, of any length, to itself.
+        if self.phase is HEAD and self.message_count == message_count:
+            self._head_fed_size += len(data)
+            if self._head_fed_size > self._limits.head_size_max:
+                self.refuse(431)
+        one_came = between and self.phase is BETWEEN and self.message_count == message_count + 1
+        if one_came and not self.ended:
+            self._known.learn(self._out[-1].request, data)
 
     def _feed(self, data: bytes) -> None:
         upgraded_at = None
@@ -186,10 +221,7 @@ class RequestReader:
             self._stop(505)
         if request.version == "1.1" and b"host" not in self._headers:
             self._stop(400, "missing required Host header")
-        route, request.params = self._router.resolve(request.method, request.path)
-        if self._gate is not None:
-            route = self._gate(request, route)
-        self._route = route
+        route = self._route = self._find_route(request)
         self._body = []
         self.body_size = 0
         self.phase = BODY
@@ -239,6 +271,10 @@ class RequestReader:
         if content_size is not None:
             request.content_size = int(content_size)
         return request
+
+    def _find_route(self, request: Request) -> Route:
+        route, request.params = self._router.resolve(request.method, request.path)
+        return route if self._gate is None else self._gate(request, route)
 
     def _expect(self, request: Request) -> None:
         if self._headers[b"expect"].lower() != b"100-continue":

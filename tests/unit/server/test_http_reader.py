@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.http_heads import KnownHeads
 from penstock.server.http_message import EMPTY, Response
 from penstock.server.http_reader import Incoming, ReadLimits, RequestReader
-from penstock.server.http_router import Route, Router
+from penstock.server.http_router import Gate, Route, Router, refusing
 from tests.unit.server.harness import get, post, request
 
 CHUNKED = b"5\r\nhello\r\n6;x=y\r\n world\r\n0\r\nX-Trailer: 1\r\n\r\n"
@@ -30,13 +34,40 @@ BAD_ENDS = {
 }
 
 
-def reader() -> RequestReader:
+# What a client may send again and again, and what looks much like it.
+PLAIN = [
+    post("/a?x=1", b"hello"),
+    post("/a?x=1", b"he\r\n\r\n"),
+    post("/a", b""),
+    get("/a"),
+    get("/missing"),
+    get("/a", "Connection: keep-alive", version="1.0"),
+]
+ODD = [
+    b"\r\n",
+    b"\r\n\r\n",
+    b"\r\n" + get("/a"),
+    b"POST /a HTTP/1.1\nHost: x\nContent-Length: 8\n\n\r\n\r\n1234",
+    b"POST /a HTTP/1.1\r\nHost: x\r\n folded\r\nContent-Length: 2\r\n\r\nab",
+    post("/a", b"x", "Expect: 100-continue"),
+    post("/a", b"up", *OFFER),
+    request("POST", "/a", CHUNKED, "Transfer-Encoding: chunked"),
+    request("POST", "/a", b"both", "Transfer-Encoding: chunked", "Content-Length: 4"),
+    request("POST", "/a", b"twice", "Content-Length: 5", "Content-Length: 5"),
+    post("/a", b"last", "Connection: close"),
+    get("/a", version="1.0"),
+    get("/a", "X: " + "y" * 900),
+]
+
+
+def reader(known: KnownHeads | None = None, gate: Gate | None = None) -> RequestReader:
     router = Router()
     route = Route(lambda request: EMPTY, body_size_max=100)
     router.add("POST", "/a", route)
     router.add("GET", "/a", route)
     limits = ReadLimits(target_size_max=100, head_size_max=1000, header_count_max=20)
-    return RequestReader(router, limits, "1.2.3.4:5")
+    known = KnownHeads() if known is None else known
+    return RequestReader(router, limits, known, "1.2.3.4:5", gate)
 
 
 def seen(incoming: list[Incoming]) -> list[object]:
@@ -44,6 +75,8 @@ def seen(incoming: list[Incoming]) -> list[object]:
         (
             item.request.method,
             item.request.target,
+            item.request.version,
+            item.request.content_size,
             item.request.body,
             item.request.oversize,
             item.request.keep_alive,
@@ -75,18 +108,18 @@ def check_all_cuts(stream: bytes) -> list[object]:
 def test_any_cut_gives_the_same_requests() -> None:
     whole = check_all_cuts(STREAM)
     bodies = [b"hello", b"hello world", b"", b"up", b"hello world", b"", b""]
-    assert [item[2] for item in whole] == bodies  # type: ignore[index]
+    assert [item[4] for item in whole] == bodies  # type: ignore[index]
 
 
 def test_any_cut_gives_the_same_refusal() -> None:
     for status, end in BAD_ENDS.items():
         whole = check_all_cuts(post("/a", b"hello") + end)
         assert len(whole) == 2, status
-        assert whole[1][8] is True  # type: ignore[index]
+        assert whole[1][10] is True  # type: ignore[index]
         if status == 413:
-            assert whole[1][3] is True  # type: ignore[index]
+            assert whole[1][5] is True  # type: ignore[index]
         else:
-            assert f" {status} ".encode() in whole[1][7]  # type: ignore[index]
+            assert f" {status} ".encode() in whole[1][9]  # type: ignore[index]
 
 
 def test_any_refusal_may_follow_an_offer_to_upgrade() -> None:
@@ -119,3 +152,61 @@ def test_a_request_that_takes_too_long_is_refused() -> None:
     assert incoming.refusal is not None
     assert incoming.refusal.status == 408
     assert slow.ended
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(PLAIN * 3 + ODD + list(BAD_ENDS.values())), max_size=8)),
+    st.integers(1, 200),
+)
+def test_known_heads_change_nothing(connections: list[list[bytes]], size: int) -> None:
+    known = KnownHeads()
+    for requests in connections:
+        # A byte at a time no request is ever there as a whole, so its head is never known.
+        stream, bytewise = b"".join(requests), reader()
+        pieces = [bytewise.feed(stream[at : at + 1]) for at in range(len(stream))]
+        expected = seen([item for piece in pieces for item in piece])
+        cut = [stream[at : at + size] for at in range(0, len(stream), size)]
+        for feeds in (requests, requests, [stream], cut):
+            again = reader(known)
+            assert seen([item for data in feeds for item in again.feed(data)]) == expected
+            assert again.phase == bytewise.phase
+            assert again.ended == bytewise.ended
+
+
+def test_plain_heads_are_known_and_odd_ones_are_not() -> None:
+    for data in PLAIN:
+        known = KnownHeads()
+        assert known.find(data, 0) is None
+        reader(known).feed(data)
+        assert known.find(data, 0) is not None
+        assert known.find(b"x" + data, 1) is not None
+        assert known.find(data[:-1], 0) is None
+    for data in (*ODD[:2], *ODD[3:4], *ODD[5:12], *BAD_ENDS.values()):
+        known = KnownHeads()
+        reader(known).feed(data)
+        assert len(known) == 0, data
+
+
+def test_a_known_head_is_still_judged() -> None:
+    known = KnownHeads()
+    reader(known).feed(PLAIN[0])
+    closed = reader(known, lambda request, route: refusing(EMPTY))
+    (incoming,) = closed.feed(PLAIN[0])
+    assert incoming.route is not None
+    assert incoming.route.judges_size
+    strict = reader(known, lambda request, route: Route(route.handler, body_size_max=4))
+    (incoming,) = strict.feed(PLAIN[0])
+    assert incoming.request.oversize
+    assert strict.ended
+
+
+def test_known_heads_are_bounded() -> None:
+    known = KnownHeads()
+    first, *others = (get(f"/a?{number}") for number in range(2000))
+    for data in (first, *others):
+        reader(known).feed(data)
+    assert len(known) == 512
+    assert known.find(first, 0) is None
+    assert known.find(others[-1], 0) is not None
+    reader(known).feed(get("/a", *[f"X{at}: " + "y" * 90 for at in range(19)]))
+    assert known.find(others[-512], 0) is not None  # a head as large as that is not kept
