@@ -4,9 +4,6 @@ from libc.stdint cimport int64_t, uint64_t
 from penstock.core.block cimport Block
 from penstock.core.ticket cimport Ticket
 
-cdef enum:
-    FRAME_HEADER = 34
-
 
 cdef void store_frame(unsigned char* p, const unsigned char* body, Py_ssize_t size,
                       int64_t timestamp_ns, uint64_t id) noexcept nogil

@@ -16,7 +16,7 @@ from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcpy
 
 from penstock.core.block cimport Block, dense_block
-from penstock.core.segment cimport encode_header
+from penstock.core.segment cimport FRAME_HEADER, HAS_ORIGINS, encode_header
 from penstock.core.ticket cimport Ticket
 
 cdef extern from "Python.h":
@@ -25,7 +25,6 @@ cdef extern from "Python.h":
 
 cdef enum:
     FRAME_TYPE_MESSAGE = 2
-    ORIGINS = 1                     # as in core/segment.pyx
     CAPACITY_MIN = 4096
     CAPACITY_FIRST_MAX = 1 << 20    # what a new batch may take at once, going by the last one
 
@@ -106,7 +105,7 @@ cdef class Batch:
     cpdef Block block(self, int node_id):
         """The messages as readers have them."""
         # Behind the frames of deferred messages stand their ordinals (core/segment.pyx).
-        cdef int64_t tables_size = 4 * self.count if self.flags & ORIGINS else 0
+        cdef int64_t tables_size = 4 * self.count if self.flags & HAS_ORIGINS else 0
         return dense_block(
             self.payload, self.first, self.count, len(self.payload) - tables_size, node_id)
 

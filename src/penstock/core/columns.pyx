@@ -17,7 +17,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from penstock.core.segment cimport crc32c, header_good
+from penstock.core.segment cimport BATCH_HEADER, FRAME_HEADER, HAS_ORIGINS, crc32c, header_good
 
 from penstock.errors import CorruptError
 
@@ -32,9 +32,6 @@ cdef enum:
     WANT_TIMESTAMP = 2
     WANT_ID = 4
     WANT_BODY = 8
-    BATCH_HEADER = 56
-    ORIGINS = 1
-    FRAME_HEAD = 34
     ID_SIZE = 16
     # Offsets of Arrow's binary columns have 31 bits.
     COLUMN_SIZE_MAX = 0x7FFFFFFF
@@ -100,9 +97,9 @@ cdef bint read_header(const unsigned char* p, Py_ssize_t offset, Py_ssize_t size
     span.total = load_u32(at + 24)
     span.frames = p + span.start
     span.frames_end = span.frames + payload
-    if at[29] & ORIGINS:
+    if at[29] & HAS_ORIGINS:
         span.frames_end -= 4 * span.total
-    if span.payload_end > size or span.frames_end - span.frames < span.total * FRAME_HEAD:
+    if span.payload_end > size or span.frames_end - span.frames < span.total * FRAME_HEADER:
         return False
     first = load_i64(at + 16)
     last = min(end, first + span.total)
@@ -118,13 +115,13 @@ cdef bint copy_span(Span* span, Target* target) noexcept nogil:
     cdef int64_t frame, i, stop = span.skip + span.count
     cdef Py_ssize_t row = target.row, size
     for i in range(stop):
-        if span.frames_end - at < FRAME_HEAD:
+        if span.frames_end - at < FRAME_HEADER:
             return False
         frame = 4 + <int64_t>load_u32(at)
-        if frame < FRAME_HEAD or frame > span.frames_end - at or load_u32(at + 4) != 2:
+        if frame < FRAME_HEADER or frame > span.frames_end - at or load_u32(at + 4) != 2:
             return False
         if i >= span.skip:
-            size = <Py_ssize_t>frame - FRAME_HEAD
+            size = <Py_ssize_t>frame - FRAME_HEADER
             if target.index != NULL:
                 target.index[row] = span.first - span.skip + i
             if target.timestamp != NULL:
@@ -133,7 +130,7 @@ cdef bint copy_span(Span* span, Target* target) noexcept nogil:
                 memcpy(target.id + row * ID_SIZE, at + 18, ID_SIZE)
                 target.id_offsets[row + 1] = <int32_t>((row + 1) * ID_SIZE)
             if target.body != NULL:
-                memcpy(target.body + target.size, at + FRAME_HEAD, size)
+                memcpy(target.body + target.size, at + FRAME_HEADER, size)
                 target.size += size
                 target.offsets[row + 1] = <int32_t>target.size
             row += 1
@@ -176,7 +173,7 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize
                 count += span.count
                 next = max(next, span.first - span.skip + span.total)
                 if span.count:
-                    body_size += span.frames_end - span.frames - span.total * FRAME_HEAD
+                    body_size += span.frames_end - span.frames - span.total * FRAME_HEADER
     if not good:
         raise CorruptError(f"log batches are damaged at byte {at} of {size}")
     columns = allocate(&target, count, body_size, wanted)
@@ -251,11 +248,11 @@ cdef Py_ssize_t fitting(Rows* rows, Py_ssize_t row, Py_ssize_t end, Py_ssize_t r
         stop = begin_of(rows, row + 1)
         if begin < 0 or stop <= begin or stop > rows.value_size:
             return -1 - row
-        each = FRAME_HEAD + <Py_ssize_t>(stop - begin)
+        each = FRAME_HEADER + <Py_ssize_t>(stop - begin)
         if begun and each > room:
             break
         room -= each
-        size[0] += each - FRAME_HEAD + head_of(rows)
+        size[0] += each - FRAME_HEADER + head_of(rows)
         begun = True
         row += 1
     return row
@@ -284,8 +281,8 @@ cdef class Packer:
     """
 
     def __cinit__(self, Py_ssize_t size_max, bint deferred):
-        if not FRAME_HEAD <= size_max <= COLUMN_SIZE_MAX:
-            raise ValueError(f"size_max {size_max} out of range {FRAME_HEAD}-{COLUMN_SIZE_MAX}")
+        if not FRAME_HEADER <= size_max <= COLUMN_SIZE_MAX:
+            raise ValueError(f"size_max {size_max} out of range {FRAME_HEADER}-{COLUMN_SIZE_MAX}")
         self.size_max = size_max
         self.deferred = deferred
         self.size = 4
@@ -336,7 +333,7 @@ cdef class Packer:
         # Append rows until the body is full; return the first that did not fit.
         cdef Py_ssize_t head = 12 if self.deferred else 4
         cdef Py_ssize_t size = 0, stop
-        cdef Py_ssize_t room = self.size_max - (self.size - 4) - self.count * (FRAME_HEAD - head)
+        cdef Py_ssize_t room = self.size_max - (self.size - 4) - self.count * (FRAME_HEADER - head)
         with nogil:
             stop = fitting(rows, row, end, room, self.count > 0, &size)
         if stop < 0:

@@ -1,5 +1,12 @@
 from libc.stdint cimport int64_t, uint16_t, uint32_t
 
+# Sizes of what is in front of batches, payloads and bodies, and a batch's flag.
+cdef enum:
+    SEGMENT_HEADER = 64
+    BATCH_HEADER = 56
+    FRAME_HEADER = 34
+    HAS_ORIGINS = 1
+
 
 cdef uint32_t crc32c(const unsigned char* p, Py_ssize_t size) noexcept nogil
 cdef bint header_good(const unsigned char* p) noexcept nogil

@@ -17,12 +17,12 @@ from libc.string cimport memchr, memcpy, memset
 
 from google_crc32c import value as crc_value
 
-HEADER_SIZE = 64
-BATCH_HEADER_SIZE = 56
-FRAME_SIZE_MIN = 34
+HEADER_SIZE = SEGMENT_HEADER
+BATCH_HEADER_SIZE = BATCH_HEADER
+FRAME_SIZE_MIN = FRAME_HEADER
 INDEX_MAX = 1 << 54
 # Flags; a batch has one of them at most.
-ORIGINS = 1
+ORIGINS = HAS_ORIGINS
 STAGED = 2
 
 # Why a scan stopped.
@@ -32,8 +32,6 @@ BAD_HEADER = 2   # no batch starts here
 BAD_PAYLOAD = 3  # the header is good; its payload is not
 
 cdef enum:
-    BATCH_HEADER = 56
-    FRAME_MIN = 34
     # Below this a walk is shorter than it takes to get the interpreter's lock back.
     UNLOCKED_SIZE_MIN = 65536
 
@@ -222,17 +220,17 @@ cdef bint header_good(const unsigned char* p) noexcept nogil:
     first = load_i64(p + 16)
     count = load_u32(p + 24)
     size = load_u32(p + 8)
-    return count >= 1 and size >= count * FRAME_MIN and 0 <= first <= INDEX_LIMIT - count
+    return count >= 1 and size >= count * FRAME_HEADER and 0 <= first <= INDEX_LIMIT - count
 
 
 cdef bint frames_good(const unsigned char* p, int64_t size, int64_t count) noexcept nogil:
     # Whether ``size`` bytes are exactly ``count`` message frames.
     cdef int64_t at = 0, frame
     while count > 0:
-        if size - at < FRAME_MIN:
+        if size - at < FRAME_HEADER:
             return False
         frame = 4 + <int64_t>load_u32(p + at)
-        if frame < FRAME_MIN or frame > size - at or load_u32(p + at + 4) != 2:
+        if frame < FRAME_HEADER or frame > size - at or load_u32(p + at + 4) != 2:
             return False
         at += frame
         count -= 1

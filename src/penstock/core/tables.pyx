@@ -16,15 +16,13 @@ from bisect import bisect_right
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Batch
+from penstock.core.segment cimport BATCH_HEADER, HAS_ORIGINS, SEGMENT_HEADER
 
 # One entry of the sparse index for at least so many bytes: a lookup reads about as much, and 10 GB
 # of log cost 8 MB of tables.
 STRIDE = 32 * 1024
 
 cdef enum:
-    HEADER = 64             # as in core/segment.pyx
-    BATCH_HEADER = 56
-    ORIGINS = 1
     STRIDE_SIZE = 32 * 1024
 
 
@@ -61,7 +59,7 @@ cdef class Tally:
 
     def __init__(self, int64_t base):
         self.first = self.end = base
-        self.size = HEADER
+        self.size = SEGMENT_HEADER
         self.slots = set()
         self.tables = Tables()
 
@@ -86,7 +84,7 @@ cdef class Tally:
             tables.indexes.append(first)
             tables.offsets.append(offset)
             tables.times.append(append_ns)
-        if flags & ORIGINS:
+        if flags & HAS_ORIGINS:
             tables.origins.append(offset)
             self.slots.add(slot)
         self.end = first + count

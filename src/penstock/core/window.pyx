@@ -29,6 +29,7 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint16_t, uint32_t, uint64
 from penstock.core.block cimport Block, Span
 from penstock.core.deadlines cimport DeadlineQueue
 from penstock.core.latency cimport Latency
+from penstock.core.segment cimport FRAME_HEADER
 
 cdef enum:
     IN_FLIGHT = 1
@@ -36,7 +37,6 @@ cdef enum:
     DEFERRED = 3
 
 cdef enum:
-    FRAME_HEADER = 34       # size, type, timestamp, attempts, id
     ATTEMPTS_AT = 16
     ID_AT = 18
     RUN_COUNT_MAX = 65536   # finished runs kept between two drains before they are merged

@@ -11,12 +11,10 @@
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Batch
+from penstock.core.segment cimport BATCH_HEADER
 from penstock.core.tables cimport Visible
 
 from penstock.errors import UncutError
-
-cdef enum:
-    BATCH_HEADER = 56       # as in core/segment.pyx
 
 
 cdef class Extent:
