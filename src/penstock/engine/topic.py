@@ -184,6 +184,9 @@ class Topic(BaseTopic):
         channel.close()
         self.broker.channel_deleted(channel)
         if not channel.ephemeral:
+            # In this order: a journal that a power cut tears between the two must not leave a topic
+            # without channels and with an old `released`, for it would hold what the last one had.
+            self.keeper.add(self._topic_record())
             self.keeper.add(records.encode_gone(channel.id))
         return self.save()
 

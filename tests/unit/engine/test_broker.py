@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
-from tests.crash.lossy import KEEP, LOSE, PREFIX
+from tests.crash.lossy import KEEP, LOSE, PREFIX, Crashed
 from tests.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
 
 
@@ -117,6 +119,27 @@ def test_what_was_answered_about_topics_survives_a_power_cut(mode: str) -> None:
     topic = engine.topic("t")
     assert set(topic.channels) == {"a"}
     assert topic.paused and topic.channels["a"].paused
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_topic_never_holds_what_its_last_channel_had(step: int) -> None:
+    """R2: wherever a power cut tears the journal while that channel is deleted."""
+    outcomes = set()
+    for seed in range(60):
+        engine = Engine(sync_every=1)
+        engine.done(engine.broker.create_topic("t")[1])
+        engine.done(engine.topic("t").create_channel("a")[1])
+        assert engine.publish("t", b"x") is None
+        engine.files.crash_at = engine.files.step_count + step
+        with contextlib.suppress(Crashed):
+            engine.topic("t").delete_channel("a")
+            engine.settle()
+        engine.files.crash_at = -1
+        engine.crash(PREFIX, seed)
+        engine.start()
+        outcomes.add("a" in engine.topic("t").channels)
+        assert engine.held("t") == set()
+    assert step != 1 or outcomes == {True, False}
 
 
 def test_a_segment_that_a_slot_pins_is_left_in_peace() -> None:
