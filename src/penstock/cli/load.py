@@ -309,8 +309,11 @@ class Publisher(Worker):
                 if not received:
                     self.check_silence()
                     continue
-                for _ in range(self.answer(connection.oks(received))):
+                oks = connection.oks(received)
+                # Counting can wait until the server has something to do again.
+                for _ in range(oks):
                     self.send(connection)
+                self.answer(oks)
 
     def send(self, connection: Connection) -> None:
         """Send the next command, if there is one to send."""
@@ -325,14 +328,13 @@ class Publisher(Worker):
         connection.sock.sendall(self.last_command if last else self.command)
         self.unanswered += 1
 
-    def answer(self, oks: int) -> int:
+    def answer(self, oks: int) -> None:
         self.unanswered -= oks
         count = oks * self.task.batch
         if self.task.messages:
             # The last command may be a smaller one.
             count = min(count, self.task.messages - self.count)
         self.note(count, count * self.task.size)
-        return oks
 
 
 class PacedPublisher(Worker):
