@@ -183,12 +183,10 @@ class Topic(BaseTopic):
         channel = self.channels.pop(name)
         channel.close()
         self.broker.channel_deleted(channel)
-        if not channel.ephemeral:
-            # In this order: a journal that a power cut tears between the two must not leave a topic
-            # without channels and with an old `released`, for it would hold what the last one had.
-            self.keeper.add(self._topic_record())
-            self.keeper.add(records.encode_gone(channel.id))
-        return self.save()
+        # After the topic's own record: a power cut that tears the journal between them must not
+        # leave a topic without channels and an old `released`: it would hold what the last one had.
+        gone = () if channel.ephemeral else (records.encode_gone(channel.id),)
+        return self.save(*gone)
 
     # ---- operations
 
@@ -221,9 +219,13 @@ class Topic(BaseTopic):
         self._add_progress()
         return self.save()
 
-    def save(self) -> Ticket:
-        """Journal the topic's own state and write nsqd.dat; for what must be durable (R6)."""
-        self.keeper.add(self._topic_record())
+    def save(self, *then: bytes) -> Ticket:
+        """Journal the topic's own state and write nsqd.dat; for what must be durable (R6).
+
+        ``then``: records that may only count where the topic's does, too.
+        """
+        for record in (self._topic_record(), *then):
+            self.keeper.add(record)
         # Whatever changed may have let go of segments; without traffic nobody else would look.
         self.journal_later()
         self.broker.polls.changed(self.name)

@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Any
 
 from penstock.core.parts import measure
+from penstock.core.segment import FRAME_SIZE_MIN
 from penstock.core.ticket import Ticket, settled
 from penstock.engine.broker import Broker
 from penstock.engine.health import is_full
@@ -46,7 +47,6 @@ from penstock.wire import gojson
 PART_SIZE_MAX = 8 << 20
 # Small messages grow by their frames: 8 MiB of one-byte rows would be a log batch of 58 MiB.
 FRAMES_SIZE_MAX = 16 << 20
-FRAME_SIZE_MIN = 34
 # The winners of 10,000 tasks.
 BODY_SIZE_MAX = 2 << 20
 WINNER_COUNT_MAX = 20_000
