@@ -27,6 +27,7 @@ from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
 from penstock.engine.clock import Clock
+from penstock.engine.damage import DamageLog
 from penstock.engine.deferred import FOREVER, DeferredQueue, Due
 from penstock.engine.disk import Disk
 from penstock.engine.ephemeral import EphemeralTopic
@@ -95,6 +96,7 @@ class Broker:
         )
         self.deferred = self._open_deferred()
         self.health_of_disk = Health(self)
+        self.damage = DamageLog(self)
         self.identity = Identity(self)
         self.registry = Registry(self)
         self.staging = Staging(self)
@@ -138,12 +140,12 @@ class Broker:
 
     @property
     def healthy(self) -> bool:
-        return self.health_of_disk.error is None
+        return self.health_of_disk.problem is None
 
     @property
     def health(self) -> str:
-        error = self.health_of_disk.error
-        return "OK" if error is None else f"NOK - {error}"
+        problem = self.health_of_disk.problem
+        return "OK" if problem is None else f"NOK - {problem}"
 
     @property
     def node_uuid(self) -> str:

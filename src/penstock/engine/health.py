@@ -1,4 +1,7 @@
-"""The health of the disk: what went wrong, whether to accept publishes, when it is over (R8).
+"""The health of the disk: what fails, whether to accept publishes, when it is over (R8).
+
+Two things can fail: writes, which a probe tries again, and named sources, each of which tries by
+itself and reports when it works again.  /ping is not OK while anything fails, and only then.
 
 A reserve of disk space is held back.  When a journal finds the disk full the reserve is freed,
 so that finishing and emptying go on and make room; publishes are refused until it can be held
@@ -22,19 +25,48 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Health:
-    """The outcome of the most recent writes, and the reserve."""
+    """The outcome of the most recent writes, the sources that fail, and the reserve."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.reserve = Reserve(broker.files, broker.data.reserve)
-        self.error: BaseException | None = None
+        self._write_error: BaseException | None = None
+        self._failing: dict[str, str] = {}
         self._looking = False
+
+    @property
+    def problem(self) -> str | None:
+        """What fails at this moment; None while all works."""
+        if self._write_error is not None:
+            return str(self._write_error)
+        return next(iter(self._failing.values()), None)
+
+    @property
+    def failing_count(self) -> int:
+        """How many sources fail."""
+        return len(self._failing)
+
+    # Named sources
+
+    def failing(self, source: str, error: BaseException | str) -> None:
+        """``source`` cannot do its work at the moment, and tries again by itself."""
+        text = f"{source}: {error}"
+        if self._failing.get(source) != text:
+            log.error("storage: %s", text)
+        self._failing[source] = text
+
+    def working(self, source: str) -> None:
+        """``source`` works again, or is gone."""
+        if self._failing.pop(source, None) is not None:
+            log.info("storage: %s: works again", source)
+
+    # Writes
 
     def heard(self, error: BaseException | None) -> None:
         """A write of a log ended so."""
         if error is not None:
             self.failed(error)
-        elif self.error is not None and self.reserve.held:
+        elif self._write_error is not None and self.reserve.held:
             self._recovered()
 
     def heard_journal(self, error: BaseException | None) -> None:
@@ -47,17 +79,17 @@ class Health:
             self._broker.disk.submit(self.reserve.free, lambda _result, _error: None)
 
     def failed(self, error: BaseException) -> None:
-        if self.error is None or str(self.error) != str(error):
+        if self._write_error is None or str(self._write_error) != str(error):
             log.error("storage: %s", error)
-        self.error = error
+        self._write_error = error
 
     def refusal(self) -> Exception | None:
         """Why publishes are refused right now, or None."""
         return None if self.reserve.held else no_room()
 
     def look(self) -> None:
-        """While something is wrong, try whether it still is."""
-        if self._looking or (self.error is None and self.reserve.held):
+        """While writes fail, try whether they still do."""
+        if self._looking or (self._write_error is None and self.reserve.held):
             return
         self._looking = True
         self._broker.disk.submit(self._try, self._tried)
@@ -67,7 +99,8 @@ class Health:
         if not self.reserve.hold():
             return False
         room_size = self._broker.files.free_size(self._broker.data.own)
-        if self.error is not None and is_full(self.error) and room_size < self.reserve.size // 4:
+        error = self._write_error
+        if error is not None and is_full(error) and room_size < self.reserve.size // 4:
             return False
         probe = f"{self._broker.data.own}/probe"
         self._broker.files.write_new(probe, b"penstock\n")
@@ -78,12 +111,12 @@ class Health:
         self._looking = False
         if error is not None:
             self.failed(error)
-        elif room and self.error is not None:
+        elif room and self._write_error is not None:
             self._recovered()
 
     def _recovered(self) -> None:
         log.info("storage: writing works again")
-        self.error = None
+        self._write_error = None
 
 
 def no_room() -> OSError:

@@ -32,6 +32,7 @@ AHEAD_COUNT_MIN = 100_000
 def open_broker(broker: Broker) -> None:
     """Lock the data path and recover everything in it."""
     broker.data.open()
+    broker.damage.open()
     floor = broker.identity.open()
     broker.raise_stamp(broker.identity.stamp_floor)
     broker.health_of_disk.reserve.hold()

@@ -98,6 +98,8 @@ def _summary(broker: BrokerView, wanted: Selection, memory: Memory) -> dict[str,
     if wanted.include_memory:
         stats["memory"] = memory.figures()
     stats["producers"] = None
+    if damage := broker.damage.summary:
+        stats["damage"] = damage
     return stats
 
 
@@ -232,6 +234,11 @@ def _text(
         f"uptime {go_duration(now_ns - start_time * _SECOND_NS)}",
         f"\nHealth: {summary['health']}",
     ]
+    if damage := summary.get("damage"):
+        head.append(
+            f"\nDamage: {damage['records']} records, {damage['messages']} messages lost;"
+            " see GET /damage"
+        )
     if "memory" in summary:
         head.append("\nMemory:")
         head += [f"   {name:<25}\t{value}" for name, value in summary["memory"].items()]

@@ -25,8 +25,8 @@ from penstock.engine.ephemeral import EphemeralChannel
 from penstock.engine.keeper import JournalKeeper
 from penstock.engine.names import is_ephemeral
 from penstock.engine.writer import LogWriter
-from penstock.errors import CorruptError
 from penstock.storage import journal as records
+from penstock.storage.damage import DamageKind
 from penstock.storage.journal import Journal
 from penstock.storage.log_reader import Damage
 from penstock.storage.relocation import Relocation
@@ -357,7 +357,13 @@ class Topic(BaseTopic):
             size, last = damage.end - damage.offset, damage.index_end - 1
             where = f"{damage.path} at {damage.offset}, {size} bytes"
             lost = f"messages {damage.index_start} to {last} are lost"
-            self.broker.report(f"topic={self.name}", CorruptError(f"corrupt: {where}; {lost}"))
+            self.broker.damage.report(
+                DamageKind.SIDE if damage.path.endswith(".side") else DamageKind.LOG,
+                f"corrupt: {where}; {lost}",
+                topic=self.name,
+                path=damage.path,
+                messages=damage.message_count,
+            )
         self._retiring = True  # the files stay until the evidence is taken
 
         def keep() -> None:

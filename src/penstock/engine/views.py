@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from penstock.core.ticket import Ticket
 from penstock.engine.latency import Percentiles
 from penstock.engine.options import Options
+from penstock.storage.damage import DamageRecord
 
 
 class TlsView(Protocol):
@@ -139,6 +140,15 @@ class TopicView(Protocol):
     def delete_channel(self, name: str) -> Ticket: ...
 
 
+class DamageView(Protocol):
+    @property
+    def records(self) -> Sequence[DamageRecord]: ...
+    @property
+    def summary(self) -> dict[str, Any] | None: ...
+
+    def clear(self) -> Ticket: ...
+
+
 class BrokerView(Protocol):
     options: Options
 
@@ -156,6 +166,8 @@ class BrokerView(Protocol):
 
     @property
     def node_uuid(self) -> str: ...
+    @property
+    def damage(self) -> DamageView: ...
 
     def create_topic(self, name: str) -> tuple[TopicView, Ticket]: ...
     def delete_topic(self, name: str) -> Ticket: ...

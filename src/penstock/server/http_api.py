@@ -13,6 +13,7 @@ import time
 
 from penstock.core.ticket import Ticket, after
 from penstock.engine import stats
+from penstock.engine.damage import as_json
 from penstock.engine.memory import Memory
 from penstock.engine.names import is_valid_name
 from penstock.engine.options import hostname
@@ -53,6 +54,8 @@ class NsqdApi:
         self._get("/ping", self.ping)
         self._get("/info", self.info)
         self._get("/stats", self.stats)
+        self._get("/damage", self.damage)
+        self._post("/damage/clear", self.damage_clear)
         for action in ("create", "delete", "empty", "pause", "unpause"):
             self._post(f"/topic/{action}", getattr(self, f"topic_{action}"))
             self._post(f"/channel/{action}", getattr(self, f"channel_{action}"))
@@ -110,6 +113,13 @@ class NsqdApi:
             return gather(stats.json_pieces(self._broker, wanted, self._memory), (JSON, V1))
         now_ns = time.time_ns()
         return gather(stats.text_pieces(self._broker, wanted, self._memory, now_ns), (TEXT, V1))
+
+    def damage(self, request: Request) -> Response:
+        records = self._broker.damage.records
+        return json_response({"records": [as_json(record) for record in records]})
+
+    def damage_clear(self, request: Request) -> Pending:
+        return _when(self._broker.damage.clear())
 
     # Topics
 

@@ -3,7 +3,7 @@
     # role  token
     publish 3f6c1e...        POST /pub and /mpub, and /staging...
     read    58d0c2...        GET /log and below, POST /channel/pull and /channel/commit
-    metrics 91ab77...        GET /stats, /metrics and /info
+    metrics 91ab77...        GET /stats, /metrics, /damage and /info
     admin   c0ffee...        everything
 
     Authorization: Bearer 3f6c1e...
@@ -47,7 +47,7 @@ _BY_ROLE = {
             "/channel/commit",
         }
     ),
-    METRICS: frozenset({"/stats", "/metrics"}),
+    METRICS: frozenset({"/stats", "/metrics", "/damage"}),
 }
 _ANY_ROLE = frozenset({"/info"})
 

@@ -37,6 +37,7 @@ from penstock.server.exposition import (
 from penstock.server.http_gather import gather
 from penstock.server.http_message import Pending, Request, Response
 from penstock.server.lag import LoopLag
+from penstock.storage.damage import DamageKind
 from penstock.version import NSQ_VERSION, VERSION
 
 _FD_FOLDER = Path("/proc/self/fd")
@@ -111,6 +112,7 @@ class Metrics:
         topics = [topic for _, topic in sorted(self._broker.topics.items())]
         yield from self._process()
         yield from self._servers()
+        yield from self._damage()
         yield from self._storage(topics)
         yield from self._deferral()
         yield from self._staging()
@@ -131,7 +133,9 @@ class Metrics:
             "penstock_build_info", GAUGE, "What is running here.", [(labels(build), 1)]
         )
         yield _gauge("start_time_seconds", "When it began, Unix time.", broker.start_time)
-        yield _gauge("healthy", "1 if the last write to disk succeeded.", int(broker.healthy))
+        yield _gauge(
+            "healthy", "0 while something fails to be written or read.", int(broker.healthy)
+        )
         yield _counter("cpu_seconds_total", "CPU time of all threads.", time.process_time())
         yield _gauge("resident_memory_bytes", "Memory in use.", self._memory.resident_size())
         yield _gauge("open_files", "File descriptors in use, sockets included.", open_files())
@@ -163,6 +167,20 @@ class Metrics:
                 (labels({"status": str(status)}), count)
                 for status, count in sorted(traffic.http_requests.items())
             ],
+        )
+
+    def _damage(self) -> Iterator[bytes]:
+        damage = self._broker.damage
+        for name, help, counts in (
+            ("total", "Damaged or missing places found on disk.", damage.counts),
+            ("messages_total", "Messages lost with them, where known.", damage.message_counts),
+        ):
+            samples = [(labels({"kind": kind}), counts[kind]) for kind in DamageKind]
+            yield from family(f"penstock_damage_{name}", COUNTER, help, samples)
+        yield _gauge(
+            "damage_records",
+            "Damage that nobody has cleared yet, of earlier runs too; see GET /damage.",
+            len(damage.records),
         )
 
     # Storage

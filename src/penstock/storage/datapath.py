@@ -2,6 +2,7 @@
 #
 #     nsqd.dat                                      metadata.py
 #     penstock/node.json  penstock/reserve          node.py, reserve.py
+#     penstock/damage.json                          damage.py
 #     penstock/topics/<topic>~<instance, 16 hex digits>/
 #                     <base>.log  <base>[-n].side  journal  *.corrupt
 #     penstock/topics/<topic>~<instance>.deleted/   on its way out
@@ -45,6 +46,7 @@ class DataPath:
         self.metadata = f"{self.root}/nsqd.dat"
         self.own = f"{self.root}/penstock"
         self.node = f"{self.own}/node.json"
+        self.damage = f"{self.own}/damage.json"
         self.reserve = f"{self.own}/reserve"
         self.topics = f"{self.own}/topics"
         self.deferred = f"{self.own}/deferred"
@@ -129,7 +131,7 @@ class DataPath:
                 self.files.remove_tree(f"{self.topics}/{name}")
         for folder in (self.root, self.own):
             for name in self.files.list(folder):
-                if re.fullmatch(r"(nsqd\.dat|node\.json)\.[0-9a-f]{12}\.tmp", name):
+                if re.fullmatch(r"(nsqd\.dat|node\.json|damage\.json)\.[0-9a-f]{12}\.tmp", name):
                     self.files.unlink(f"{folder}/{name}")
 
 

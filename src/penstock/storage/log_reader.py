@@ -49,6 +49,7 @@ class Damage(NamedTuple):
     end: int
     index_start: int
     index_end: int
+    message_count: int = 0  # messages that are lost with them; known once the log has taken note
 
 
 class Found(NamedTuple):

@@ -356,10 +356,11 @@ class TopicLog(Shown):
             segment = current.get(damage.path)
             if segment is None or damage.offset >= segment.visible.size:
                 continue  # removed or moved since
-            if self._runs.count_between(damage.index_start, damage.index_end):
+            count = self._runs.count_between(damage.index_start, damage.index_end)
+            if count:
                 self._runs.replace(damage.index_start, damage.index_end)
                 self.corrupt_count += 1
-                taken.append(damage)
+                taken.append(damage._replace(message_count=count))
         return sorted(taken, key=lambda damage: damage.index_start)
 
     def keep_evidence(self, damage: Damage) -> None:

@@ -124,6 +124,16 @@ class MemoryTopic:
         return self._broker.ticket()
 
 
+class MemoryDamage:
+    """No damage."""
+
+    records: tuple[()] = ()
+    summary = None
+
+    def clear(self) -> Ticket:
+        return settled()
+
+
 class MemoryBroker:
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options(broadcast_address="host1")
@@ -134,6 +144,7 @@ class MemoryBroker:
         self.deferred: list[tuple[str, bytes, int]] = []
         self.error: Exception | None = None
         self.hold = False
+        self.damage = MemoryDamage()
         self.held: list[Ticket] = []
 
     @property

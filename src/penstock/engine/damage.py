@@ -1,0 +1,153 @@
+"""What was found damaged or missing on disk: reported once, shown until a person clears it.
+
+Rule 1: every report is one ERROR line in the log, a count in /metrics and a record in
+        penstock/damage.json, which a restart does not forget.
+Rule 2: damage is no reason to fail /ping.  What is lost is lost; a node that works is healthy.
+        What fails at this moment is engine/health.py.
+Rule 3: the same damage, found again, is not reported again, also after it was cleared.
+Rule 4: a report never fails and never waits.  A record that cannot be written now is written with
+        the next one, and at the stop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.ticket import Ticket, settled
+from penstock.errors import CorruptError
+from penstock.storage.damage import (
+    RECORD_MAX,
+    TEXT_SIZE_MAX,
+    DamageKind,
+    DamageRecord,
+    encode_damage,
+    load_damage,
+)
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+
+log = logging.getLogger(__name__)
+
+
+class DamageLog:
+    """The damage of one data path."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._records: dict[tuple[str, str, str, str], DamageRecord] = {}
+        self._ticket: Ticket | None = None  # of what is to be written
+        self._writing = False
+        # What this process found, by kind.
+        self.counts: Counter[DamageKind] = Counter()
+        self.message_counts: Counter[DamageKind] = Counter()
+
+    def open(self) -> None:
+        """Load the records of earlier runs.  Blocking."""
+        files, path = self._broker.files, self._broker.data.damage
+        try:
+            records = load_damage(files, path)
+        except CorruptError as error:
+            files.rename(path, f"{path}.bad")
+            self.report(DamageKind.NODE, f"{error}; kept as damage.json.bad", path=path)
+            return
+        self._records = {record.key: record for record in records}
+
+    def report(
+        self,
+        kind: DamageKind | str,
+        text: str,
+        *,
+        topic: str = "",
+        path: str = "",
+        messages: int | None = None,
+    ) -> None:
+        """Data was found damaged or missing; ``messages`` were lost with it, if known.
+
+        ``text`` says what happened and what became of the bytes.  The same text for the same file
+        means the same damage.
+        """
+        kind = DamageKind(kind)
+        record = DamageRecord(
+            self._broker.clock.wall_ns(), kind, topic, path, messages, text[:TEXT_SIZE_MAX]
+        )
+        if record.key in self._records:
+            return
+        where = f"topic={topic}: " if topic else ""
+        log.error("%sdamaged (%s): %s", where, kind, text)
+        self.counts[kind] += 1
+        self.message_counts[kind] += messages or 0
+        self._records[record.key] = record
+        while len(self._records) > RECORD_MAX:
+            del self._records[next(iter(self._records))]
+        self.save()
+
+    def clear(self) -> Ticket:
+        """A person has seen it all; the ticket is settled when that is durable."""
+        count = len(self.records)
+        self._records = {key: replace(r, cleared=True) for key, r in self._records.items()}
+        log.info("damage: %d records cleared", count)
+        return self.save() if count else settled()
+
+    def save(self) -> Ticket:
+        """Write the records down; settled when it is done."""
+        if self._ticket is None:
+            self._ticket = Ticket()
+        ticket = self._ticket
+        if not self._writing:
+            self._write()
+        return ticket
+
+    # What others show
+
+    @property
+    def records(self) -> list[DamageRecord]:
+        """What is not cleared, oldest first."""
+        return [record for record in self._records.values() if not record.cleared]
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """For /stats; None if there is nothing to show."""
+        records = self.records
+        if not records:
+            return None
+        kinds = Counter(str(record.kind) for record in records)
+        return {
+            "records": len(records),
+            "messages": sum(record.messages or 0 for record in records),
+            "kinds": dict(sorted(kinds.items())),
+            "last": as_json(records[-1]),
+        }
+
+    def _write(self) -> None:
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None
+        self._writing = True
+        data = encode_damage(list(self._records.values()))
+        broker = self._broker
+
+        def written(_: None, error: BaseException | None) -> None:
+            self._writing = False
+            broker.set_journal_health(error)
+            failure = (
+                error if error is None or isinstance(error, Exception) else OSError(str(error))
+            )
+            ticket.settle(failure)
+            if self._ticket is not None:
+                self._write()
+
+        broker.disk.submit(lambda: broker.files.write_new(broker.data.damage, data), written)
+
+
+def as_json(record: DamageRecord) -> dict[str, Any]:
+    return {
+        "time": record.time_ns // 1_000_000_000,
+        "kind": str(record.kind),
+        "topic": record.topic,
+        "path": record.path,
+        "messages": record.messages,
+        "text": record.text,
+    }
