@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.errors import LockedError, UncutError
 from penstock.storage.files import locked_text
+from tests.faults import Faults
 
 # What of the unsynced changes survives a power cut.
 LOSE = "lose"  # nothing
@@ -49,6 +50,7 @@ class LossyFiles:
         self.step_count = 0  # changes to the disk so far
         self.crash_at = -1  # the step that does not happen any more
         self.failures: list[tuple[str, int, int]] = []
+        self.faults = Faults()  # calls that fail until they are healed
         self.trace: list[str] = []
 
     # Telling it what to do
@@ -81,16 +83,20 @@ class LossyFiles:
         return None
 
     def read(self, path: str) -> bytes:
+        self._maybe_fail("read", path)
         return bytes(self._inode(path).now)
 
     def size(self, path: str) -> int:
+        self._maybe_fail("size", path)
         return len(self._inode(path).now)
 
     def exists(self, path: str) -> bool:
+        self._maybe_fail("exists", path)
         folder, name = self._split(path)
         return folder is not None and name in folder.now
 
     def list(self, folder: str) -> list[str]:
+        self._maybe_fail("list", folder)
         found = self._find(folder)
         return sorted(found.now) if isinstance(found, _Folder) else []
 
@@ -121,6 +127,7 @@ class LossyFiles:
         inode.now += bytes(size - len(inode.now))
 
     def write_new(self, path: str, data: bytes) -> None:
+        self.faults.check("write_new", path)
         temporary = f"{path}.{self.step_count:012x}.tmp"
         try:
             self.append(temporary, [data])
@@ -133,6 +140,7 @@ class LossyFiles:
 
     def allocate(self, path: str, size: int) -> None:
         self._step("allocate", path)
+        self._maybe_fail("allocate", path)
         inode = self._make(path)
         missing = size - len(inode.now)
         if missing > self.free_size(path):
@@ -156,6 +164,7 @@ class LossyFiles:
 
     def make_folder(self, folder: str) -> None:
         self._step("make_folder", folder)
+        self._maybe_fail("make_folder", folder)
         at = self._root
         for name in filter(None, folder.split("/")):
             below = at.now.setdefault(name, _Folder())
@@ -234,6 +243,7 @@ class LossyFiles:
         self.trace.append(f"{action} {path.rpartition('/')[2]}")
 
     def _maybe_fail(self, action: str, path: str) -> None:
+        self.faults.check(action, path)
         for place, (name, code, after) in enumerate(self.failures):
             if name == action:
                 if after:

@@ -100,7 +100,12 @@ class Files:
             return os.fstat(handle.fd).st_size
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        """Whether there is something of that name; an error if that cannot be known."""
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def list(self, folder: str) -> list[str]:
         """The names in ``folder``, sorted; empty if there is no such folder."""
