@@ -181,7 +181,11 @@ def test_a_form_of_another_page_is_no_json(admin: Nsqadmin) -> None:
 def test_every_action_is_told(nsqd: Nsqd) -> None:
     with (
         Endpoint() as endpoint,
-        admin_of(nsqd, f"--notification-http-endpoint={endpoint.url}/hook") as admin,
+        admin_of(
+            nsqd,
+            f"--notification-http-endpoint={endpoint.url}/hook",
+            "--allowed-host=admin.example",
+        ) as admin,
     ):
         basic = base64.b64encode(b"carol:secret").decode()
         headers = {

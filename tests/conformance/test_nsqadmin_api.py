@@ -384,11 +384,7 @@ def test_acting_on_what_is_not_there_says_so(world: World) -> None:
     assert bad(reply) == (404, "TOPIC_NOT_FOUND")
     assert bad(act(world.by_lookupd, "DELETE", "/api/topics/never")) == (404, "TOPIC_NOT_FOUND")
     reply = act(world.by_lookupd, "DELETE", "/api/nodes/127.0.0.1:9", {"topic": "bare"})
-    assert bad(reply) == (
-        502,
-        'UPSTREAM_ERROR: failed to query any nsqd: Get "http://127.0.0.1:9/info": '
-        "connection refused",
-    )
+    assert bad(reply) == (404, "NODE_NOT_FOUND")
 
 
 # Failures

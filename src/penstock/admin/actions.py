@@ -5,7 +5,7 @@
     pause, unpause, empty      the topic's nodes
     tombstone   nsqlookupds hide the node for the topic, then it is deleted there
 
-With an ``address`` only that node is asked.
+With an ``address`` only that node is asked; ``addresses.py`` has it, never a request.
 
 Rule 1: who is asked is found out first; if nobody can tell, nothing is done (NothingKnownError).
 Rule 2: a daemon that fails spoils nothing for the others: it is a result with an error.
@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.admin.addresses import Addresses
 from penstock.admin.cluster import Cluster, Known, NothingKnownError, Producer
 from penstock.admin.upstream import UpstreamError, ask_all
 
@@ -50,8 +51,9 @@ class Outcome:
 class Actions:
     """Does them."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, addresses: Addresses) -> None:
         self._cluster = cluster
+        self._addresses = addresses
         self.upstream = cluster.upstream
 
     async def create(self, topic: str, channel: str = "", address: str = "") -> Outcome:
@@ -98,9 +100,10 @@ class Actions:
         Consumers would otherwise find the node again before they notice, and make the topic anew.
         """
         outcome = Outcome()
+        address = await self._addresses.of(node)
         await self._on_lookupds(outcome, "/topic/tombstone", topic=topic, node=node)
         try:
-            address = (await self._cluster.node(await self.address_of(node))).address
+            await self._cluster.node(address)
         except UpstreamError as error:
             raise NothingKnownError(f"failed to query any nsqd: {error.text}") from None
         await self._on_nsqds(outcome, [address], "/topic/delete", topic=topic)
@@ -118,14 +121,6 @@ class Actions:
         outcome = Outcome()
         await _do(outcome, [address], post)
         return outcome
-
-    async def address_of(self, node: str) -> str:
-        """Where a node of that name is asked; a flag may name another address than it itself."""
-        if self._cluster.lookupds() or node in self._cluster.nsqds():
-            return node
-        found = await ask_all(self._cluster.nsqds(), self._cluster.node)
-        known: dict[str, Producer] = found[0]
-        return next((p.address for p in known.values() if p.node == node), node)
 
     # Steps
 

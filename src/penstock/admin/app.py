@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from penstock.admin.access import Access
 from penstock.admin.actions import Actions
+from penstock.admin.addresses import Addresses
 from penstock.admin.answers import Tasks
 from penstock.admin.cluster import Cluster
 from penstock.admin.details import Details
@@ -61,8 +62,9 @@ class Admin:
         self.sampler = Sampler(self.cluster, self.history, interval_s)
         self.details = Details(self.upstream)
         self.notifier = Notifier(options.notification_http_endpoint, self.upstream)
-        self.deeds = Actions(self.cluster)
-        self.actions = Posted(self.deeds, self.access, self.notifier, self.sampler)
+        addresses = Addresses(self.cluster, self.sampler)
+        self.deeds = Actions(self.cluster, addresses)
+        self.actions = Posted(self.deeds, addresses, self.access, self.notifier, self.sampler)
 
     async def sample(self) -> Sample:
         """The newest look at the cluster; right after the start it is waited for."""

@@ -7,6 +7,8 @@
 Rule 1: an answer is data *and* warnings; one daemon that is away spoils nothing.
 Rule 2: only when all of them fail, nothing is known: NothingKnownError.
 Rule 3: what a daemon says is checked when it is read; nonsense counts as no answer.
+Rule 4: whoever reaches a nsqlookupd may register there.  A node whose address is not a host and a
+        port is left out, and told; it does not hide the others.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from penstock.admin import merging
+from penstock.admin.hosts import is_host
 from penstock.admin.merging import Object
 from penstock.admin.upstream import Upstream, UpstreamError, ask_all
 from penstock.errors import PenstockError
 
 T = TypeVar("T")
 
-_VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(-[0-9A-Za-z.-]+)?")
+_VERSION = re.compile(r"v?(\d{1,9})\.(\d{1,9})\.(\d{1,9})(-[0-9A-Za-z.-]+)?")
+TEXT_SIZE_MAX = 255
 
 
 class NothingKnownError(PenstockError):
@@ -42,6 +46,12 @@ class Known(Generic[T]):
 
     data: T
     warnings: list[str] = field(default_factory=list)
+
+
+class Producers(list["Producer"]):
+    """The nodes that a nsqlookupd names; ``error`` tells of those that were left out."""
+
+    error = ""
 
 
 @dataclass(slots=True)
@@ -169,7 +179,7 @@ class Cluster:
         return Known(nodes, answers.warnings)
 
     @staticmethod
-    def merged(answers: Mapping[str, list[Producer]]) -> list[Producer]:
+    def merged(answers: Mapping[str, Producers]) -> list[Producer]:
         """The nodes of several nsqlookupds, each once."""
         merged: dict[str, Producer] = {}
         for address, producers in answers.items():
@@ -186,17 +196,17 @@ class Cluster:
     async def topic_producers(self, topic: str) -> Known[list[Producer]]:
         """The nodes that have a topic."""
 
-        async def ask_lookupd(address: str) -> list[Producer]:
+        async def ask_lookupd(address: str) -> Producers:
             answer = await self.upstream.lookupd_get(address, "/lookup", topic=topic)
             return _producers(answer, address)
 
-        async def ask_nsqd(address: str) -> list[Producer]:
+        async def ask_nsqd(address: str) -> Producers:
             stats = await self.upstream.nsqd_get(
                 address, "/stats", format="json", topic=topic, include_clients="false"
             )
             if topic not in dict(_topics_of(stats, address)):
-                return []
-            return [await self.node(address)]
+                return Producers()
+            return Producers([await self.node(address)])
 
         if lookupds := self.lookupds():
             answers = await self._from_lookupds(lookupds, ask_lookupd)
@@ -205,16 +215,16 @@ class Cluster:
         found = {p.node: p for producers in answers.data.values() for p in producers}
         return Known(list(found.values()), answers.warnings)
 
-    async def lookupd_nodes(self, address: str) -> list[Producer]:
+    async def lookupd_nodes(self, address: str) -> Producers:
         return _producers(await self.upstream.lookupd_get(address, "/nodes"), address)
 
-    async def _nsqd_nodes(self, address: str) -> list[Producer]:
+    async def _nsqd_nodes(self, address: str) -> Producers:
         producer, stats = await asyncio.gather(
             self.node(address),
             self.upstream.nsqd_get(address, "/stats", format="json", include_clients="false"),
         )
         producer.topics = [(name, False) for name, _ in _topics_of(stats, address)]
-        return [producer]
+        return Producers([producer])
 
     async def node(self, address: str) -> Producer:
         """A node by its own word.  Raises UpstreamError."""
@@ -275,6 +285,9 @@ async def _some(
 ) -> Known[dict[str, T]]:
     answers, failures = await ask_all(addresses, ask)
     texts = [error.text for error in failures.values()]
+    for address, answer in answers.items():
+        if isinstance(answer, Producers) and answer.error:
+            texts.append(f"{address}: {answer.error}")
     if not answers:
         statuses = frozenset(error.status for error in failures.values())
         raise NothingKnownError(f"failed to query any {kind}: " + "\n".join(texts), statuses)
@@ -300,39 +313,60 @@ def _topics_of(stats: Any, address: str) -> list[tuple[str, Object]]:
         raise _nonsense(address, "its statistics make no sense") from None
 
 
-def _producers(answer: Any, address: str) -> list[Producer]:
+def _producers(answer: Any, address: str) -> Producers:
     try:
         found = merging.objects(answer.get("producers"))
     except (AttributeError, ValueError):
         raise _nonsense(address, "its list of nodes makes no sense") from None
-    return [_producer(producer, address) for producer in found]
+    producers, left_out = Producers(), 0
+    for producer in found:
+        try:
+            producers.append(_producer(producer, address))
+        except UpstreamError:
+            left_out += 1
+    if left_out:
+        producers.error = f"{left_out} of the nodes it names make no sense"
+    return producers
 
 
 def _producer(found: Any, address: str) -> Producer:
     try:
-        broadcast = merging.text(found, "broadcast_address")
-        http_port = merging.count(found, "http_port")
+        broadcast, http_port = _place(found)
         hidden = found.get("tombstones") or []
         topics = found.get("topics") or []
         node = f"[{broadcast}]:{http_port}" if ":" in broadcast else f"{broadcast}:{http_port}"
         return Producer(
             node=node,
             address=node,
-            hostname=merging.text(found, "hostname"),
+            hostname=_short(merging.text(found, "hostname")),
             broadcast_address=broadcast,
             tcp_port=merging.count(found, "tcp_port"),
             http_port=http_port,
-            version=merging.text(found, "version"),
-            zone=str(found.get("topology_zone") or ""),
-            region=str(found.get("topology_region") or ""),
-            remote_address=str(found.get("remote_address") or ""),
+            version=_short(merging.text(found, "version")),
+            zone=_short(str(found.get("topology_zone") or "")),
+            region=_short(str(found.get("topology_region") or "")),
+            remote_address=_short(str(found.get("remote_address") or "")),
             topics=sorted(
-                (str(name), at < len(hidden) and hidden[at] is True)
+                (_short(str(name)), at < len(hidden) and hidden[at] is True)
                 for at, name in enumerate(topics)
             ),
         )
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, RecursionError):
         raise _nonsense(address, "what it tells of a node makes no sense") from None
+
+
+def _place(found: Any) -> tuple[str, int]:
+    """Host and HTTP port of a node; ValueError if a URL with them would lead elsewhere."""
+    host, port = merging.text(found, "broadcast_address"), merging.count(found, "http_port")
+    if not 0 <= port < 65536:
+        raise ValueError("http_port is not a port")
+    if not is_host(host):
+        raise ValueError("broadcast_address is not a host")
+    return host, port
+
+
+def _short(text: str) -> str:
+    return text[:TEXT_SIZE_MAX]
 
 
 def _judge_versions(producers: list[Producer]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from penstock.admin.hosts import is_address
 from penstock.server import live, log
 from penstock.server.http_message import (
     HttpError,
@@ -55,6 +56,8 @@ class ConfigApi:
             value: Any = live.parse(option, request.body)
         except ValueError:
             raise HttpError(400, "INVALID_VALUE") from None
+        if option != "log_level" and not all(map(is_address, value)):
+            raise HttpError(400, "INVALID_VALUE")
         self._admin.options = dataclasses.replace(self._admin.options, **{option: value})
         if option == "log_level":
             log.set_level(value)

@@ -13,6 +13,7 @@ from penstock.admin.api import Api
 from penstock.admin.app import Admin
 from penstock.admin.config_api import ConfigApi
 from penstock.admin.graphite import Graphite
+from penstock.admin.hosts import Hosts
 from penstock.admin.options import AdminOptions
 from penstock.admin.pages import Pages
 from penstock.errors import OptionError
@@ -39,6 +40,8 @@ class AdminDaemon:
         self.admin = Admin(options)
         self.router = router_of(self.admin)
         self._http = HttpServer(self.router)
+        hosts = Hosts(options)
+        self._http.gate = lambda secure: hosts.gate
 
     async def serve(self) -> None:
         """Run until a signal says otherwise."""

@@ -24,6 +24,12 @@ class AdminOptions:
         LISTEN, "0.0.0.0:4171", "address:port for browsers, or the path of a unix socket"
     )
     base_path: str = string(LISTEN, "/", "path under which all pages lie, for a proxy in front")
+    allowed_hosts: tuple[str, ...] = strings(
+        LISTEN,
+        "further host name under which to answer; .example.org: all below it; *: any",
+        flag="allowed-host",
+        own=True,
+    )
     dev_static_dir: str = string(
         LISTEN, "", "folder from which static files are taken instead of the package's"
     )

@@ -11,12 +11,13 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import parse_qsl
 
 from penstock.admin import peeking
 from penstock.admin.access import Access
 from penstock.admin.actions import Actions, Outcome, Result
+from penstock.admin.addresses import Addresses
 from penstock.admin.cluster import NothingKnownError
 from penstock.admin.notify import Notifier
 from penstock.server.http_message import HttpError, Request
@@ -42,9 +43,15 @@ class Posted:
     """Judges what was posted, and has it done."""
 
     def __init__(
-        self, actions: Actions, access: Access, notifier: Notifier, sampler: Sampler
+        self,
+        actions: Actions,
+        addresses: Addresses,
+        access: Access,
+        notifier: Notifier,
+        sampler: Sampler,
     ) -> None:
         self._actions = actions
+        self._addresses = addresses
         self._access = access
         self._notifier = notifier
         self._sampler = sampler
@@ -110,7 +117,7 @@ class Posted:
             if not node:
                 raise HttpError(400, "INVALID_NODE")
             return await actions.tombstone(topic, node)
-        address = await self._address(node)
+        address = await self._addresses.of(node) if node else ""
         if action == "create":
             return await actions.create(topic, channel, address)
         if action == "delete":
@@ -134,8 +141,9 @@ class Posted:
         defer_ms = _number(fields, "defer_ms", 0)
         if defer_ms > DEFER_MS_MAX:
             raise HttpError(400, "INVALID_DEFER")
-        address = await self._address(node)
-        if not address:
+        if node:
+            address = await self._addresses.of(node)
+        else:
             sample = await self._sampler.first()
             found = sample.topics.get(topic)
             up = [part.node for part in sample.nodes.values() if part.answered]
@@ -144,15 +152,6 @@ class Posted:
                 raise HttpError(502, "UPSTREAM_ERROR: no nsqd answers")
             address = sample.nodes[chosen[0]].address
         return await self._actions.publish(topic, body, defer_ms, address)
-
-    async def _address(self, node: str) -> str:
-        """Of a node that is known; a form must not make this server post to anybody."""
-        if not node:
-            return ""
-        part = (await self._sampler.first()).nodes.get(node)
-        if part is None:
-            raise HttpError(404, "NODE_NOT_FOUND")
-        return part.address
 
 
 def notice_of(action: str, channel: str) -> str:
@@ -196,12 +195,26 @@ def json_fields(request: Request) -> dict[str, str]:
     if kind != b"application/json":
         raise HttpError(415, "UNSUPPORTED_MEDIA_TYPE")
     try:
-        fields = json.loads(request.body)
+        fields = json.loads(request.body, parse_constant=_refuse)
+        if not isinstance(fields, dict):
+            raise ValueError("not an object")
+        return {name: _field(value) for name, value in fields.items() if value is not None}
     except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise HttpError(400, "INVALID_BODY")
-    return {name: str(value) for name, value in fields.items() if value is not None}
+        raise HttpError(400, "INVALID_BODY") from None
+
+
+def _field(value: object) -> str:
+    """A member as a form would have it.  ValueError for lists, objects and broken text."""
+    if not isinstance(value, str | int | float):
+        raise ValueError("neither text nor number")
+    text = str(value)
+    # Half a surrogate pair is JSON, but no text that could be sent on.
+    text.encode()
+    return text
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _number(fields: Mapping[str, str], name: str, absent: int) -> int:

@@ -143,7 +143,7 @@ class Sampler:
             LookupdPart(
                 address,
                 answered=address in nodes,
-                error=failures[address].short if address in failures else "",
+                error=failures[address].short if address in failures else nodes[address].error,
                 topic_count=len(topics.get(address, ())),
                 node_count=len(nodes.get(address, ())),
             )

@@ -4,7 +4,8 @@ Rule 1: everything is bounded: requests at once, time (by flags), the size of an
 Rule 2: what goes wrong with one daemon is an UpstreamError with a text for people; asking many
         gives what was answered *and* what went wrong, side by side.
 Rule 3: 403 with an ``https_port`` (nsqd with --tls-required=true) is asked again there.
-Rule 4: the token goes to nsqds only, never to nsqlookupds or other addresses.
+Rule 4: the token goes to nsqds only, never to nsqlookupds or other addresses.  Whom to take for
+        a nsqd is the callers' affair: ``addresses.py``, ``sampler.py``, ``cluster.py``.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class Upstream:
         headers: Mapping[str, str],
         body: bytes = b"",
     ) -> Answer:
-        target = path + ("?" + urlencode(query) if query else "")
+        # A name of a request's path may hold bytes that are not UTF-8.
+        target = path + ("?" + urlencode(query, errors="surrogateescape") if query else "")
         async with self._turns:
             answer = await self._fetch(method, "http", address, target, headers, body)
             if answer.status == 403 and (port := https_port(answer.body)):
@@ -121,6 +123,9 @@ class Upstream:
         headers: Mapping[str, str],
         body: bytes,
     ) -> Answer:
+        if address.endswith(":0"):
+            # To a URL that would be the port 80 of its host.
+            raise failure(method, f"{scheme}://{address}{target}", "no HTTP port")
         try:
             return await fetch(
                 f"{scheme}://{address}{target}",
