@@ -235,20 +235,68 @@ def test_a_damaged_nsqd_dat_is_put_aside(tmp_path: Path) -> None:
         assert [topic["name"] for topic in json.loads(text)["topics"]] == ["t"]
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"format": 1}', '{"format": 9, "uuid": "x"}'])
+@pytest.mark.parametrize("text", ["", "{", '{"format": 1}'])
 def test_a_damaged_node_json_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
-    """R1, R7: an identity is not made up silently; removing the file loses nothing."""
+    """R1, R7: an identity is not made up silently; without both files there is a new one."""
     nsqd = Nsqd(tmp_path / "nsqd")
     with nsqd:
         published = publish_all(nsqd)
         assert nsqd.terminate() == 0
         node = nsqd.data_path / "penstock" / "node.json"
+        copy = nsqd.data_path / "penstock.node.json"
         node.write_text(text)
+        copy.write_text(text)
         fatal = refused(nsqd.data_path)
-        assert str(node) in fatal and "remove it" in fatal
+        assert str(node) in fatal and f"remove {node} and {copy}" in fatal
         node.unlink()
+        copy.unlink()
         nsqd.start()
+        nsqd.wait_for_log(r"ERROR.*node\.json and its copy are missing.*new identity")
+        assert nsqd.stats()["damage"]["kinds"] == {"node": 1}
+        assert 'penstock_damage_total{kind="node"} 1' in nsqd.get("/metrics").text
+        assert nsqd.get("/ping").status == 200
         assert drain(nsqd, "a", len(published)) == published
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "gone"])
+@pytest.mark.parametrize("name", ["penstock/node.json", "penstock.node.json"])
+def test_one_damaged_copy_of_node_json_is_told_and_written_anew(
+    tmp_path: Path, name: str, damage: str
+) -> None:
+    """R7: Spark goes on with the node that it knows."""
+    nsqd = Nsqd(tmp_path / "nsqd")
+    with nsqd:
+        published = publish_all(nsqd)
+        uuid = nsqd.get("/info").json["node_uuid"]
+        nsqd.kill()
+        path = nsqd.data_path / name
+        if damage == "flipped":
+            edit(path, lambda data: flip(data.index(uuid[:8].encode()))(data))
+        elif damage == "cut":
+            edit(path, lambda data: data.__delitem__(slice(30, None)))
+        elif damage == "empty":
+            path.write_bytes(b"")
+        else:
+            path.unlink()
+        nsqd.start()
+        nsqd.wait_for_log(rf"ERROR.*{re.escape(name)}")
+        assert nsqd.get("/info").json["node_uuid"] == uuid
+        assert nsqd.stats()["damage"]["kinds"] == {"node": 1}
+        assert drain(nsqd, "a", len(published)) == published
+        nsqd.kill()
+        nsqd.start()
+        assert "ERROR" not in nsqd.log and "WARN" not in nsqd.log
+        assert nsqd.get("/info").json["node_uuid"] == uuid
+
+
+def test_a_later_version_of_node_json_is_refused_untouched(tmp_path: Path) -> None:
+    nsqd = Nsqd(tmp_path / "nsqd")
+    with nsqd:
+        assert nsqd.terminate() == 0
+        node = nsqd.data_path / "penstock" / "node.json"
+        node.write_text('{"format": 9, "uuid": "x"}')
+        assert "later version (format 9)" in refused(nsqd.data_path)
+        assert node.read_text() == '{"format": 9, "uuid": "x"}'
 
 
 def test_unknown_files_are_left_alone(tmp_path: Path) -> None:

@@ -60,6 +60,16 @@ class Health:
         if self._failing.pop(source, None) is not None:
             log.info("storage: %s: works again", source)
 
+    def refuse(self, source: str, error: Exception) -> None:
+        """As failing(); and nothing that is published now would be kept, so it is refused."""
+        self.failing(source, error)
+        self.reserve.bar(error)
+
+    def accept(self, source: str) -> None:
+        """As working(); publishes are accepted once the reserve is held again."""
+        self.working(source)
+        self.reserve.unbar()
+
     # Writes
 
     def heard(self, error: BaseException | None) -> None:
@@ -85,7 +95,7 @@ class Health:
 
     def refusal(self) -> Exception | None:
         """Why publishes are refused right now, or None."""
-        return None if self.reserve.held else no_room()
+        return None if self.reserve.held else refused_by(self.reserve)
 
     def look(self) -> None:
         """While writes fail, try whether they still do."""
@@ -119,9 +129,9 @@ class Health:
         self._write_error = None
 
 
-def no_room() -> OSError:
-    """Why a publish is refused while the reserve is used up."""
-    return OSError(errno.ENOSPC, "disk full, waiting for room")
+def refused_by(reserve: Reserve) -> Exception:
+    """Why a publish is refused while the reserve is not held."""
+    return reserve.barred or OSError(errno.ENOSPC, "disk full, waiting for room")
 
 
 def is_full(error: BaseException) -> bool:

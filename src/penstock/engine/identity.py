@@ -3,21 +3,35 @@
 A floor is persisted that lies above every index given so far, by a wide margin; it is raised
 before the margin is used up.  So an index never comes back, even when a power cut took the log's
 end and the clock was set back.
+
+The clock only helps where node.json was lost: indexes follow it as long as it is plausible.  A
+clock that leaps ahead must not use up the 54 bits of an index, so it counts up to ``CLOCK_MAX``.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 from typing import TYPE_CHECKING
 
+from penstock.engine.ids import INDEX_MAX
+from penstock.storage.damage import DamageKind
 from penstock.storage.node import Node, load_node
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
 
+log = logging.getLogger(__name__)
+
 # At two million messages a second a margin lasts half an hour; 54 bits hold two million margins.
 MARGIN = 1 << 32
 # Stamps given while the clock stands above the limit count up from it.
 STAMP_MARGIN = 1_000_000_000
+# An index by the clock has its milliseconds above 12 bits: 54 bits are full in May 2109.  The clock
+# counts up to August 2100; what is left then lasts 35 years at a million messages a second.
+CLOCK_MAX = INDEX_MAX + 1 - (1 << 50)
+
+IDS = "message ids"
 
 
 class Identity:
@@ -28,15 +42,31 @@ class Identity:
         self._node: Node | None = None
         self._highest = 0
         self._raising = False
+        self._clock_told = False
 
     @property
     def uuid(self) -> str:
         return self._node.uuid if self._node is not None else ""
 
+    @property
+    def used(self) -> bool:
+        """Whether a node has run on this data path before."""
+        return self._node is not None and self._node.used
+
     def open(self) -> int:
         """Load or make the identity; return the lowest index to give.  Blocking."""
-        self._node = load_node(self._broker.files, self._broker.data.node)
-        self._highest = max(self._node.index_floor, self._by_clock())
+        broker = self._broker
+        node = self._node = load_node(broker.files, broker.data.node, broker.data.node_copy)
+        for problem in node.problems:
+            broker.damage.report(DamageKind.NODE, problem, path=node.path)
+        if node.made and broker.data.topic_folders():
+            broker.damage.report(
+                DamageKind.NODE,
+                f"{node.path} and its copy are missing: this node has a new identity,"
+                f" {node.uuid}, and Spark queries take it for another node",
+                path=node.path,
+            )
+        self._highest = max(node.index_floor, self._by_clock())
         return self._highest
 
     def lease(self, end: int) -> None:
@@ -44,6 +74,7 @@ class Identity:
         assert self._node is not None
         self._highest = max(self._highest, end)
         self._node.raise_floor(self._broker.files, self._highest + MARGIN)
+        self._check_room()
 
     def next_base(self) -> int:
         """Where a new topic starts: above all that other topics, also deleted ones, reached.
@@ -77,11 +108,24 @@ class Identity:
         self._highest = max(self._highest, end)
         reached = max(self._highest, self._by_clock())
         if reached > node.index_floor - MARGIN // 2 and not self._raising:
-            self._raising = True
-            floor = reached + MARGIN
-            self._broker.disk.submit(
-                lambda: node.raise_floor(self._broker.files, floor), self._raised
-            )
+            floor = min(reached + MARGIN, INDEX_MAX)
+            if floor > node.index_floor:
+                self._raising = True
+                self._broker.disk.submit(
+                    lambda: node.raise_floor(self._broker.files, floor), self._raised
+                )
+        self._check_room()
+
+    def refusal(self) -> Exception | None:
+        """Why no message can get an id any more, or None: that is decades away."""
+        if self._highest <= INDEX_MAX - MARGIN:
+            return None
+        return OSError(errno.EOVERFLOW, "all message ids of this data path are used up")
+
+    def _check_room(self) -> None:
+        refusal = self.refusal()
+        if refusal is not None:
+            self._broker.health_of_disk.refuse(IDS, refusal)
 
     def _raised(self, _: None, error: BaseException | None) -> None:
         self._raising = False
@@ -89,4 +133,16 @@ class Identity:
             self._broker.set_journal_health(error)
 
     def _by_clock(self) -> int:
-        return self._broker.clock.wall_ns() // 1_000_000 << 12
+        wall_ns = self._broker.clock.wall_ns()
+        index = wall_ns // 1_000_000 << 12
+        if index <= CLOCK_MAX:
+            self._clock_told = False
+            return max(0, index)
+        if not self._clock_told:
+            self._clock_told = True
+            log.warning(
+                "NSQ: the clock says %d s after 1970, later than August 2100: it is not"
+                " followed for message ids.  Set it right: timestamps and delays go by it",
+                wall_ns // 1_000_000_000,
+            )
+        return CLOCK_MAX

@@ -31,7 +31,7 @@ from penstock.engine.clock import Clock
 from penstock.engine.deferred import Due
 from penstock.engine.disk import Disk
 from penstock.engine.flushing import SLOW_FOR_NS, SLOW_NS, Flushing
-from penstock.engine.health import no_room
+from penstock.engine.health import refused_by
 from penstock.storage.log_writer import SyncToken
 from penstock.storage.reserve import Reserve
 from penstock.storage.topic_log import TopicLog
@@ -198,7 +198,7 @@ class LogWriter(Flushing):
         self.start_sync()
 
     def _refuse(self, batch: Batch) -> None:
-        self._fail(batch, no_room())
+        self._fail(batch, refused_by(self._reserve))
 
     def _fail(self, batch: Batch, error: BaseException) -> None:
         if not isinstance(error, Exception):

@@ -1,6 +1,7 @@
 # What lies where in a data path.
 #
 #     nsqd.dat                                      metadata.py
+#     penstock.node.json                            node.py: the second copy of node.json
 #     penstock/node.json  penstock/reserve          node.py, reserve.py
 #     penstock/damage.json                          damage.py
 #     penstock/topics/<topic>~<instance, 16 hex digits>/
@@ -26,6 +27,9 @@ from penstock.storage.files import Files
 
 DELETED = ".deleted"
 
+_LEFTOVER = re.compile(
+    r"(nsqd\.dat|(penstock\.)?node\.json(\.bad)?|damage\.json)\.[0-9a-f]{12}\.tmp"
+)
 _FOLDER = re.compile(r"([.a-zA-Z0-9_-]{1,64})~([0-9a-f]{16})")
 
 
@@ -46,6 +50,8 @@ class DataPath:
         self.metadata = f"{self.root}/nsqd.dat"
         self.own = f"{self.root}/penstock"
         self.node = f"{self.own}/node.json"
+        # In the other folder: whoever removes all of penstock/ leaves it.
+        self.node_copy = f"{self.root}/penstock.node.json"
         self.damage = f"{self.own}/damage.json"
         self.reserve = f"{self.own}/reserve"
         self.topics = f"{self.own}/topics"
@@ -131,7 +137,10 @@ class DataPath:
                 self.files.remove_tree(f"{self.topics}/{name}")
         for folder in (self.root, self.own):
             for name in self.files.list(folder):
-                if re.fullmatch(r"(nsqd\.dat|node\.json|damage\.json)\.[0-9a-f]{12}\.tmp", name):
+                if re.fullmatch(
+                    r"(nsqd\.dat|(penstock\.)?node\.json(\.bad)?|damage\.json)\.[0-9a-f]{12}\.tmp",
+                    name,
+                ):
                     self.files.unlink(f"{folder}/{name}")
 
 

@@ -54,7 +54,7 @@ def dump_file(files: Files, path: str, out: TextIO, *, brief: bool = False) -> i
         return _dump_slot(files, path, out, brief)
     if name.endswith((".log", ".side")) or start.startswith(MAGIC):
         return _dump_segment(files, path, start, out, brief)
-    if name == "node.json":
+    if name in ("node.json", "penstock.node.json"):
         node = decode_node(files.read(path), path)
         print(f"node uuid={node.uuid} index_floor={node.index_floor}", file=out)
         return 0

@@ -35,7 +35,7 @@ from penstock.storage.import_topic import (
     TopicImport,
 )
 from penstock.storage.metadata import load_metadata
-from penstock.storage.node import decode_node
+from penstock.storage.node import load_node
 
 _EPHEMERAL = "#ephemeral"
 _NAME = re.compile(r"[.a-zA-Z0-9_-]{1,64}")
@@ -197,9 +197,7 @@ class Staging:
         self._now_ns = time.time_ns()
         if data is not None:
             # As at nsqd's start: above all indexes that this data path ever gave (R1).
-            floor = 0
-            if files.exists(data.node):
-                floor = decode_node(files.read(data.node), data.node).index_floor
+            floor = load_node(files, data.node, data.node_copy).index_floor
             self.base = max(floor, self._now_ns // 1_000_000 << 12)
 
     @property

@@ -1,25 +1,33 @@
 # node.json: who this data path is (R7), and an index above all that were ever given (R1).
 #
-#     {"format": 1, "uuid": "7c9e6679-...", "index_floor": 7301234567890}
+#     {"format": 1, "uuid": "7c9e6679-...", "index_floor": 7301234567890, "checksum": "1a2b3c4d"}
 #
 # The floor outlives the logs: a topic whose files were all removed, or a clock that was set back,
 # still does not bring an index back.
+#
+# Rule 1: there are two copies, in different folders.  One that fails its checksum is not used; the
+#         other one is, or a single flipped bit is turned back.
+# Rule 2: the copy is written first when the node is made, so node.json never stands alone unless
+#         somebody removed the copy.
+# Rule 3: files of the version before have no checksum and no copy: that is not damage.
+# Rule 4: a later format is refused untouched, unless turning back one bit makes the checksum right.
 
 from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from google_crc32c import value as crc32c
 
 from penstock.errors import CorruptError, StorageError
 from penstock.storage.files import Files
 
 FORMAT = 1
 
-ADVICE = (
-    "restore it, or remove it to go on under a new identity:"
-    " no message is lost, but readers that know this node by its UUID take it for another one"
-)
+# The floor itself must be an index that fits a message's id.
+INDEX_FLOOR_MAX = (1 << 54) - 1
 
 
 @dataclass
@@ -29,37 +37,213 @@ class Node:
     path: str
     uuid: str
     index_floor: int = 0
+    copy: str = ""
+    # What was wrong with the files, for the damage report.
+    problems: list[str] = field(default_factory=list, compare=False)
+    # There was no file, so the UUID is new.
+    made: bool = field(default=False, compare=False)
+    # The files do not say what this does.
+    stale: bool = field(default=False, compare=False)
+
+    @property
+    def used(self) -> bool:
+        """Whether a node has run with it: an import makes one that has not."""
+        return self.index_floor > 0
 
     def raise_floor(self, files: Files, index: int) -> None:
         """Let no start give an index below ``index`` again; blocking.  It never goes down."""
-        if index > self.index_floor:
-            files.write_new(self.path, _encode(self.uuid, index))
-            self.index_floor = index
+        index = min(index, INDEX_FLOOR_MAX)
+        if index > self.index_floor or self.stale:
+            self.index_floor = max(self.index_floor, index)
+            self.write(files)
+
+    def write(self, files: Files) -> None:
+        """Write both files; blocking."""
+        data = encode_node(self.uuid, self.index_floor)
+        for path in filter(None, (self.copy, self.path)):
+            files.write_new(path, data)
+        self.stale = False
 
 
-def load_node(files: Files, path: str) -> Node:
-    """The node at ``path``, made with a random UUID if there is none; blocking."""
-    if files.exists(path):
-        return decode_node(files.read(path), path)
-    node = Node(path, str(uuid.uuid4()))
-    files.make_folder(path.rpartition("/")[0])
-    files.write_new(path, _encode(node.uuid, node.index_floor))
+class _Read(NamedTuple):
+    """What a file says: a node, or why there is none.  ``checked``: its checksum is right."""
+
+    node: Node | None = None
+    checked: bool = False
+    bad: str = ""
+    later: int = 0
+    data: bytes = b""
+
+    @property
+    def missing(self) -> bool:
+        return self.node is None and not self.bad and not self.later
+
+
+def load_node(files: Files, path: str, copy: str = "") -> Node:
+    """The node at ``path`` or, if that is damaged, at ``copy``; made if there is none; blocking."""
+    main = _read(files, path)
+    other = _read(files, copy) if copy else _Read()
+    for name, found in ((path, main), (copy, other)):
+        if found.later:
+            raise StorageError(f"{name}: written by a later version (format {found.later})")
+    if main.missing and other.missing:
+        return _make(files, path, copy)
+    node = _choose(main, other, path, copy)
+    if node is None:
+        reasons = "; ".join(found.bad for found in (main, other) if found.bad)
+        raise CorruptError(f"{reasons}; {_advice(path, copy)}")
+    node.path, node.copy = path, copy
+    for name, found in ((path, main), (copy, other)):
+        if found.bad and found.data:
+            files.write_new(f"{name}.bad", found.data)
+    node.stale = (
+        bool(node.problems)
+        or not main.checked
+        or (bool(copy) and not other.checked)
+        or any(f.node is not None and f.node.index_floor != node.index_floor for f in (main, other))
+    )
     return node
+
+
+def _choose(main: _Read, other: _Read, path: str, copy: str) -> Node | None:
+    """The node to go on with, with the problems noted; None if neither file can be used."""
+    one, two = main.node, other.node
+    if one is None and two is None:
+        return None
+    if one is None:
+        assert two is not None
+        node = Node(path, two.uuid, two.index_floor)
+        if main.bad:
+            node.problems.append(f"{main.bad}; kept as {path}.bad, its copy {copy} is used")
+        elif two.used:  # else the process ended right after it had made the copy
+            node.problems.append(f"{path} is missing; its copy {copy} is used")
+        return node
+    node = Node(path, one.uuid, one.index_floor, problems=list(one.problems))
+    if two is None:
+        if main.bad:  # a bit was turned back
+            node.problems.append(main.bad)
+        if other.bad:
+            node.problems.append(f"{other.bad}; kept as {copy}.bad and written anew")
+        elif copy and main.checked:
+            node.problems.append(f"{copy} is missing, written anew")
+    elif one.uuid == two.uuid:
+        node.index_floor = max(one.index_floor, two.index_floor)
+        node.problems += [found.bad for found in (main, other) if found.bad]
+    else:
+        # A checksum decides; if both are right, somebody has put node.json there.
+        if other.checked and not main.checked:
+            node.uuid = two.uuid
+        node.index_floor = max(one.index_floor, two.index_floor)
+        node.problems.append(
+            f"{path} says the node is {one.uuid}, {copy} says {two.uuid}: {node.uuid} is used"
+        )
+    return node
+
+
+def _make(files: Files, path: str, copy: str) -> Node:
+    node = Node(path, str(uuid.uuid4()), copy=copy, made=True)
+    files.make_folder(path.rpartition("/")[0])
+    node.write(files)
+    return node
+
+
+def _read(files: Files, path: str) -> _Read:
+    if not files.exists(path):
+        return _Read()
+    try:
+        data = files.read(path)
+    except OSError as error:
+        return _Read(bad=f"{path} cannot be read: {error}")
+    try:
+        whole = json.loads(data)
+        version = int(whole["format"])
+        node, checked = _decode(whole, path)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason, version = f"{path} cannot be read: {error!r}", _later_version(data)
+    else:
+        if version == FORMAT and node is not None:
+            return _Read(node, checked)
+        reason = f"{path} fails its checksum"
+    mended = _turn_back_a_bit(data, path)
+    if mended is not None:
+        return _Read(mended, True, f"{path}: a flipped bit was turned back")
+    if version > FORMAT:
+        return _Read(later=version)
+    return _Read(bad=reason, data=data)
 
 
 def decode_node(data: bytes, path: str) -> Node:
-    try:
-        whole = json.loads(data)
-        node = Node(path, str(uuid.UUID(whole["uuid"])), int(whole["index_floor"]))
-        version = int(whole["format"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptError(f"{path} cannot be read: {error!r}; {ADVICE}") from error
+    """What one file says; CorruptError if it is damaged, StorageError if it is a later version."""
+    version = _later_version(data)
     if version > FORMAT:
         raise StorageError(f"{path}: written by a later version (format {version})")
-    if not 0 <= node.index_floor < 1 << 54:
-        raise CorruptError(f"{path}: index_floor {node.index_floor} is out of range; {ADVICE}")
+    try:
+        node, _ = _decode(json.loads(data), path)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptError(f"{path} cannot be read: {error!r}") from error
+    if node is None:
+        raise CorruptError(f"{path} fails its checksum")
     return node
 
 
-def _encode(node_uuid: str, index_floor: int) -> bytes:
-    return json.dumps({"format": FORMAT, "uuid": node_uuid, "index_floor": index_floor}).encode()
+def _decode(whole: dict[str, object], path: str) -> tuple[Node | None, bool]:
+    """The node and whether it has a checksum; no node if that is wrong."""
+    node = Node(path, str(uuid.UUID(str(whole["uuid"]))), int(str(whole["index_floor"])))
+    checksum = whole.get("checksum")
+    checked = checksum is not None
+    if checked and checksum != _checksum(node.uuid, node.index_floor):
+        return None, True
+    if node.index_floor < 0:
+        raise ValueError(f"index_floor {node.index_floor} is out of range")
+    if node.index_floor > INDEX_FLOOR_MAX:
+        # Earlier versions followed a clock past 2109.  The logs and the clock give another floor.
+        node.problems.append(f"{path}: index_floor {node.index_floor} is out of range, ignored")
+        node.index_floor = 1
+    return node, checked
+
+
+def _later_version(data: bytes) -> int:
+    """The format that a JSON object names, whatever else is in it; 0 if it names none."""
+    try:
+        whole = json.loads(data)
+        return int(whole["format"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return 0
+
+
+def _turn_back_a_bit(data: bytes, path: str) -> Node | None:
+    """The node, if one flipped bit is all that is wrong: the checksum then tells which."""
+    if len(data) > 1000:
+        return None
+    for place in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        try:
+            node, _ = _decode(json.loads(bytes(changed)), path)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+        if node is not None and encode_node(node.uuid, node.index_floor) == changed:
+            return node
+    return None
+
+
+def _advice(path: str, copy: str) -> str:
+    both = f"{path} and {copy}" if copy else path
+    return (
+        f"restore it from a backup, or remove {both} to go on under a new identity: the messages"
+        " in this data path stay, but Spark queries that know this node by its UUID take it for"
+        " another one, and read what is there from their starting position"
+    )
+
+
+def encode_node(node_uuid: str, index_floor: int) -> bytes:
+    whole = _fields(node_uuid, index_floor) | {"checksum": _checksum(node_uuid, index_floor)}
+    return json.dumps(whole).encode()
+
+
+def _fields(node_uuid: str, index_floor: int) -> dict[str, object]:
+    return {"format": FORMAT, "uuid": node_uuid, "index_floor": index_floor}
+
+
+def _checksum(node_uuid: str, index_floor: int) -> str:
+    return f"{crc32c(json.dumps(_fields(node_uuid, index_floor)).encode()):08x}"
