@@ -404,6 +404,7 @@ def test_the_role_read_reads_and_does_nothing_else(tmp_path: Path) -> None:
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             return nsqd.http(method, target, None, headers).status
 
+        assert status("POST", "/topic/create?topic=t", "admin-token") == 200
         for route in routes:
             assert status(*route, "") == 401
             assert status(*route, "publish-token") == 403
@@ -417,6 +418,86 @@ def test_the_role_read_reads_and_does_nothing_else(tmp_path: Path) -> None:
         ]:
             assert status(*route, "reader-token") == 403
         assert status("GET", "/info", "reader-token") == 200
+
+
+def test_a_reader_makes_no_topic_and_takes_no_channel_over(tmp_path: Path) -> None:
+    """What belongs to consumers is theirs, whoever asks, over restarts too."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("read reader-token\nadmin admin-token\n")
+    with Nsqd(tmp_path / "nsqd", f"--http-auth-token-file={tokens}") as nsqd:
+
+        def ask(target: str, role: str) -> tuple[int, Any]:
+            reply = nsqd.http("POST", target, b"m", {"Authorization": f"Bearer {role}-token"})
+            return reply.status, json.loads(reply.body) if reply.body[:1] == b"{" else reply.body
+
+        def channels() -> list[str]:
+            header = {"Authorization": "Bearer admin-token"}
+            told = nsqd.http("GET", "/stats?format=json&topic=t", None, header).json
+            return [
+                f"{channel['channel_name']} {channel['depth']}" + " pulled" * ("pull" in channel)
+                for channel in told["topics"][0]["channels"]
+            ]
+
+        pull = "/channel/pull?topic=t&channel"
+        assert ask(f"{pull}=c", "reader") == (404, {"message": "TOPIC_NOT_FOUND", "topic": "t"})
+        assert ask("/channel/pull?topic=t%23ephemeral&channel=c", "reader")[0] == 400
+        assert ask("/log/ends", "reader")[0] == 400
+        assert (
+            nsqd.http(
+                "GET", "/stats?format=json", None, {"Authorization": "Bearer admin-token"}
+            ).json["topics"]
+            == []
+        ), "no topic was made"
+        assert ask("/topic/create?topic=t", "admin")[0] == 200
+        assert ask("/channel/create?topic=t&channel=made", "admin")[0] == 200
+        with nsqd.connect() as raw:
+            assert raw.command(b"SUB t subscribed\n") == (0, b"OK")
+        assert ask("/pub?topic=t", "admin") == (200, b"OK")
+        for _ in range(2):
+            for name in ("made", "subscribed"):
+                for role in ("reader", "admin"):
+                    refusal = (409, {"message": "CHANNEL_IN_USE"})
+                    assert ask(f"{pull}={name}", role) == refusal
+                    assert ask(f"{pull}={name}&start=latest", role) == refusal
+                forbidden = (403, {"message": "FORBIDDEN"})
+                assert ask(f"{pull}={name}&force=true", "reader") == forbidden
+            assert channels() == ["made 1", "subscribed 1"]
+            nsqd.kill()
+            nsqd.start()
+        assert ask(f"{pull}=made&force=yes", "admin") == (400, {"message": "INVALID_FORCE"})
+        status, told = ask(f"{pull}=made&force=true", "admin")
+        assert status == 200 and not told["made"]
+        assert ask(f"{pull}=own&start=earliest", "reader")[0] == 200
+        assert sorted(channels()) == ["made 1 pulled", "own 1 pulled", "subscribed 1"]
+        place = {"t": {"instance": told["instance"], "index": told["end"]}}
+        body = json.dumps({"channel": "own", "topics": place}).encode()
+        reply = nsqd.http("POST", "/channel/commit", body, {"Authorization": "Bearer reader-token"})
+        assert reply.status == 200
+        assert sorted(channels()) == ["made 1 pulled", "own 0 pulled", "subscribed 1"]
+
+
+def test_a_channel_that_nsqlookupd_named_is_a_readers_until_somebody_uses_it(
+    tmp_path: Path,
+) -> None:
+    """R18: also after kill -9; a subscription makes it a consumers' channel for good."""
+    with Nsqlookupd() as lookupd:
+        flags = (f"--lookupd-tcp-address={lookupd.tcp_address}", "--broadcast-address=127.0.0.1")
+        for name in ("q", "c"):
+            assert lookupd.post(f"/channel/create?topic=t&channel={name}").status == 200
+        with Nsqd(tmp_path, *flags) as nsqd:
+            lookupd_knows = lambda: lookupd.get("/nodes").json["producers"]  # noqa: E731
+            eventually(lookupd_knows)
+            publish(nsqd, b"first")
+            eventually(lambda: len(nsqd.stats("&topic=t")["topics"][0]["channels"]) == 2)
+            nsqd.kill()
+            nsqd.start()
+            with nsqd.connect() as raw:
+                assert raw.command(b"SUB t c\n") == (0, b"OK")
+            nsqd.kill()
+            nsqd.start()
+            refused = nsqd.post("/channel/pull?topic=t&channel=c")
+            assert (refused.status, refused.json) == (409, {"message": "CHANNEL_IN_USE"})
+            assert not pull(nsqd)["made"] and depth(nsqd) == 1
 
 
 def test_reading_leaves_the_loop_to_others(nsqd: Nsqd) -> None:

@@ -38,7 +38,7 @@ class ReaderMachine(RuleBasedStateMachine):
         self.engine = Engine(max_bytes_per_file=file_size, **options)
         assert self.engine.done(self.engine.broker.create_topic("t")[1]) is None
         if plain:
-            assert self.engine.done(self.topic.create_channel("q")[1]) is None
+            assert self.engine.done(self.topic.create_channel("q", named=True)[1]) is None
         channel, ticket, made = pull_channel(self.topic, "q", self.topic.end)
         assert self.engine.done(ticket) is None and made != plain
         self.start = self.low = channel.low

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from pyspark.errors import PySparkException
 
 from penstock.spark.listener import NsqListener, figures, offset_in
 from penstock.spark.session import SessionPlan, open_session
-from tests.daemon import Nsqd
+from tests.daemon import Nsqd, Reply
 from tests.spark.topics import (
     SHORT,
     SMALL,
@@ -74,6 +75,38 @@ def rows_read(query: StreamingQuery) -> list[int]:
 def table(spark: SparkSession, folder: Path) -> list[bytes]:
     rows = spark.read.parquet(str(folder / "table")).select("body").collect()
     return sorted(bytes(row.body) for row in rows)
+
+
+# Tokens
+
+
+def test_a_stream_with_a_read_token_waits_for_its_topic(
+    spark: SparkSession, tmp_path: Path, topic: str
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("read read-token-1\nadmin admin-token-1\n")
+    with Nsqd(tmp_path / "data", f"--http-auth-token-file={tokens}") as nsqd:
+
+        def admin(method: str, target: str, body: bytes | None = None) -> Reply:
+            return nsqd.http(method, target, body, {"Authorization": "Bearer admin-token-1"})
+
+        frame = follow(spark, **nodes(nsqd), topic=topic, httpToken="read-token-1")
+        writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "table"))
+        query = writer.start(checkpointLocation=str(tmp_path / "checkpoint"))
+        try:
+            refused = re.compile(r'^penstock_http_requests_total.*"404".* [1-9]', re.MULTILINE)
+            wait_until(lambda: refused.search(admin("GET", "/metrics").text), END_SECONDS_MAX)
+            assert query.isActive and query.exception() is None
+            assert admin("GET", f"/log?topic={topic}").status == 404, "it made the topic"
+            for body in numbered(5):
+                assert admin("POST", f"/pub?topic={topic}", body).status == 200
+            wait_until(
+                lambda: len(table(spark, tmp_path)) == 5 if rows_read(query) else False,
+                END_SECONDS_MAX,
+            )
+            assert table(spark, tmp_path) == numbered(5)
+        finally:
+            query.stop()
 
 
 # Batch reads

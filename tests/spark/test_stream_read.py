@@ -139,7 +139,9 @@ def test_a_channel_with_consumers_is_not_taken(
     with broker.connect() as raw:
         raw.send(f"SUB {topic} c\n".encode())
         raw.frame()
-        with pytest.raises(NodeError, match="has consumers: a stream needs a channel of its own"):
+        with pytest.raises(
+            NodeError, match="or has consumers: a stream needs a channel of its own"
+        ):
             Stream(options)
 
 
@@ -446,6 +448,42 @@ def test_a_topic_that_was_deleted_fails_the_stream_or_begins_anew(
     available_now.reader.prepareForTriggerAvailableNow()
     with pytest.raises(DataLossError, match="was deleted and made again"):
         available_now.batch()
+
+
+READ_TOKENS = "read read-token-1\nadmin admin-token-1\n"
+ADMIN = {"Authorization": "Bearer admin-token-1"}
+
+
+def test_a_token_that_only_reads_waits_for_the_topic(tmp_path: Path) -> None:
+    """It makes none; what is published to it from its first message on is read."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text(READ_TOKENS)
+    with Nsqd(tmp_path / "data", f"--http-auth-token-file={tokens}") as nsqd:
+
+        def admin(target: str, body: bytes = b"") -> None:
+            assert nsqd.http("POST", target, body, ADMIN).status == 200
+
+        given = {**nodes(nsqd), "channel": "c", "httpToken": "read-token-1"}
+        options = {**given, "topic": "there,later", "startingOffsets": "latest"}
+        admin("/pub?topic=there", b"old")
+        stream = Stream({**options, "failOnDataLoss": "false"})
+        assert stream.batch() == []
+        admin("/pub?topic=there", b"there")
+        assert stream.bodies(1) == [b"there"]
+        admin("/pub?topic=later", b"later")
+        found: list[bytes] = []
+        wait_until(lambda: found.extend(bodies(stream.batch())) or len(found) == 1)
+        assert found == [b"later"]
+        admin("/topic/delete?topic=later")
+        wait_until(lambda: not stream.batch() and "later" not in json.dumps(stream.offset))
+        admin("/pub?topic=later", b"again")
+        wait_until(lambda: found.extend(bodies(stream.batch())) or len(found) == 2)
+        assert found == [b"later", b"again"]
+        resumed = Stream(options, stream.offset)
+        admin("/pub?topic=later", b"resumed")
+        assert resumed.bodies(1) == [b"resumed"]
+        for each in (stream, resumed):
+            each.stop()
 
 
 def test_a_channel_that_was_deleted_is_made_again_if_nothing_is_lost(

@@ -118,7 +118,7 @@ class BaseTopic(Arrivals, ABC):
         if not self.awaiting_channels:
             return
         known = self.channels_known
-        made = [self.create_channel(name)[1] for name in names]
+        made = [self.create_channel(name, named=True)[1] for name in names]
         self.awaiting_channels = False
         self.release()
         after(*made, self.save()).add(lambda saved: known.settle(saved.error))
@@ -147,8 +147,11 @@ class BaseTopic(Arrivals, ABC):
         """Append deferred messages that are due, all of one slot (R16)."""
 
     @abstractmethod
-    def create_channel(self, name: str) -> tuple[Channel, Ticket]:
-        """The channel ``name``, made if need be; the ticket is settled when that is durable."""
+    def create_channel(self, name: str, *, named: bool = False) -> tuple[Channel, Ticket]:
+        """The channel ``name``, made if need be; the ticket is settled when that is durable.
+
+        ``named``: an nsqlookupd knows of it, and nobody has asked for it here.
+        """
 
     @abstractmethod
     def delete_channel(self, name: str) -> Ticket:

@@ -35,6 +35,7 @@ class Channel:
     ephemeral = False
     pulled = False  # see pull.py
     plain = True  # what arrives is only counted, and sent from the log
+    named = False  # made because an nsqlookupd named it, and used by nobody since
 
     def __init__(
         self, topic: BaseTopic, name: str, number: int, window: Window, *, id: int = 0

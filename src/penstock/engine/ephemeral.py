@@ -173,7 +173,7 @@ class EphemeralTopic(BaseTopic):
         self._fired.append(dues)
         self.flush()
 
-    def create_channel(self, name: str) -> tuple[Channel, Ticket]:
+    def create_channel(self, name: str, *, named: bool = False) -> tuple[Channel, Ticket]:
         channel = self.channels.get(name)
         if channel is None:
             channel = EphemeralChannel(self, name, self.broker.channel_number())

@@ -209,6 +209,7 @@ def _restore_channel(broker: Broker, topic: Topic, state: ChannelState) -> Chann
     channel = Channel(topic, state.name, broker.channel_number(), window, id=state.id)
     channel.paused = state.paused
     channel.defer_stamp = state.defer_stamp
+    channel.named = state.named
     held = [(topic.released, low), *((max(a, topic.released), b) for a, b in ahead)]
     channel.held_skip_count = sum(topic.log.count_between(start, end) for start, end in held)
     broker.scan.watch(channel)

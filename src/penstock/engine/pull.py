@@ -14,6 +14,8 @@ Rule 2: depth is counted, never subtracted: indexes have gaps (R1).
 Rule 3: the log is read as it is.  What other channels pass over (R17) a reader sees all the same.
 Rule 4: a channel whose reader is gone lapses after a stated time or size, or it would keep the log
         for ever.
+Rule 5: what belongs to consumers is theirs.  A plain channel becomes a pull channel only if an
+        nsqlookupd named it and nobody has used it since (``Channel.named``), or by force.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ EARLIEST, LATEST = "earliest", "latest"
 
 
 class InUseError(PenstockError):
-    """A plain channel with consumers, or messages in flight, cannot become a pull channel."""
+    """A plain channel that somebody has used does not become a pull channel."""
 
 
 class PullChannel(Channel):
@@ -158,11 +160,14 @@ class PullChannel(Channel):
         self.topic.broker.pulls.channels.discard(self)
 
 
-def pull_channel(topic: Topic, name: str, start: int) -> tuple[PullChannel, Ticket, bool]:
-    """The pull channel ``name``; made at ``start``, or out of an idle plain one, if need be.
+def pull_channel(
+    topic: Topic, name: str, start: int, *, force: bool = False
+) -> tuple[PullChannel, Ticket, bool]:
+    """The pull channel ``name``; made at ``start``, or out of an unused plain one, if need be.
 
     A plain channel keeps its low-water mark: nsqlookupd may have had it made before its reader
-    came.  Also returns whether ``start`` counted.  InUseError if others consume it.
+    came.  ``force`` takes one that was used, if it has no consumers now.  Also returns whether
+    ``start`` counted.  InUseError if the channel is others' (Rule 5).
     """
     channel = topic.channels.get(name)
     if isinstance(channel, PullChannel):
@@ -173,8 +178,8 @@ def pull_channel(topic: Topic, name: str, start: int) -> tuple[PullChannel, Tick
     if channel is None:
         made = PullChannel(topic, name, start, id=topic.next_channel_id())
         return made, topic.add_channel(made), True
-    if channel.consumers or channel.in_flight_count:
-        raise InUseError(f"channel {name} has consumers")
+    if channel.consumers or channel.in_flight_count or not (channel.named or force):
+        raise InUseError(f"channel {name} is a plain one")
     # A new id, because finished runs of the old one lie above the mark: a later mark that touches
     # one would swallow it, and with it messages that the reader has not seen.
     turned = PullChannel(topic, name, channel.window.low, id=topic.next_channel_id())

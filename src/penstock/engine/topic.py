@@ -132,9 +132,11 @@ class Topic(BaseTopic):
 
     # ---- channels
 
-    def create_channel(self, name: str) -> tuple[Channel, Ticket]:
+    def create_channel(self, name: str, *, named: bool = False) -> tuple[Channel, Ticket]:
         channel = self.channels.get(name)
         if channel is not None:
+            if channel.named and not named:
+                return channel, self._use(channel)
             if channel.created.error is not None:
                 channel.created = self.save()  # the disk may have recovered since
             return channel, channel.created
@@ -144,7 +146,18 @@ class Topic(BaseTopic):
         else:
             window = Window(self.released, seed=self.broker.seed())
             channel = Channel(self, name, number, window, id=self.next_channel_id())
+            channel.named = named
         return channel, self.add_channel(channel)
+
+    def _use(self, channel: Channel) -> Ticket:
+        """Somebody wants a channel that an nsqlookupd named: it stays plain from now on."""
+        channel.named = False
+        made = channel.created.done and channel.created.error is None
+        saved, channel.created = self.save_channel(channel), Ticket()
+        # A disk that fails must not keep consumers away from a channel that is there: whatever is
+        # written next is a whole journal.
+        saved.add(lambda done: channel.created.settle(None if made else done.error))
+        return channel.created
 
     def next_channel_id(self) -> int:
         """Ids are the journal's names for channels, never used twice."""
@@ -273,7 +286,13 @@ class Topic(BaseTopic):
 
     def _channel_record(self, channel: Channel, start: int) -> bytes:
         return records.encode_channel(
-            channel.id, start, channel.paused, channel.defer_stamp, channel.name, channel.pulled
+            channel.id,
+            start,
+            channel.paused,
+            channel.defer_stamp,
+            channel.name,
+            channel.pulled,
+            channel.named,
         )
 
     def _snapshot(self) -> list[bytes]:

@@ -69,7 +69,8 @@ class LogApi:
         add("GET", "/log/seek", self.seek)
         add("GET", "/log/count", self.count)
         add("GET", "/log/read", self.read)
-        add("POST", "/channel/pull", self.pull, logged=True)
+        limited = Route(self.pull_limited, logged=True)
+        router.add("POST", "/channel/pull", Route(self.pull, logged=True, limited=limited))
         add("POST", "/channel/commit", self.commit)
 
     # Looking
@@ -169,11 +170,8 @@ class LogApi:
             _pulled(topic, request.query["channel"]).visit()
         if self._broker.reads.full:
             return _BUSY
-        raw = request.query.get("raw", "false")
-        if raw not in ("true", "false"):
-            raise HttpError(400, "INVALID_RAW")
-        reads = self._broker.reads
-        read = reads.read(topic, start, end, max(1, size_max), raw=raw == "true")
+        raw, reads = _flag(request, "raw"), self._broker.reads
+        read = reads.read(topic, start, end, max(1, size_max), raw=raw)
         return Pending(read, lambda _: self._batches(read))
 
     def _batches(self, read: Read) -> Response:
@@ -189,6 +187,15 @@ class LogApi:
 
     # Pull channels
 
+    def pull_limited(self, request: Request) -> Pending:
+        """``pull`` for the role read: of topics that exist, and without force."""
+        if _flag(request, "force"):
+            raise HttpError(403, "FORBIDDEN")
+        name = _argument(request, "topic")
+        if is_valid_name(name) and not is_ephemeral(name):
+            self._named(name)
+        return self.pull(request)
+
     def pull(self, request: Request) -> Pending:
         topic_name, name = _argument(request, "topic"), _argument(request, "channel")
         if not is_valid_name(topic_name):
@@ -199,7 +206,7 @@ class LogApi:
             raise HttpError(400, "EPHEMERAL_TOPIC")
         if is_ephemeral(name):
             raise HttpError(400, "EPHEMERAL_CHANNEL")
-        wanted = _start(request)
+        wanted, force = _start(request), _flag(request, "force")
         if self._broker.exiting:
             raise HttpError(503, "EXITING")
         if isinstance(wanted, int) and topic_name not in self._broker.topics:
@@ -210,7 +217,7 @@ class LogApi:
         if start > topic.end:
             raise HttpError(400, "INVALID_START")
         try:
-            channel, ticket, made = pull_channel(topic, name, start)
+            channel, ticket, made = pull_channel(topic, name, start, force=force)
         except InUseError:
             raise HttpError(409, "CHANNEL_IN_USE") from None
         # Synced too, so that where it starts is never beyond the end.
@@ -303,6 +310,13 @@ def _number(request: Request, name: str, maximum: int = INDEX_MAX) -> int:
     if not _NUMBER.fullmatch(text) or int(text) > maximum:
         raise HttpError(400, f"INVALID_{name.upper()}")
     return int(text)
+
+
+def _flag(request: Request, name: str) -> bool:
+    value = request.query.get(name, "false")
+    if value not in ("true", "false"):
+        raise HttpError(400, f"INVALID_{name.upper()}")
+    return value == "true"
 
 
 def _start(request: Request) -> str | int | None:

@@ -35,13 +35,15 @@ class Route:
     """A handler and how its requests are received.
 
     A body beyond ``body_size_max`` is answered before it is read; with ``judges_size`` by the
-    handler, which then sees ``request.oversize``, otherwise with 413 BODY_TOO_BIG.
+    handler, which then sees ``request.oversize``, otherwise with 413 BODY_TOO_BIG.  ``limited`` is
+    what those get instead whose token allows the request but is no admin's.
     """
 
     handler: Handler
     body_size_max: int = IGNORED_BODY_SIZE_MAX
     judges_size: bool = False
     logged: bool = False
+    limited: Route | None = None
 
 
 @dataclass(slots=True)

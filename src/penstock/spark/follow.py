@@ -7,6 +7,7 @@ first batch is done, the next one starts where this one did.
     new query       channel made at startingOffsets, or found: then it goes on where that stands
     from checkpoint the checkpoint's positions; the channel must still be there, or hold it all
     new node        channel made at its earliest message, or found as nsqlookupd had it made
+    no topic        made with the channel; a token that only reads makes none, so it is waited for
 
 Rule 1: a node, topic or instance enters an offset at its start, without messages: they belong to
         the next batch.  So every range has both its ends in the checkpoint and can be read again.
@@ -34,6 +35,8 @@ NS = 1_000_000_000
 # Without a listener Spark tells of the last batch only when the next one exists.  A query that
 # asks for more from the same place for so long has committed what lies before it.
 IDLE_COMMIT_S = 5.0
+# How often a topic that is not there is looked for.
+AWAIT_S = 1.0
 
 
 class Follower:
@@ -49,6 +52,8 @@ class Follower:
         self._committed: dict[tuple[str, str], int] = {}
         self._whole: dict[tuple[str, str, str], tuple[int, int]] = {}
         self._idle: tuple[Positions, float] = ({}, 0.0)
+        # (node, topic) that is not there yet, and when to look for it again.
+        self._awaited: dict[tuple[str, str], float] = {}
 
     # Beginning
 
@@ -56,10 +61,12 @@ class Follower:
         """Where a new query begins."""
         self.cluster.discover(strict=True)
         check_named(self.options.starting_offsets, "startingOffsets", self.cluster)
-        positions: Positions = {
-            uuid: {topic: self._start(uuid, topic) for topic in self.options.topic}
-            for uuid in self.cluster.nodes
-        }
+        positions: Positions = {}
+        for uuid in self.cluster.nodes:
+            for topic in self.options.topic:
+                position = self._start(uuid, topic)
+                if position is not None:
+                    positions.setdefault(uuid, {})[topic] = position
         self._opened = True
         self._found()
         return positions
@@ -94,8 +101,8 @@ class Follower:
         self._discover_s = time.monotonic() + self.options.discovery_interval_ns / NS
         self._watches.follow(self.cluster.nodes)
 
-    def _start(self, uuid: str, topic: str) -> Position:
-        """Where a new query begins in one log; the channel is there afterwards."""
+    def _start(self, uuid: str, topic: str) -> Position | None:
+        """Where a new query begins in one log, if there is one; the channel is there afterwards."""
         cluster, options = self.cluster, self.options
         found = cluster.log_of(uuid, topic)
         place = options.starting_offsets.of(uuid, cluster.nodes[uuid].address, topic, EARLIEST)
@@ -109,21 +116,32 @@ class Follower:
                 start = cluster.seek(uuid, topic, options.starting_timestamp)
         return self._pull(uuid, topic, start)
 
-    def _pull(self, uuid: str, topic: str, start: int | str) -> Position:
+    def _pull(self, uuid: str, topic: str, start: int | str) -> Position | None:
+        """Make or find the channel; None if there is no topic and our token makes none."""
         node = self.cluster.nodes[uuid]
         try:
             told = node.post(
                 "/channel/pull", topic=topic, channel=self.options.channel, start=start
             )
         except NodeError as error:
+            if error.code == "TOPIC_NOT_FOUND":
+                self._await(uuid, topic)
+                return None
             if error.code == "CHANNEL_IN_USE":
                 raise NodeError(
-                    f"channel {self.options.channel} of topic {topic} on {node} has consumers: "
-                    "a stream needs a channel of its own",
+                    f"channel {self.options.channel} of topic {topic} on {node} is a plain one and "
+                    "had or has consumers: a stream needs a channel of its own",
                     *(error.status, error.code),
                 ) from None
             raise
+        self._awaited.pop((uuid, topic), None)
         return Position(told["instance"], int(told["low"]))
+
+    def _await(self, uuid: str, topic: str) -> None:
+        if (uuid, topic) not in self._awaited:
+            node = self.cluster.nodes[uuid]
+            log.warning("topic=%s: not there yet on %s; waiting for it", topic, node)
+        self._awaited[uuid, topic] = time.monotonic() + AWAIT_S
 
     def _judge(self, uuid: str, topic: str, position: Position, found: Log) -> None:
         """Whether a log still has what the query has not read (Rule 2)."""
@@ -154,7 +172,10 @@ class Follower:
         else:
             self._look_for_nodes(positions)
             self._commit_if_idle(positions)
-            self._watches.poll(positions, self.options.poll_timeout_ns / NS, rows_max)
+            wait_s = self.options.poll_timeout_ns / NS
+            self._watches.poll(
+                positions, min(wait_s, AWAIT_S) if self._awaited else wait_s, rows_max
+            )
         ranges, following = self._reachable(positions)
         if rows_max is not None:
             ranges = limited(ranges, rows_max, self.count)
@@ -222,7 +243,8 @@ class Follower:
             for topic in self.options.topic:
                 position = positions.get(uuid, {}).get(topic)
                 if position is None:
-                    self._enter(uuid, topic, following)
+                    if time.monotonic() >= self._awaited.get((uuid, topic), 0.0):
+                        self._enter(uuid, topic, following)
                     continue
                 end = self._end_of(uuid, topic)
                 gone = (uuid, topic) in self._watches.gone
@@ -251,16 +273,18 @@ class Follower:
                 raise
             log.warning("node=%s: %s", uuid, error)
             return
-        log.info("node=%s topic=%s: new, from %d on", uuid, topic, position.index)
-        following.setdefault(uuid, {})[topic] = position
+        if position is not None:
+            log.info("node=%s topic=%s: new, from %d on", uuid, topic, position.index)
+            following.setdefault(uuid, {})[topic] = position
 
     def _begin_anew(self, uuid: str, topic: str, position: Position, following: Positions) -> None:
         self.cluster.lost(
             f"topic {topic} on {self.cluster.nodes[uuid]} was deleted and made again; "
             f"what the query had not read of it, from {position.index} on, is gone"
         )
-        following[uuid][topic] = self._pull(uuid, topic, EARLIEST)
+        del following[uuid][topic]
         self._watches.gone.discard((uuid, topic))
+        self._enter(uuid, topic, following)
 
     # Finishing
 

@@ -193,7 +193,7 @@ def _record(kind: int, payload: bytes) -> str:
         return (
             f"id={channel.id} name={channel.name} start={channel.start}"
             f" paused={channel.paused} defer_stamp={channel.defer_stamp}"
-            f"{' pulled' * channel.pulled}"
+            f"{' pulled' * channel.pulled}{' named' * channel.named}"
         )
     if kind == journal.PROGRESS:
         id, low, runs, marks = journal.decode_progress(payload)

@@ -41,6 +41,7 @@ AWAITING = 2  # new: whether others know channels of it is still being asked
 # A channel's flags.
 PAUSED = 1
 PULLED = 2  # read by index over HTTP, see engine/pull.py
+NAMED = 4  # made because an nsqlookupd named it; nobody has used it.  Older versions ignore it.
 
 _HEADER = struct.Struct(">2sBBII")
 _HEAD_CRC = struct.Struct(">BBI")
@@ -70,6 +71,7 @@ class ChannelState:
     runs: list[Run] = field(default_factory=list)
     marks: dict[int, Mark] = field(default_factory=dict)
     pulled: bool = False
+    named: bool = False
 
 
 @dataclass
@@ -97,9 +99,15 @@ def encode_topic(released: int, frozen: int, paused: bool, void_stamp: int) -> b
 
 
 def encode_channel(
-    id: int, start: int, paused: bool, defer_stamp: int, name: str, pulled: bool = False
+    id: int,
+    start: int,
+    paused: bool,
+    defer_stamp: int,
+    name: str,
+    pulled: bool = False,
+    named: bool = False,
 ) -> bytes:
-    flags = PAUSED * paused | PULLED * pulled
+    flags = PAUSED * paused | PULLED * pulled | NAMED * named
     return _record(CHANNEL, _CHANNEL.pack(id, start, flags, defer_stamp) + name.encode())
 
 
@@ -162,8 +170,8 @@ def decode_channel(payload: bytes) -> ChannelState:
     """The channel as it is at its creation."""
     id, start, flags, defer_stamp = _CHANNEL.unpack_from(payload)
     name = payload[_CHANNEL.size :].decode()
-    paused, pulled = bool(flags & PAUSED), bool(flags & PULLED)
-    return ChannelState(id, name, start, paused, defer_stamp, low=start, pulled=pulled)
+    paused, pulled, named = bool(flags & PAUSED), bool(flags & PULLED), bool(flags & NAMED)
+    return ChannelState(id, name, start, paused, defer_stamp, low=start, pulled=pulled, named=named)
 
 
 def decode_progress(
@@ -204,6 +212,7 @@ def snapshot(state: TopicState) -> list[bytes]:
                 channel.defer_stamp,
                 channel.name,
                 channel.pulled,
+                channel.named,
             )
         )
         encoded.append(encode_progress(channel.id, channel.low, channel.runs, channel.marks))
@@ -297,7 +306,7 @@ class _Replay:
             self.channels[told.id] = told
         else:
             channel.paused, channel.defer_stamp = told.paused, told.defer_stamp
-            channel.pulled = told.pulled
+            channel.pulled, channel.named = told.pulled, told.named
 
     def apply_progress(
         self, id: int, low: int, runs: list[Run], marks: list[tuple[int, int, int]]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
+
 import pytest
 
 from penstock.engine.pull import InUseError, PullChannel, pull_channel, start_of
+from penstock.engine.topic import Topic
 from penstock.storage.journal import encode_progress
 from penstock.storage.relocation import Relocation
 from tests.crash.lossy import KEEP, LOSE
@@ -184,8 +188,84 @@ def test_messages_relocated_make_what_is_before_not_whole() -> None:
     assert topic.whole_from > taken[0].index
 
 
-def test_a_plain_channel_becomes_a_pull_channel_and_keeps_its_low() -> None:
-    """R18: nsqlookupd may have had it made before the query came."""
+def named(engine: Engine, *bodies: bytes) -> Topic:
+    """Topic t, whose channel q an nsqlookupd has named."""
+    topic, _ = engine.broker.create_topic("t")
+    assert isinstance(topic, Topic)
+    topic.await_channels()
+    topic.know_channels(["q"])
+    engine.settle()
+    if bodies:
+        engine.publish("t", *bodies)
+    return topic
+
+
+@pytest.mark.parametrize("restarts", [(), (KEEP,), (LOSE, KEEP)])
+def test_a_channel_that_only_nsqlookupd_named_becomes_a_pull_channel_and_keeps_its_low(
+    restarts: tuple[str, ...],
+) -> None:
+    """R18: it was made before the query came; that nobody has used it is durable."""
+    engine = Engine(sync_every=1)
+    named(engine, b"a", b"b", b"c")
+    for mode in restarts:
+        engine.crash(mode)
+        engine.start()
+    topic = engine.topic("t")
+    assert engine.done(topic.keeper.rewrite()) is None
+    channel, ticket, made = pull_channel(topic, "q", topic.end)
+    assert engine.done(ticket) is None and not made
+    assert channel.depth == 3 and topic.channels["q"] is channel
+    engine.advance(3 * SECOND)
+    assert again(engine, LOSE).depth == 3
+
+
+def subscribe(engine: Engine) -> None:
+    Client(engine, "t", "q", 0).close()
+
+
+def create(engine: Engine) -> None:
+    assert engine.done(engine.topic("t").create_channel("q")[1]) is None
+
+
+@pytest.mark.parametrize("use", [subscribe, create])
+@pytest.mark.parametrize("restart", ["", KEEP, LOSE])
+@pytest.mark.parametrize("first_named", [False, True])
+def test_a_channel_that_was_used_never_becomes_a_pull_channel(
+    use: Callable[[Engine], None], restart: str, first_named: bool
+) -> None:
+    engine = Engine(sync_every=1)
+    if first_named:
+        named(engine)
+    else:
+        engine.broker.create_topic("t")
+    use(engine)
+    engine.publish("t", b"a", b"b")
+    engine.settle()
+    if restart:
+        engine.crash(restart)
+        engine.start()
+    topic = engine.topic("t")
+    with pytest.raises(InUseError):
+        pull_channel(topic, "q", topic.end)
+    assert not topic.channels["q"].pulled and topic.channels["q"].depth == 2
+
+
+def test_a_failing_disk_does_not_keep_a_consumer_from_a_named_channel() -> None:
+    engine = Engine(sync_every=1)
+    topic = named(engine, b"a")
+    engine.files.fail("append", errno.EIO)
+    _, used = topic.create_channel("q")
+    engine.settle()
+    assert used.done and used.error is None
+    assert not engine.files.failures, "the disk did fail"
+    assert engine.done(topic.save()) is None
+    engine.crash(LOSE)
+    engine.start()
+    with pytest.raises(InUseError):
+        pull_channel(engine.topic("t"), "q", 0)
+
+
+def test_force_turns_a_used_channel_without_consumers() -> None:
     engine = Engine()
     client = Client(engine, "t", "q", 10)
     engine.publish("t", b"a", b"b", b"c", b"d")
@@ -193,10 +273,10 @@ def test_a_plain_channel_becomes_a_pull_channel_and_keeps_its_low() -> None:
     client.finish(first.index)
     topic = engine.topic("t")
     with pytest.raises(InUseError):
-        pull_channel(topic, "q", topic.end)
+        pull_channel(topic, "q", topic.end, force=True)
     client.close()
     engine.settle()
-    channel, ticket, made = pull_channel(topic, "q", topic.end)
+    channel, ticket, made = pull_channel(topic, "q", topic.end, force=True)
     assert engine.done(ticket) is None and not made
     assert (channel.low, channel.depth) == (second.index, 3)
     assert topic.channels["q"] is channel
@@ -214,8 +294,8 @@ def test_what_a_plain_channel_finished_further_on_is_read_again() -> None:
         client.finish(message.index)
     client.close()
     engine.advance(SECOND)
-    channel = pulled(engine)
-    assert channel.depth == 6
+    channel, ticket, _ = pull_channel(engine.topic("t"), "q", 0, force=True)
+    assert engine.done(ticket) is None and channel.depth == 6
     channel.commit(taken[2].index)
     engine.advance(SECOND)
     channel = again(engine)
@@ -229,7 +309,7 @@ def test_a_plain_channel_with_messages_in_flight_stays_plain() -> None:
     client.close()
     engine.settle()
     with pytest.raises(InUseError):
-        pull_channel(engine.topic("t"), "q", 0)
+        pull_channel(engine.topic("t"), "q", 0, force=True)
 
 
 def test_pulling_twice_changes_nothing() -> None:

@@ -70,6 +70,14 @@ def test_a_changed_channel_keeps_its_progress() -> None:
     assert (found.start, found.low, found.paused, found.defer_stamp) == (100, 130, True, 5)
 
 
+def test_flags_of_a_channel_are_those_told_last() -> None:
+    data = encode_channel(1, 5, False, 0, "c", named=True)
+    assert replay(data).channels["c"].named
+    assert replay(b"".join(snapshot(replay(data)))).channels["c"].named
+    used = replay(data + encode_channel(1, 5, False, 0, "c"))
+    assert not used.channels["c"].named and not used.channels["c"].pulled
+
+
 def test_a_deleted_channel_is_gone_and_its_name_can_come_back() -> None:
     data = encode_channel(1, 100, False, 0, "c") + encode_progress(1, 130) + encode_gone(1)
     assert replay(data).channels == {}
