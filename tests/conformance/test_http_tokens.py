@@ -82,14 +82,14 @@ def test_a_role_reaches_as_far_as_it_reaches(nsqd: Nsqd, token: str) -> None:
 def test_a_large_body_is_refused_before_it_is_sent(nsqd: Nsqd) -> None:
     with socket.create_connection(("127.0.0.1", nsqd.http_port), 10) as sock:
         sock.sendall(
-            b"POST /mpub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n"
+            b"POST /mpub?topic=t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n"
             b"Expect: 100-continue\r\n\r\n"
         )
         assert sock.recv(4096).startswith(b"HTTP/1.1 401 ")
 
 
 def test_a_refusal_does_not_end_the_connection(nsqd: Nsqd) -> None:
-    request = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+    request = b"POST /pub?topic=t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
     with socket.create_connection(("127.0.0.1", nsqd.http_port), 10) as sock:
         sock.sendall(request + b"\r\nhello")
         assert sock.recv(4096).startswith(b"HTTP/1.1 401 ")

@@ -331,6 +331,12 @@ class Options:
         "path of a file with lines of a role (publish, read, metrics, admin) and a token for HTTP",
         own=True,
     )
+    allowed_hosts: tuple[str, ...] = strings(
+        AUTH,
+        "further host name to answer HTTP under: name, .domain or *; checked with tokens, or if set",
+        flag="allowed-host",
+        own=True,
+    )
 
     statsd_address: str = string(
         STATS, "", "address:port (UDP) of a statsd to push to; empty: none"

@@ -20,6 +20,7 @@ from penstock.lookupd.tcp import LookupdConnection
 from penstock.server import live
 from penstock.server.debug import Debug
 from penstock.server.http import HttpServer
+from penstock.server.http_origins import Origins
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
 from penstock.version import NSQ_VERSION
 from penstock.wire.lookup import Identity
@@ -48,6 +49,8 @@ class LookupdDaemon:
         Debug().add_pages(api.router)
         self._http = HttpServer(api.router)
         self._http.gate = self._security.gate
+        own = (hostname(), options.broadcast_address)
+        self._http.origins = Origins("nsqlookupd", own, options.allowed_hosts)
         self._connections: set[LookupdConnection] = set()
         self._tcp_port = -1
         self._http_port = -1

@@ -13,7 +13,7 @@ from penstock.engine.options import (
     tls_client_auth_policy,
     tls_required,
 )
-from penstock.settings import choice, duration, settings_of, string
+from penstock.settings import choice, duration, settings_of, string, strings
 
 LISTEN = "Listening and identity"
 REGISTRY = "Producers"
@@ -38,6 +38,12 @@ class LookupdOptions:
         hostname,
         "address under which nsqds find this nsqlookupd's HTTP",
         default_text="the hostname",
+    )
+    allowed_hosts: tuple[str, ...] = strings(
+        LISTEN,
+        "further host name to answer HTTP under: name, .domain or *; checked if set",
+        flag="allowed-host",
+        own=True,
     )
 
     inactive_producer_timeout_ns: int = duration(

@@ -26,6 +26,7 @@ from penstock.server.collecting import Collecting
 from penstock.server.http import HttpServer
 from penstock.server.http_api import NsqdApi
 from penstock.server.http_log import LogApi
+from penstock.server.http_origins import Origins
 from penstock.server.http_peek import PeekApi
 from penstock.server.http_staging import StagingApi
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
@@ -77,6 +78,12 @@ class Daemon:
         StagingApi(self.broker).add_routes(self._api.router)
         self._http = HttpServer(self._api.router)
         self._http.gate = self._security.gate
+        self._http.origins = Origins(
+            "nsqd",
+            (hostname(), options.broadcast_address),
+            options.allowed_hosts,
+            checked=self._security.tokens is not None,
+        )
         self._http.lookout = self._lookout
         LogApi(self.broker).add_routes(self._api.router)
         PeekApi(self.broker).add_routes(self._api.router)

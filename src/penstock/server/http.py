@@ -36,6 +36,7 @@ from penstock.server.http_exchange import Exchange
 from penstock.server.http_file import FileSending
 from penstock.server.http_heads import KnownHeads
 from penstock.server.http_message import Request, Response
+from penstock.server.http_origins import Origins
 from penstock.server.http_reader import BETWEEN, BODY, Incoming, ReadLimits, RequestReader, plain
 from penstock.server.http_router import Gate, Router
 from penstock.server.lookout import Lookout
@@ -80,6 +81,7 @@ class HttpServer:
         self.request_counts: dict[int, int] = {}  # by status of the answer
         # Gives the gate of a connection, by whether it has TLS.
         self.gate: Callable[[bool], Gate | None] | None = None
+        self.origins: Origins | None = None
         self.lookout: Lookout | None = None
         self.closing = False
         # Deadlines need no more precision than the sweep's, so its clock is the only one read.
@@ -204,7 +206,7 @@ class HttpConnection(asyncio.Protocol):
         self._secure = transport.get_extra_info("sslcontext") is not None
         gate = server.gate(self._secure) if server.gate is not None else None
         self._reader = RequestReader(
-            server.router, self._limits.read, server.known_heads, address, gate
+            server.router, self._limits.read, server.known_heads, address, gate, server.origins
         )
 
     def connection_lost(self, exc: Exception | None) -> None:

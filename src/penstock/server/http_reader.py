@@ -18,6 +18,7 @@ import httptools
 
 from penstock.server.http_heads import KnownHeads
 from penstock.server.http_message import TEXT, Request, Response, has_bad_escape, unescape
+from penstock.server.http_origins import Origins
 from penstock.server.http_router import Gate, Route, Router
 
 HEAD, BODY, BETWEEN = "head", "body", "between"
@@ -59,6 +60,7 @@ class RequestReader:
         known: KnownHeads,
         remote_address: str,
         gate: Gate | None = None,
+        origins: Origins | None = None,
     ) -> None:
         self.ended = False  # nothing more will be read
         self.phase = BETWEEN
@@ -70,6 +72,8 @@ class RequestReader:
         self._known = known
         self._remote_address = remote_address
         self._gate = gate
+        self._origins = origins
+        self._refused = False  # the head at hand is not to be known
         self._parser: Any = httptools.HttpRequestParser(self)
         self._out: list[Incoming] = []
         self._target = b""
@@ -134,7 +138,7 @@ class RequestReader:
             if self._head_fed_size > self._limits.head_size_max:
                 self.refuse(431)
         one_came = between and self.phase is BETWEEN and self.message_count == message_count + 1
-        if one_came and not self.ended:
+        if one_came and not self.ended and not self._refused:
             self._known.learn(self._out[-1].request, data)
 
     def _feed(self, data: bytes) -> None:
@@ -221,7 +225,7 @@ class RequestReader:
             self._stop(505)
         if request.version == "1.1" and b"host" not in self._headers:
             self._stop(400, "missing required Host header")
-        route = self._route = self._find_route(request)
+        route = self._route = self._judge(request) or self._find_route(request)
         self._body = []
         self.body_size = 0
         self.phase = BODY
@@ -271,6 +275,11 @@ class RequestReader:
         if content_size is not None:
             request.content_size = int(content_size)
         return request
+
+    def _judge(self, request: Request) -> Route | None:
+        refusal = self._origins.refusal(request) if self._origins is not None else None
+        self._refused = refusal is not None
+        return refusal
 
     def _find_route(self, request: Request) -> Route:
         route, request.params = self._router.resolve(request.method, request.path)
