@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -259,7 +259,8 @@ class StuckLookupd:
         sock.recv(65536)
         self.answer.wait(WAIT_SECONDS_MAX)
         body = json.dumps({"channels": self._channels}).encode()
-        sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        with suppress(ConnectionError):  # nsqd may not want all of it
+            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         sock.close()
 
 

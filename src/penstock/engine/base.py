@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from penstock.engine.broker import Broker
 
 
+# Channels made in one turn of the loop when others name them: about a millisecond.
+KNOWN_COUNT_MAX = 32
+
+
 class BaseTopic(Arrivals, ABC):
     """Channels, counters and the appender that publishes meet in."""
 
@@ -115,13 +119,25 @@ class BaseTopic(Arrivals, ABC):
 
         All of them start at the same ``released``, since the topic is frozen until the last.
         """
+        self._make_known(list(dict.fromkeys(names)), 0, [])
+
+    def _make_known(self, names: list[str], place: int, made: list[Ticket]) -> None:
         if not self.awaiting_channels:
+            return  # nobody asked, or the topic was deleted meanwhile
+        end = place + KNOWN_COUNT_MAX
+        if place < len(names):
+            made.append(self.create_named(names[place:end]))
+        if end < len(names):
+            self.broker.turns.soon(partial(self._make_known, names, end, made))
             return
         known = self.channels_known
-        made = [self.create_channel(name, named=True)[1] for name in names]
         self.awaiting_channels = False
         self.release()
         after(*made, self.save()).add(lambda saved: known.settle(saved.error))
+
+    def create_named(self, names: list[str]) -> Ticket:
+        """Make channels because an nsqlookupd named them."""
+        return after(*[self.create_channel(name, named=True)[1] for name in names])
 
     def close(self) -> None:
         """Stop for good: refuse publishes and disconnect consumers."""

@@ -87,6 +87,7 @@ class Broker:
         self.appenders: dict[bytes, Appender] = {}
         self.clients: set[Any] = set()
         self.left_command_count = 0  # commands of clients that are gone
+        self.unmade_channel_count = 0  # named by nsqlookupds: too many, or names that are not valid
         self.sync_times = Histogram()
         self.lateness = Histogram()  # of deferred publishes: fired minus due
         self.tail_budget = TailBudget()

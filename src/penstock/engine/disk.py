@@ -25,3 +25,8 @@ class InlineDisk:
             done(None, error)
         else:
             done(result, None)
+
+
+def failure(error: BaseException | None) -> Exception | None:
+    """A work's error as a ticket takes it."""
+    return error if error is None or isinstance(error, Exception) else OSError(str(error))

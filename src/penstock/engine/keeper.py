@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.core.ticket import Ticket, settled
-from penstock.engine.disk import Disk
+from penstock.engine.disk import Disk, failure
 from penstock.storage.journal import Journal
 
 COMPACT_SIZE_MIN = 1 << 20
@@ -106,7 +106,7 @@ class JournalKeeper:
             self._whole = True
         elif whole:
             self._compacted_size = self._journal.size
-        self._written.settle(_failure(error))
+        self._written.settle(failure(error))
         if self._ticket is not None and self._written.done:
             self._write()
 
@@ -129,10 +129,6 @@ class JournalKeeper:
         if error is not None:
             self._whole = True
         for ticket in tickets:
-            ticket.settle(_failure(error))
+            ticket.settle(failure(error))
         if self._unsynced and not self._syncing:
             self._sync()
-
-
-def _failure(error: BaseException | None) -> Exception | None:
-    return error if error is None or isinstance(error, Exception) else OSError(str(error))

@@ -153,6 +153,14 @@ class Options:
         CLUSTER, "", "path of the certificate to show to nsqlookupds", own=True
     )
     lookupd_tls_key: str = string(CLUSTER, "", "path of that certificate's key", own=True)
+    max_lookupd_channels: int = integer(
+        CLUSTER,
+        1000,
+        "channels of a new topic that one nsqlookupd may name; the others are not made",
+        minimum=1,
+        maximum=100_000,
+        own=True,
+    )
     http_client_connect_timeout_ns: int = duration(
         CLUSTER, "2s", "limit to connect to nsqlookupd and the auth server", minimum="1ns"
     )

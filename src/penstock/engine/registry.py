@@ -1,7 +1,9 @@
 """Which topics and channels exist, written to nsqd.dat in NSQ's form.
 
-One write at a time; changes made meanwhile go together with the next one, so creating ten
-thousand channels does not write ten thousand files.
+Rule 1: one write at a time; changes made meanwhile go together with the next one, so creating ten
+        thousand channels does not write ten thousand files.
+Rule 2: a change costs the same however many channels its topic has: the parts of the file are kept
+        encoded, one for each channel, and joined when the file is written.
 """
 
 from __future__ import annotations
@@ -10,11 +12,40 @@ from typing import TYPE_CHECKING
 
 from penstock.core.ticket import Ticket
 from penstock.engine.base import BaseTopic
-from penstock.storage.metadata import ChannelEntry, TopicEntry, encode_entry, join_entries
+from penstock.engine.channel import Channel
+from penstock.engine.disk import failure
+from penstock.storage.metadata import (
+    ChannelEntry,
+    encode_channel_entry,
+    encode_topic_head,
+    join_entries,
+    join_entry,
+)
 from penstock.version import NSQ_VERSION
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
+
+
+class _Entry:
+    """A topic's part of the file."""
+
+    __slots__ = ("channels", "head", "joined", "topic")
+
+    def __init__(self, topic: BaseTopic) -> None:
+        self.topic = topic
+        self.head = b""
+        self.channels = {
+            channel.name: _encode(channel)
+            for channel in topic.channels.values()
+            if not channel.ephemeral
+        }
+        self.joined = b""  # empty: to be joined again
+
+    def encode(self) -> bytes:
+        if not self.joined:
+            self.joined = join_entry(self.head, self.channels.values())
+        return self.joined
 
 
 class Registry:
@@ -22,7 +53,7 @@ class Registry:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._entries: dict[str, bytes] = {}
+        self._entries: dict[str, _Entry] = {}
         self._ticket: Ticket | None = None
         self._writing = False
 
@@ -42,9 +73,23 @@ class Registry:
         return ticket
 
     def save_all(self) -> Ticket:
+        self._entries.clear()
         for topic in self._broker.topics.values():
             self._note(topic)
         return self.save()
+
+    def note_channel(self, channel: Channel) -> None:
+        """A channel came, went or changed; its topic is saved by the caller."""
+        topic = channel.topic
+        entry = self._entries.get(topic.name)
+        if entry is None or entry.topic is not topic:
+            return  # a topic that is noted later is noted with its channels
+        entry.joined = b""
+        current = topic.channels.get(channel.name)
+        if current is None or current.ephemeral:
+            entry.channels.pop(channel.name, None)
+        else:
+            entry.channels[channel.name] = _encode(current)
 
     def _note(self, topic: BaseTopic) -> None:
         if topic.ephemeral:
@@ -53,18 +98,19 @@ class Registry:
             if topic.name not in self._broker.topics:
                 self._entries.pop(topic.name, None)
             return
-        channels = [
-            ChannelEntry(channel.name, channel.paused)
-            for channel in topic.channels.values()
-            if not channel.ephemeral
-        ]
-        self._entries[topic.name] = encode_entry(TopicEntry(topic.name, topic.paused, channels))
+        entry = self._entries.get(topic.name)
+        if entry is None or entry.topic is not topic:
+            entry = self._entries[topic.name] = _Entry(topic)
+        head = encode_topic_head(topic.name, topic.paused)
+        if head != entry.head:
+            entry.head = head
+            entry.joined = b""
 
     def _write(self) -> None:
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
         self._writing = True
-        entries = list(self._entries.values())
+        entries = [entry.encode() for entry in self._entries.values()]
         broker = self._broker
 
         def write() -> None:
@@ -73,8 +119,12 @@ class Registry:
         def written(_: None, error: BaseException | None) -> None:
             self._writing = False
             broker.set_journal_health(error)
-            ticket.settle(error if error is None or isinstance(error, Exception) else None)
+            ticket.settle(failure(error))
             if self._ticket is not None:
                 self._write()
 
         broker.disk.submit(write, written)
+
+
+def _encode(channel: Channel) -> bytes:
+    return encode_channel_entry(ChannelEntry(channel.name, channel.paused))

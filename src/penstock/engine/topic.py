@@ -140,14 +140,27 @@ class Topic(BaseTopic):
             if channel.created.error is not None:
                 channel.created = self.save()  # the disk may have recovered since
             return channel, channel.created
+        channel = self._new_channel(name, named)
+        return channel, self.add_channel(channel)
+
+    def create_named(self, names: list[str]) -> Ticket:
+        """Make channels because an nsqlookupd named them; they are saved together."""
+        made = [self._new_channel(name, True) for name in names if name not in self.channels]
+        for channel in made:
+            self._take_channel(channel)
+        ticket = self.save()
+        for channel in made:
+            channel.created = ticket
+        return ticket
+
+    def _new_channel(self, name: str, named: bool) -> Channel:
         number = self.broker.channel_number()
         if is_ephemeral(name):
-            channel = EphemeralChannel(self, name, number)
-        else:
-            window = Window(self.released, seed=self.broker.seed())
-            channel = Channel(self, name, number, window, id=self.next_channel_id())
-            channel.named = named
-        return channel, self.add_channel(channel)
+            return EphemeralChannel(self, name, number)
+        window = Window(self.released, seed=self.broker.seed())
+        channel = Channel(self, name, number, window, id=self.next_channel_id())
+        channel.named = named
+        return channel
 
     def _use(self, channel: Channel) -> Ticket:
         """Somebody wants a channel that an nsqlookupd named: it stays plain from now on."""
@@ -166,14 +179,19 @@ class Topic(BaseTopic):
 
     def add_channel(self, channel: Channel) -> Ticket:
         """Take a new channel; it starts where its window does."""
+        self._take_channel(channel)
+        if not channel.ephemeral:
+            channel.created = self.save()
+        return channel.created
+
+    def _take_channel(self, channel: Channel) -> None:
         start = channel.window.low
         self.channels[channel.name] = channel
         self.release()
         self.broker.channel_created(channel)
         if not channel.ephemeral:
             self.keeper.add(self._channel_record(channel, start))
-            channel.created = self.save()
-        return channel.created
+            self.broker.registry.note_channel(channel)
 
     def replace_channel(self, old: Channel, new: Channel) -> Ticket:
         """Put a channel of another kind in the place of one without consumers."""
@@ -182,6 +200,7 @@ class Topic(BaseTopic):
         # In this order: of two channels of one name the later one counts.
         self.keeper.add(self._channel_record(new, new.window.low))
         self.keeper.add(records.encode_gone(old.id))
+        self.broker.registry.note_channel(new)
         new.created = self.save()
         return new.created
 
@@ -196,6 +215,7 @@ class Topic(BaseTopic):
         channel = self.channels.pop(name)
         channel.close()
         self.broker.channel_deleted(channel)
+        self.broker.registry.note_channel(channel)
         # After the topic's own record: a power cut that tears the journal between them must not
         # leave a topic without channels and an old `released`: it would hold what the last one had.
         gone = () if channel.ephemeral else (records.encode_gone(channel.id),)
@@ -229,7 +249,8 @@ class Topic(BaseTopic):
         if channel.ephemeral:
             return settled()
         self.keeper.add(self._channel_record(channel, channel.window.low))
-        self._add_progress()
+        self._add_channel_progress(channel)
+        self.broker.registry.note_channel(channel)
         return self.save()
 
     def save(self, *then: bytes) -> Ticket:
@@ -253,9 +274,7 @@ class Topic(BaseTopic):
         durable = False
         for channel in self.channels.values():
             durable = durable or not channel.ephemeral
-            if channel.window.changed and not channel.ephemeral:
-                low, runs, marks = channel.window.drain()
-                self.keeper.add(records.encode_packed_progress(channel.id, low, runs, marks))
+            self._add_channel_progress(channel)
         if self.channels and not durable:
             # With ephemeral channels only, the released index is all there is to remember.
             self.keeper.add(self._topic_record())
@@ -263,6 +282,11 @@ class Topic(BaseTopic):
         if synced_at is not None and synced_at != self._synced_told:
             self._synced_told = synced_at
             self.keeper.add(records.encode_synced(*synced_at))
+
+    def _add_channel_progress(self, channel: Channel) -> None:
+        if channel.window.changed and not channel.ephemeral:
+            low, runs, marks = channel.window.drain()
+            self.keeper.add(records.encode_packed_progress(channel.id, low, runs, marks))
 
     def save_exit(self) -> list[Ticket]:
         """Journal the attempts of everything in flight (R11) and sync the log."""

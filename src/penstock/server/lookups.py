@@ -34,6 +34,12 @@ FOLLOW_INTERVAL_S = 0.2
 ADDRESS_COUNT_MAX = 100
 # Requests to nsqlookupds at once; ten thousand new topics take turns.
 REQUEST_COUNT_MAX = 16
+# An answer's size: room for twice as many names of 64 bytes as are taken of it.
+ANSWER_SIZE_MIN = 64 << 10
+NAME_SIZE = 2 * 67
+# An answer has one list in one or two objects; names have no brackets.  Parsing a megabyte of
+# brackets would hold the loop for a tenth of a second.
+BRACKET_COUNT_MAX = 64
 
 
 class Lookups:
@@ -143,9 +149,7 @@ class Lookups:
                     group.create_task(self._find_at(peer, topic.name, timeouts, found))
         except TimeoutError:
             log.warning("topic=%s: not every nsqlookupd told its channels in time", topic.name)
-        topic.know_channels(
-            name for name in found if is_valid_name(name) and not is_ephemeral(name)
-        )
+        topic.know_channels(found)
 
     async def _find_at(
         self, peer: LookupPeer, topic: str, timeouts: Timeouts, found: dict[str, None]
@@ -157,16 +161,47 @@ class Lookups:
         url = f"{peer.http_url}/channels?topic={quote(topic)}"
         try:
             async with self._requests:
-                answer = await fetch(url, timeouts, tls=self._tls())
+                size_max = ANSWER_SIZE_MIN + NAME_SIZE * self._broker.options.max_lookupd_channels
+                answer = await fetch(url, timeouts, tls=self._tls(), body_size_max=size_max)
             if answer.status != 200:
                 raise HttpClientError(f"{peer.http_url}: status {answer.status}")
-            found.update(dict.fromkeys(decode_channels(answer.body)))
+            found.update(dict.fromkeys(self._accepted(decode_channels(answer.body), peer, topic)))
         except (HttpClientError, ValueError) as error:
             log.warning("topic=%s: channels are not known from %s", topic, error)
+
+    def _accepted(self, names: list[str], peer: LookupPeer, topic: str) -> list[str]:
+        """The channels to make of those that an nsqlookupd names."""
+        limit = self._broker.options.max_lookupd_channels
+        durable = [name for name in names if not is_ephemeral(name)]
+        accepted: list[str] = []
+        invalid_count = 0
+        for name in durable:
+            if len(accepted) == limit:
+                break
+            if is_valid_name(name):
+                accepted.append(name)
+            else:
+                invalid_count += 1
+        unmade_count = len(durable) - len(accepted)
+        if unmade_count:
+            self._broker.unmade_channel_count += unmade_count
+            log.warning(
+                "topic=%s: lookupd=%s names %d channels: %d with invalid names and %d beyond"
+                " --max-lookupd-channels=%d are not made",
+                topic,
+                peer.address,
+                len(durable),
+                invalid_count,
+                unmade_count - invalid_count,
+                limit,
+            )
+        return accepted
 
 
 def decode_channels(body: bytes) -> list[str]:
     """The names in nsqlookupd's answer to /channels; ValueError if it is something else."""
+    if body.count(b"[") + body.count(b"{") > BRACKET_COUNT_MAX:
+        raise ValueError("an answer with too many lists")
     channels = gojson.members(gojson.decode(body)).get("channels", [])
     if not isinstance(channels, list) or not all(type(name) is str for name in channels):
         raise ValueError("an answer without a list of channels")

@@ -158,6 +158,11 @@ class Metrics:
         )
         commands = broker.left_command_count + sum(c.command_count for c in broker.clients)
         yield _counter("tcp_commands_total", "Commands received over TCP.", commands)
+        yield _counter(
+            "lookupd_channels_unmade_total",
+            "Channels named by nsqlookupds and not made: too many, or invalid names.",
+            broker.unmade_channel_count,
+        )
         yield _gauge("http_connections", "HTTP connections open.", traffic.http_connections)
         yield from family(
             "penstock_http_requests_total",

@@ -257,6 +257,7 @@ class _Replay:
     def __init__(self) -> None:
         self.state = TopicState()
         self.channels: dict[int, ChannelState] = {}
+        self.ids: dict[str, int] = {}  # by name, also of channels that are gone
 
     def run(self, data: bytes) -> TopicState:
         bad_at = -1
@@ -301,8 +302,8 @@ class _Replay:
         channel = self.channels.get(told.id)
         if channel is None:
             # A name has one channel: an older one of that name lost its GONE record.
-            for other in [c.id for c in self.channels.values() if c.name == told.name]:
-                del self.channels[other]
+            self.channels.pop(self.ids.get(told.name, -1), None)
+            self.ids[told.name] = told.id
             self.channels[told.id] = told
         else:
             channel.paused, channel.defer_stamp = told.paused, told.defer_stamp

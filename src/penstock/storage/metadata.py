@@ -41,9 +41,26 @@ def encode_metadata(topics: Iterable[TopicEntry], version: str) -> bytes:
 
 
 def encode_entry(topic: TopicEntry) -> bytes:
-    """One topic's part of the file, for a caller that keeps the parts of many topics."""
-    channels = [{"name": c.name, "paused": c.paused} for c in topic.channels] or None
-    return _json({"name": topic.name, "paused": topic.paused, "channels": channels})
+    """One topic's part of the file."""
+    head = encode_topic_head(topic.name, topic.paused)
+    return join_entry(head, map(encode_channel_entry, topic.channels))
+
+
+# For a caller that keeps the parts of many topics and channels:
+
+
+def encode_topic_head(name: str, paused: bool) -> bytes:
+    """What stands before a topic's channels."""
+    return _json({"name": name, "paused": paused})[:-1] + b',"channels":'
+
+
+def encode_channel_entry(channel: ChannelEntry) -> bytes:
+    return _json({"name": channel.name, "paused": channel.paused})
+
+
+def join_entry(head: bytes, channels: Iterable[bytes]) -> bytes:
+    joined = b",".join(channels)
+    return head + (b"[" + joined + b"]}" if joined else b"null}")
 
 
 def join_entries(entries: list[bytes], version: str) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.base import BaseTopic
+from penstock.engine.base import KNOWN_COUNT_MAX, BaseTopic
 from tests.crash.lossy import KEEP, LOSE
 from tests.engine import Client, Engine, StrictBroker
 
@@ -155,3 +155,39 @@ def test_a_restart_with_nobody_left_to_ask_lets_go(
     monkeypatch.setattr("tests.engine.StrictBroker", StrictBroker)
     engine.start()
     assert engine.topic("t").channels["own"].depth == 1
+
+
+@pytest.mark.parametrize("name", ["t", "t#ephemeral"])
+def test_many_channels_are_made_turn_by_turn_and_all_get_the_first_message(
+    engine: Engine, name: str
+) -> None:
+    topic, _ = engine.broker.create_topic(name)
+    topic.publish([b"1"])
+    engine.settle()
+    names = [f"c{number}" for number in range(3 * KNOWN_COUNT_MAX + 1)]
+    topic.know_channels(names)
+    assert len(topic.channels) == KNOWN_COUNT_MAX and topic.depth == 1
+    engine.settle()
+    assert list(topic.channels) == names and topic.channels_known.error is None
+    assert {channel.depth for channel in topic.channels.values()} == {1}
+
+
+def test_a_topic_may_go_while_its_channels_are_made(engine: Engine) -> None:
+    topic, _ = engine.broker.create_topic("t")
+    engine.settle()
+    topic.know_channels([f"c{number}" for number in range(2 * KNOWN_COUNT_MAX)])
+    engine.broker.delete_topic("t")
+    engine.settle()
+    assert len(topic.channels) == KNOWN_COUNT_MAX and "t" not in engine.broker.topics
+
+
+@pytest.mark.parametrize("mode", [KEEP, LOSE])
+def test_channels_that_were_made_together_survive_a_power_cut(engine: Engine, mode: str) -> None:
+    topic, _ = engine.broker.create_topic("t")
+    engine.settle()
+    names = [f"c{number}" for number in range(2 * KNOWN_COUNT_MAX)]
+    topic.know_channels(names)
+    assert engine.done(topic.channels_known) is None
+    engine.crash(mode)
+    engine.start()
+    assert set(engine.topic("t").channels) == set(names)

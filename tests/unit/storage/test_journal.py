@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from hypothesis import given
@@ -168,3 +169,22 @@ def test_pull_channels_and_what_was_removed_are_recorded() -> None:
     assert replay(b"".join(snapshot(state))) == state
     plain = replay(data + encode_channel(4, 120, False, 0, "q"))
     assert plain.channels["q"] == ChannelState(4, "q", 120, low=120), "a name has one channel"
+
+
+def test_reading_a_journal_takes_no_longer_a_channel_the_more_there_are() -> None:
+    def seconds(count: int) -> float:
+        data = b"".join(encode_channel(n, 0, False, 0, f"c{n}") for n in range(count))
+        started_s = time.process_time()
+        assert len(replay(data).channels) == count
+        return time.process_time() - started_s
+
+    few, many = min(seconds(2000) for _ in range(3)), min(seconds(8000) for _ in range(3))
+    assert many < 2 * 4 * few + 0.01
+
+
+def test_a_channel_made_again_counts_without_the_record_that_the_first_one_is_gone() -> None:
+    first = encode_channel(1, 5, False, 0, "c") + encode_progress(1, 9)
+    again = encode_channel(7, 20, True, 0, "c")
+    for data in (first + again, first + encode_gone(1) + again, first + again + encode_gone(1)):
+        state = replay(data)
+        assert [(c.id, c.low, c.paused) for c in state.channels.values()] == [(7, 20, True)]
