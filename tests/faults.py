@@ -9,8 +9,8 @@
         ...
         nsqd.heal()
 
-``FaultyNsqd`` starts this module, which puts ``FaultyFiles`` in the place of ``Files`` and then runs
-nsqd as its script does.  The rules stand in a file that is looked at before every call.
+``FaultyNsqd`` starts this module, which puts ``FaultyFiles`` in the place of ``Files`` and then
+runs nsqd as its script does.  The rules stand in a file that is looked at before every call.
 """
 
 from __future__ import annotations

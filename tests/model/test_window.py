@@ -214,6 +214,13 @@ class WindowMachine(RuleBasedStateMachine):
         self.window.drop_ready()
         del self.known[index]
 
+    @precondition(lambda self: self.ready)
+    @rule()
+    def rotate_ready(self) -> None:
+        index = self.next_ready()
+        self.window.rotate_ready()
+        self.make_ready({index})
+
     def next_ready(self) -> int:
         index = self.window.next_ready
         assert index is not None and index in self.ready[0]

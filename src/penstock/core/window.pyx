@@ -38,6 +38,7 @@ cdef enum:
 
 cdef enum:
     ATTEMPTS_AT = 16
+    ATTEMPTS_MAX = 65535
     ID_AT = 18
     RUN_COUNT_MAX = 65536   # finished runs kept between two drains before they are merged
     VIEW_SIZE_MIN = 8192
@@ -403,6 +404,11 @@ cdef class Window(Entries):
         p[ATTEMPTS_AT + 1] = <unsigned char>(entry.attempts & 0xFF)
         return copy
 
+    def rotate_ready(self):
+        """Put the next ready message behind the others: it cannot be read now."""
+        assert self.ready_head >= 0
+        self.push_ready(self.pop_ready())
+
     def drop_ready(self):
         """Finish the next ready message unsent: the log does not hold it any more."""
         assert self.ready_head >= 0
@@ -411,7 +417,8 @@ cdef class Window(Entries):
     cdef int send_entry(self, int32_t slot, Consumer consumer, int64_t now_ns) except -1:
         cdef Entry* entry = &self.entries[slot]
         entry.state = IN_FLIGHT
-        entry.attempts += 1
+        if entry.attempts < ATTEMPTS_MAX:  # the field has 16 bits; it stays at the top
+            entry.attempts += 1
         entry.owner = consumer.number
         entry.delivered_ns = now_ns
         entry.due_ns = 0

@@ -40,6 +40,7 @@ from penstock.engine.polls import Polls
 from penstock.engine.pull import Pulls
 from penstock.engine.reads import Reads
 from penstock.engine.registry import Registry
+from penstock.engine.retries import Retries
 from penstock.engine.rounds import Rounds
 from penstock.engine.scan import DeadlineScan, SampleScan, Scan
 from penstock.engine.staging import Staging
@@ -98,6 +99,7 @@ class Broker:
         self.deferred = self._open_deferred()
         self.health_of_disk = Health(self)
         self.damage = DamageLog(self)
+        self.retries = Retries(self)
         self.identity = Identity(self)
         self.registry = Registry(self)
         self.staging = Staging(self)
@@ -476,7 +478,7 @@ class Broker:
                 tickets += topic.save_exit()
         deferred = Ticket()
         self.deferred.sync(lambda error: deferred.settle())
-        return after(*tickets, deferred)
+        return after(*tickets, deferred, self.damage.save())
 
     # ---- disk trouble
 

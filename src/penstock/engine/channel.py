@@ -27,6 +27,10 @@ REDELIVERY_SIZE = 32 << 10
 DUE_COUNT_MAX = 2048
 # A lost consumer's message waits 1 s, 2 s, 4 s ... from its second delivery on (R14).
 LOST_WAIT_NS = 1_000_000_000
+# Messages to be sent again that the disk does not give: so many are passed over in a turn, and
+# remembered at all.
+PASS_COUNT_MAX = 16
+UNREADABLE_COUNT_MAX = 1024
 
 
 class Channel:
@@ -63,6 +67,8 @@ class Channel:
         self.held_skip_count = 0
         self._redelivery: Block | None = None
         self._cold_frame: tuple[int, bytes] | None = None
+        self._stuck_cursor = -1  # where the disk gave an error, until it is read
+        self._unreadable: dict[int, None] = {}  # messages to be sent again, of which it did
 
     # ---- what /stats shows
 
@@ -216,7 +222,13 @@ class Channel:
                 even = -(-self.window.depth // round_count)
             round_count -= 1
             consumer = self.ready.popleft()
-            count, size = self._serve(consumer, even, now_ns) if consumer.ready else (0, 0)
+            try:
+                count, size = self._serve(consumer, even, now_ns) if consumer.ready else (0, 0)
+            except BaseException:
+                # Whatever went wrong, the consumer stays one of those that are served.
+                self.ready.appendleft(consumer)
+                self.topic.broker.later(self.wake)
+                raise
             budget -= max(count, size >> 10)
             if not consumer.ready:
                 consumer.offered = False
@@ -241,17 +253,20 @@ class Channel:
             return 0, 0
         parts: list[bytes | memoryview] = []
         sent = 0
-        if window.ready_count:
-            if window.queued_count:
-                fresh = (share + self._odd_to_fresh) // 2
-                self._odd_to_fresh ^= share & 1
-                sent = self._send_fresh(
-                    consumer, max(fresh, share - window.ready_count), now_ns, parts
-                )
-            sent += self._send_again(consumer, min(share - sent, window.ready_count), now_ns, parts)
-        sent += self._send_fresh(consumer, share - sent, now_ns, parts)
-        if parts:
-            consumer.client.send(parts)
+        try:
+            if window.ready_count:
+                if window.queued_count:
+                    fresh = (share + self._odd_to_fresh) // 2
+                    self._odd_to_fresh ^= share & 1
+                    sent = self._send_fresh(
+                        consumer, max(fresh, share - window.ready_count), now_ns, parts
+                    )
+                again = min(share - sent, window.ready_count)
+                sent += self._send_again(consumer, again, now_ns, parts)
+            sent += self._send_fresh(consumer, share - sent, now_ns, parts)
+        finally:
+            if parts:
+                consumer.client.send(parts)
         return sent, sum(map(len, parts))
 
     def _send_fresh(
@@ -288,18 +303,21 @@ class Channel:
             if cursor >= self.topic.released:
                 window.queued_count = 0
                 return False
-            if self._reading:
+            if self._reading or cursor == self._stuck_cursor:
                 return False
             block = self.topic.block_at(cursor, READ_SIZE, wait=False)
             if block is None:
-                self._reading = True
-                self.topic.broker.disk.submit(
-                    partial(self.topic.block_at, cursor, READ_SIZE, wait=True),
-                    partial(self._loaded, cursor),
-                )
+                self._read_at(cursor)
                 return False
             self._take_block(block)  # of which all may be skipped: then the next one
         return True
+
+    def _read_at(self, cursor: int) -> None:
+        self._reading = True
+        self.topic.broker.disk.submit(
+            partial(self.topic.block_at, cursor, READ_SIZE, wait=True),
+            partial(self._loaded, cursor),
+        )
 
     def _take_block(self, block: Block) -> None:
         window = self.window
@@ -316,23 +334,50 @@ class Channel:
         self._reading = False
         if self.closed:
             return
+        retries = self.topic.broker.retries
         if error is not None or block is None:
-            self.topic.broker.report(f"topic={self.topic.name} channel={self.name}", error)
-            self.topic.broker.later(self.wake)
+            self._stuck_cursor = cursor
+            retries.failed(self._source, _reason(error), partial(self._load_again, cursor))
+            self.wake()  # what is to be sent again need not wait
             return
+        if self._stuck_cursor == cursor:
+            self._stuck_cursor = -1
+            retries.worked(self._source)
         # The channel may have been emptied while the disk was read.
         if not self.window.loaded and self.window.cursor == cursor:
             self._take_block(block)
         self.wake()
 
+    def _load_again(self, cursor: int) -> None:
+        if self._stuck_cursor != cursor:
+            return
+        if self.window.cursor == cursor and not self.closed:
+            self._read_at(cursor)
+        else:  # emptied since
+            self._stuck_cursor = -1
+            self.topic.broker.retries.worked(self._source)
+
+    @property
+    def _source(self) -> str:
+        return f"topic={self.topic.name} channel={self.name}"
+
+    @property
+    def _source_again(self) -> str:
+        return f"{self._source}, messages to be sent again"
+
     def _send_again(
         self, consumer: Consumer, want: int, now_ns: int, parts: list[bytes | memoryview]
     ) -> int:
-        sent = size = 0
+        sent = size = passed = 0
         while sent < want and size < CHUNK_SIZE_MAX:
             index = self.window.next_ready
             if index is None:
                 break
+            if index in self._unreadable:
+                if not self._pass_over(passed):
+                    break
+                passed += 1
+                continue
             frame = self._frame(index)
             if frame is None:
                 break
@@ -343,6 +388,17 @@ class Channel:
             sent += 1
             size += len(frame)
         return sent
+
+    def _pass_over(self, passed: int) -> bool:
+        """Put a message that the disk does not give behind the others, if there are others."""
+        count = len(self._unreadable)
+        if count >= min(self.window.ready_count, UNREADABLE_COUNT_MAX):
+            return False
+        if passed == PASS_COUNT_MAX:
+            self.wake()
+            return False
+        self.window.rotate_ready()
+        return True
 
     def _frame(self, index: int) -> bytes | None:
         """The frame of a message to send again; b"" if the log has lost it, None while reading."""
@@ -363,21 +419,37 @@ class Channel:
                 return frame
         found = self.topic.frame(index, wait=False)
         if found is None:
-            self._reading = True
-            self.topic.broker.disk.submit(
-                partial(self.topic.frame, index, wait=True), partial(self._frame_read, index)
-            )
+            self._read_frame(index)
         return found
+
+    def _read_frame(self, index: int) -> None:
+        self._reading = True
+        self.topic.broker.disk.submit(
+            partial(self.topic.frame, index, wait=True), partial(self._frame_read, index)
+        )
 
     def _frame_read(self, index: int, found: bytes | None, error: BaseException | None) -> None:
         self._reading = False
-        if found is not None:
-            self._cold_frame = (index, found)
-        if error is not None:
-            self.topic.broker.report(f"topic={self.topic.name} channel={self.name}", error)
-            self.topic.broker.later(self.wake)
+        if self.closed:
+            return
+        retries = self.topic.broker.retries
+        if found is None:
+            if not self._unreadable or index in self._unreadable:
+                # One is tried again, for all of them.
+                again = partial(self._frame_again, index)
+                retries.failed(self._source_again, _reason(error), again)
+            self._unreadable[index] = None
         else:
-            self.wake()
+            self._cold_frame = (index, found)
+            if index in self._unreadable:
+                self._unreadable.clear()
+            if not self._unreadable:
+                retries.worked(self._source_again)
+        self.wake()
+
+    def _frame_again(self, index: int) -> None:
+        if index in self._unreadable and not self.closed:
+            self._read_frame(index)
 
     # ---- time
 
@@ -410,6 +482,9 @@ class Channel:
         """Discard what is queued, in flight and deferred."""
         self.window.clear(self.topic.released)
         self._redelivery = self._cold_frame = None
+        if self._unreadable:
+            self._unreadable.clear()
+            self.topic.broker.retries.worked(self._source_again)
         self.defer_stamp = self.topic.broker.stamp()
         self.topic.broker.deferred.cut(self.topic.instance, self.defer_stamp)
         for consumer in self.consumers:
@@ -420,5 +495,11 @@ class Channel:
         """Stop delivering and disconnect the consumers (channel or topic deleted)."""
         self.closed = True
         self.topic.broker.scan.forget(self)
+        for source in (self._source, self._source_again):
+            self.topic.broker.retries.worked(source)
         for consumer in list(self.consumers):
             consumer.client.close()
+
+
+def _reason(error: BaseException | None) -> BaseException:
+    return error if error is not None else OSError("not read")

@@ -69,6 +69,7 @@ class Reads:
         self._held_size = 0
         self._pace = Pace(broker.clock)
         self._resting = False
+        self._failing: set[Topic] = set()  # the disk gave an error, and it is tried again
         self.read_count = 0
         self.read_size = 0
 
@@ -151,12 +152,33 @@ class Reads:
     def _done(self, read: Read, found: Range | None, error: BaseException | None) -> None:
         self._running_count -= 1
         if found is None:
-            self._broker.report(f"topic={read.topic.name}", error)
-            read.settle(error if isinstance(error, Exception) else OSError(str(error)))
+            failure = error if isinstance(error, Exception) else OSError(str(error))
+            self._failed(read, failure)
+            read.settle(failure)
         else:
             self._hold(read, found.size)
             self._found(read, found, found.size)
         self._go_on()
+
+    def _failed(self, read: Read, error: BaseException) -> None:
+        """The reader gets the error and may come back or not: see by ourselves when it is over."""
+        topic, retries = read.topic, self._broker.retries
+        source = f"topic={topic.name}: reading by index"
+
+        def seen(_: Range | None, error: BaseException | None) -> None:
+            if error is None or topic.closed:
+                self._failing.discard(topic)
+                retries.worked(source)
+            else:
+                retries.failed(source, error, again)
+
+        def again() -> None:
+            work = partial(topic.log.read_range, read.start, read.end, 1)
+            self._broker.disk.submit(work, seen)
+
+        if topic not in self._failing and not topic.closed:
+            self._failing.add(topic)
+            retries.failed(source, error, again)
 
     def _found(self, read: Read, found: Range, size: int) -> None:
         # A gap behind the last batch is covered too.

@@ -41,6 +41,10 @@ class Rounds:
         self._unsynced[topic] = None
         self._used[topic] = None
 
+    def used(self, topic: Topic) -> None:
+        """``topic`` may have segments to let go of."""
+        self._used[topic] = None
+
     def progressed(self, topic: Topic) -> None:
         """Channels of ``topic`` have something to journal."""
         self._progressed[topic] = None

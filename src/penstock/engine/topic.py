@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING
 
 from penstock.core.appender import Batch
 from penstock.core.block import Block
+from penstock.core.deadlines import NEVER_NS
 from penstock.core.ticket import Ticket, after, settled
 from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
 from penstock.engine.deferred import Due
 from penstock.engine.ephemeral import EphemeralChannel
+from penstock.engine.health import is_full
 from penstock.engine.keeper import JournalKeeper
 from penstock.engine.names import is_ephemeral
 from penstock.engine.writer import LogWriter
+from penstock.errors import StorageError
 from penstock.storage import journal as records
 from penstock.storage.damage import DamageKind
 from penstock.storage.journal import Journal
@@ -58,6 +61,7 @@ class Topic(BaseTopic):
         self._opened = False
         self._retiring = False
         self._straggler_ns = 0
+        self._relocation_failed = False
         self._synced_told: tuple[int, int] | None = None
         self.poll_sync_ns = 0  # when a long poll last had the log synced
         # At and above it no message was ever removed; the journal knows it before it happens.
@@ -294,6 +298,8 @@ class Topic(BaseTopic):
             channel.window.mark_all()
         self._add_progress()
         tickets = [self.keeper.flush(sync=True)]
+        if damages := self.log.take_damage():
+            tickets.append(self._keep_evidence(damages))
         if self.log.extent.unsynced_count or not self.writer.idle:
             tickets.append(self.writer.sync())
         return tickets
@@ -368,6 +374,9 @@ class Topic(BaseTopic):
             return True
         early = self.broker.clock.monotonic_ns() < self._straggler_ns
         segment, stragglers = self._find_stragglers()
+        if segment is None and self._relocation_failed and not early:
+            self._relocation_failed = False  # what could not be moved need not be any more
+            self.broker.retries.worked(self._relocating)
         if segment is not None:
             if segment.end > self._removed_told:
                 self._tell_removed(segment.end)
@@ -394,8 +403,11 @@ class Topic(BaseTopic):
 
         self.keeper.flush(sync=True).add(told)
 
-    def _keep_evidence(self, damages: list[Damage]) -> None:
-        """Reads found bad bytes: they are gaps from now on, and kept aside for a person (R3)."""
+    def _keep_evidence(self, damages: list[Damage]) -> Ticket:
+        """Reads found bad bytes: they are gaps from now on, and kept aside for a person (R3).
+
+        The ticket is settled when they are.
+        """
         for damage in damages:
             size, last = damage.end - damage.offset, damage.index_end - 1
             where = f"{damage.path} at {damage.offset}, {size} bytes"
@@ -409,16 +421,20 @@ class Topic(BaseTopic):
             )
         self._retiring = True  # the files stay until the evidence is taken
 
+        ticket = Ticket()
+
         def keep() -> None:
             for damage in damages:
                 self.log.keep_evidence(damage)
 
-        self.broker.disk.submit(keep, self._kept)
+        def kept(_: None, error: BaseException | None) -> None:
+            self._retiring = False
+            if error is not None:
+                self._report(error)
+            ticket.settle()
 
-    def _kept(self, _: None, error: BaseException | None) -> None:
-        self._retiring = False
-        if error is not None:
-            self._report(error)
+        self.broker.disk.submit(keep, kept)
+        return ticket
 
     def _report(self, error: BaseException | None) -> None:
         # The files of a deleted topic vanish under its last works; that is no trouble.
@@ -444,19 +460,45 @@ class Topic(BaseTopic):
 
     def _relocated(self, moved: Relocation | None, error: BaseException | None) -> None:
         self._retiring = False
+        if self.closed:
+            return
         if moved is None:
-            self._heard_journal(error)
-            self._report(error)
-        elif not self.closed:
-            old, side = moved.segment, moved.side
-            if old.visible.end > self._passed():
-                # A pull channel was made meanwhile, and starts in there.
-                paths = [side.path] if side is not None else []
-            else:
+            self._not_relocated(error if error is not None else OSError("not written"))
+            return
+        old, side = moved.segment, moved.side
+        paths = [side.path] if side is not None else []
+        # Otherwise a pull channel was made meanwhile, and starts in there.
+        if old.visible.end <= self._passed():
+            try:
                 paths = self.log.relocated(moved)
-                if old.path in paths:
-                    self.whole_from = max(self.whole_from, old.visible.end)
-            self._unlink(paths)
+            except StorageError as error:
+                self._not_relocated(error)
+            else:
+                self._relocation_failed = False
+                self.broker.retries.worked(self._relocating)
+            if old.path in paths:
+                self.whole_from = max(self.whole_from, old.visible.end)
+        self._unlink(paths)
+
+    @property
+    def _relocating(self) -> str:
+        return f"topic={self.name}: moving unfinished messages of an old segment"
+
+    def _not_relocated(self, error: BaseException) -> None:
+        """The segment stays.  After a pause it is tried again, like a read that failed."""
+        if is_full(error):
+            self._heard_journal(error)
+        self._relocation_failed = True
+        self._straggler_ns = NEVER_NS
+
+        def again() -> None:
+            self._straggler_ns = 0
+            if self.closed:
+                self.broker.retries.worked(self._relocating)
+            else:
+                self.broker.rounds.used(self)
+
+        self.broker.retries.failed(self._relocating, error, again)
 
     def _passed(self) -> int:
         """All channels have delivered what lies below."""
@@ -479,7 +521,8 @@ class Topic(BaseTopic):
             limit = min(STRAGGLER_COUNT_MAX, int(segment.count * STRAGGLER_SHARE_MAX))
             alive = _alive(windows, segment.first, segment.end, limit)
             if alive is not None:
-                return segment, alive
+                # What was lost to damage may still be in flight; there is nothing to move of it.
+                return segment, [i for i in alive if self.log.count_between(i, i + 1)]
         self._straggler_ns = now_ns + STRAGGLER_INTERVAL_NS
         return None, []
 

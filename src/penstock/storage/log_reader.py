@@ -3,7 +3,9 @@
 # Rule 1: nothing here changes the log.  Damage is noted in a list that the caller gives.
 # Rule 2: a snapshot of the segment list is read.  If a file vanishes or looks damaged and the
 #         list has changed meanwhile, the snapshot was stale: look again.  Otherwise it is true.
-# Rule 3: every turn of a loop moves the offset on or asks for more bytes of one batch, so a
+# Rule 3: only a bad checksum, a missing file or one that is too short is damage.  An error of the
+#         disk is raised: what cannot be read now may be readable later.
+# Rule 4: every turn of a loop moves the offset on or asks for more bytes of one batch, so a
 #         damaged file ends.
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from penstock.core.segment import (
 from penstock.core.tables import STRIDE, Tables, Visible
 from penstock.storage.files import Files
 from penstock.storage.segment import Segment
-from penstock.storage.survey import read_through_errors
 
 if TYPE_CHECKING:
     from penstock.core.segment import Batch
@@ -179,7 +180,12 @@ class LogReader:
     def _tables(self, segment: Segment, wait: bool) -> Tables | None:
         tables = segment.tables
         if tables is None:
-            tables = segment.load_tables(self._files, wait)
+            try:
+                tables = segment.load_tables(self._files, wait)
+            except OSError:
+                if wait:
+                    raise
+                return None  # let a thread look at it closely
             if tables is not None:
                 self.keeps_tables(segment)
         return tables
@@ -193,7 +199,7 @@ class LogReader:
 
     def _pread(self, path: str, offset: int, size: int, wait: bool) -> bytes | None:
         if wait:
-            return read_through_errors(self._files, path, offset, size)
+            return self._files.pread(path, offset, size, True) or b""
         try:
             return self._files.pread(path, offset, size, False)
         except OSError:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.core.appender import Batch
@@ -24,7 +25,8 @@ class Relocation:
 
     segment: Segment
     side: Segment | None
-    notes: list[Damage]
+    indexes: list[int]  # what was to be kept
+    notes: list[Damage]  # what could not be
 
 
 def write_side(
@@ -34,10 +36,12 @@ def write_side(
     instance: int,
     segment: Segment,
     indexes: list[int],
+    known: Callable[[Damage], bool],
 ) -> Relocation:
     """Write and sync the side file of ``segment`` with ``indexes``; blocking.
 
-    Indexes that cannot be read any more are left out, and the damage is noted.
+    If there is damage that is not ``known`` yet, it is noted and nothing is written: the segment
+    stays until it is reported.  OSError if the segment cannot be read now.
     """
     base = segment.base
     generation = segment.generation + 1 if segment.side else 0
@@ -50,8 +54,9 @@ def write_side(
         batch = Batch(frame, index, 1, append_ns, publish_ns)
         parts += [batch.header(), frame]
         tally.append(batch)
-    if not tally.count:
-        return Relocation(segment, None, notes)
+    notes = [damage for damage in notes if not known(damage)]
+    if notes or not tally.count:
+        return Relocation(segment, None, indexes, notes)
     parts[0] = encode_header(
         segment.node_id, base, base, tally.append_ns_first, instance, origin=base
     )
@@ -63,7 +68,7 @@ def write_side(
     side.generation = generation
     side.synced = side.visible
     side.file_size = sum(map(len, parts))
-    return Relocation(segment, side, notes)
+    return Relocation(segment, side, indexes, notes)
 
 
 def _frames(

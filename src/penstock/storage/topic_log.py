@@ -90,6 +90,7 @@ class TopicLog(Shown):
         self._files = files
         self._reader = LogReader(files)
         self._damage: dict[tuple[str, int], Damage] = {}
+        self._lost: list[Damage] = []  # found by the writer; in no segment any more
         self.folder = folder
         self.instance = instance
         self.node_id = node_id
@@ -243,8 +244,12 @@ class TopicLog(Shown):
     def _move(self, event: Moved) -> None:
         old, new = event.old, event.new
         end = max(old.visible.end, event.visible.end)
-        if old.visible.count > event.keep.count + event.visible.count:
-            self.corrupt_count += 1  # the failed sync has taken batches out of the page cache
+        lost = old.visible.count - event.keep.count - event.visible.count
+        if lost > 0:  # the failed sync has taken batches out of the page cache
+            self.corrupt_count += 1
+            self._lost.append(
+                Damage(old.path, event.keep.size, old.visible.size, event.keep.end, end, lost)
+            )
         old.visible = event.keep
         old.file_size = event.keep.size
         old.sealed = old.closed = True
@@ -276,7 +281,9 @@ class TopicLog(Shown):
             if segments is self._segments:
                 self._note(notes)
                 return block
-        return None if not wait else Block(b"", [], self.node_id)
+        if not wait:
+            return None
+        raise StorageError(f"{self.folder}: the log changes too fast to be read")
 
     def _note(self, notes: list[Damage]) -> None:
         for damage in notes:
@@ -347,7 +354,7 @@ class TopicLog(Shown):
 
     def take_damage(self) -> list[Damage]:
         """What reads found damaged since the last call; it is a gap from now on."""
-        taken: list[Damage] = []
+        taken, self._lost = self._lost, []
         if not self._damage:
             return taken
         current = {segment.path: segment for segment in self._segments}
@@ -404,14 +411,35 @@ class TopicLog(Shown):
         the segment just goes.
         """
         segment = self._by_base(base)
-        return write_side(self._files, self._reader, self.folder, self.instance, segment, indexes)
+        return write_side(
+            self._files,
+            self._reader,
+            self.folder,
+            self.instance,
+            segment,
+            indexes,
+            lambda damage: not self._runs.count_between(damage.index_start, damage.index_end),
+        )
 
     def relocated(self, relocation: Relocation) -> list[str]:
-        """Put the side file in the segment's place; return the paths to be unlinked."""
+        """Put the side file in the segment's place; return the paths to be unlinked.
+
+        The segment stays if damage was found in it: take_damage() reports it and the evidence is
+        kept first.  It also stays, with a StorageError, if the side file lacks a message that the
+        log has.
+        """
         old, side = relocation.segment, relocation.side
-        self._note(relocation.notes)
+        if relocation.notes:
+            self._note(relocation.notes)
+            return [side.path] if side is not None else []
         if old not in self._segments or not self._removable(old):
             return [side.path] if side is not None else []
+        moved = Runs()
+        for start, end in side.runs() if side is not None else ():
+            moved.add(start, end)
+        for index in relocation.indexes:
+            if self._runs.count_between(index, index + 1) > moved.count_between(index, index + 1):
+                raise StorageError(f"{old.path}: message {index} is not in its side file")
         place = self._segments.index(old)
         fresh = (side,) if side is not None else ()
         self._segments = self._segments[:place] + fresh + self._segments[place + 1 :]
