@@ -8,16 +8,19 @@ want the broker, or a version, do not pay for them.
 
 from __future__ import annotations
 
+from penstock.version import VERSION as __version__
+
 # Type checkers know the name.  Importing typing would double the time of `nsqd -version`.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from penstock.client import Config, Consumer, Message, Producer
 
-__all__ = ["Config", "Consumer", "Message", "Producer"]
+__all__ = ["Config", "Consumer", "Message", "Producer", "__version__"]
+_CLIENT = frozenset(("Config", "Consumer", "Message", "Producer"))
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _CLIENT:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from importlib import import_module
 

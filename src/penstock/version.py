@@ -6,10 +6,20 @@ VERSION = "0.1.0"
 NSQ_VERSION = "1.3.0"
 
 
-def version_line(program: str) -> str:
-    """Return the line of ``-version``.
+def matched_line(program: str) -> str:
+    """The version as NSQ's daemons give it: ``-version``, and the first line of ``/stats``.
 
     Programs that manage NSQ match ``<program> vX.Y.Z (built w/go...)`` and drop the rest.  No Go is
-    involved: that part is there to be matched.
+    involved: that part is there to be matched, and stands nowhere else.
     """
     return f"{program} v{NSQ_VERSION} (built w/go1.21.5) penstock v{VERSION}"
+
+
+def version_line(program: str) -> str:
+    """The version of a daemon for people, as in its log."""
+    return f"{program} v{NSQ_VERSION} penstock v{VERSION}"
+
+
+def penstock_line() -> str:
+    """The version of Penstock's own commands."""
+    return f"penstock v{VERSION} (as NSQ v{NSQ_VERSION})"

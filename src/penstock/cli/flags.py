@@ -57,7 +57,9 @@ class _Line:
 class FlagTable(Generic[Options]):
     """The flags of one program.
 
-    ``ignored`` lists flags that NSQ still accepts and that do nothing: (name, help).
+    ``ignored`` lists flags that NSQ still accepts and that do nothing: (name, help).  An argument
+    that is not a flag is refused, with a hint at ``argument_flag``, the flag that was probably
+    meant.  ``ignores_rest`` is for the daemons, which start whatever NSQ's daemons start with.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class FlagTable(Generic[Options]):
         summary: str,
         environment_prefix: str,
         ignored: Iterable[tuple[str, str]] = (),
+        argument_flag: str = "topic",
+        ignores_rest: bool = False,
     ) -> None:
         self.program = program
         self.options = options
@@ -78,6 +82,8 @@ class FlagTable(Generic[Options]):
         self._by_flag = {setting.flag: setting for setting in self.settings}
         self._by_option = {setting.option: setting for setting in self.settings}
         self._ignored_names = frozenset(name for name, _ in self.ignored)
+        self._argument_flag = argument_flag
+        self._ignores_rest = ignores_rest
 
     def parse(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Parsed[Options]:
         """Return what the arguments (without the program's name) ask for, or raise OptionError."""
@@ -86,12 +92,30 @@ class FlagTable(Generic[Options]):
             return Parsed(line.action, self.options())
         warnings = []
         if line.rest:
-            warnings.append(f"ignored from the first argument that is not a flag: {line.rest}")
+            text = self._unexpected(line, arguments)
+            if not self._ignores_rest:
+                raise UsageError(text)
+            ignored = " ".join(line.rest)
+            warnings.append(f"{text}; ignored, with all behind it, as NSQ does: {ignored}")
         config_path = line.config_path or environment.get(self.environment_prefix + "CONFIG", "")
         values = self._read_config(config_path, warnings) if config_path else {}
         values.update(self._read_environment(environment, warnings))
         values.update(line.values)
         return Parsed("run", self.options(**values), warnings)
+
+    def _unexpected(self, line: _Line, arguments: Sequence[str]) -> str:
+        """What to say about the first argument that is not a flag."""
+        argument = line.rest[0]
+        before = arguments[line.flag_count - 1].lstrip("-") if line.flag_count else ""
+        switch = self._by_flag.get(before)
+        if switch is not None and switch.kind.kind == "bool" and argument in ("true", "false"):
+            return f'unexpected argument "{argument}"; use --{before}={argument}'
+        setting = self._by_flag.get(self._argument_flag)
+        if setting is None or (
+            setting.field in line.values and not isinstance(setting.kind, Listed)
+        ):
+            return f'unexpected argument "{argument}"'
+        return f'unexpected argument "{argument}"; use --{setting.flag}={argument}'
 
     def flags_of(self, arguments: Sequence[str]) -> Sequence[str]:
         """The arguments without what follows the flags, so that more flags can be added."""
@@ -237,6 +261,17 @@ class FlagTable(Generic[Options]):
             notes.append("not in NSQ")
         text = f"{setting.help} ({'; '.join(notes)})"
         return [f"  -{setting.flag}{argument}", *_wrapped(text)]
+
+
+def take_word(table: FlagTable[Any], arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The one argument that is not a flag, and the others; it stands before the flags or behind."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    flags = table.flags_of(arguments)
+    rest = arguments[len(flags) :]
+    if not rest or rest[0].startswith("-"):
+        return "", arguments
+    return rest[0], [*flags, *rest[1:]]
 
 
 def _convert(convert: Callable[[Any], Any], value: object, place: str, setting: Setting) -> Any:

@@ -52,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     word = arguments[0] if arguments else ""
     if word in ("-version", "--version"):
-        from penstock.version import NSQ_VERSION, VERSION
+        from penstock.version import penstock_line
 
-        print(f"penstock v{VERSION} (as NSQ v{NSQ_VERSION})")
+        print(penstock_line())
         return 0
     if word == "help" and len(arguments) > 1:
         return _run(arguments[1], ["--help"])

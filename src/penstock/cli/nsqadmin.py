@@ -26,6 +26,7 @@ def flag_table() -> FlagTable[AdminOptions]:
         summary="Shows a whole cluster in a browser, and lets operators act on it.",
         environment_prefix="PENSTOCK_NSQADMIN_",
         ignored=(("verbose", "accepted as by NSQ, without effect; see -log-level"),),
+        ignores_rest=True,
     )
 
 
@@ -33,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run nsqadmin until it is told to stop; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments in (["-version"], ["--version"]):
-        from penstock.version import version_line
+        from penstock.version import matched_line
 
-        print(version_line("nsqadmin"))
+        print(matched_line("nsqadmin"))
         return 0
 
     from penstock.admin.options import checked

@@ -29,6 +29,7 @@ def flag_table() -> FlagTable[Options]:
             ("verbose", "accepted as by NSQ, without effect; see -log-level"),
             ("worker-id", "accepted as by NSQ, without effect; see -node-id"),
         ),
+        ignores_rest=True,
     )
 
 
@@ -36,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run nsqd until it is told to stop; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments in (["-version"], ["--version"]):
-        from penstock.version import version_line
+        from penstock.version import matched_line
 
-        print(version_line("nsqd"))
+        print(matched_line("nsqd"))
         return 0
 
     from penstock.cli.starting import start

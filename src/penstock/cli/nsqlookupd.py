@@ -26,6 +26,7 @@ def flag_table() -> FlagTable[LookupdOptions]:
         summary="Knows which nsqd has which topics, and tells those who look for them.",
         environment_prefix="PENSTOCK_NSQLOOKUPD_",
         ignored=(("verbose", "accepted as by NSQ, without effect; see -log-level"),),
+        ignores_rest=True,
     )
 
 
@@ -33,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run nsqlookupd until it is told to stop; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments in (["-version"], ["--version"]):
-        from penstock.version import version_line
+        from penstock.version import matched_line
 
-        print(version_line("nsqlookupd"))
+        print(matched_line("nsqlookupd"))
         return 0
 
     from penstock.cli.starting import start

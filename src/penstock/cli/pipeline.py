@@ -21,14 +21,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.flags import FlagTable, UsageError
+from penstock.cli.flags import FlagTable, UsageError, take_word
 from penstock.cli.tool import log_level, repeated
 from penstock.errors import PenstockError, PipelineError
 from penstock.pipeline.reading import read_pipeline, shipped_names
 from penstock.server import log
 from penstock.settings import boolean, choice, string
 from penstock.spark.session import check_pyspark
-from penstock.version import version_line
+from penstock.version import penstock_line
 
 if TYPE_CHECKING:
     from penstock.pipeline.spec import Pipeline
@@ -158,20 +158,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _call(
     table: FlagTable[Any],
     command: Callable[[Any, str], int],
-    arguments: list[str],
+    arguments: Sequence[str],
     *,
     takes_file: bool,
 ) -> int:
     program = " ".join(table.program.split()[:3])
     log.configure(prefix="[pipeline] ")
     try:
-        file, arguments = _take_file(table, arguments) if takes_file else ("", arguments)
+        file, arguments = take_word(table, arguments) if takes_file else ("", arguments)
         parsed = table.parse(arguments, os.environ)
         if parsed.action == "help":
             print(table.help(), end="")
             return 0
         if parsed.action == "version":
-            print(version_line("penstock"))
+            print(penstock_line())
             return 0
         if takes_file and not file:
             raise UsageError(f"{program}: a file must be named")
@@ -185,17 +185,6 @@ def _call(
     except (PenstockError, OSError) as error:
         print(f"penstock pipeline: {error}", file=sys.stderr)
         return 1
-
-
-def _take_file(table: FlagTable[Any], arguments: list[str]) -> tuple[str, list[str]]:
-    """The file may stand before the flags, or behind them."""
-    if arguments and not arguments[0].startswith("-"):
-        return arguments[0], arguments[1:]
-    flags = list(table.flags_of(arguments))
-    rest = arguments[len(flags) :]
-    if not rest or rest[0].startswith("-"):
-        return "", arguments
-    return rest[0], [*flags, *rest[1:]]
 
 
 # run

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.flags import FlagTable, UsageError
+from penstock.cli.flags import FlagTable, UsageError, take_word
 from penstock.errors import PenstockError
 from penstock.settings import integer, string
 from penstock.spark import standalone
-from penstock.version import version_line
+from penstock.version import penstock_line
 
 PROGRAM = "penstock spark-cluster"
 WORDS = ("start", "stop", "status")
@@ -49,17 +49,17 @@ def flag_tables() -> list[FlagTable[Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     [table] = flag_tables()
-    word, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if word.startswith("-"):
-        word, rest = "", arguments
     try:
+        word, rest = take_word(table, arguments)
         parsed = table.parse(rest, os.environ)
         if parsed.action != "run":
             help_asked = parsed.action == "help"
-            print(table.help() if help_asked else version_line("penstock") + "\n", end="")
+            print(table.help() if help_asked else penstock_line() + "\n", end="")
             return 0
         if word not in WORDS:
             raise UsageError(f"{PROGRAM}: say one of {', '.join(WORDS)}")
+        for warning in parsed.warnings:
+            print(f"{PROGRAM}: {warning}", file=sys.stderr)
         return run(word, parsed.options)
     except UsageError as error:
         print(f'{error}\nSee "{PROGRAM} --help" for all flags.', file=sys.stderr)

@@ -19,7 +19,7 @@ from typing import Any
 from penstock.cli.flags import FlagTable, UsageError
 from penstock.errors import PenstockError
 from penstock.settings import string
-from penstock.version import version_line
+from penstock.version import penstock_line
 
 PROGRAM = "penstock spark-pack"
 
@@ -36,6 +36,7 @@ def flag_tables() -> list[FlagTable[Any]]:
             PackOptions,
             summary="Packs Penstock, its compiled part and what it imports, for Spark executors.",
             environment_prefix="PENSTOCK_SPARK_PACK_",
+            argument_flag="file",
         )
     ]
 
@@ -46,8 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parsed = table.parse(sys.argv[1:] if argv is None else argv, os.environ)
         if parsed.action != "run":
             help_asked = parsed.action == "help"
-            print(table.help() if help_asked else version_line("penstock") + "\n", end="")
+            print(table.help() if help_asked else penstock_line() + "\n", end="")
             return 0
+        for warning in parsed.warnings:
+            print(f"{PROGRAM}: {warning}", file=sys.stderr)
         from penstock.spark.session import check_pyspark
         from penstock.spark.shipping import FOLDER, make_archive
 

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.cli.flags import FlagTable, UsageError
 from penstock.errors import OptionError
 from penstock.server import log
-from penstock.version import version_line
+from penstock.version import matched_line
 
 # Below this an operator should know: 256 files of the data path, and some connections.
 OPEN_FILES_MIN = 1024
@@ -40,7 +40,7 @@ def start(
         log.LOGGER.fatal("%s", error)
         return 1
     if parsed.action == "version":
-        print(version_line(program))
+        print(matched_line(program))
         return 0
     if parsed.action == "help":
         print(table.help(), end="")

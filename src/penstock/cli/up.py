@@ -33,7 +33,7 @@ from penstock.engine.options import PROCESS_COUNT_MAX
 from penstock.errors import OptionError, PenstockError
 from penstock.server.listening import join_address, split_address
 from penstock.settings import boolean, integer, string
-from penstock.version import version_line
+from penstock.version import penstock_line
 
 T = TypeVar("T")
 
@@ -391,7 +391,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, UsageError) else 1
     if parsed.action != "run":
         help_asked = parsed.action == "help"
-        print(table.help() if help_asked else version_line("penstock") + "\n", end="")
+        print(table.help() if help_asked else penstock_line() + "\n", end="")
         return 0
     for warning in parsed.warnings:
         print(f"penstock up: {warning}", file=sys.stderr)

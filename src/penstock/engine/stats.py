@@ -21,7 +21,7 @@ from typing import Any
 from penstock.engine.latency import in_words
 from penstock.engine.memory import Memory
 from penstock.engine.views import BrokerView, ChannelView, ConnectionView, TopicView
-from penstock.version import NSQ_VERSION, version_line
+from penstock.version import NSQ_VERSION, matched_line
 from penstock.wire import gojson
 
 _SECOND_NS = 1_000_000_000
@@ -229,7 +229,7 @@ def _text(
     summary = _summary(broker, wanted, memory)
     start_time = summary["start_time"]
     head = [
-        version_line("nsqd"),
+        matched_line("nsqd"),
         "start_time " + time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start_time)),
         f"uptime {go_duration(now_ns - start_time * _SECOND_NS)}",
         f"\nHealth: {summary['health']}",
