@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import signal
 import subprocess
@@ -235,6 +236,87 @@ def test_a_full_disk_ends_the_tool_and_loses_nothing(
         tool.until(lambda: finished(nsqd, "t", CHANNEL))
         assert tool.terminate() == 0
     assert set(written) | set(lines(files(tmp_path / "more"))) == set(bodies)
+
+
+def test_a_full_disk_leaves_no_empty_file_behind_each_start(
+    nsqd: Nsqd, disk: Path, tmp_path: Path
+) -> None:
+    prepare(nsqd, "t", CHANNEL)
+    (disk / "filler").write_bytes(bytes(1024 * 1024 - 8192))
+    (disk / "out").mkdir()
+    fixed = ("--topic=t", source(nsqd), f"--output-dir={disk / 'out'}", HOST)
+    for way in (("--gzip",), ("--rotate-interval=1h",), ("--gzip", f"--work-dir={disk / 'w'}")):
+        for _ in range(2):
+            # Those of the run before come back with a growing wait.
+            publish(nsqd, "t", *(os.urandom(4000).hex().encode() for _ in range(20)))
+            with Tool(tmp_path, "nsq_to_file", *fixed, "--sync-interval=50ms", *way) as tool:
+                assert tool.wait() == 1
+                assert "No space left on device" in tool.log
+        assert [path for path in disk.rglob("*") if path.is_file()] == [disk / "filler"], way
+
+
+@pytest.mark.parametrize("topic", ["..", "."])
+def test_a_topic_that_is_no_folder_name_is_refused(nsqd: Nsqd, tmp_path: Path, topic: str) -> None:
+    """Also where the file would stay in the output folder, but in another topic's place."""
+    for form in ("<TOPIC>/<HOST>.log", "deep/<TOPIC>/x<REV>", "<TOPIC>/<TOPIC>/<TOPIC>.log"):
+        with start(nsqd, tmp_path, f"--filename-format={form}", topic=topic) as tool:
+            assert tool.wait() == 1
+            assert f"--filename-format and topic '{topic}'" in tool.log
+    with start(nsqd, tmp_path, "--filename-format=.<TOPIC>/x", topic=".") as tool:
+        assert tool.wait() == 1
+    assert list(tmp_path.rglob("*.log")) == list(tmp_path.rglob("x*")) == []
+    # As a part of a name they are names like any other.
+    prepare(nsqd, topic, CHANNEL, b"dots")
+    form = "--filename-format=<TOPIC>-<TOPIC>.log"
+    with start(nsqd, tmp_path, form, "--sync-interval=50ms", topic=topic) as tool:
+        tool.until(lambda: finished(nsqd, topic, CHANNEL))
+        assert tool.terminate() == 0
+    assert [path.name for path in files(tmp_path)] == [f"{topic}-{topic}.log"]
+
+
+def test_no_flag_leads_out_of_the_output_folder(nsqd: Nsqd, tmp_path: Path) -> None:
+    prepare(nsqd, "t", CHANNEL, b"inside")
+    for flags in (
+        ("--filename-format=../<TOPIC>.log",),
+        ("--filename-format=a/../../<TOPIC>.log",),
+        ("--filename-format=<HOST>/<TOPIC>.log", "--host-identifier=.."),
+        ("--filename-format=<DATETIME>/<TOPIC>.log", "--datetime-format=.."),
+        ("--filename-format=.",),
+    ):
+        with start(nsqd, tmp_path, *flags) as tool:
+            assert tool.wait() == 1, flags
+            assert "is not in" in tool.log
+    # An absolute name lies below the folder, as in NSQ.
+    absolute = f"--filename-format={tmp_path}/sub/<TOPIC>.log"
+    with start(nsqd, tmp_path, absolute, "--sync-interval=50ms") as tool:
+        tool.until(lambda: finished(nsqd, "t", CHANNEL))
+        assert tool.terminate() == 0
+    assert files(tmp_path) == [tmp_path / "out" / str(tmp_path)[1:] / "sub" / "t.log"]
+    assert not (tmp_path / "sub").exists()
+
+
+def test_a_found_topic_without_a_folder_of_its_own_does_not_end_the_others(tmp_path: Path) -> None:
+    """Anybody may publish to a topic named '..'."""
+    with Nsqlookupd() as lookupd:
+        register = f"--lookupd-tcp-address={lookupd.tcp_address}"
+        with Nsqd(tmp_path / "nsqd", register, "--broadcast-address=127.0.0.1") as nsqd:
+            prepare(nsqd, "..", CHANNEL, b"out")
+            prepare(nsqd, "good", CHANNEL, b"in")
+            assert eventually(lambda: len(lookupd.get("/topics").json["topics"]) == 2)
+            flags = (
+                f"--lookupd-http-address={lookupd.http_address}",
+                f"--output-dir={tmp_path / 'deep' / 'out'}",
+                *("--filename-format=<TOPIC>/<HOST>.log", "--topic-refresh=50ms"),
+                "--sync-interval=50ms",
+            )
+            with Tool(tmp_path / "log", "nsq_to_file", *flags, HOST) as tool:
+                tool.until(lambda: finished(nsqd, "good", CHANNEL))
+                tool.until(lambda: "topic=..: skipped" in tool.log)
+                time.sleep(0.3)  # several refreshes
+                assert tool.log.count("skipped") == 1
+                assert tool.terminate() == 0
+            assert nsqd.channel("..", CHANNEL)["depth"] == 1, "not consumed, not lost"
+    assert files(tmp_path, "deep") == [tmp_path / "deep" / "out" / "good" / "h.log"]
 
 
 def test_it_syncs_as_soon_as_nothing_more_can_come(nsqd: Nsqd, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from penstock.cli.consuming import (
 from penstock.cli.flags import FlagTable
 from penstock.cli.nsq_stat import get_json
 from penstock.cli.tool import Signals, client_options, log_level, repeated, start_tool, tool_table
-from penstock.cli.topic_file import Layout, TopicFile
+from penstock.cli.topic_file import Layout, TopicFile, fill_name
 from penstock.client import Config, Message
 from penstock.errors import OptionError
 from penstock.server.http_client import HttpClientError, Timeouts
@@ -93,13 +94,11 @@ class ToFileOptions:
     log_prefix: str = string("Log", f"[{PROGRAM}] ", "what log lines begin with")
 
     def layout(self, topic: str) -> Layout:
-        known = {"<TOPIC>": topic, "<HOST>": self.host_identifier, "<PID>": str(os.getpid())}
-        name = self.filename_format
-        for token, text in known.items():
-            name = name.replace(token, text)
+        """How the files of ``topic`` are named; ValueError if they cannot be."""
+        name = fill_name(self.filename_format, topic, self.host_identifier, os.getpid())
         if self.gzip and not name.endswith(".gz"):
             name += ".gz"
-        return Layout(
+        layout = Layout(
             output_dir=self.output_dir,
             work_dir=self.work_dir,
             name_format=name,
@@ -108,6 +107,8 @@ class ToFileOptions:
             rotate_size=self.rotate_size,
             rotate_interval_s=self.rotate_interval_ns / 1e9,
         )
+        layout.path_in(layout.output_dir, layout.name(time.time()))
+        return layout
 
 
 def flag_table() -> FlagTable[ToFileOptions]:
@@ -135,6 +136,11 @@ def checked(options: ToFileOptions) -> ToFileOptions:
     else:
         name = options.filename_format.replace("<REV>", "")
         options = replace(options, filename_format=name)
+    for topic in options.topic or ("topic",):
+        try:
+            options.layout(topic)
+        except ValueError as error:
+            raise OptionError(f"--filename-format and topic {topic!r}: {error}") from None
     return options
 
 
@@ -174,6 +180,7 @@ class Topics:
         self._config = consumer_config(PROGRAM, options, {})
         self._matches = re2.compile(options.topic_pattern).search
         self._writers: dict[str, Writer] = {}
+        self._refused: set[str] = set()
         self._error: BaseException | None = None
         signals.on_hup = self._reopen
 
@@ -202,7 +209,14 @@ class Topics:
             if not self._matches(topic):
                 log.warning("topic=%s: skipped, does not match --topic-pattern", topic)
                 continue
-            writer = Writer(topic, self._options, self._config, self._failed)
+            try:
+                layout = self._options.layout(topic)
+            except ValueError as error:
+                if topic not in self._refused:
+                    self._refused.add(topic)
+                    log.error("topic=%s: skipped: %s", topic, error)
+                continue
+            writer = Writer(topic, layout, self._options, self._config, self._failed)
             self._writers[topic] = writer
             writer.start()
 
@@ -245,12 +259,13 @@ class Writer:
     def __init__(
         self,
         topic: str,
+        layout: Layout,
         options: ToFileOptions,
         config: Config,
         failed: Callable[[BaseException], None],
     ) -> None:
         self.topic = topic
-        self._file = TopicFile(topic, options.layout(topic))
+        self._file = TopicFile(topic, layout)
         self._consumer = make_consumer(options, topic, self._take, config)
         self._skip_empty = options.skip_empty_files
         self._sync_interval_s = options.sync_interval_ns / 1e9
@@ -285,6 +300,8 @@ class Writer:
         self._stopping = True
         self._news.set()
         starting, working = self._tasks
+        # An nsqd or nsqlookupd that hangs would hold up the start for 11 s.
+        starting.cancel()
         await asyncio.wait([starting])
         stopping = asyncio.create_task(self._consumer.stop())
         # If the disk fails now, nothing of what is in flight will be answered.

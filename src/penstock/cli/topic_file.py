@@ -9,8 +9,11 @@ Rule 1: ``sync`` returns when everything written is on the disk; only then may m
 Rule 2: no file is ever overwritten: gzip and rotate-interval create, others append; a finished
         file is linked to its place, which fails if something is there.
 Rule 3: a line that a crash left torn is ended before anything is appended.
-Rule 4: when a write fails the file is cut to where it was last synced: what follows was not
-        finished and comes again.
+Rule 4: when a write or a sync fails the file is cut to where it was last synced: what follows was
+        not finished and comes again.  A new file without a synced byte is removed, so a tool that
+        is started again and again on a full disk does not leave one each time.
+Rule 5: files lie below their folders, and a topic cannot choose the folder: names such as ``..``
+        are valid topics, and anybody may publish to them.
 
 All methods block; none may run at the same time as another.
 """
@@ -22,8 +25,8 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +58,34 @@ class Layout:
         moment = format_time(self.datetime_format, now_s)
         return self.name_format.replace("<DATETIME>", moment)
 
+    def path_in(self, folder: str, name: str) -> Path:
+        """The path of the file ``name``; ValueError if that is not below ``folder``."""
+        inner = name.lstrip("/")
+        if os.path.normpath(inner).split("/")[0] in (".", ".."):
+            raise ValueError(f"{folder}/{inner} is not in {folder}")
+        return Path(folder, inner)
+
+
+def fill_name(form: str, topic: str, host: str, pid: int) -> str:
+    """The name of a topic's files, still with <DATETIME> and <REV>.
+
+    Raises ValueError if the topic would choose the folder, as ``..`` would in ``<TOPIC>/<HOST>``.
+    """
+
+    def filled(topic: str) -> str:
+        known = {"<TOPIC>": topic, "<HOST>": host, "<PID>": str(pid)}
+        name = form
+        for token, text in known.items():
+            name = name.replace(token, text)
+        return name
+
+    def steps(name: str) -> list[bool]:
+        return [part in ("", ".", "..") for part in name.split("/")]
+
+    if steps(filled(topic)) != steps(filled("topic")):
+        raise ValueError(f"its files would not lie in a folder of their own: {filled(topic)}")
+    return filled(topic)
+
 
 def format_time(form: str, now_s: float) -> str:
     """Local time; conversions that NSQ's strftime does not know stay as they are."""
@@ -84,6 +115,7 @@ class TopicFile:
         self._opened_s = 0.0
         self._size = 0  # uncompressed, as rotate-size counts
         self._synced_size = 0  # of the file
+        self._fresh = False  # ours alone, and nothing is synced
         self._dirty = False
         self._member: zlib._Compress | None = None
 
@@ -112,6 +144,10 @@ class TopicFile:
 
     def append(self, bodies: Iterable[bytes]) -> bool:
         """Write bodies, rotating where it is due; returns whether a file was closed meanwhile."""
+        with self._cut_off():
+            return self._append(bodies)
+
+    def _append(self, bodies: Iterable[bytes]) -> bool:
         rotated = False
         lines: list[bytes] = []
         for body in bodies:
@@ -139,17 +175,30 @@ class TopicFile:
         self._put(text)
 
     def _put(self, text: bytes) -> None:
+        view = memoryview(text)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    @contextmanager
+    def _cut_off(self) -> Iterator[None]:
+        """When the disk fails, leave nothing behind that was not synced."""
         try:
-            view = memoryview(text)
-            while view:
-                view = view[os.write(self._fd, view) :]
+            yield
         except OSError:
-            with suppress(OSError):
-                os.ftruncate(self._fd, self._synced_size)
+            if self.open:
+                with suppress(OSError):
+                    if self._fresh:
+                        self._path.unlink()
+                    else:
+                        os.ftruncate(self._fd, self._synced_size)
             raise
 
     def sync(self) -> None:
         """Have everything written so far on the disk."""
+        with self._cut_off():
+            self._sync()
+
+    def _sync(self) -> None:
         if not self.open or not self._dirty:
             return
         if self._member is not None:
@@ -157,11 +206,15 @@ class TopicFile:
             self._member = None
         os.fsync(self._fd)
         self._synced_size = os.fstat(self._fd).st_size
-        self._dirty = False
+        self._dirty, self._fresh = False, False
 
     def rotate(self) -> None:
         """Close the file and open the next."""
-        self.close()
+        with self._cut_off():
+            self._close()
+            self._open_next()
+
+    def _open_next(self) -> None:
         name = self._name_now()
         self._revision = self._revision + 1 if name == self._name else 0
         self._name = name
@@ -176,18 +229,21 @@ class TopicFile:
         """Open the file of the current name and revision; False if the next one is to be tried."""
         layout = self._layout
         name = with_revision(self._name, self._revision)
-        path = Path(layout.work_dir, name)
+        try:
+            path = layout.path_in(layout.work_dir, name)
+        except ValueError as error:
+            raise OSError(str(error)) from None
         path.parent.mkdir(0o770, parents=True, exist_ok=True)
         if layout.moves:
-            output = Path(layout.output_dir, name)
+            output = layout.path_in(layout.output_dir, name)
             output.parent.mkdir(0o770, parents=True, exist_ok=True)
             if os.path.lexists(output):
                 log.warning("topic=%s: output file already exists: %s", self.topic, output)
                 return False
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        fresh = bool(layout.gzip_level or layout.rotate_interval_s)
+        exclusive = bool(layout.gzip_level or layout.rotate_interval_s)
         try:
-            fd = os.open(path, flags | (os.O_EXCL if fresh else os.O_APPEND), 0o666)
+            fd = os.open(path, flags | (os.O_EXCL if exclusive else os.O_APPEND), 0o666)
         except FileExistsError:
             log.warning("topic=%s: working file already exists: %s", self.topic, path)
             return False
@@ -198,7 +254,7 @@ class TopicFile:
             return False
         log.info("topic=%s: opening %s", self.topic, path)
         self._fd, self._path, self._size, self._synced_size = fd, path, size, size
-        self._member, self._dirty = None, False
+        self._member, self._dirty, self._fresh = None, False, exclusive
         if size and os.pread(fd, 1, size - 1) != b"\n":
             self._size += 1
             self._write([b"\n"])
@@ -207,13 +263,17 @@ class TopicFile:
 
     def close(self) -> None:
         """Sync, close, and move the file to its place."""
+        with self._cut_off():
+            self._close()
+
+    def _close(self) -> None:
         if not self.open:
             return
         if self._layout.gzip_level and not self._dirty and not self._synced_size:
             # A file of no bytes is not gzip: zcat would call it damaged.
             self._put(zlib.compress(b"", wbits=GZIP_WINDOW_BITS))
             self._dirty = True
-        self.sync()
+        self._sync()
         fd, self._fd = self._fd, -1
         os.close(fd)
         if self._layout.moves:
@@ -222,7 +282,7 @@ class TopicFile:
     def _move(self) -> None:
         output_dir = self._layout.output_dir
         for revision in range(self._revision, REVISION_MAX + 1):
-            output = Path(output_dir, with_revision(self._name, revision))
+            output = self._layout.path_in(output_dir, with_revision(self._name, revision))
             try:
                 os.link(self._path, output)
             except FileExistsError:
