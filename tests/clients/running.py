@@ -16,7 +16,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
 }
 # Small waits: what is tested is that things happen, not that they take long.
-QUICK: dict[str, object] = {
+QUICK: dict[str, Any] = {
     "reconnect_delay": 0.02,
     "max_reconnect_delay": 0.2,
     "default_requeue_delay": 0.0,

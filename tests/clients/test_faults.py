@@ -195,3 +195,29 @@ def test_answers_sent_before_stopping_reach_nsqd_through_a_slow_network(nsqd: Ns
     channel = nsqd.channel("flushed", "ch")
     assert channel["depth"] + channel["in_flight_count"] == 2000 - len(received)
     assert channel["requeue_count"] == 0
+
+
+def test_a_consumer_stops_although_nsqd_never_answers_cls(nsqd: Nsqd) -> None:
+    """What is in flight is still finished first, however long nsqd is silent."""
+    received = Received()
+
+    async def work() -> None:
+        async def slowly(message: Message) -> None:
+            received(message)
+            if message.body == b"slow":
+                await asyncio.sleep(3.0)
+
+        with Proxy(nsqd.tcp_port) as proxy:
+            consumer = consumer_of(proxy.address, "hung", slowly, stop_timeout=60, max_in_flight=5)
+            await consumer.start()
+            publish(nsqd, "hung", b"quick", b"slow")
+            await until(lambda: len(received) == 2)
+            proxy.stall()
+            loop = asyncio.get_running_loop()
+            since_s = loop.time()
+            await consumer.stop()
+            assert consumer.stats.finished == 2, "the slow one came to its end"
+            assert 2.0 < loop.time() - since_s < 30
+            proxy.go_on()
+
+    run(work())

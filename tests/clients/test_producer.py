@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client import Producer
+from penstock.client import Consumer, Producer, sync
 from penstock.errors import NotConnectedError, OptionError, RefusedError, StoppedError
 from tests.client import Client, numbered
 from tests.clients.running import LOOPS, QUICK, run, until
@@ -223,3 +223,65 @@ def test_with_several_nsqds_all_get_their_part_and_one_may_go(tmp_path: Path) ->
         second.start()
         ours = [bodies_of(first, "spread", 150), bodies_of(second, "spread", 50)]
         assert sorted(ours[0] + ours[1]) == sorted(numbered(200))
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("text", r"a body must be bytes, not str: encode it, as in body\.encode\(\)"),
+        ("", "a body must be bytes, not str"),
+        (5, "a body must be bytes, not int"),
+        (None, "a body must be bytes, not NoneType"),
+        (["a"], "a body must be bytes, not list"),
+    ],
+)
+@pytest.mark.parametrize("gathered", [0, 10])
+def test_a_body_that_is_not_bytes_is_a_type_error(
+    nsqd: Nsqd, body: Any, text: str, gathered: int
+) -> None:
+    """Of a number, bytes() would make as many zeros."""
+
+    async def work() -> None:
+        async with producer_of(nsqd, batch_publish_count=gathered) as producer:
+            for delay in (0.0, 1.0):
+                with pytest.raises(TypeError, match=text):
+                    await producer.publish("typed", body, delay=delay)
+            with pytest.raises(TypeError, match=text):
+                await producer.send("typed", body)
+            with pytest.raises(TypeError, match="a body must be bytes, not"):
+                await producer.publish_many("typed", [b"good", body])
+            await producer.publish("typed", b"good")
+            assert producer.pending_size == 0
+
+    run(work())
+    blocking = sync.Producer(f"127.0.0.1:{nsqd.tcp_port}")
+    with blocking, pytest.raises(TypeError, match=text):
+        blocking.publish("typed", body)
+
+
+@pytest.mark.parametrize("bodies", ["text", b"bytes"])
+def test_bodies_that_are_one_body_are_a_type_error(nsqd: Nsqd, bodies: Any) -> None:
+    async def work() -> None:
+        async with producer_of(nsqd) as producer:
+            with pytest.raises(TypeError, match="bodies must be a list of bytes, not"):
+                await producer.publish_many("typed", bodies)
+
+    run(work())
+
+
+def test_a_topic_that_is_not_text_is_a_type_error(nsqd: Nsqd) -> None:
+    async def work() -> None:
+        topic: Any = b"topic"
+        async with producer_of(nsqd) as producer:
+            for publishing in (
+                producer.publish(topic, b"x"),
+                producer.publish(topic, b"x", delay=1),
+                producer.publish_many(topic, [b"x"]),
+            ):
+                with pytest.raises(TypeError, match="a topic must be a str, not bytes"):
+                    await publishing
+            assert producer.pending_size == 0
+        with pytest.raises(TypeError, match="must be a str, not bytes"):
+            Consumer(topic, "c", nsqd_tcp_addresses="h:1")
+
+    run(work())

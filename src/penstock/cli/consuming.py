@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.cli.tool import ToolError, client_config, repeated
+from penstock.cli.tool import ToolError, client_config, repeated, unless_stopped
 from penstock.client import Config, Consumer
 from penstock.errors import OptionError
 from penstock.settings import integer
@@ -73,19 +73,25 @@ def make_consumer(options: Consuming, topic: str, handler: Any, config: Config) 
     )
 
 
+async def start_all(consumers: Sequence[Consumer]) -> None:
+    await asyncio.gather(*(consumer.start() for consumer in consumers))
+
+
 @asynccontextmanager
-async def running(consumers: Sequence[Consumer], options: Consuming) -> AsyncIterator[None]:
+async def running(
+    consumers: Sequence[Consumer], options: Consuming, stop: asyncio.Event
+) -> AsyncIterator[None]:
     """Start all, and in the end stop all, which finishes what is in flight (30 s at most).
 
     An nsqd given by address that cannot be reached at the start is an error; later it is waited
-    for.
+    for.  ``stop`` ends the start as well: an nsqd that hangs would hold it up for 11 s.
     """
     try:
-        await asyncio.gather(*(consumer.start() for consumer in consumers))
-        for consumer in consumers:
-            missing = set(options.nsqd_tcp_address) - set(consumer.connections)
-            if missing:
-                raise ToolError(f"failed to connect to nsqd {', '.join(sorted(missing))}")
+        if await unless_stopped(start_all(consumers), stop):
+            for consumer in consumers:
+                missing = set(options.nsqd_tcp_address) - set(consumer.connections)
+                if missing:
+                    raise ToolError(f"failed to connect to nsqd {', '.join(sorted(missing))}")
         yield
     finally:
         await asyncio.gather(*(consumer.stop() for consumer in consumers))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.cli.flags import FlagTable
-from penstock.cli.tool import Signals, client_config, log_level, start_tool
+from penstock.cli.tool import Signals, client_config, log_level, start_tool, unless_stopped
 from penstock.client import Producer
 from penstock.errors import ClientError
 from penstock.server import log
@@ -26,6 +26,7 @@ PROGRAM = "penstock demo"
 CUSTOMERS = ("anna", "bert", "carla", "dora", "emil", "frida")
 PAGES = ("/", "/shop", "/cart", "/help")
 TICK_S = 0.1
+STOP_TIMEOUT_S = 2.0
 BROKEN_PERCENT = 1
 
 
@@ -69,23 +70,28 @@ def make_message(number: int, chance: random.Random) -> tuple[str, bytes]:
 
 
 async def run(options: DemoOptions, signals: Signals) -> int:
-    chance = random.Random(0)
-    producer = Producer([options.nsqd_tcp_address], config=client_config(PROGRAM, (), {}))
-    await producer.start()
-    log.LOGGER.info("publishing %d messages a second to orders and clicks", options.rate)
-    number, due = 0, 0.0
+    config = client_config(PROGRAM, (), {"stop_timeout": STOP_TIMEOUT_S})
+    producer = Producer([options.nsqd_tcp_address], config=config)
     try:
-        while not signals.stop.is_set():
-            due += options.rate * TICK_S
-            while number < due:
-                if options.count and number >= options.count:
-                    return 0
-                number += 1
-                await _publish(producer, *make_message(number, chance))
-            await asyncio.sleep(TICK_S)
+        await unless_stopped(_publish_all(options, producer), signals.stop)
     finally:
         await producer.stop()
     return 0
+
+
+async def _publish_all(options: DemoOptions, producer: Producer) -> None:
+    chance = random.Random(0)
+    await producer.start()
+    log.LOGGER.info("publishing %d messages a second to orders and clicks", options.rate)
+    number, due = 0, 0.0
+    while True:
+        due += options.rate * TICK_S
+        while number < due:
+            if options.count and number >= options.count:
+                return
+            number += 1
+            await _publish(producer, *make_message(number, chance))
+        await asyncio.sleep(TICK_S)
 
 
 async def _publish(producer: Producer, topic: str, body: bytes) -> None:

@@ -81,13 +81,13 @@ async def run(options: TailOptions, signals: Signals) -> int:
     config = consumer_config(
         PROGRAM, options, {}, batch_size=options.max_in_flight, batch_timeout=0
     )
-    output = Output()
+    output = Output(stop=signals.stop)
     tails = [Tail(topic, options, output, signals) for topic in dict.fromkeys(options.topic)]
     consumers = []
     for tail in tails:
         tail.consumer = make_consumer(options, tail.topic, tail.show, config)
         consumers.append(tail.consumer)
-    async with running(consumers, options):
+    async with running(consumers, options, signals.stop):
         await signals.stop.wait()
     for tail in tails:
         if tail.error is not None:

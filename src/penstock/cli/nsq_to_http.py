@@ -135,7 +135,7 @@ async def run(options: ToHttpOptions, signals: Signals) -> int:
     sender = Sender(options)
     consumers = [make_consumer(options, options.topic, sender.handle, config)]
     try:
-        async with running(consumers, options):
+        async with running(consumers, options, signals.stop):
             await signals.stop.wait()
     finally:
         await sender.close()

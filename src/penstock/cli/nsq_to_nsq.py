@@ -14,6 +14,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,7 @@ from penstock.wire.names import is_valid_name
 log = logging.getLogger("penstock.cli")
 
 PROGRAM = "nsq_to_nsq"
+STOP_SECONDS_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ async def run(options: ToNsqdOptions, signals: Signals) -> int:
         for topic in dict.fromkeys(options.topic)
     ]
     try:
-        async with running(consumers, options):
+        async with running(consumers, options, signals.stop):
             await signals.stop.wait()
     finally:
         await relay.stop()
@@ -180,7 +182,10 @@ class Relay:
         return True
 
     async def stop(self) -> None:
-        await asyncio.gather(*(each.stop() for each in self._destinations.values()))
+        """Nothing is waited for any more: what is not stored by now was requeued."""
+        stopping = asyncio.gather(*(each.stop() for each in self._destinations.values()))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stopping, STOP_SECONDS_MAX)
 
 
 class MissingField(Exception):

@@ -14,6 +14,7 @@ import asyncio
 import os
 import select
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ from penstock.cli.tool import (
     repeated,
     start_tool,
     tool_table,
+    unless_stopped,
 )
 from penstock.client import Producer
 from penstock.errors import OptionError
@@ -36,6 +38,8 @@ from penstock.wire.names import is_valid_name
 PROGRAM = "to_nsq"
 READ_SIZE = 256 << 10
 RECORD_SIZE_MAX = 64 << 20
+# How long answers are waited for after a signal.
+STOP_SECONDS_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +80,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run(options: ToNsqOptions, signals: Signals) -> int:
     config = client_config(PROGRAM, options.producer_opt, {})
     producers = [Producer([address], config=config) for address in options.nsqd_tcp_address]
+    publishing = Publishing(options.topic, producers, signals.stop)
     try:
         for producer in producers:
-            await producer.start()
-        publishing = Publishing(options.topic, producers, signals.stop)
+            if not await unless_stopped(producer.start(), signals.stop):
+                return 0
         source = read_input(0, signals.stop)
         delimiter = options.delimiter.encode("utf-8", "surrogateescape")
         pace = Pace(options.rate) if options.rate > 0 else None
         async for record in split(source, delimiter):
             if signals.stop.is_set():
                 break
-            await publishing.add(record)
+            if not await publishing.add(record):
+                break
             if pace is not None:
                 await pace.wait(signals.stop)
     finally:
-        for producer in producers:
-            await producer.stop()
+        await stop_all(producers, signals.stop)
     publishing.check()
     return 0
+
+
+async def stop_all(producers: Sequence[Producer], stop: asyncio.Event) -> None:
+    """Wait for all answers, not for long any more when the tool was told to end."""
+
+    async def stop_each() -> None:
+        await asyncio.gather(*(producer.stop() for producer in producers))
+
+    stopping = asyncio.create_task(stop_each())
+    waiting = asyncio.create_task(stop.wait())
+    await asyncio.wait([stopping, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stopping, STOP_SECONDS_MAX)
 
 
 @dataclass(slots=True)
@@ -106,11 +125,20 @@ class Publishing:
     error: BaseException | None = None
     futures: set[asyncio.Future[None]] = field(default_factory=set)
 
-    async def add(self, record: bytes) -> None:
+    async def add(self, record: bytes) -> bool:
+        """Send to all as soon as there is room; False if ``stop`` came before that."""
         for producer in self.producers:
-            future = await producer.send(self.topic, record)
-            self.futures.add(future)
-            future.add_done_callback(self._answered)
+            if producer.pending_size + len(record) <= producer.config.max_pending_size:
+                await self._send(producer, record)
+            elif not await unless_stopped(self._send(producer, record), self.stop):
+                self.error = self.error or ToolError("stopped while nsqd took no more")
+                return False
+        return True
+
+    async def _send(self, producer: Producer, record: bytes) -> None:
+        future = await producer.send(self.topic, record)
+        self.futures.add(future)
+        future.add_done_callback(self._answered)
 
     def _answered(self, future: asyncio.Future[None]) -> None:
         self.futures.discard(future)

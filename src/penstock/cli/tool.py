@@ -27,6 +27,8 @@ from penstock.version import NSQ_VERSION, VERSION
 # go-nsq's name for an option of ours.  Its name says the contrary of what it does.
 GO_NAMES = {"skip_lookupd_authorization": "lookupd_authorization"}
 OptionsT = TypeVar("OptionsT")
+# A second signal within this time is the first: shells and `timeout` signal group and process.
+SECOND_SIGNAL_S = 0.5
 CLIENT_SETTINGS = {setting.option: setting for setting in settings_of(Config)}
 
 
@@ -96,15 +98,43 @@ def client_config(
 
 
 class Signals:
-    """``stop`` is set by SIGINT and SIGTERM; ``on_hup`` is called for each SIGHUP."""
+    """``stop`` is set by SIGINT and SIGTERM; ``on_hup`` is called for each SIGHUP.
+
+    A second SIGINT or SIGTERM ends the process at once, as the tools can be killed at any moment.
+    """
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.on_hup: Callable[[], None] = self.stop.set
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self.stop.set)
-        loop.add_signal_handler(signal.SIGTERM, self.stop.set)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self.on_hup())
+        self._first_s: float | None = None
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._received, number)
+        self._loop.add_signal_handler(signal.SIGHUP, lambda: self.on_hup())
+
+    def _received(self, number: int) -> None:
+        now_s = self._loop.time()
+        if self._first_s is None:
+            self._first_s = now_s
+        elif now_s > self._first_s + SECOND_SIGNAL_S:
+            os._exit(128 + number)
+        self.stop.set()
+
+
+async def unless_stopped(work: Coroutine[Any, Any, Any], stop: asyncio.Event) -> bool:
+    """Await ``work``, which ``stop`` cancels; return whether it was done."""
+    task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+    if task.cancelled():
+        return False
+    task.result()
+    return True
 
 
 Run = Callable[[Any, Signals], Coroutine[Any, Any, int]]
@@ -160,9 +190,11 @@ class Output:
     CHUNK_SIZE = 4096
     FILE_CHUNK_SIZE = 1 << 20
     LOOK_AGAIN_S = 0.002
+    STUCK_S = 1.0  # how long a reader may take nothing once the tool is to end
 
-    def __init__(self, fd: int = 1) -> None:
+    def __init__(self, fd: int = 1, stop: asyncio.Event | None = None) -> None:
         self._fd = fd
+        self._stop = stop
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
         regular = stat.S_ISREG(os.fstat(fd).st_mode)
@@ -171,12 +203,19 @@ class Output:
 
     async def write(self, text: bytes) -> None:
         """Write all of ``text``; an error says in NSQ's words that there is no reader any more."""
+        loop = asyncio.get_running_loop()
         async with self._lock:
             offset = 0
+            stuck_s = loop.time()
             while offset < len(text):
+                if self._stop is None or not self._stop.is_set():
+                    stuck_s = loop.time()
                 if not self._poll.poll(0):
+                    if loop.time() > stuck_s + self.STUCK_S:
+                        raise ToolError("ERROR: failed to write to os.Stdout - nobody reads it")
                     await asyncio.sleep(self.LOOK_AGAIN_S)
                     continue
+                stuck_s = loop.time()
                 try:
                     offset += os.write(self._fd, text[offset : offset + self._chunk_size])
                 except OSError as error:

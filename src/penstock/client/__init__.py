@@ -1,6 +1,7 @@
 """The client: producers and consumers on asyncio.
 
 config.py        options, checked                 errors are in penstock/errors.py
+options.py       the same by name, for type checkers
 backoff.py       when a failing consumer gets messages again       no I/O, no clock
 ready.py         how max_in_flight is spread over connections      no I/O, no clock
 message.py       a message and its answers

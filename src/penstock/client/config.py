@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import ssl
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
+from penstock.client.options import Options
 from penstock.errors import OptionError
 from penstock.kinds import Duration, Text, format_duration, parse_duration
 from penstock.settings import boolean, choice, integer, number, row, settings_of, string
@@ -233,7 +234,7 @@ class Config:
         before = {} if base is None else {name: getattr(base, name) for name in known}
         return cls(**{**before, **options})
 
-    def replace(self, **options: object) -> Self:
+    def replace(self, **options: Unpack[Options]) -> Self:
         return self.of(self, **options)
 
 

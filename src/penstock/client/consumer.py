@@ -20,7 +20,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from penstock.client.backoff import Backoff, State
 from penstock.client.config import Config, make_context
@@ -29,6 +29,7 @@ from penstock.client.discovery import Discovery, lookup_url
 from penstock.client.life import Life
 from penstock.client.link import Link
 from penstock.client.message import WAITING, Message
+from penstock.client.options import Options
 from penstock.client.ready import Change, Ready
 from penstock.client.runner import Handler, Inbox, Messages, Runner, make_runner
 from penstock.client.subscription import Subscription
@@ -54,6 +55,9 @@ class Stats:
 
 
 def check_names(topic: str, channel: str) -> None:
+    for name in (topic, channel):
+        if not isinstance(name, str):
+            raise TypeError(f"a topic or channel must be a str, not {type(name).__name__}")
     if not is_valid_name(topic):
         raise OptionError(f"{topic!r} is not a valid name for a topic")
     if not is_valid_name(channel):
@@ -79,7 +83,7 @@ class Consumer(Life):
         give_up: GiveUp | None = None,
         accept: Callable[[str], bool] = lambda address: True,
         config: Config | None = None,
-        **options: object,
+        **options: Unpack[Options],
     ) -> None:
         check_names(topic, channel)
         self.topic = topic

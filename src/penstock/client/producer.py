@@ -21,12 +21,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import TypeGuard, Unpack
 
 from penstock.client.config import Config, make_context
 from penstock.client.connection import Connection, parse_address
 from penstock.client.life import Life
 from penstock.client.link import Link
+from penstock.client.options import Options
 from penstock.client.publication import Encoder, Gathering, Pipe, checked
 from penstock.core.publishing import Publication, single
 from penstock.errors import (
@@ -53,7 +54,7 @@ class Producer(Life):
         nsqd_tcp_addresses: Sequence[str] | str,
         *,
         config: Config | None = None,
-        **options: object,
+        **options: Unpack[Options],
     ) -> None:
         self.config = Config.of(config, **options)
         given = nsqd_tcp_addresses
@@ -168,9 +169,9 @@ class Producer(Life):
     async def send(self, topic: str, body: Body, *, delay: float = 0.0) -> asyncio.Future[None]:
         """Send a message as soon as there is room; the future is done when it is stored."""
         if not self._fits(body):
+            body = checked(body)
             if not self._links or self._stopped:
                 self._connect()
-            body = checked(body)
             await self._wait_for_room(len(body))
         return self._begin(topic, body, delay)
 
@@ -204,6 +205,8 @@ class Producer(Life):
 
     async def send_many(self, topic: str, bodies: Sequence[Body]) -> asyncio.Future[None]:
         """As `send`, for several messages in one MPUB."""
+        if isinstance(bodies, (str, bytes, bytearray, memoryview)):
+            raise TypeError(f"bodies must be a list of bytes, not {type(bodies).__name__}")
         if not self._links or self._stopped:
             self._connect()
         command = self._encoder.many(topic, bodies)

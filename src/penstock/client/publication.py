@@ -92,6 +92,8 @@ class Encoder:
         """``PUB <topic>\\n``, of a valid topic."""
         head = self.heads.get(topic)
         if head is None:
+            if not isinstance(topic, str):
+                raise TypeError(f"a topic must be a str, not {type(topic).__name__}")
             if not is_valid_name(topic):
                 raise RefusedError("E_BAD_TOPIC", f'PUB topic name "{topic}" is not valid')
             if len(self.heads) >= HEADS_MAX:
@@ -112,7 +114,11 @@ class Encoder:
 
 def checked(body: bytes | bytearray | memoryview) -> bytes:
     """``body`` as bytes; nsqd has no empty messages."""
-    if not body:
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        # bytes() would make five zeros of 5, and of a str an error about encodings.
+        hint = ": encode it, as in body.encode()" if isinstance(body, str) else ""
+        raise TypeError(f"a body must be bytes, not {type(body).__name__}{hint}")
+    if not len(body):
         raise RefusedError("E_BAD_MESSAGE", "PUB invalid message body size 0")
     return bytes(body)
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.client")
 
+# How long nsqd may take to answer CLS.  One that hangs must not hold up the end of a program.
+CLS_SECONDS_MAX = 2.0
 # nsqd takes what fits in 64 bits; this is ten years.
 REQUEUE_MS_MAX = 315_360_000_000
 
@@ -52,6 +54,7 @@ class Subscription:
         self._waking = False
         self._open: set[Message] | None = None
         self._touching: asyncio.TimerHandle | None = None
+        self._waiting: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         self.connection.use(self)
@@ -94,8 +97,9 @@ class Subscription:
 
     def lost(self, error: Exception | None) -> None:
         self.closed = True
-        if self._touching is not None:
-            self._touching.cancel()
+        for timer in (self._touching, self._waiting):
+            if timer is not None:
+                timer.cancel()
         if self._open is not None:
             self._open.clear()
         self.over.set()
@@ -192,6 +196,14 @@ class Subscription:
         self.closing = True
         if not self.closed:
             self.connection.send(commands.CLS)
+            self._waiting = self.connection.loop.call_later(CLS_SECONDS_MAX, self._not_answered)
+
+    def _not_answered(self) -> None:
+        """CLS was not: what nsqd may still send it delivers again when the connection is closed."""
+        if not self._close_wait:
+            log.warning("nsqd=%s: no answer to CLS in %g s", self.address, CLS_SECONDS_MAX)
+            self._close_wait = True
+            self._look_whether_over()
 
     def _look_whether_over(self) -> None:
         if self._close_wait and self.share.in_flight == 0:

@@ -22,7 +22,7 @@ import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import uvloop
 
@@ -30,6 +30,7 @@ from penstock.client import consumer as consumers
 from penstock.client import producer as producers
 from penstock.client.config import Config
 from penstock.client.message import Message
+from penstock.client.options import Options
 from penstock.client.producer import Body
 from penstock.client.runner import fail
 from penstock.errors import StoppedError
@@ -104,7 +105,7 @@ class Producer(Stoppable):
         nsqd_tcp_addresses: Sequence[str] | str,
         *,
         config: Config | None = None,
-        **options: object,
+        **options: Unpack[Options],
     ) -> None:
         self._producer = producers.Producer(nsqd_tcp_addresses, config=config, **options)
         self._stopped = False
@@ -162,7 +163,7 @@ class Consumer(Stoppable):
         lookupd_http_addresses: Sequence[str] | str = (),
         give_up: consumers.GiveUp | None = None,
         config: Config | None = None,
-        **options: object,
+        **options: Unpack[Options],
     ) -> None:
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._left: Message | None = None
