@@ -341,7 +341,7 @@ class Options:
     )
     allowed_hosts: tuple[str, ...] = strings(
         AUTH,
-        "further host name to answer HTTP under: name, .domain or *; checked with tokens, or if set",
+        "further host name to answer HTTP under: name, .domain or *; checked with tokens or if set",
         flag="allowed-host",
         own=True,
     )
