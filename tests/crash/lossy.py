@@ -165,6 +165,7 @@ class LossyFiles:
     def make_folder(self, folder: str) -> None:
         self._step("make_folder", folder)
         self._maybe_fail("make_folder", folder)
+        self._maybe_fail("make_folder", folder)
         at = self._root
         for name in filter(None, folder.split("/")):
             below = at.now.setdefault(name, _Folder())

@@ -259,6 +259,9 @@ def test_a_crash_while_deleting_brings_back_all_or_nothing() -> None:
             assert not (answered and there)
             if there:
                 assert len(read_all(recover(files).log)) == 30
+            for deleted in paths.deleted_topics():
+                assert not files.list(deleted.path)
+                paths.remove(deleted.path)
             assert not any(n.endswith(".deleted") for n in files.list(paths.topics))
 
 

@@ -49,8 +49,6 @@ class Adoption:
                 assert self.doubt.made is not None
                 self.doubt.made.instance = real[name].instance
                 model.topics[name] = self.doubt.made
-            elif self.doubt.of("delete_topic", name):
-                self._deleted_half(model.topics[name])
         for topic in model.topics.values():
             self._exist(topic)
         for topic in model.topics.values():
@@ -58,15 +56,6 @@ class Adoption:
         for message in model.messages.values():
             message.synced = message.synced or self.clean
             message.since_ns = self.engine.clock.monotonic_ns()
-
-    def _deleted_half(self, old: NaiveTopic) -> None:
-        """The folder was gone and nsqd.dat still named the topic: it is there, and empty."""
-        real = self.engine.broker.topics[old.name]
-        if real.instance != old.instance:
-            fresh = NaiveTopic(old.name, real.instance, paused=old.paused)
-            for name, channel in old.channels.items():
-                fresh.channels[name] = NaiveChannel(paused=channel.paused)
-            self.model.topics[old.name] = fresh
 
     def _exist(self, topic: NaiveTopic) -> None:
         real = self.engine.broker.topics[topic.name]

@@ -69,14 +69,14 @@ class BaseTopic(Arrivals, ABC):
 
     def publish(self, bodies: list[bytes]) -> Ticket:
         """Append messages, all or none; the ticket is settled when they are stored."""
-        if self.closed:
+        if self.appender.closed:
             return _refused()
         self.appender.extend(bodies, self.broker.clock.wall_ns())
         return self.appender.ticket
 
     def publish_multi(self, body: bytes) -> Ticket:
         """As publish(), for the messages in the body of an MPUB; ValueError if it is none."""
-        if self.closed:
+        if self.appender.closed:
             return _refused()
         options = self.broker.options
         count_max, size_max = (options.max_body_size - 4) // 5, options.max_msg_size
@@ -85,7 +85,7 @@ class BaseTopic(Arrivals, ABC):
 
     def publish_lines(self, body: bytes) -> Ticket:
         """As publish(), for a message a line; ValueError if one is too large."""
-        if self.closed:
+        if self.appender.closed:
             return _refused()
         size_max = self.broker.options.max_msg_size
         count = self.appender.extend_lines(body, size_max, self.broker.clock.wall_ns())

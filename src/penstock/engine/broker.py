@@ -29,6 +29,7 @@ from penstock.engine.channel import Channel
 from penstock.engine.clock import Clock
 from penstock.engine.damage import DamageLog
 from penstock.engine.deferred import FOREVER, DeferredQueue, Due
+from penstock.engine.deletion import Deletion
 from penstock.engine.disk import Disk
 from penstock.engine.ephemeral import EphemeralTopic
 from penstock.engine.flushing import SYNC_SPACING_NS
@@ -203,7 +204,7 @@ class Broker:
         if error is not None:
             failure = error if isinstance(error, Exception) else OSError(str(error))
             self.health_of_disk.failed(failure)
-            self._drop_topic(topic)
+            self.drop_topic(topic)
             topic.fail(failure)
             created.settle(failure)
             return
@@ -225,36 +226,25 @@ class Broker:
     def delete_topic(self, name: str) -> Ticket:
         """Remove a topic with all it holds; KeyError if there is none."""
         topic = self.topics[name]
-        self._drop_topic(topic)
+        if isinstance(topic, Topic):
+            if topic.deletion is None:
+                Deletion(self, topic).start()
+            assert topic.deletion is not None
+            return topic.deletion.ticket
+        self.drop_topic(topic)
         self.deferred.purge(topic.instance, FOREVER)
         log.info("topic=%s: deleted", name)
-        if not isinstance(topic, Topic):
-            return settled()
-        ticket = Ticket()
-        folder = topic.log.folder
+        return settled()
 
-        def renamed(deleted: str | None, error: BaseException | None) -> None:
-            if deleted is None:
-                ticket.settle(error if isinstance(error, Exception) else OSError(str(error)))
-                return
-            self.registry.save(topic).add(lambda saved: ticket.settle(saved.error))
-            self.disk.submit(lambda: self.data.remove(deleted), self._removed)
-
-        self.disk.submit(lambda: self.data.delete_topic(folder), renamed)
-        return ticket
-
-    def _drop_topic(self, topic: BaseTopic) -> None:
+    def drop_topic(self, topic: BaseTopic) -> None:
+        """Forget a topic: its name is free."""
         del self.topics[topic.name]
-        del self.appenders[topic.name.encode()]
+        self.appenders.pop(topic.name.encode(), None)
         del self._by_instance[topic.instance]
         self.identity.saw(topic.appender.next_index)
         topic.close()
         self.polls.changed(topic.name)
         self.on_change(topic, False)
-
-    def _removed(self, _: None, error: BaseException | None) -> None:
-        if error is not None:
-            self.report("deleted topic", error)
 
     def channel_created(self, channel: Channel) -> None:
         log.info("topic=%s channel=%s: created", channel.topic.name, channel.name)
@@ -295,7 +285,7 @@ class Broker:
         """Accept a message to be published ``delay_ns`` from now."""
         refusal = self.health_of_disk.refusal()
         ticket = Ticket()
-        if topic.closed or refusal is not None:
+        if topic.appender.closed or refusal is not None:
             ticket.settle(refusal or OSError("exiting"))
             return ticket
         now_ns = self.clock.wall_ns()

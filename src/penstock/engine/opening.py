@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+from penstock.core.ticket import Ticket
 from penstock.core.window import Window
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
@@ -17,10 +18,11 @@ from penstock.engine.names import is_ephemeral, is_valid_name
 from penstock.engine.pull import PullChannel
 from penstock.engine.topic import Topic
 from penstock.errors import CorruptError
+from penstock.storage.damage import DamageKind
 from penstock.storage.datapath import TopicFolder
-from penstock.storage.journal import AWAITING, ChannelState, TopicState
+from penstock.storage.journal import AWAITING, ChannelState, TopicState, span
 from penstock.storage.metadata import Metadata, load_metadata
-from penstock.storage.recovery import RecoveredTopic, recover_topic
+from penstock.storage.recovery import RecoveredTopic, is_segment, recover_topic
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ def open_broker(broker: Broker) -> None:
     fired: dict[int, list[int]] = {}
     end = floor
     metadata = _metadata(broker)
+    deleted = broker.data.deleted_topics()
     for folder in _newest(broker, broker.data.topic_folders()):
         found = recover_topic(
             broker.files,
@@ -68,8 +71,8 @@ def open_broker(broker: Broker) -> None:
         end = max(end, found.log.end)
     _lease(broker, end)
     broker.deferred.recover(fired)
-    _add_listed(broker, metadata)
-    broker.registry.save_all()
+    _add_listed(broker, metadata, {folder.topic for folder in deleted})
+    broker.registry.save_all().add(lambda saved: _sweep(broker, deleted, saved))
     broker.staging.open()
     broker.staging.resume()
 
@@ -87,22 +90,43 @@ def _lease(broker: Broker, end: int) -> None:
 
 
 def _newest(broker: Broker, folders: list[TopicFolder]) -> Iterator[TopicFolder]:
-    """One folder a topic: a second one is what a delete could not rename."""
+    """One folder a topic.  Of two the one with the later indexes is the newer instance.
+
+    An earlier version left the other one behind when a delete failed; or somebody has put it there.
+    """
     by_name: dict[str, list[TopicFolder]] = {}
     for folder in folders:
         by_name.setdefault(folder.topic, []).append(folder)
     for found in by_name.values():
-        found.sort(key=lambda folder: _newest_segment(broker, folder))
-        for old in found[:-1]:
-            log.warning("topic=%s: removing the folder of a deleted instance", old.topic)
-            broker.data.remove(broker.data.delete_topic(old.path))
+        if len(found) > 1:
+            found.sort(key=lambda folder: _reach(broker, folder))
+            for old in found[:-1]:
+                _set_aside(broker, old, found[-1])
         yield found[-1]
 
 
-def _newest_segment(broker: Broker, folder: TopicFolder) -> str:
-    """The name of the last segment; names ascend with the indexes in them."""
+def _reach(broker: Broker, folder: TopicFolder) -> tuple[int, int]:
+    """(the highest, the lowest) index that the journal and the segments name.
+
+    An instance starts above all that the ones before it gave, also if it holds no message yet.
+    """
     names = broker.files.list(folder.path)
-    return max((name for name in names if name.endswith(".log")), default="")
+    bases = [int(name[:20]) for name in names if is_segment(name)]
+    low, high = span(broker.files.read(f"{folder.path}/journal")) if "journal" in names else (0, 0)
+    return max([high, *bases]), min([low, *bases])
+
+
+def _set_aside(broker: Broker, old: TopicFolder, new: TopicFolder) -> None:
+    aside = f"{old.path}.old"
+    broker.files.rename(old.path, aside)
+    broker.files.sync_folder(broker.data.topics)
+    broker.damage.report(
+        DamageKind.TOPIC,
+        f"there are two folders of this topic: {new.path} is used,"
+        f" the older one is kept as {aside}",
+        topic=old.topic,
+        path=old.path,
+    )
 
 
 def _metadata(broker: Broker) -> Metadata:
@@ -139,13 +163,32 @@ def _believe(metadata: Metadata, name: str, found: RecoveredTopic) -> None:
                 )
 
 
-def _add_listed(broker: Broker, metadata: Metadata) -> None:
-    """Create what nsqd.dat names and no folder holds: it may come from a Go nsqd."""
+def _sweep(broker: Broker, deleted: list[TopicFolder], saved: Ticket) -> None:
+    """Remove the folders of deleted topics once nsqd.dat does not list these any more."""
+    if saved.error is not None or not deleted:
+        return
+
+    def remove() -> None:
+        for folder in deleted:
+            broker.data.remove(folder.path)
+
+    def removed(_: None, error: BaseException | None) -> None:
+        if error is not None:
+            broker.report("deleted topic", error)
+
+    broker.disk.submit(remove, removed)
+
+
+def _add_listed(broker: Broker, metadata: Metadata, deleted: set[str]) -> None:
+    """Create what nsqd.dat names and no folder holds: it may come from a Go nsqd.
+
+    Not what was ``deleted``: nsqd was killed before nsqd.dat was written.
+    """
     for entry in metadata.topics:
         if not is_valid_name(entry.name):
             log.warning("nsqd.dat: skipping creation of invalid topic %s", entry.name)
             continue
-        if entry.name in broker.topics or is_ephemeral(entry.name):
+        if entry.name in broker.topics or is_ephemeral(entry.name) or entry.name in deleted:
             continue
         topic, _ = broker.create_topic(entry.name)
         for channel_entry in entry.channels:

@@ -37,6 +37,7 @@ from penstock.storage.topic_log import SegmentRecord, TopicLog
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
+    from penstock.engine.deletion import Deletion
 
 # A sealed segment whose unfinished messages are fewer than both of these is given up: they are
 # copied to a side file (R5).
@@ -57,6 +58,7 @@ class Topic(BaseTopic):
     ) -> None:
         super().__init__(broker, name, instance, log.node_id, log.end)
         self.log = log
+        self.deletion: Deletion | None = None
         self._channel_id = 0
         self._opened = False
         self._retiring = False
@@ -104,13 +106,24 @@ class Topic(BaseTopic):
         self.writer.fire(dues)
         self.flush()
 
+    @property
+    def leaving(self) -> bool:
+        """Deleted, or about to be: that its files vanish under its last works is no trouble."""
+        return self.closed or self.deletion is not None
+
+    def stay(self) -> None:
+        """It could not be deleted, and goes on."""
+        self.deletion = None
+        self.log.forget_damage()  # files that had another name for a moment
+        self.appender.closed = self.broker.exiting
+        self.journal_later()
+
     def _heard_log(self, error: BaseException | None) -> None:
-        # The files of a deleted topic vanish under its last writes; that is no disk trouble.
-        if not self.closed:
+        if not self.leaving:
             self.broker.set_health(error)
 
     def _heard_journal(self, error: BaseException | None) -> None:
-        if not self.closed:
+        if not self.leaving:
             self.broker.set_journal_health(error)
 
     def _visible(self, batch: Batch) -> None:
@@ -354,7 +367,7 @@ class Topic(BaseTopic):
 
         Returns whether to look again in a while, even if nothing happens here until then.
         """
-        if self._retiring or self.closed:
+        if self._retiring or self.leaving:
             return not self.closed
         damages = self.log.take_damage()
         if damages:
@@ -437,8 +450,7 @@ class Topic(BaseTopic):
         return ticket
 
     def _report(self, error: BaseException | None) -> None:
-        # The files of a deleted topic vanish under its last works; that is no trouble.
-        if not self.closed:
+        if not self.leaving:
             self.broker.report(f"topic={self.name}", error)
 
     def _unlink(self, paths: list[str]) -> None:

@@ -14,6 +14,7 @@ import time
 from penstock.core.ticket import Ticket, after
 from penstock.engine import stats
 from penstock.engine.damage import as_json
+from penstock.engine.health import is_full
 from penstock.engine.memory import Memory
 from penstock.engine.names import is_valid_name
 from penstock.engine.options import hostname
@@ -30,6 +31,7 @@ from penstock.server.http_message import (
     Pending,
     Request,
     Response,
+    error_response,
     json_response,
     text_response,
 )
@@ -38,6 +40,7 @@ from penstock.server.http_router import Handler, Route, Router
 from penstock.settings import config_values
 from penstock.version import NSQ_VERSION
 
+_DISK_FULL = error_response(503, "DISK_FULL")
 _PING_OK = Response(200, b"OK", (TEXT,))
 
 
@@ -233,4 +236,6 @@ def _when(ticket: Ticket) -> Pending:
 
 
 def _done(ticket: Ticket) -> Response:
-    return EMPTY if ticket.error is None else INTERNAL_ERROR
+    if ticket.error is None:
+        return EMPTY
+    return _DISK_FULL if is_full(ticket.error) else INTERNAL_ERROR

@@ -61,7 +61,10 @@ class DataPath:
         self.imported = f"{self.own}/imported"
 
     def open(self) -> None:
-        """Lock the data path, make what is missing and remove what deletes left behind."""
+        """Lock the data path, make what is missing and remove what a crash left behind.
+
+        The folders of deleted topics stay, empty, until nsqd.dat does not list them any more.
+        """
         self.files.lock(self.root)
         self.refuse_queues()
         folders = (self.topics, self.deferred, self.staging)
@@ -119,11 +122,29 @@ class DataPath:
         return [folder for folder in found if folder is not None]
 
     def delete_topic(self, folder: str) -> str:
-        """Rename a topic's folder away, durably; return the path to give to remove()."""
+        """Rename a topic's folder away, durably; return the path to give to remove().
+
+        After an error it has its name again, unless the disk fails that, too.
+        """
         gone = folder + DELETED
         self.files.rename(folder, gone)
-        self.files.sync_folder(self.topics)
+        try:
+            self.files.sync_folder(self.topics)
+        except OSError:
+            self.files.rename(gone, folder)
+            raise
         return gone
+
+    def deleted_topics(self) -> list[TopicFolder]:
+        """What delete_topic() renamed and nobody removed."""
+        names = [name for name in self.files.list(self.topics) if name.endswith(DELETED)]
+        found = (parse_folder(f"{self.topics}/{name.removesuffix(DELETED)}") for name in names)
+        return [f._replace(path=f.path + DELETED) for f in found if f is not None]
+
+    def empty(self, gone: str) -> None:
+        """Unlink the files of what delete_topic() renamed; the folder stays to tell of it."""
+        for name in self.files.list(gone):
+            self.files.unlink(f"{gone}/{name}")
 
     def remove(self, gone: str) -> None:
         """Unlink what delete_topic() renamed."""
@@ -132,9 +153,8 @@ class DataPath:
     def clean(self) -> None:
         """Remove what a crash left of deleted topics, imports and files to be renamed."""
         self.files.remove_tree(self.importing)
-        for name in self.files.list(self.topics):
-            if name.endswith(DELETED):
-                self.files.remove_tree(f"{self.topics}/{name}")
+        for deleted in self.deleted_topics():
+            self.empty(deleted.path)
         for folder in (self.root, self.own):
             for name in self.files.list(folder):
                 if re.fullmatch(

@@ -253,9 +253,17 @@ def replay(data: bytes) -> TopicState:
     return _Replay().run(data)
 
 
+def span(data: bytes) -> tuple[int, int]:
+    """(the lowest index that a journal names, one past the highest); for a journal of nothing 0."""
+    replay = _Replay()
+    state = replay.run(data)
+    return min(replay.index_min, state.index_max), state.index_max
+
+
 class _Replay:
     def __init__(self) -> None:
         self.state = TopicState()
+        self.index_min = 1 << 63
         self.channels: dict[int, ChannelState] = {}
         self.ids: dict[str, int] = {}  # by name, also of channels that are gone
 
@@ -326,6 +334,7 @@ class _Replay:
             channel.marks[index] = (attempts, due_ns)
 
     def saw(self, index: int) -> None:
+        self.index_min = min(self.index_min, index)
         if index > self.state.index_max:
             self.state.index_max = index
 

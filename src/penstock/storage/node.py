@@ -54,14 +54,14 @@ class Node:
         """Let no start give an index below ``index`` again; blocking.  It never goes down."""
         index = min(index, INDEX_FLOOR_MAX)
         if index > self.index_floor or self.stale:
-            self.index_floor = max(self.index_floor, index)
-            self.write(files)
+            self.write(files, max(self.index_floor, index))
 
-    def write(self, files: Files) -> None:
-        """Write both files; blocking."""
-        data = encode_node(self.uuid, self.index_floor)
+    def write(self, files: Files, index_floor: int) -> None:
+        """Write both files; blocking.  The floor counts once it is on the disk."""
+        data = encode_node(self.uuid, index_floor)
         for path in filter(None, (self.copy, self.path)):
             files.write_new(path, data)
+        self.index_floor = index_floor
         self.stale = False
 
 
@@ -143,7 +143,7 @@ def _choose(main: _Read, other: _Read, path: str, copy: str) -> Node | None:
 def _make(files: Files, path: str, copy: str) -> Node:
     node = Node(path, str(uuid.uuid4()), copy=copy, made=True)
     files.make_folder(path.rpartition("/")[0])
-    node.write(files)
+    node.write(files, 0)
     return node
 
 
@@ -188,7 +188,10 @@ def decode_node(data: bytes, path: str) -> Node:
 
 def _decode(whole: dict[str, object], path: str) -> tuple[Node | None, bool]:
     """The node and whether it has a checksum; no node if that is wrong."""
-    node = Node(path, str(uuid.UUID(str(whole["uuid"]))), int(str(whole["index_floor"])))
+    told = str(whole["uuid"]).lower()
+    node = Node(path, str(uuid.UUID(told)), int(str(whole["index_floor"])))
+    if node.uuid != told:  # int() takes spaces, and so does UUID
+        raise ValueError(f"{told!r} is not a UUID")
     checksum = whole.get("checksum")
     checked = checksum is not None
     if checked and checksum != _checksum(node.uuid, node.index_floor):

@@ -47,6 +47,11 @@ _LOG = re.compile(r"([0-9]{20})\.log")
 _SIDE = re.compile(r"([0-9]{20})(?:-([1-9][0-9]*))?\.side")
 
 
+def is_segment(name: str) -> bool:
+    """Whether a file of a topic's folder is a segment of its log."""
+    return _LOG.fullmatch(name) is not None
+
+
 @dataclass
 class RecoveredTopic:
     """A topic as it was found.  ``fired`` is asked about the slots in ``live_slots`` only."""

@@ -370,6 +370,10 @@ class TopicLog(Shown):
                 taken.append(damage._replace(message_count=count))
         return sorted(taken, key=lambda damage: damage.index_start)
 
+    def forget_damage(self) -> None:
+        """What reads noted so far was none: the folder had another name for a moment."""
+        self._damage.clear()
+
     def keep_evidence(self, damage: Damage) -> None:
         """Copy damaged bytes aside before their segment goes.  Blocking."""
         keep_evidence(self._files, damage.path, damage.offset, damage.end)

@@ -90,7 +90,7 @@ def test_only_the_first_answer_counts(engine: Engine) -> None:
 def test_deleting_a_topic_ends_its_waiting(engine: Engine) -> None:
     topic, _ = engine.broker.create_topic("t")
     engine.settle()
-    engine.broker.delete_topic("t")
+    assert engine.done(engine.broker.delete_topic("t")) is None
     assert topic.channels_known.done and topic.channels_known.error is not None
     topic.know_channels(["a"])
     engine.settle()

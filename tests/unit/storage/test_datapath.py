@@ -56,7 +56,9 @@ def test_opening_removes_what_a_crash_left(paths: DataPath) -> None:
     Path(f"{paths.root}/mine.tmp").write_bytes(b"x")
     paths.files.unlock(paths.root)
     paths.open()
-    assert not Path(gone).exists()
+    # The folder itself stays until nsqd.dat was written, to tell what was deleted.
+    assert [(found.topic, found.path) for found in paths.deleted_topics()] == [("t", gone)]
+    assert list(Path(gone).iterdir()) == []
     assert sorted(p.name for p in Path(paths.root).iterdir()) == ["mine.tmp", "penstock"]
     assert sorted(p.name for p in Path(paths.own).iterdir()) == ["deferred", "staging", "topics"]
 
