@@ -94,7 +94,7 @@ def chart(
 
     ``newest`` are values newer than the last of each line, for the legend, if there are any.
     """
-    lines = lines[:LINES_MAX]
+    lines = [(name, [_finite(value) for value in values]) for name, values in lines[:LINES_MAX]]
     newest = newest or [values[-1] if values else None for _, values in lines]
     size = max((len(values) for _, values in lines), default=0)
     group = max(1, math.ceil(size / POINTS_MAX))
@@ -165,6 +165,11 @@ def bars(title: str, values: Sequence[tuple[str, int]]) -> Bars:
         ],
         summary=f"{title}: most at {busiest[0]}, {formats.count(busiest[1])} messages.",
     )
+
+
+def _finite(value: float | None) -> float | None:
+    """A value that can be drawn; a chart of the last hour must not fail for one of them."""
+    return value if value is not None and 0 <= value < formats.NUMBER_MAX else None
 
 
 def _thin(values: Values, group: int) -> list[float | None]:

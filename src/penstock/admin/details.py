@@ -107,7 +107,7 @@ class Details:
             )
             try:
                 return [
-                    (merging.text(found, "topic_name"), shown)
+                    (merging.text(found, "topic_name"), _checked(shown))
                     for found in merging.objects(stats.get("topics"))
                     for shown in merging.objects(found.get("channels"))
                 ]
@@ -149,9 +149,18 @@ def _warnings(parts: Mapping[str, NodePart], failures: Mapping[str, UpstreamErro
 # Clients
 
 
+def _checked(channel: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A channel of /stats as far as it is looked at here; ValueError if it is none."""
+    return {
+        "channel_name": merging.text(channel, "channel_name"),
+        "clients": merging.objects(channel.get("clients")),
+        **{key: merging.count(channel, key, 0) for key in merging.LOCALITIES},
+    }
+
+
 def _add_clients(result: Clients, part: NodePart, topic: str, channel: Mapping[str, Any]) -> None:
-    name = str(channel.get("channel_name"))
-    near = {key: channel.get(key, 0) for key in merging.LOCALITIES}
+    name = channel["channel_name"]
+    near = {key: channel[key] for key in merging.LOCALITIES}
     if any(near.values()):
         zone, region, everywhere = near.values()
         result.delivery[part.node] = {"zone": zone, "region": region, "global": everywhere}
@@ -160,9 +169,7 @@ def _add_clients(result: Clients, part: NodePart, topic: str, channel: Mapping[s
         "topology_zone": part.zone,
         "topology_region": part.region,
     }
-    for found in channel.get("clients") or ():
-        if not isinstance(found, dict):
-            continue
+    for found in channel["clients"]:
         if len(result.clients) == CLIENT_COUNT_MAX:
             result.left_out += 1
             continue
@@ -179,7 +186,7 @@ def _add_clients(result: Clients, part: NodePart, topic: str, channel: Mapping[s
             "node_hostname": part.hostname,
             "topic": topic,
             "channel": name,
-            "state": found.get("state"),
+            "state": state if type(state := found.get("state")) is int else None,
             "zone": client["topology_zone"],
             "region": client["topology_region"],
             "near": nearness,

@@ -133,8 +133,12 @@ def several(value: float, noun: str) -> str:
 
 
 def segment(name: str) -> str:
-    """A name as a part of a path."""
-    return quote(name.encode("utf-8", "surrogateescape"), safe=":[]!$&'()*+,;=~@")
+    """A name as a part of a path; what is no text leads nowhere, but does not fail."""
+    try:
+        raw = name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raw = name.encode("utf-8", "replace")
+    return quote(raw, safe=":[]!$&'()*+,;=~@")
 
 
 def only(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from penstock.admin import answers
+from penstock.admin.formats import NUMBER_MAX
 from penstock.admin.upstream import UpstreamError
 from penstock.server.http_message import HttpError, Request, Response
 from penstock.server.http_router import Route, Router
@@ -88,6 +89,6 @@ def _first_point(body: bytes) -> float | None:
         raise ValueError("no datapoints") from None
     if value is None:
         return None
-    if not isinstance(value, int | float):
+    if type(value) not in (int, float) or not abs(value) < NUMBER_MAX:
         raise ValueError("a datapoint that is no number")
     return float(value)

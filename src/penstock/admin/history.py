@@ -13,6 +13,8 @@ Rule 1: memory is bounded twice: by the number of columns, and by HISTORY_SIZE_M
         oldest columns go, those of the hour first.
 Rule 2: an id is never given twice, so a topic that is deleted and made again has a new history.
 Rule 3: a step without a sample, and a node that did not answer, are None; never zero.
+Rule 4: a rate times its time is what was counted: two samples of one step become one whose rates
+        are those of both together, and a step that was missed has the rates of the next sample.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ Key = tuple[str, ...]
 CLUSTER: Key = ("cluster",)
 
 # The numbers of a row, in this order.
-METRICS = (
-    *("depth", "in_flight", "deferred", "in_rate", "out_rate", "requeue_rate", "timeout_rate"),
-    "lag_s",
-)
+GAUGES = ("depth", "in_flight", "deferred")
+RATES = ("in_rate", "out_rate", "requeue_rate", "timeout_rate")
+METRICS = (*GAUGES, *RATES, "lag_s")
 WIDTH = len(METRICS)
+RATES_AT = slice(len(GAUGES), len(GAUGES) + len(RATES))
 NOTHING = (0.0,) * WIDTH
 
 RECENT_S = 600
@@ -54,6 +56,7 @@ class Column:
     tick: int
     ids: array[int]
     values: array[float]
+    span_s: float = 0.0  # that its rates are measured over
 
     @property
     def size(self) -> int:
@@ -86,8 +89,10 @@ class History:
         """Take over a sample; two in one tick are one."""
         column = self._column(sample)
         recent = self._recent
+        if recent:
+            column.span_s = (column.at_ms - recent[-1].at_ms) / 1000
         if recent and recent[-1].tick == column.tick:
-            recent.pop()
+            column = _joined(recent.pop(), column)
         elif recent and recent[-1].tick // MERGED_COUNT != column.tick // MERGED_COUNT:
             self._merge(recent[-1].tick // MERGED_COUNT)
         recent.append(column)
@@ -122,8 +127,8 @@ class History:
         for column in columns:
             # A tick or two without a sample is a slow one; more is a gap.
             missed = column.tick - tick
-            rows = [row if missed <= MISSED_COUNT_MAX else None] * missed
-            row = column.row(id) or absent
+            last, row = row, column.row(id) or absent
+            rows = [_bridge(last, row) if missed <= MISSED_COUNT_MAX else None] * missed
             for found in (*rows, row):
                 for name, place in zip(names, places, strict=True):
                     series[name].append(None if found is None else round(found[place], 3))
@@ -187,14 +192,42 @@ def _figures(figures: Figures) -> Row:
 def _topic_row(topic: TopicSum) -> Row:
     channels = topic.channels.values()
     return (
-        topic.depth + sum(channel.depth for channel in channels),
+        topic.depth + topic.backlog,
         sum(channel.in_flight for channel in channels),
-        sum(channel.deferred for channel in channels),
+        topic.deferred,
         topic.publish_rate,
         sum(channel.consume_rate for channel in channels),
         sum(channel.requeue_rate for channel in channels),
         sum(channel.timeout_rate for channel in channels),
         max((channel.lag_s for channel in channels), default=0.0),
+    )
+
+
+def _bridge(last: Row | None, row: Row | None) -> Row | None:
+    """A step without a sample: as much waits as before it, and the next rates cover it."""
+    if last is None or row is None:
+        return last
+    return (*last[: RATES_AT.start], *row[RATES_AT], *last[RATES_AT.stop :])
+
+
+def _joined(one: Column, other: Column) -> Column:
+    """Two samples of one step: the later one's numbers, with the rates of both together."""
+    span_s = one.span_s + other.span_s
+    if span_s <= 0:
+        return other
+    share = other.span_s / span_s
+    rows: list[Row] = []
+    for id in sorted({*one.ids, *other.ids}):
+        old, new = one.row(id) or NOTHING, other.row(id) or NOTHING
+        pairs = zip(old[RATES_AT], new[RATES_AT], strict=True)
+        rates = (before * (1 - share) + now * share for before, now in pairs)
+        rows.append((id, *new[: RATES_AT.start], *rates, *new[RATES_AT.stop :]))
+    return Column(
+        other.at_ms,
+        other.tick,
+        array("I", [int(row[0]) for row in rows]),
+        array("f", [value for row in rows for value in row[1:]]),
+        span_s,
     )
 
 

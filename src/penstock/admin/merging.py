@@ -24,6 +24,8 @@ CHANNEL_NUMBERS = (
 # Of a node that knows its consumers' zones; left out where 0.
 LOCALITIES = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
 SECOND_NS = 1_000_000_000
+# What NSQ counts in.
+NUMBER_MAX = 1 << 63
 
 CLIENT_FIELDS: Mapping[str, Any] = {
     "remote_address": "",
@@ -117,11 +119,17 @@ def client_part(client: Mapping[str, Any], producer: Mapping[str, Any], now_s: f
     part: Object = {"node": producer["node"]}
     for name, absent in CLIENT_FIELDS.items():
         value = client.get(name, absent)
-        part[name] = value if type(value) is type(absent) else absent
+        part[name] = value if _is_like(value, absent) else absent
     part["connected"] = max(0, int(now_s) - part["connect_ts"]) * SECOND_NS
     part["node_topology_region"] = producer.get("topology_region", "")
     part["node_topology_zone"] = producer.get("topology_zone", "")
     return part
+
+
+def _is_like(value: Any, absent: Any) -> bool:
+    if type(value) is not type(absent):
+        return False
+    return not isinstance(value, int) or -NUMBER_MAX <= value < NUMBER_MAX
 
 
 def nearness(client: Mapping[str, Any]) -> int:
@@ -254,13 +262,13 @@ def text(holder: Mapping[str, Any], name: str) -> str:
 
 def count(holder: Mapping[str, Any], name: str, absent: int | None = None) -> int:
     value = holder.get(name, absent)
-    if type(value) is not int:
+    if type(value) is not int or not -NUMBER_MAX <= value < NUMBER_MAX:
         raise ValueError(f"{name} is not a number")
     return value
 
 
 def _float(holder: Mapping[str, Any], name: str) -> float:
-    value = holder.get(name)
-    if not isinstance(value, int | float):
+    value: Any = holder.get(name)
+    if type(value) not in (int, float) or not -NUMBER_MAX <= value < NUMBER_MAX:
         raise ValueError(f"{name} is not a number")
-    return value
+    return float(value) if type(value) is float else value

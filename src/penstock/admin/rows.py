@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.admin.sample import ChannelPart, ChannelSum, Figures, NodePart, Sample, TopicSum
+from penstock.admin.sample import (
+    ChannelPart,
+    ChannelSum,
+    Figures,
+    NodePart,
+    Pull,
+    Sample,
+    TopicSum,
+)
 from penstock.wire.names import is_ephemeral
 
 View = dict[str, Any]
 
 MS_NS = 1_000_000
-
-# A reader that has not come for this long is not reading.
-IDLE_MS = 60_000
-# Below this an operator should know that the reader's place will be given up.
-LAPSING_MS = 3_600_000
 
 
 def totals(sample: Sample) -> View:
@@ -89,9 +92,9 @@ def topic_row(topic: TopicSum) -> View:
         "message_bytes": topic.message_bytes,
         "lag_s": round(slowest.lag_s, 1) if slowest is not None else 0.0,
         "lag_open": slowest.lag_open if slowest is not None else False,
-        "depth": topic.depth + sum(channel.depth for channel in channels),
+        "depth": topic.depth + topic.backlog,
         "in_flight": sum(channel.in_flight for channel in channels),
-        "deferred": sum(channel.deferred for channel in channels),
+        "deferred": topic.deferred,
         "clients": sum(channel.clients for channel in channels),
         "message_count": topic.messages,
         "requeue_count": sum(channel.requeues for channel in channels),
@@ -151,16 +154,27 @@ def channel_part_row(node: NodePart, part: ChannelPart) -> View:
         "clients": part.clients,
         "paused": part.paused,
         "latency": latency([part.latency]),
-        "pull": part.pull,
+        "pull": _pull(part.pull),
     }
 
 
-def latency(several: Iterable[Any]) -> list[View]:
+def _pull(pull: Pull | None) -> View | None:
+    if pull is None:
+        return None
+    report = None if pull.progress is None else pull.progress.as_json()
+    return {
+        "idle_ms": pull.idle_ms,
+        "lapses_in_ms": pull.lapses_in_ms,
+        "progress": report,
+        "progress_ms": pull.progress_ms,
+    }
+
+
+def latency(several: Iterable[tuple[tuple[float, float], ...]]) -> list[View]:
     """The highest of the nodes for each quantile: percentiles cannot be added up."""
     worst: dict[float, float] = {}
     for percentiles in several:
-        for entry in percentiles or ():
-            quantile, value = float(entry["quantile"]), float(entry["value"])
+        for quantile, value in percentiles:
             worst[quantile] = max(worst.get(quantile, 0.0), value)
     return [
         {"quantile": quantile, "ms": round(value / MS_NS, 3)}
@@ -179,48 +193,3 @@ def lookupds(sample: Sample) -> list[View]:
         }
         for lookupd in sample.lookupds
     ]
-
-
-def pipeline_row(sample: Sample, channel: ChannelSum) -> View:
-    parts = parts_of(sample, channel)
-    pulls = [part.pull for _, part in parts if isinstance(part.pull, dict)]
-    reports = [pull["progress"] for pull in pulls if isinstance(pull.get("progress"), dict)]
-    newest: View = max(reports, key=lambda report: report.get("at_ms") or 0, default={})
-    return {
-        "topic": channel.topic,
-        "channel": channel.name,
-        "name": newest.get("name") or channel.name,
-        "query": newest.get("query"),
-        "state": _pipeline_state(pulls, newest),
-        "depth": channel.depth,
-        "lag_s": round(channel.lag_s, 1),
-        "lag_open": channel.lag_open,
-        **{
-            name: newest.get(name)
-            for name in ("input_rate", "processed_rate", "batch", "batch_ms", "rows", "sink")
-        },
-        "error": newest.get("error"),
-        "at_ms": newest.get("at_ms"),
-        "nodes": [
-            {
-                "node": node.node,
-                "depth": part.depth,
-                "idle_ms": part.pull.get("idle_ms"),
-                "lapses_in_ms": part.pull.get("lapses_in_ms"),
-            }
-            for node, part in parts
-            if isinstance(part.pull, dict)
-        ],
-    }
-
-
-def _pipeline_state(pulls: list[View], newest: View) -> str:
-    if newest.get("error"):
-        return "failing"
-    lapses = [pull.get("lapses_in_ms") for pull in pulls]
-    if any(isinstance(ms, int) and ms < LAPSING_MS for ms in lapses):
-        return "lapsing"
-    idle = [ms for pull in pulls if isinstance(ms := pull.get("idle_ms"), int)]
-    if idle and min(idle) > IDLE_MS:
-        return "idle"
-    return "running" if newest else "new"

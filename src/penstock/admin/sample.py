@@ -5,10 +5,20 @@
       topics    name -> TopicSum             over all nodes, with ChannelSums
       totals    Figures                      over everything
 
+    depth of a topic      messages that wait: its own, which no channel has yet, and those of the
+                          channel that is furthest behind.  Channels read one log, so adding all of
+                          them up would count a message once a channel
+    deferred of a topic   messages that wait for their time, each once: published with a delay, or
+                          requeued with one in a channel
+
+Both are added up over nodes, for a node over its topics, and for the cluster over everything: so a
+figure means the same on every page.
+
 Rule 1: what a node says is not trusted.  ``read_node`` takes it apart completely, or refuses it
         with ValueError; everything after it works on checked numbers.
-Rule 2: a rate is the growth of a node's own counter over the time between two of its answers.  A
-        node that was started anew, or missed, starts its rates anew: a rate is never negative.
+Rule 2: a rate is the growth of a node's own counter over the time between two of its answers; it is
+        never negative.  What is new since the last look, be it a channel, a topic, or a node that
+        was started since, has counted from zero: its first messages are in the rate too.
 Rule 3: nothing here is kept of an older sample but its numbers.
 
 A part is a tuple and a sum has slots: 18,000 channels of three nodes as dicts would be 30 MB.
@@ -19,6 +29,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from penstock.progress import Progress
+
+# What NSQ counts in; nothing counts further.
+NUMBER_MAX = 1 << 63
+NAME_SIZE_MAX = 128
+TEXT_SIZE_MAX = 255
+PERCENTILE_COUNT_MAX = 32
+CHANNEL_COUNT_MAX = 250_000
+# So many channels are worked on before others get their turn: 5 ms.
+SLICE_COUNT = 2000
+
+
+class Pull(NamedTuple):
+    """What nsqd tells of the reader of a channel that is read by index."""
+
+    idle_ms: int | None
+    lapses_in_ms: int | None
+    progress: Progress | None
+    progress_ms: int  # when it was reported, by the node's clock
 
 
 class ChannelPart(NamedTuple):
@@ -33,8 +63,8 @@ class ChannelPart(NamedTuple):
     timeouts: int
     clients: int
     paused: bool
-    latency: Any  # /stats' percentiles, or None
-    pull: Any  # what a Spark query says of itself, or None
+    latency: tuple[tuple[float, float], ...]  # quantile, ns
+    pull: Pull | None
 
     def backlog(self, own: bool) -> int:
         """What has arrived and is not finished.
@@ -48,18 +78,20 @@ class ChannelPart(NamedTuple):
 class TopicPart(NamedTuple):
     """A topic on one node."""
 
-    depth: int
+    depth: int  # of the topic itself: what no channel has yet
     backend_depth: int
     messages: int
     message_bytes: int
     paused: bool
-    latency: Any
+    latency: tuple[tuple[float, float], ...]
     channels: dict[str, ChannelPart]
+    backlog: int  # depth of the channel that is furthest behind
+    deferred: int
 
 
 @dataclass(slots=True)
 class Figures:
-    """Numbers that add up.  Rates are per second; ``backlog`` is the channels' depth."""
+    """Numbers that add up.  Rates are per second; ``depth + backlog`` is what pages call depth."""
 
     depth: int = 0
     backlog: int = 0
@@ -131,13 +163,14 @@ class TopicSum:
 
     __slots__ = (
         *("name", "nodes", "depth", "backend_depth", "messages", "message_bytes", "paused"),
-        *("publish_rate", "channels"),
+        *("publish_rate", "channels", "backlog", "deferred"),
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.nodes: list[str] = []
         self.depth = self.backend_depth = self.messages = self.message_bytes = 0
+        self.backlog = self.deferred = 0
         self.paused = False
         self.publish_rate = 0.0
         self.channels: dict[str, ChannelSum] = {}
@@ -173,48 +206,90 @@ class Sample:
 
 def read_node(part: NodePart, stats: Any, at_ns: int) -> None:
     """Fill ``part`` from the decoded JSON of its /stats; ValueError if it is none."""
+    for _ in reading_node(part, stats, at_ns):
+        pass
+
+
+def reading_node(part: NodePart, stats: Any, at_ns: int) -> Iterator[None]:
+    """The same in slices."""
     try:
-        part.version = str(stats["version"])
-        part.health = str(stats["health"])
-        part.start_time = int(stats.get("start_time") or 0)
+        part.version = _text(stats["version"])
+        part.health = _text(stats["health"])
+        part.start_time = _count(stats.get("start_time") or 0)
         part.memory = _numbers(stats.get("memory"))
-        part.topics = {
-            _name(topic["topic_name"]): _topic_part(topic) for topic in stats["topics"] or ()
-        }
-        _add_up(part)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        part.topics = {}
-        raise ValueError(f"its statistics make no sense: {error!r}") from None
+        topics: dict[str, TopicPart] = {}
+        done = 0
+        for topic in stats["topics"] or ():
+            read = topics[_name(topic["topic_name"])] = _topic_part(topic)
+            done += 1 + len(read.channels)
+            if done >= SLICE_COUNT:
+                done = 0
+                yield
+        _add_up(part, topics)
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        part.topics, part.channel_count = {}, 0
+        raise ValueError(f"its statistics make no sense: {_reason(error)}") from None
+    part.topics = topics
     part.at_ns = at_ns
     part.answered = True
 
 
+def _reason(error: Exception) -> str:
+    return repr(error)[:TEXT_SIZE_MAX]
+
+
 def _name(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > 128:
+    if not isinstance(value, str) or not 0 < len(value) <= NAME_SIZE_MAX:
         raise ValueError("a name that is none")
+    # Half a surrogate pair is JSON, but stands in no path and no page.
+    value.encode()
     return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a text that is none")
+    return value[:TEXT_SIZE_MAX].encode("utf-8", "replace").decode()
+
+
+def _count(value: Any) -> int:
+    """A number of things.  A diskqueue of Go's may count a little below zero."""
+    if type(value) is not int or not -NUMBER_MAX <= value < NUMBER_MAX:
+        raise ValueError("a number that is none")
+    return max(0, value)
 
 
 def _numbers(memory: Any) -> dict[str, int]:
     if not isinstance(memory, Mapping):
         return {}
-    return {str(name): value for name, value in memory.items() if isinstance(value, int)}
+    return {
+        str(name)[:TEXT_SIZE_MAX]: value
+        for name, value in list(memory.items())[:PERCENTILE_COUNT_MAX]
+        if type(value) is int and 0 <= value < NUMBER_MAX
+    }
 
 
 def _topic_part(topic: Mapping[str, Any]) -> TopicPart:
+    channels = {_name(c["channel_name"]): _channel_part(c) for c in topic["channels"] or ()}
+    deferred = topic.get("deferred_count")
+    if deferred is None:
+        # A nsqd of Go's holds a copy for each channel, and has no other count.
+        deferred = sum(channel.deferred for channel in channels.values())
     return TopicPart(
-        topic["depth"],
-        topic["backend_depth"],
-        topic["message_count"],
-        topic.get("message_bytes", 0),
+        _count(topic["depth"]),
+        _count(topic["backend_depth"]),
+        _count(topic["message_count"]),
+        _count(topic.get("message_bytes", 0)),
         topic["paused"] is True,
         _percentiles(topic),
-        {_name(c["channel_name"]): _channel_part(c) for c in topic["channels"] or ()},
+        channels,
+        max((channel.depth for channel in channels.values()), default=0),
+        _count(deferred),
     )
 
 
 def _channel_part(channel: Mapping[str, Any]) -> ChannelPart:
-    return ChannelPart(
+    numbers: tuple[int, ...] = (
         channel["depth"],
         channel["backend_depth"],
         channel["in_flight_count"],
@@ -223,51 +298,86 @@ def _channel_part(channel: Mapping[str, Any]) -> ChannelPart:
         channel["requeue_count"],
         channel["timeout_count"],
         channel["client_count"],
+    )
+    # One look at all of them, as this runs for every channel: a float, a text or a number that
+    # nothing counts to does not get past it.
+    if type(sum(numbers)) is not int or min(numbers) < 0 or max(numbers) >= NUMBER_MAX:
+        numbers = tuple(map(_count, numbers))
+    pull = channel.get("pull")
+    flags = (
         channel["paused"] is True,
         _percentiles(channel),
-        channel.get("pull"),
+        None if pull is None else _pull(pull),
+    )
+    return ChannelPart._make((*numbers, *flags))
+
+
+def _pull(pull: Mapping[str, Any]) -> Pull:
+    idle_ms, lapses_in_ms = pull.get("idle_ms"), pull.get("lapses_in_ms")
+    told_ns = pull.get("progress_time")
+    return Pull(
+        None if idle_ms is None else _count(idle_ms),
+        None if lapses_in_ms is None else _count(lapses_in_ms),
+        Progress.read(pull.get("progress")),
+        0 if told_ns is None else _count(told_ns) // 1_000_000,
     )
 
 
-def _percentiles(stats: Mapping[str, Any]) -> Any:
+def _percentiles(stats: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
     latency = stats.get("e2e_processing_latency")
-    return latency.get("percentiles") if latency else None
+    found = latency.get("percentiles") if latency else None
+    if not found:
+        return ()
+    if not isinstance(found, list) or len(found) > PERCENTILE_COUNT_MAX:
+        raise ValueError("percentiles that are none")
+    return tuple((_float(entry["quantile"]), _float(entry["value"])) for entry in found)
 
 
-def _add_up(part: NodePart) -> None:
-    """The node's own figures; a value that is no number does not survive it."""
+def _float(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < NUMBER_MAX:
+        raise ValueError("a number that is none")
+    return float(value)
+
+
+def _add_up(part: NodePart, topics: Mapping[str, TopicPart]) -> None:
+    """The node's own figures."""
     figures = part.figures = Figures()
-    part.channel_count = 0
-    backend_depth = message_bytes = 0
-    for topic in part.topics.values():
+    part.channel_count = sum(len(topic.channels) for topic in topics.values())
+    if part.channel_count > CHANNEL_COUNT_MAX:
+        raise ValueError(f"more than {CHANNEL_COUNT_MAX:,} channels")
+    for topic in topics.values():
         figures.depth += topic.depth
+        figures.backlog += topic.backlog
+        figures.deferred += topic.deferred
         figures.messages += topic.messages
-        backend_depth += topic.backend_depth
-        message_bytes += topic.message_bytes
-        part.channel_count += len(topic.channels)
         for channel in topic.channels.values():
-            figures.backlog += channel.depth
             figures.in_flight += channel.in_flight
-            figures.deferred += channel.deferred
             figures.requeues += channel.requeues
             figures.timeouts += channel.timeouts
             figures.clients += channel.clients
-            backend_depth += channel.backend_depth + channel.messages
 
 
-def add_up(sample: Sample, earlier: Mapping[str, NodePart]) -> None:
+class Since(NamedTuple):
+    """The look before: what is new since then has counted from zero."""
+
+    at_ns: int  # monotonic
+    at_ms: int  # wall time
+
+
+def add_up(sample: Sample, earlier: Mapping[str, NodePart], since: Since | None = None) -> None:
     """Make the sums of ``sample`` from its nodes; ``earlier`` are their last answers before."""
-    for _ in adding_up(sample, earlier):
+    for _ in adding_up(sample, earlier, since):
         pass
 
 
-def adding_up(sample: Sample, earlier: Mapping[str, NodePart]) -> Iterator[None]:
-    """The same node by node: a browser may be answered in between."""
+def adding_up(
+    sample: Sample, earlier: Mapping[str, NodePart], since: Since | None = None
+) -> Iterator[None]:
+    """The same in slices: a browser may be answered in between."""
     topics: dict[str, TopicSum] = {}
     for node in sample.nodes.values():
         if node.answered:
-            _add_node(topics, node, earlier.get(node.node))
-            yield
+            yield from _add_node(topics, node, _past(node, earlier.get(node.node), since))
     sample.topics = dict(sorted(topics.items()))
     sample.channel_count = sum(len(topic.channels) for topic in topics.values())
     sample.totals = total_of(node.figures for node in sample.nodes.values())
@@ -281,34 +391,65 @@ def total_of(several: Iterable[Figures]) -> Figures:
     return total
 
 
-def _add_node(topics: dict[str, TopicSum], node: NodePart, before: NodePart | None) -> None:
-    passed_ns = node.at_ns - before.at_ns if before is not None else 0
-    earlier: Mapping[str, TopicPart] = {}
-    if before is not None and before.start_time == node.start_time and passed_ns > 0:
-        earlier = before.topics
-    per_s = 1e9 / passed_ns if passed_ns > 0 else 0.0
+class Past(NamedTuple):
+    """What a node's numbers are compared with; without ``known`` its rates are not known yet."""
+
+    known: bool
+    per_s: float
+    topics: Mapping[str, TopicPart]
+
+
+_UNKNOWN = Past(False, 0.0, {})
+
+
+def _past(node: NodePart, before: NodePart | None, since: Since | None) -> Past:
+    if before is not None:
+        passed_ns = node.at_ns - before.at_ns
+        topics = before.topics if before.start_time == node.start_time else {}
+    elif since is not None and node.start_time * 1000 >= since.at_ms:
+        # It is new, and was started after the last look.
+        passed_ns, topics = node.at_ns - since.at_ns, {}
+    else:
+        return _UNKNOWN
+    return Past(True, 1e9 / passed_ns, topics) if passed_ns > 0 else _UNKNOWN
+
+
+def _add_node(topics: dict[str, TopicSum], node: NodePart, past: Past) -> Iterator[None]:
+    done = 0
     for name, part in node.topics.items():
         total = topics.get(name)
         if total is None:
             total = topics[name] = TopicSum(name)
         total.nodes.append(node.node)
         total.depth += part.depth
+        total.backlog += part.backlog
+        total.deferred += part.deferred
         total.backend_depth += part.backend_depth
         total.messages += part.messages
         total.message_bytes += part.message_bytes
         total.paused |= part.paused
-        past = earlier.get(name)
-        if past is not None and part.messages > past.messages:
-            rate = (part.messages - past.messages) * per_s
+        before = past.topics.get(name)
+        if past.known:
+            rate = _grown(part.messages, before.messages if before else 0) * past.per_s
             total.publish_rate += rate
             node.figures.publish_rate += rate
-        _add_channels(total, node, part, past, per_s)
+        _add_channels(total, node, part, before, past)
+        done += 1 + len(part.channels)
+        if done >= SLICE_COUNT:
+            done = 0
+            yield
+    yield
+
+
+def _grown(now: int, before: int) -> int:
+    """How much a counter grew; one that fell was deleted and made again, and counts from zero."""
+    return now - before if now >= before else now
 
 
 def _add_channels(
-    topic: TopicSum, node: NodePart, part: TopicPart, past: TopicPart | None, per_s: float
+    topic: TopicSum, node: NodePart, part: TopicPart, before: TopicPart | None, past: Past
 ) -> None:
-    earlier = past.channels if past is not None else {}
+    earlier = before.channels if before is not None else {}
     address = node.node
     for name, channel in part.channels.items():
         total = topic.channels.get(name)
@@ -316,8 +457,8 @@ def _add_channels(
             total = topic.channels[name] = ChannelSum(topic.name, name)
         total.nodes.append(address)
         # Taken apart at once, and zeros left out: this runs for every channel of every node.
-        depth, backend, sent, deferred, messages, requeues, timeouts, clients, *flags = channel
-        paused, _, pull = flags
+        depth, backend, sent, deferred, messages, requeues, timeouts, clients = channel[:8]
+        paused, pull = channel.paused, channel.pull
         total.messages += messages
         if depth:
             total.depth += depth
@@ -333,19 +474,20 @@ def _add_channels(
         if paused or pull is not None:
             total.paused |= paused
             total.pull |= pull is not None
-        before = earlier.get(name)
-        # Most channels of a large cluster are quiet at any moment.
-        if before is not None and before != channel:
-            _add_rates(total, node, channel, before, per_s)
+        if past.known:
+            found = earlier.get(name)
+            # Most channels of a large cluster are quiet at any moment.
+            if found is None or found != channel:
+                _add_rates(total, node, channel, found, past.per_s)
 
 
 def _add_rates(
-    total: ChannelSum, node: NodePart, now: ChannelPart, before: ChannelPart, per_s: float
+    total: ChannelSum, node: NodePart, now: ChannelPart, before: ChannelPart | None, per_s: float
 ) -> None:
     """What left is what came, less what stayed: /stats has no count of finished messages."""
+    if before is None or now.messages < before.messages:  # made since, or made again
+        before = _NEW
     arrived = now.messages - before.messages
-    if arrived < 0:  # deleted and made again
-        return
     left = max(0, arrived - now.backlog(node.own) + before.backlog(node.own))
     requeued = max(0, now.requeues - before.requeues)
     timed_out = max(0, now.timeouts - before.timeouts)
@@ -357,3 +499,6 @@ def _add_rates(
     figures.consume_rate += left * per_s
     figures.requeue_rate += requeued * per_s
     figures.timeout_rate += timed_out * per_s
+
+
+_NEW = ChannelPart(0, 0, 0, 0, 0, 0, 0, 0, False, (), None)

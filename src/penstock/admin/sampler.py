@@ -22,7 +22,14 @@ from typing import Any
 from penstock.admin.cluster import Cluster, Producer
 from penstock.admin.history import History
 from penstock.admin.lag import Lags
-from penstock.admin.sample import LookupdPart, NodePart, Sample, adding_up, read_node
+from penstock.admin.sample import (
+    LookupdPart,
+    NodePart,
+    Sample,
+    Since,
+    adding_up,
+    reading_node,
+)
 from penstock.admin.upstream import UpstreamError, ask_all
 from penstock.engine.clock import Clock
 
@@ -38,6 +45,8 @@ INACTIVE_ASKED_MAX = 32
 NEVER_NS = -(1 << 62)
 # Between two samples, however much is changed.
 HURRY_S = 0.3
+# A sample may begin that much of an interval before its tick.
+EARLY_SHARE = 0.1
 
 
 class Sampler:
@@ -67,6 +76,7 @@ class Sampler:
 
     async def run(self) -> None:
         """Sample until cancelled."""
+        started_s = time.monotonic()
         while True:
             began_s, began_ns = time.monotonic(), time.thread_time_ns()
             try:
@@ -76,7 +86,8 @@ class Sampler:
             busy_s = (time.thread_time_ns() - began_ns) / 1e9
             # On the ticks of the interval, so that charts have even steps.
             tick_count = max(1, math.ceil(IDLE_SHARE * busy_s / self._interval_s))
-            wait_s = began_s + tick_count * self._interval_s - time.monotonic()
+            passed = int((began_s - started_s) / self._interval_s + EARLY_SHARE)
+            wait_s = started_s + (passed + tick_count) * self._interval_s - time.monotonic()
             await asyncio.sleep(min(HURRY_S, max(0.0, wait_s)))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._again.wait(), max(0.0, wait_s - HURRY_S))
@@ -102,7 +113,8 @@ class Sampler:
         self._number += 1
         sample = Sample(
             number=self._number,
-            tick=int((now_ns - self._start_ns) / 1e9 / self._interval_s),
+            # In the middle of its tick, so that one that is a little late is not in the next.
+            tick=int((now_ns - self._start_ns) / 1e9 / self._interval_s + 0.5),
             at_ms=self._clock.wall_ns() // 1_000_000,
             at_ns=now_ns,
             lookupds=lookupds,
@@ -113,7 +125,9 @@ class Sampler:
         sample.warnings = [f"{part.address}: {part.error}" for part in lookupds if part.error]
         sample.warnings += [f"{part.node}: {part.error}" for part in parts if part.error]
         # With thousands of channels each of these steps takes some 20 ms.
-        for _ in adding_up(sample, self._answers):
+        before = self.newest
+        since = None if before is None else Since(before.at_ns, before.at_ms)
+        for _ in adding_up(sample, self._answers, since):
             await asyncio.sleep(0)
         self._lags.measure(sample)
         await asyncio.sleep(0)
@@ -203,9 +217,11 @@ class Sampler:
         )
         part = _part(producer)
         try:
-            read_node(part, stats, self._clock.monotonic_ns())
+            for _ in reading_node(part, stats, self._clock.monotonic_ns()):
+                await asyncio.sleep(0)
         except ValueError as error:
             raise UpstreamError(str(error)) from None
+        del stats
         part.own = await self._is_own(address, part)
         return part
 

@@ -12,7 +12,10 @@ All views have:
 and the parts below.  Rates are per second, times are ms or s by their names, ``None`` is "not
 known" (a Go nsqd cannot tell everything).  Names, bodies, addresses and texts come from strangers.
 
-    FIGURES     depth (messages that wait in topics and channels), in_flight, deferred, clients,
+    FIGURES     depth (messages that wait: of a topic its own and those of the channel that is
+                furthest behind), in_flight (deliveries that are not answered), deferred (messages
+                that wait for their time; a topic's count once, however many channels will get
+                them), clients,
                 message_count, requeue_count, timeout_count (since the nodes' starts),
                 publish_rate, consume_rate, requeue_rate, timeout_rate
     NODE        node ("host:port", its name in paths), hostname, broadcast_address, tcp_port,
@@ -34,9 +37,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.admin import pipelines as queries
 from penstock.admin import rows
+from penstock.admin.details import SPANS
 from penstock.admin.history import CLUSTER
-from penstock.admin.sample import ChannelSum, Sample, TopicSum
+from penstock.admin.sample import Sample, TopicSum
 from penstock.server.http_message import HttpError
 
 if TYPE_CHECKING:
@@ -241,12 +246,14 @@ async def counter(admin: Admin) -> View:
 
 
 async def deferred(admin: Admin) -> View:
-    """Messages published with a delay, by when they fall due, and requeued ones by channel.
+    """Messages that wait for their time: those published with a delay by when they fall due.
 
-    total; spans [{"until_s": 3600, "label": "within the hour", "count": n}], the last one's until_s
+    deferred: all of them, the figure of every other page; total: those published with a delay;
+    spans [{"until_s": 3600, "label": "within the hour", "count": n}], the last one's until_s
     is None; hours [{"start_ms", "count"}]: the next two days hour by hour;
-    topics [{"topic", "count", "next_due_ms" (the start of its hour), "counts": [n per span]}];
-    channels [{"topic", "channel", "deferred"}]: all that wait there, requeued ones included;
+    topics [{"topic", "deferred", "count" (published with a delay), "next_due_ms" (the start of
+    its hour), "counts": [n per span]}];
+    channels [{"topic", "channel", "deferred"}]: what waits for each, its topic's included;
     silent [node]: nodes that cannot tell (Go's keep no list).
     """
     sample = await admin.sample()
@@ -255,10 +262,11 @@ async def deferred(admin: Admin) -> View:
     return {
         **head,
         "warnings": head["warnings"] + details.warnings,
+        "deferred": sample.totals.deferred,
         "total": details.total,
         "spans": details.spans,
         "hours": details.hours,
-        "topics": details.topics,
+        "topics": _deferred_topics(sample, details.topics),
         "channels": [
             {"topic": channel.topic, "channel": channel.name, "deferred": channel.deferred}
             for topic in sample.topics.values()
@@ -269,22 +277,32 @@ async def deferred(admin: Admin) -> View:
     }
 
 
-async def pipelines(admin: Admin) -> View:
-    """pipelines [PIPELINE]: the Spark queries that read topics.
+def _deferred_topics(sample: Sample, due: list[View]) -> list[View]:
+    """What is known of due times, and of all topics with deferred messages how many there are."""
+    known = {row["topic"]: row for row in due}
+    names = {name for name, topic in sample.topics.items() if topic.deferred} | set(known)
+    nothing = {"count": 0, "next_due_ms": None, "counts": [0] * len(SPANS)}
+    return [
+        {"topic": name, "deferred": topic.deferred if topic is not None else 0}
+        | nothing
+        | known.get(name, {})
+        for name, topic in ((name, sample.topics.get(name)) for name in sorted(names))
+    ]
 
-    PIPELINE: topic, channel, name, query, state ("running", "failing", "idle", "lapsing", "new"),
-    depth, lag_s, lag_open, input_rate, processed_rate, batch, batch_ms, rows, sink, error, at_ms,
+
+async def pipelines(admin: Admin) -> View:
+    """pipelines [PIPELINE]: the Spark queries that read topics, each once.
+
+    PIPELINE: name, query (Spark's id), state (of ``PipelineState``, or "silent": it has not come
+    for a minute, or "unknown": it has not reported), lapsing, channels [name], topics [{"topic",
+    "channel", "depth", "lag_s", "lag_open"}], depth, lag_s, lag_open (of its slowest topic),
+    input_rate, processed_rate, batch, batch_ms, rows (of its last batch), sink, error, at_ms,
     nodes [{"node", "depth", "idle_ms", "lapses_in_ms"}], chart.
     """
     sample = await admin.sample()
-    pulled = [c for t in sample.topics.values() for c in t.channels.values() if c.pull]
     return {
         **_head(admin, "pipelines", sample),
-        "pipelines": [
-            rows.pipeline_row(sample, channel)
-            | {"chart": admin.history.chart(_key(channel), "depth", "in_rate", "out_rate", "lag_s")}
-            for channel in pulled
-        ],
+        "pipelines": queries.rows(sample, admin.history),
     }
 
 
@@ -299,7 +317,3 @@ def _head(admin: Admin, page: str, sample: Sample) -> View:
         },
         "warnings": list(sample.warnings),
     }
-
-
-def _key(channel: ChannelSum) -> tuple[str, ...]:
-    return ("channel", channel.topic, channel.name)

@@ -62,6 +62,12 @@ class BaseTopic(Arrivals, ABC):
         latencies = (channel.window.latency for channel in self.channels.values())
         return measured(latencies, shares, self.broker.clock.wall_ns())
 
+    @property
+    def deferred_count(self) -> int:
+        """Messages that wait for their time: a deferred publish once, and what was requeued."""
+        requeued = sum(channel.window.deferred_count for channel in self.channels.values())
+        return self.broker.deferred.pending_count(self.instance) + requeued
+
     def deferred_pending(self, stamp: int) -> int:
         """Deferred publishes accepted at or after ``stamp`` and not due yet."""
         deferred = self.broker.deferred

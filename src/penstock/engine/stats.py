@@ -130,7 +130,7 @@ def _producers(broker: BrokerView, wanted: Selection) -> list[ConnectionView]:
 
 
 def _topic(topic: TopicView, channels: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
+    stats = {
         "topic_name": topic.name,
         "channels": channels,
         "depth": topic.depth,
@@ -140,6 +140,10 @@ def _topic(topic: TopicView, channels: list[dict[str, Any]]) -> dict[str, Any]:
         "paused": topic.paused,
         "e2e_processing_latency": topic.latency.as_json(),
     }
+    # Not NSQ's: its channels each count what the topic will give all of them.
+    if deferred_count := topic.deferred_count:
+        stats["deferred_count"] = deferred_count
+    return stats
 
 
 def _channel(channel: ChannelView, wanted: Selection) -> dict[str, Any]:

@@ -14,7 +14,7 @@ def sample_of(tick: int, depths: dict[str, int], node: str | None = "n") -> Samp
     for name, depth in depths.items():
         topic = sample.topics[name] = TopicSum(name)
         channel = topic.channels["c"] = ChannelSum(name, "c")
-        channel.depth = depth
+        channel.depth = topic.backlog = depth
         channel.consume_rate = depth / 2
     total = sum(depths.values())
     sample.totals = Figures(backlog=total)
@@ -83,6 +83,30 @@ def test_two_samples_of_one_tick_are_one() -> None:
     for tick, depth in ((0, 1), (1, 5), (1, 7), (2, 2)):
         history.record(sample_of(tick, {"t": depth}))
     assert series(history, ("topic", "t")) == [1, 7, 2]
+
+
+def rated(tick: int, at_s: float, rate: float) -> Sample:
+    sample = sample_of(tick, {"t": 1})
+    sample.at_ms = int(at_s * 1000)
+    sample.topics["t"].publish_rate = rate
+    return sample
+
+
+def test_rates_of_two_samples_of_one_tick_are_those_of_both_together() -> None:
+    """An action makes a sample come early; what was counted until then is not forgotten."""
+    history = History(5.0)
+    # 100 messages in 5 s, 60 in 1 s, 40 in 4 s.
+    for tick, at_s, rate in ((0, 0.0, 0.0), (1, 5.0, 20.0), (1, 6.0, 60.0), (2, 10.0, 10.0)):
+        history.record(rated(tick, at_s, rate))
+    rates = series(history, ("topic", "t"), metric="in_rate")
+    assert rates == [0, pytest.approx(160 / 6, abs=0.001), 10]
+
+
+def test_a_missed_tick_has_the_rate_of_the_next_sample() -> None:
+    history = History(5.0)
+    for tick, at_s, rate in ((0, 0.0, 0.0), (1, 5.0, 2.0), (3, 15.0, 10.0)):
+        history.record(rated(tick, at_s, rate))
+    assert series(history, ("topic", "t"), metric="in_rate") == [0, 2, 10, 10]
 
 
 def test_old_columns_go() -> None:

@@ -84,6 +84,15 @@ def test_fields_stand_in_nsqds_order(broker: MemoryBroker) -> None:
     assert json.dumps(snapshot(broker), separators=(",", ":")) == EXPECTED
 
 
+def test_a_topics_deferred_messages_stand_behind_nsqs_fields_unless_there_are_none(
+    broker: MemoryBroker,
+) -> None:
+    assert "deferred_count" not in snapshot(broker)["topics"][0]
+    broker.topics["orders"].deferred_count = 4
+    [topic] = snapshot(broker)["topics"]
+    assert (list(topic)[-1], topic["deferred_count"]) == ("deferred_count", 4)
+
+
 def test_memory_stands_before_the_producers(broker: MemoryBroker) -> None:
     told = snapshot(broker, include_memory=True)
     assert list(told)[-2:] == ["memory", "producers"]

@@ -74,6 +74,7 @@ class MemoryTopic:
         self.bodies: list[bytes] = []
         self.message_count = 0
         self.message_bytes = 0
+        self.deferred_count = 0
         self.latency: Percentiles = OFF
         self.channels: dict[str, MemoryChannel] = {}
         self.channels_known = settled()
