@@ -39,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(matched_line("nsqadmin"))
         return 0
 
+    from penstock.cli.early_signals import take_signals
+
+    take_signals(hangup=False)  # it has nothing to read again
     from penstock.admin.options import checked
     from penstock.cli.starting import start
 

@@ -39,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(matched_line("nsqlookupd"))
         return 0
 
+    from penstock.cli.early_signals import take_signals
+
+    take_signals()
     from penstock.cli.starting import start
     from penstock.engine.options import checked_tls
 

@@ -239,7 +239,7 @@ class Broker:
     def drop_topic(self, topic: BaseTopic) -> None:
         """Forget a topic: its name is free."""
         del self.topics[topic.name]
-        self.appenders.pop(topic.name.encode(), None)
+        self.appenders.pop(topic.name.encode(), None)  # at a stop they are gone already
         del self._by_instance[topic.instance]
         self.identity.saw(topic.appender.next_index)
         topic.close()
@@ -456,18 +456,27 @@ class Broker:
         if self._timer is not None:
             self._timer.cancel()
         for topic in self.topics.values():
-            topic.flush()
+            self.guard(topic.name, topic.flush)
             topic.appender.closed = True
-        self.deferred.flush()
+        self.guard("deferred", self.deferred.flush)
 
     def save_all(self) -> Ticket:
-        """Write down all there is; settled when it is done."""
+        """Write down all there is; settled when it is done.
+
+        A defect in one topic must not keep the others from being saved: it becomes an error.
+        """
         tickets = [self.registry.save_all()]
         for topic in self.topics.values():
             if isinstance(topic, Topic):
-                tickets += topic.save_exit()
+                try:
+                    tickets += topic.save_exit()
+                except Exception as error:
+                    self.defect(topic.name)
+                    failed = Ticket()
+                    failed.settle(error)
+                    tickets.append(failed)
         deferred = Ticket()
-        self.deferred.sync(lambda error: deferred.settle())
+        self.deferred.sync(lambda error: deferred.settle(_failure(error)))
         return after(*tickets, deferred, self.damage.save())
 
     # ---- disk trouble
@@ -484,3 +493,7 @@ class Broker:
     def later(self, call: Callable[[], None]) -> None:
         """Try something again that failed, in a while."""
         self.turns.after(AGAIN_NS, call)
+
+
+def _failure(error: BaseException | None) -> Exception | None:
+    return error if error is None or isinstance(error, Exception) else OSError(str(error))

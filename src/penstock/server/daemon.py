@@ -1,13 +1,15 @@
 """nsqd as a process: opens the data path, listens, serves, and ends cleanly.
 
 Start:  lock and recover the data path, then listen, then run.
-End:    stop accepting, close the clients, write down all there is, unlock; exit 0 in seconds.
+End:    stop accepting, close the clients, write down all there is, unlock, in seconds.  The exit
+        code is 0 if everything was written, else 1.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -92,13 +94,13 @@ class Daemon:
         self._collecting = Collecting(self.broker, loop)
         self._tcp: asyncio.Server | None = None
 
-    async def serve(self) -> None:
-        """Run until a signal says otherwise."""
+    async def serve(self) -> int:
+        """Run until a signal says otherwise; return the exit code."""
+        # Before anything else: a signal during the start must not end it halfway.
+        stopped = stop_signals(self._loop)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         open_broker(self.broker)
         await self._complete()
-        stopped = stop_signals(self._loop)
-        if self._read is not None or self._security.reloads:
-            self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._lookups.attach()
         await self._listen()
         self._lookups.start()
@@ -107,7 +109,7 @@ class Daemon:
         self.broker.start()
         await stopped.wait()
         log.info("NSQ: stopping")
-        await self._end()
+        return await self._end()
 
     async def _complete(self) -> None:
         """Batches that were being published are so before anybody looks, if that is soon (R19)."""
@@ -151,41 +153,57 @@ class Daemon:
         self._watching.tcp_connection_count += 1
         return Connection(self.broker, self._loop, self._security, self._lookout)
 
-    async def _end(self) -> None:
+    async def _end(self) -> int:
+        """Leave, and save everything whatever any client or part does on the way."""
+        guard = self.broker.guard
         # First of all, so that consumers look elsewhere.
-        self._lookups.close()
-        self._watching.stop()
-        self._collecting.stop()
+        guard("nsqlookupd", self._lookups.close)
+        guard("watching", self._watching.stop)
+        guard("collecting", self._collecting.stop)
         if self._tcp is not None:
-            self._tcp.close()
-        self.broker.refuse_all()
+            guard("TCP", self._tcp.close)
+        self._http.stopping = True
+        guard("stop", self.broker.refuse_all)
         await self._close_clients()
-        await self._http.close(grace_s=1.0)
         try:
-            await asyncio.wait_for(self._settled(self.broker.save_all()), EXIT_TIMEOUT_S)
+            await self._http.close(grace_s=1.0)
+        except Exception:
+            self.broker.defect("HTTP")
+        try:
+            saved = await asyncio.wait_for(self._save(), EXIT_TIMEOUT_S)
         except TimeoutError:
-            log.warning("NSQ: the disk did not answer in %g s, leaving", EXIT_TIMEOUT_S)
-        else:
-            self._disk.close()
-            self._files.close()
+            log.error("NSQ: the disk did not answer in %g s, leaving", EXIT_TIMEOUT_S)
+            log.info("NSQ: bye")
+            # A thread waits for the disk, and the interpreter would wait for the thread.
+            os._exit(1)
+        self._files.close()
         log.info("NSQ: bye")
+        return 0 if saved else 1
+
+    async def _save(self) -> bool:
+        """Write everything and let the disk's threads end; whether all is written."""
+        saved = await self._settled(self.broker.save_all())
+        await self._loop.run_in_executor(None, self._disk.close)
+        return saved
 
     async def _close_clients(self) -> None:
         """Let replies go out, then cut off whoever does not leave."""
         for client in list(self.broker.clients):
-            client.close()
+            self.broker.guard("client", client.close)
         deadline_s = self._loop.time() + CLIENT_TIMEOUT_S
         while self.broker.clients and self._loop.time() < deadline_s:
             await asyncio.sleep(0.01)
         for client in list(self.broker.clients):
-            client.abort()
+            self.broker.guard("client", client.abort)
 
-    async def _settled(self, ticket: Ticket) -> None:
+    async def _settled(self, ticket: Ticket) -> bool:
+        """Wait for ``ticket``; whether all is written."""
         done = asyncio.Event()
         ticket.add(lambda _: done.set())
         await done.wait()
         if ticket.error is not None:
             log.error("NSQ: not everything could be written: %s", ticket.error)
+        return ticket.error is None
 
 
 def run(options: Options, read: Reader = None) -> int:
@@ -196,9 +214,9 @@ def run(options: Options, read: Reader = None) -> int:
     return run_daemon("nsqd", _serve(options, read))
 
 
-async def _serve(options: Options, read: Reader) -> None:
+async def _serve(options: Options, read: Reader) -> int:
     log.info("ID: %d", options.node_id)
     path = options.data_path or "."
     if not Path(path).is_dir():
         raise PenstockError(f"--data-path {path} is not a folder")
-    await Daemon(options, asyncio.get_running_loop(), read).serve()
+    return await Daemon(options, asyncio.get_running_loop(), read).serve()

@@ -84,6 +84,7 @@ class HttpServer:
         self.origins: Origins | None = None
         self.lookout: Lookout | None = None
         self.closing = False
+        self.stopping = False  # what changes something is refused from now on
         # Deadlines need no more precision than the sweep's, so its clock is the only one read.
         self.now_s = 0.0
         self._listeners: list[asyncio.Server] = []
@@ -188,6 +189,10 @@ class HttpConnection(asyncio.Protocol):
     def closed(self) -> bool:
         """Whether nothing more is answered."""
         return self._closing or self._transport is None
+
+    @property
+    def stopping(self) -> bool:
+        return self._server.stopping
 
     # asyncio's callbacks
 

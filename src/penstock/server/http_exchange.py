@@ -7,10 +7,20 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.core.ticket import Ticket
-from penstock.server.http_message import INTERNAL_ERROR, HttpError, Pending, Request, Response
+from penstock.server.http_message import (
+    INTERNAL_ERROR,
+    HttpError,
+    Pending,
+    Request,
+    Response,
+    error_response,
+)
 from penstock.server.http_reader import Incoming
 
 LOGGER = logging.getLogger(__name__)
+
+EXITING = error_response(503, "EXITING")
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Connection(Protocol):
@@ -19,6 +29,10 @@ class Connection(Protocol):
     @property
     def closed(self) -> bool:
         """Whether nothing more is answered."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the process ends: nothing may be changed any more."""
 
     def advance(self) -> None:
         """Begin what may begin, write what is answered."""
@@ -55,6 +69,9 @@ class Exchange:
             self.response = incoming.refusal
             return
         self.logged = route.logged
+        if self._connection.stopping and request.method not in _READING:
+            self.response = EXITING
+            return
         try:
             if request.oversize and not route.judges_size:
                 raise HttpError(413, "BODY_TOO_BIG")

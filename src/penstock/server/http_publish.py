@@ -12,19 +12,18 @@ from penstock.core.ticket import Ticket, after
 from penstock.engine.names import is_valid_name
 from penstock.engine.views import BrokerView, TopicView
 from penstock.errors import StorageError
+from penstock.server.http_exchange import EXITING
 from penstock.server.http_message import (
     OK,
     HttpError,
     Pending,
     Request,
     Response,
-    error_response,
 )
 from penstock.server.http_router import Route, Router
 
 MS_NS = 1_000_000
 
-_EXITING = error_response(503, "EXITING")
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,19}")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -56,7 +55,7 @@ class Publishing:
             else:
                 ticket = topic.publish([body])
         except (OSError, StorageError):
-            return _EXITING
+            return EXITING
         return _pending(created, ticket)
 
     def mpub(self, request: Request) -> Response | Pending:
@@ -73,7 +72,7 @@ class Publishing:
         except ValueError as error:
             raise HttpError(413, str(error)) from None
         except (OSError, StorageError):
-            return _EXITING
+            return EXITING
         return _pending(created, ticket)
 
     def _topic(self, request: Request) -> tuple[TopicView, Ticket | None]:
@@ -111,4 +110,4 @@ def _pending(created: Ticket | None, published: Ticket) -> Pending:
 
 
 def _published(ticket: Ticket) -> Response:
-    return OK if ticket.error is None else _EXITING
+    return OK if ticket.error is None else EXITING

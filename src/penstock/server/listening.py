@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024
 
 
-def run_daemon(program: str, serve: Coroutine[Any, Any, None]) -> int:
+def run_daemon(program: str, serve: Coroutine[Any, Any, int | None]) -> int:
     """Run ``serve`` on a loop of its own until it ends; return the process's exit code."""
     log.info("%s", version_line(program))
     # Requests and messages make no cycles; a collection of the old generation in between would
@@ -34,11 +34,10 @@ def run_daemon(program: str, serve: Coroutine[Any, Any, None]) -> int:
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(serve)
+            return runner.run(serve) or 0
         except (PenstockError, OSError) as error:
             log.critical("failed to instantiate %s - %s", program, error)
             return 1
-    return 0
 
 
 def stop_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:

@@ -32,8 +32,12 @@ class ThreadDisk:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._threads = ThreadPoolExecutor(THREAD_COUNT, thread_name_prefix="disk")
+        self._closed = False
 
     def submit(self, work: Callable[[], T], done: Done[T]) -> None:
+        if self._closed:
+            return  # everything is saved, and nobody waits any more
+
         def run() -> None:
             result: T | None = None
             error: BaseException | None = None
@@ -46,4 +50,5 @@ class ThreadDisk:
         self._threads.submit(run)
 
     def close(self) -> None:
+        self._closed = True
         self._threads.shutdown(wait=True)
