@@ -468,16 +468,27 @@ class Broker:
         tickets = [self.registry.save_all()]
         for topic in self.topics.values():
             if isinstance(topic, Topic):
-                try:
-                    tickets += topic.save_exit()
-                except Exception as error:
-                    self.defect(topic.name)
-                    failed = Ticket()
-                    failed.settle(error)
-                    tickets.append(failed)
+                tickets.append(self._save_exit(topic))
         deferred = Ticket()
         self.deferred.sync(lambda error: deferred.settle(_failure(error)))
         return after(*tickets, deferred, self.damage.save())
+
+    def _save_exit(self, topic: Topic) -> Ticket:
+        ticket = Ticket()
+
+        def save(_: Ticket) -> None:
+            if topic.closed:  # deleted
+                ticket.settle()
+                return
+            try:
+                after(*topic.save_exit()).add(lambda saved: ticket.settle(saved.error))
+            except Exception as error:
+                self.defect(topic.name)
+                ticket.settle(error)
+
+        # Its folder may be being renamed right now; if that fails, the topic stays.
+        (topic.deletion.ticket if topic.deletion is not None else settled()).add(save)
+        return ticket
 
     # ---- disk trouble
 

@@ -178,7 +178,9 @@ def test_a_topic_may_go_while_its_channels_are_made(engine: Engine) -> None:
     topic.know_channels([f"c{number}" for number in range(2 * KNOWN_COUNT_MAX)])
     engine.broker.delete_topic("t")
     engine.settle()
-    assert len(topic.channels) == KNOWN_COUNT_MAX and "t" not in engine.broker.topics
+    assert topic.closed and "t" not in engine.broker.topics
+    assert engine.publish("t", b"to a new one") is None
+    assert list(engine.topic("t").channels) == []
 
 
 @pytest.mark.parametrize("mode", [KEEP, LOSE])
