@@ -130,18 +130,21 @@ def test_the_registry_is_a_table_of_keys(taken: list[tuple[str, int, str, str]])
     who = {producer: n for n, producer in enumerate(producers)}
     for verb, n, topic, channel in taken:
         if verb == "remove":
-            registry.remove(producers[n])
+            registry.remove(producers[n], 0)
             naive.remove(n)
             producers[n] = registry.identify(str(n), NODE, 0)
             who[producers[n]] = n
         elif verb == "create":
-            registry.create_channel(topic, channel) if channel else registry.create_topic(topic)
+            if channel:
+                assert registry.create_channel(topic, channel, 0)
+            else:
+                assert registry.create_topic(topic, 0)
             naive.create(topic, channel)
         elif verb == "delete":
             registry.delete_channel(topic, channel) if channel else registry.delete_topic(topic)
             naive.delete(topic, channel)
         else:
-            getattr(registry, verb)(producers[n], topic, channel)
+            getattr(registry, verb)(producers[n], topic, channel, 0)
             getattr(naive, verb)(n, topic, channel)
         registry.check()
         assert keys_of(registry, who) == naive.keys

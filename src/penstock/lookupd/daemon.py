@@ -13,19 +13,28 @@ from collections.abc import Callable
 from penstock.engine.clock import Clock
 from penstock.engine.options import hostname
 from penstock.lookupd.http import LookupdApi
+from penstock.lookupd.metrics import Metrics
 from penstock.lookupd.options import SETTINGS, LookupdOptions
-from penstock.lookupd.registry import Registry
+from penstock.lookupd.registry import Limits, Registry
 from penstock.lookupd.security import Security
 from penstock.lookupd.tcp import LookupdConnection
 from penstock.server import live
 from penstock.server.debug import Debug
 from penstock.server.http import HttpServer
 from penstock.server.http_origins import Origins
+from penstock.server.http_router import Route
 from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
 from penstock.version import NSQ_VERSION
 from penstock.wire.lookup import Identity
 
 log = logging.getLogger(__name__)
+
+# What all nsqds of an address may register, in terms of what one may.
+ADDRESS_SHARE = 5
+# How often names that nobody has are looked at, and how many are forgotten in a turn of the loop;
+# that takes some 2 ms.
+FORGET_INTERVAL_S = 1.0
+FORGET_COUNT_MAX = 1000
 
 # Gives the options as they would be at a start now; SIGHUP asks it.
 Reader = Callable[[], LookupdOptions]
@@ -43,10 +52,19 @@ class LookupdDaemon:
         self._security = Security(options)
         self._clock = Clock()
         self._registry = Registry(
-            options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns
+            options.inactive_producer_timeout_ns,
+            options.tombstone_lifetime_ns,
+            options.forget_after_ns,
+            Limits(
+                registrations=options.max_registrations,
+                registrations_of_address=ADDRESS_SHARE * options.max_registrations,
+                nodes=options.max_nodes_per_address,
+            ),
         )
         api = LookupdApi(self._registry, self._clock)
         Debug().add_pages(api.router)
+        metrics = Metrics(self._registry, self._clock)
+        api.router.add("GET", "/metrics", Route(metrics.serve))
         self._http = HttpServer(api.router)
         self._http.gate = self._security.gate
         own = (hostname(), options.broadcast_address)
@@ -54,6 +72,7 @@ class LookupdDaemon:
         self._connections: set[LookupdConnection] = set()
         self._tcp_port = -1
         self._http_port = -1
+        self._forgotten_count = 0
 
     async def serve(self) -> None:
         """Run until a signal says otherwise."""
@@ -66,6 +85,7 @@ class LookupdDaemon:
                 self._http, options.https_address, security.tls, "HTTPS"
             )
         self._http_port = await listen_http(self._http, options.http_address)
+        self._forget()
         await stopped.wait()
         log.info("NSQLOOKUPD: stopping")
         tcp.close()
@@ -73,6 +93,18 @@ class LookupdDaemon:
             connection.close()
         await self._http.close(grace_s=1.0)
         log.info("NSQLOOKUPD: bye")
+
+    def _forget(self) -> None:
+        """Forget names that nobody has; in slices, so that others are served in between."""
+        count = self._registry.forget(self._clock.monotonic_ns(), FORGET_COUNT_MAX)
+        self._forgotten_count += count
+        if count == FORGET_COUNT_MAX:
+            self._loop.call_soon(self._forget)
+            return
+        if self._forgotten_count:
+            log.info("DB: %d names that no nsqd has are forgotten", self._forgotten_count)
+            self._forgotten_count = 0
+        self._loop.call_later(FORGET_INTERVAL_S, self._forget)
 
     def _reload(self) -> None:
         live.reload(self, self._read, SETTINGS)

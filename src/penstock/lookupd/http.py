@@ -126,7 +126,9 @@ class LookupdApi:
     # Changing
 
     def topic_create(self, request: Request) -> None:
-        self._registry.create_topic(_name(request, "topic"))
+        topic = _name(request, "topic")
+        if not self._registry.create_topic(topic, self._clock.monotonic_ns()):
+            raise HttpError(503, "TOO_MANY_CREATED")
 
     def topic_delete(self, request: Request) -> None:
         self._registry.delete_topic(_argument(request, "topic"))
@@ -137,7 +139,8 @@ class LookupdApi:
 
     def channel_create(self, request: Request) -> None:
         topic, channel = _name(request, "topic"), _name(request, "channel")
-        self._registry.create_channel(topic, channel)
+        if not self._registry.create_channel(topic, channel, self._clock.monotonic_ns()):
+            raise HttpError(503, "TOO_MANY_CREATED")
 
     def channel_delete(self, request: Request) -> None:
         topic, channel = _name(request, "topic"), _name(request, "channel")

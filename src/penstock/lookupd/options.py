@@ -13,7 +13,7 @@ from penstock.engine.options import (
     tls_client_auth_policy,
     tls_required,
 )
-from penstock.settings import choice, duration, settings_of, string, strings
+from penstock.settings import choice, duration, integer, settings_of, string, strings
 
 LISTEN = "Listening and identity"
 REGISTRY = "Producers"
@@ -51,6 +51,18 @@ class LookupdOptions:
     )
     tombstone_lifetime_ns: int = duration(
         REGISTRY, "45s", "time for which a tombstone hides an nsqd from those who look for a topic"
+    )
+    forget_after_ns: int = duration(
+        REGISTRY,
+        "24h",
+        "longest time a topic or channel is remembered that no nsqd has any more; 0: for ever",
+        own=True,
+    )
+    max_registrations: int = integer(
+        REGISTRY, 100_000, "topics and channels of one nsqd", minimum=1, own=True
+    )
+    max_nodes_per_address: int = integer(
+        REGISTRY, 256, "nsqds of one IP address", minimum=1, own=True
     )
 
     tls_cert: str = string(

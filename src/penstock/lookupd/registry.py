@@ -6,30 +6,62 @@
 
 Rule 1: no I/O and no clock; ``now_ns`` is monotonic and comes in.
 Rule 2: a producer is a connection.  Two with the same broadcast address are two producers.
-Rule 3: a topic or channel stays when its last producer leaves, until somebody deletes it; but an
-        ephemeral one goes when it is unregistered and nobody has it any more.
-Rule 4: names are only compared: nothing here treats ``*`` as a pattern, as NSQ does.
+Rule 3: a topic or channel stays when its last producer leaves, because a new nsqd asks for the
+        channels of its topics; but an ephemeral one goes when it is unregistered and nobody has it
+        any more.
+Rule 4: what nobody has is forgotten in time (``forgetting``), except what was created over HTTP:
+        that stays until somebody deletes it.
+Rule 5: names are only compared: nothing here treats ``*`` as a pattern, as NSQ does.
+Rule 6: everything is bounded: see ``Limits``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from penstock.engine.names import is_ephemeral
+from penstock.lookupd.forgetting import Forgetting
 from penstock.wire.lookup import Identity
 
 NEVER_NS = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Rule 6 in numbers.  A registration is a topic or a channel of one nsqd."""
+
+    registrations: int = 100_000  # of a connection
+    nodes: int = 256  # of an IP address
+    registrations_of_address: int = 500_000
+    created: int = 50_000  # topics and channels over HTTP
+    orphans: int = 50_000  # topics and channels that nobody has
+
+
+class Address:
+    """What the nsqds of one IP address take up."""
+
+    __slots__ = ("node_count", "registration_count")
+
+    def __init__(self) -> None:
+        self.node_count = 0
+        self.registration_count = 0
+
+
 class Producer:
     """One identified connection of an nsqd."""
 
-    __slots__ = ("address", "channels", "identity", "topics", "updated_ns")
+    __slots__ = (
+        *("address", "channels", "home", "identity"),
+        *("registration_count", "topics", "updated_ns"),
+    )
 
-    def __init__(self, address: str, identity: Identity, now_ns: int) -> None:
+    def __init__(self, address: str, identity: Identity, home: Address, now_ns: int) -> None:
         self.address = address
         self.identity = identity
+        self.home = home
         self.updated_ns = now_ns
+        self.registration_count = 0
         self.topics: dict[str, int] = {}  # when it was tombstoned there, NEVER_NS if it was not
         self.channels: dict[str, set[str]] = {}  # by topic
 
@@ -38,92 +70,168 @@ class Producer:
         """What tombstones name it by."""
         return f"{self.identity.broadcast_address}:{self.identity.http_port}"
 
+    def has(self, topic: str, channel: str = "") -> bool:
+        return channel in self.channels.get(topic, ()) if channel else topic in self.topics
+
+    def count(self, change: int) -> None:
+        self.registration_count += change
+        self.home.registration_count += change
+
+
+class Name:
+    """A topic or a channel."""
+
+    __slots__ = ("created", "entry", "producers", "since_ns")
+
+    def __init__(self, now_ns: int) -> None:
+        self.since_ns = now_ns
+        self.entry = 0
+        self.created = False  # over HTTP
+        # A set that keeps its order, so that answers do.
+        self.producers: dict[Producer, None] = {}
+
 
 class Registry:
     """All registrations of one nsqlookupd."""
 
-    def __init__(self, inactive_ns: int, tombstone_ns: int) -> None:
+    def __init__(
+        self, inactive_ns: int, tombstone_ns: int, forget_ns: int = 0, limits: Limits | None = None
+    ) -> None:
+        self.limits = limits or Limits()
+        self.refused_count = 0  # registrations beyond a limit
+        self.forgotten_count = 0
+        self.created_count = 0
         self._inactive_ns = inactive_ns
         self._tombstone_ns = tombstone_ns
-        # Sets that keep their order, so that answers do.
         self._clients: dict[Producer, None] = {}
-        self._topics: dict[str, dict[Producer, None]] = {}
-        self._channels: dict[str, dict[str, dict[Producer, None]]] = {}
+        self._addresses: dict[str, Address] = {}
+        self._topics: dict[str, Name] = {}
+        self._channels: dict[str, dict[str, Name]] = {}
+        self._forgetting = Forgetting(forget_ns, self.limits.orphans)
 
     # ---- what connections do
 
+    def has_room(self, address: str) -> bool:
+        """Whether one more nsqd of that address may identify itself."""
+        home = self._addresses.get(_host(address))
+        return home is None or home.node_count < self.limits.nodes
+
     def identify(self, address: str, identity: Identity, now_ns: int) -> Producer:
-        producer = Producer(address, identity, now_ns)
+        home = self._addresses.setdefault(_host(address), Address())
+        home.node_count += 1
+        producer = Producer(address, identity, home, now_ns)
         self._clients[producer] = None
         return producer
 
     def ping(self, producer: Producer, now_ns: int) -> None:
         producer.updated_ns = now_ns
 
-    def register(self, producer: Producer, topic: str, channel: str = "") -> None:
-        """A repeated registration changes nothing, so a tombstone stays."""
-        if channel:
-            self._channel(topic, channel)[producer] = None
-            producer.channels.setdefault(topic, set()).add(channel)
-        self.create_topic(topic)
-        self._topics[topic][producer] = None
-        producer.topics.setdefault(topic, NEVER_NS)
+    def register(self, producer: Producer, topic: str, channel: str, now_ns: int) -> bool:
+        """Whether that is within the limits.
 
-    def unregister(self, producer: Producer, topic: str, channel: str = "") -> None:
+        A repeated registration changes nothing, so a tombstone stays.
+        """
+        new = (not producer.has(topic)) + bool(channel and not producer.has(topic, channel))
+        if new and not self._may_register(producer, new):
+            self.refused_count += 1
+            return False
         if channel:
-            self._leave_channel(producer, topic, channel)
-            if is_ephemeral(channel) and not self._channels.get(topic, {}).get(channel, ()):
+            self._join(self._channel(topic, channel, now_ns), producer)
+            producer.channels.setdefault(topic, set()).add(channel)
+        self._join(self._topic(topic, now_ns), producer)
+        producer.topics.setdefault(topic, NEVER_NS)
+        producer.count(new)
+        return True
+
+    def unregister(self, producer: Producer, topic: str, channel: str, now_ns: int) -> None:
+        if channel:
+            self._leave_channel(producer, topic, channel, now_ns)
+            name = self._channels.get(topic, {}).get(channel)
+            if is_ephemeral(channel) and name is not None and not name.producers:
                 self._drop_channel(topic, channel)
             return
-        for name in list(producer.channels.get(topic, ())):
-            self._leave_channel(producer, topic, name)
-        self._leave_topic(producer, topic)
-        if is_ephemeral(topic) and not self._topics.get(topic, ()):
-            self._topics.pop(topic, None)
+        for each in list(producer.channels.get(topic, ())):
+            self._leave_channel(producer, topic, each, now_ns)
+        self._leave_topic(producer, topic, now_ns)
+        name = self._topics.get(topic)
+        if is_ephemeral(topic) and name is not None and not name.producers:
+            self._drop(self._topics.pop(topic))
 
-    def remove(self, producer: Producer) -> None:
+    def remove(self, producer: Producer, now_ns: int) -> None:
         """Its connection ended."""
         for topic, channels in list(producer.channels.items()):
             for channel in list(channels):
-                self._leave_channel(producer, topic, channel)
+                self._leave_channel(producer, topic, channel, now_ns)
         for topic in list(producer.topics):
-            self._leave_topic(producer, topic)
+            self._leave_topic(producer, topic, now_ns)
         self._clients.pop(producer, None)
+        producer.home.node_count -= 1
+        if not producer.home.node_count:
+            self._addresses.pop(_host(producer.address), None)
+
+    def forget(self, now_ns: int, count_max: int) -> int:
+        """Forget what nobody has had for too long, up to ``count_max`` names; how many."""
+        names = self._forgetting.take(now_ns, count_max)
+        for topic, channel in names:
+            if channel:
+                self._drop_channel(topic, channel)
+            else:
+                # Its channels went before: they were not there for longer.
+                self._drop(self._topics.pop(topic))
+        self.forgotten_count += len(names)
+        return len(names)
 
     # ---- what people and tools do
 
-    def create_topic(self, topic: str) -> None:
-        self._topics.setdefault(topic, {})
+    def create_topic(self, topic: str, now_ns: int) -> bool:
+        """Whether that is within the limits."""
+        if not self._may_create(self._topics.get(topic)):
+            return False
+        self._create(self._topic(topic, now_ns))
+        return True
 
-    def create_channel(self, topic: str, channel: str) -> None:
-        self._channel(topic, channel)
-        self.create_topic(topic)
+    def create_channel(self, topic: str, channel: str, now_ns: int) -> bool:
+        """Its topic too; whether that is within the limits."""
+        known = self._channels.get(topic, {}).get(channel)
+        if not self._may_create(self._topics.get(topic), known):
+            return False
+        self._create(self._topic(topic, now_ns))
+        self._create(self._channel(topic, channel, now_ns))
+        return True
 
     def delete_topic(self, topic: str) -> None:
         """Forget a topic and its channels, until somebody registers them anew."""
-        for producers in self._channels.pop(topic, {}).values():
-            for producer in producers:
-                producer.channels.pop(topic, None)
-        for producer in self._topics.pop(topic, {}):
-            del producer.topics[topic]
+        for channel in list(self._channels.get(topic, ())):
+            self.delete_channel(topic, channel)
+        name = self._topics.pop(topic, None)
+        if name is not None:
+            for producer in name.producers:
+                del producer.topics[topic]
+                producer.count(-1)
+            self._drop(name)
 
     def delete_channel(self, topic: str, channel: str) -> bool:
         """Whether there was one."""
-        producers = self._channels.get(topic, {}).get(channel)
-        if producers is None:
+        name = self._channels.get(topic, {}).get(channel)
+        if name is None:
             return False
-        for producer in list(producers):
-            self._leave_channel(producer, topic, channel)
+        for producer in name.producers:
+            self._forget_channel(producer, topic, channel)
         self._drop_channel(topic, channel)
         return True
 
     def tombstone(self, topic: str, node: str, now_ns: int) -> None:
         """Hide ``node`` (``broadcast_address:http_port``) from those who look for ``topic``."""
-        for producer in self._topics.get(topic, ()):
+        for producer in self._producers(topic):
             if producer.node == node:
                 producer.topics[topic] = now_ns
 
     # ---- what is asked
+
+    @property
+    def orphan_count(self) -> int:
+        """Topics and channels that nobody has and that will be forgotten."""
+        return self._forgetting.count
 
     def has_topic(self, topic: str) -> bool:
         return topic in self._topics
@@ -134,11 +242,14 @@ class Registry:
     def channels(self, topic: str) -> list[str]:
         return list(self._channels.get(topic, ()))
 
+    def channel_count(self) -> int:
+        return sum(map(len, self._channels.values()))
+
     def producers(self, topic: str, now_ns: int) -> list[Producer]:
         """Those that consumers of ``topic`` should connect to."""
         return [
             producer
-            for producer in self._active(self._topics.get(topic, ()), now_ns)
+            for producer in self._active(self._producers(topic), now_ns)
             if not self.tombstoned(producer, topic, now_ns)
         ]
 
@@ -152,48 +263,122 @@ class Registry:
     def entries(self) -> dict[tuple[str, str, str], list[Producer]]:
         """Every key that has producers: (category, topic, channel)."""
         found = {("client", "", ""): list(self._clients)}
-        for topic, producers in self._topics.items():
-            found["topic", topic, ""] = list(producers)
+        for topic, name in self._topics.items():
+            found["topic", topic, ""] = list(name.producers)
         for topic, channels in self._channels.items():
-            for channel, producers in channels.items():
-                found["channel", topic, channel] = list(producers)
+            for channel, name in channels.items():
+                found["channel", topic, channel] = list(name.producers)
         return {key: producers for key, producers in found.items() if producers}
 
     def check(self) -> None:
-        """Both directions say the same; for tests."""
+        """Both directions say the same, and the counts are right; for tests."""
         for producer in self._clients:
             for topic in producer.topics:
-                assert producer in self._topics[topic]
+                assert producer in self._topics[topic].producers
             for topic, channels in producer.channels.items():
-                assert channels and all(producer in self._channels[topic][c] for c in channels)
+                assert channels
+                assert all(producer in self._channels[topic][c].producers for c in channels)
+            channel_count = sum(map(len, producer.channels.values()))
+            assert producer.registration_count == len(producer.topics) + channel_count
         for (category, topic, channel), producers in self.entries().items():
             for producer in producers:
                 assert producer in self._clients
                 assert category != "topic" or topic in producer.topics
                 assert category != "channel" or channel in producer.channels[topic]
         assert all(self._channels.values()), "a topic without channels is not kept here"
+        homes = {producer.home for producer in self._clients}
+        assert homes == set(self._addresses.values())
+        for home in homes:
+            own = [producer for producer in self._clients if producer.home is home]
+            assert home.node_count == len(own)
+            assert home.registration_count == sum(p.registration_count for p in own)
+        names = [*self._topics.values(), *(n for c in self._channels.values() for n in c.values())]
+        assert self.created_count == sum(name.created for name in names)
+        assert self.orphan_count == sum(bool(name.entry) for name in names)
+        assert not any(name.entry and (name.created or name.producers) for name in names)
 
     # ---- inside
+
+    def _may_register(self, producer: Producer, count: int) -> bool:
+        limits = self.limits
+        return (
+            producer.registration_count + count <= limits.registrations
+            and producer.home.registration_count + count <= limits.registrations_of_address
+        )
+
+    def _may_create(self, *names: Name | None) -> bool:
+        new = sum(name is None or not name.created for name in names)
+        return self.created_count + new <= self.limits.created
+
+    def _create(self, name: Name) -> None:
+        if not name.created:
+            name.created = True
+            self.created_count += 1
+            self._forgetting.keep(name)
 
     def _active(self, producers: Iterable[Producer], now_ns: int) -> list[Producer]:
         return [p for p in producers if now_ns - p.updated_ns <= self._inactive_ns]
 
-    def _channel(self, topic: str, channel: str) -> dict[Producer, None]:
-        return self._channels.setdefault(topic, {}).setdefault(channel, {})
+    def _producers(self, topic: str) -> Iterable[Producer]:
+        name = self._topics.get(topic)
+        return () if name is None else name.producers
 
-    def _leave_channel(self, producer: Producer, topic: str, channel: str) -> None:
-        names = producer.channels.get(topic, set())
-        names.discard(channel)
+    def _topic(self, topic: str, now_ns: int) -> Name:
+        name = self._topics.get(topic)
+        if name is None:
+            name = self._topics[topic] = Name(now_ns)
+        return name
+
+    def _channel(self, topic: str, channel: str, now_ns: int) -> Name:
+        channels = self._channels.setdefault(topic, {})
+        name = channels.get(channel)
+        if name is None:
+            name = channels[channel] = Name(now_ns)
+        return name
+
+    def _join(self, name: Name, producer: Producer) -> None:
+        name.producers[producer] = None
+        self._forgetting.keep(name)
+
+    def _leave_channel(self, producer: Producer, topic: str, channel: str, now_ns: int) -> None:
+        if producer.has(topic, channel):
+            self._forget_channel(producer, topic, channel)
+            self._leave(self._channels[topic][channel], producer, topic, channel, now_ns)
+
+    def _leave_topic(self, producer: Producer, topic: str, now_ns: int) -> None:
+        if producer.has(topic):
+            del producer.topics[topic]
+            producer.count(-1)
+            self._leave(self._topics[topic], producer, topic, "", now_ns)
+
+    def _leave(
+        self, name: Name, producer: Producer, topic: str, channel: str, now_ns: int
+    ) -> None:
+        del name.producers[producer]
+        if not name.producers and not name.created:
+            self._forgetting.add(name, topic, channel, now_ns)
+
+    def _forget_channel(self, producer: Producer, topic: str, channel: str) -> None:
+        names = producer.channels[topic]
+        names.remove(channel)
         if not names:
-            producer.channels.pop(topic, None)
-        self._channels.get(topic, {}).get(channel, {}).pop(producer, None)
-
-    def _leave_topic(self, producer: Producer, topic: str) -> None:
-        producer.topics.pop(topic, None)
-        self._topics.get(topic, {}).pop(producer, None)
+            del producer.channels[topic]
+        producer.count(-1)
 
     def _drop_channel(self, topic: str, channel: str) -> None:
         channels = self._channels.get(topic, {})
-        channels.pop(channel, None)
+        name = channels.pop(channel, None)
+        if name is not None:
+            self._drop(name)
         if not channels:
             self._channels.pop(topic, None)
+
+    def _drop(self, name: Name) -> None:
+        """It is no longer among the names."""
+        self._forgetting.keep(name)
+        self.created_count -= name.created
+
+
+def _host(address: str) -> str:
+    """The IP address of ``host:port``; all unix sockets are one."""
+    return address.rpartition(":")[0]

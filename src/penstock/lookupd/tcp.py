@@ -63,6 +63,7 @@ class LookupdConnection(asyncio.Protocol):
         self._address = ""
         self._transport: Any = None
         self._closing = False
+        self._limited = False
         self._begun = False
         self._tls: Tls | None = None
         self._handshaking = False
@@ -82,7 +83,7 @@ class LookupdConnection(asyncio.Protocol):
         self._connections.discard(self)
         self._set_timer(None)
         if self._producer is not None:
-            self._registry.remove(self._producer)
+            self._registry.remove(self._producer, self._now_ns())
         log.info("client=%s: disconnected", self._address)
 
     def data_received(self, data: bytes) -> None:
@@ -167,14 +168,30 @@ class LookupdConnection(asyncio.Protocol):
             return self._identify(command.identity)
         topic, channel = _names(command)
         assert self._producer is not None, "the reader lets nothing through before IDENTIFY"
-        if command.name == "REGISTER":
-            self._registry.register(self._producer, topic, channel)
-        else:
-            self._registry.unregister(self._producer, topic, channel)
+        if command.name != "REGISTER":
+            self._registry.unregister(self._producer, topic, channel, self._now_ns())
+        elif not self._registry.register(self._producer, topic, channel, self._now_ns()):
+            return self._not_registered(topic, channel)
         log.info("client=%s: %s topic=%s channel=%s", self._address, command.name, topic, channel)
         return _OK
 
+    def _not_registered(self, topic: str, channel: str) -> bytes:
+        """The only error after which the connection stays: closing it would take the rest too."""
+        if not self._limited:
+            self._limited = True
+            log.error(
+                "client=%s: has %d topics and channels, no more are registered (topic=%s"
+                " channel=%s), see --max-registrations",
+                *(self._address, self._producer and self._producer.registration_count),
+                *(topic, channel),
+            )
+        return encode_error(ProtocolError("E_LIMIT", f"REGISTER {topic} {channel}".rstrip()))
+
     def _identify(self, identity: Identity) -> bytes:
+        if not self._registry.has_room(self._address):
+            count = self._registry.limits.nodes
+            text = f"IDENTIFY {count} nodes of this address, see --max-nodes-per-address"
+            raise ProtocolError("E_LIMIT", text)
         self._producer = self._registry.identify(self._address, identity, self._now_ns())
         log.info(
             "client=%s: identified as %s, TCP %d, HTTP %d, version %s",

@@ -49,6 +49,9 @@ RETRY_MAX_S = 8.0
 BATCH_COUNT = 256
 CHANGE_COUNT_MAX = 100_000
 
+# How nsqlookupd refuses a name beyond its limits; the connection stays.
+LIMITED = b"E_LIMIT REGISTER"
+
 _PING = b"PING\n"
 
 
@@ -75,6 +78,7 @@ class LookupPeer:
         self._link: _Link | None = None
         self._task: asyncio.Task[None] | None = None
         self._complaint = ""
+        self._told_limit = False
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -181,9 +185,18 @@ class LookupPeer:
                 batch.append(_PING)
             await self._tell(link, batch)
 
+    def _limited(self, reply: bytes) -> None:
+        """Consumers do not find this name there; connecting anew would not change that."""
+        if not self._told_limit:
+            self._told_limit = True
+            text = reply[:200].decode("utf-8", "replace")
+            log.error("lookupd=%s: takes no more names: %s", self.address, text)
+
     async def _tell(self, link: _Link, batch: list[bytes]) -> None:
         for command, reply in zip(batch, await link.ask(batch), strict=True):
-            if reply != OK:
+            if reply.startswith(LIMITED):
+                self._limited(reply)
+            elif reply != OK:
                 what = command.decode("utf-8", "replace").strip()
                 answer = reply[:200].decode("utf-8", "replace")
                 raise ProtocolError("E_REFUSED", f"{what}: {answer}")

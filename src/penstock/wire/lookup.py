@@ -26,6 +26,8 @@ OK = b"OK"
 LINE_SIZE_MAX = 1024
 # nsqd sends some 200 bytes.
 IDENTIFY_SIZE_MAX = 64 * 1024
+# Bytes of a name, version or place; the longest host name has 253.  Every node's are in /nodes.
+TEXT_SIZE_MAX = 255
 
 _SIZE = struct.Struct(">i")
 _FIELDS: dict[str, tuple[type, int]] = {
@@ -205,22 +207,35 @@ class ReplyReader:
 
 
 def decode_identity(body: bytes) -> Identity:
-    """The JSON of IDENTIFY, which must have all that others need to find the node."""
+    """The JSON of IDENTIFY, which must have all that others need to find the node.
+
+    Texts for people are cut; an address that is too long would be another one, and is refused.
+    """
     try:
         fields = gojson.decode_object(body, _FIELDS)
     except ValueError:
         raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
     if not all(fields.get(name) for name in _REQUIRED):
         raise ProtocolError("E_BAD_BODY", "IDENTIFY missing fields")
+    address = str(fields["broadcast_address"])
+    if _cut(address) != address:
+        text = f"IDENTIFY broadcast_address longer than {TEXT_SIZE_MAX} bytes"
+        raise ProtocolError("E_BAD_BODY", text)
     return Identity(
-        broadcast_address=str(fields["broadcast_address"]),
-        hostname=str(fields.get("hostname", "")),
+        broadcast_address=address,
+        hostname=_cut(str(fields.get("hostname", ""))),
         tcp_port=int(fields["tcp_port"]),
         http_port=int(fields["http_port"]),
-        version=str(fields["version"]),
-        topology_zone=str(fields.get("topology_zone", "")),
-        topology_region=str(fields.get("topology_region", "")),
+        version=_cut(str(fields["version"])),
+        topology_zone=_cut(str(fields.get("topology_zone", ""))),
+        topology_region=_cut(str(fields.get("topology_region", ""))),
     )
+
+
+def _cut(text: str) -> str:
+    """As much of ``text`` as fits into TEXT_SIZE_MAX bytes."""
+    raw = text.encode("utf-8", "replace")
+    return text if len(raw) <= TEXT_SIZE_MAX else raw[:TEXT_SIZE_MAX].decode("utf-8", "ignore")
 
 
 def decode_place(body: bytes) -> Place:

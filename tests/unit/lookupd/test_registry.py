@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.lookupd.registry import Producer, Registry
+from penstock.lookupd.registry import Limits, Producer, Registry
 from penstock.wire.lookup import Identity
 
 SECOND = 1_000_000_000
@@ -100,17 +100,20 @@ def test_registrations(
         who, verb = ({"a": a, "b": b}.get(step[0]), step.lstrip("ab")[0])
         topic, _, channel = step[step.index(verb) + 1 :].partition("/")
         if verb == "=":
-            registry.create_channel(topic, channel) if channel else registry.create_topic(topic)
+            if channel:
+                assert registry.create_channel(topic, channel, 0)
+            else:
+                assert registry.create_topic(topic, 0)
         elif verb == "!":
             registry.delete_channel(topic, channel) if channel else registry.delete_topic(topic)
         else:
             assert who is not None
             if verb == "x":
-                registry.remove(who)
+                registry.remove(who, 0)
             elif verb == "+":
-                registry.register(who, topic, channel)
+                assert registry.register(who, topic, channel, 0)
             else:
-                registry.unregister(who, topic, channel)
+                registry.unregister(who, topic, channel, 0)
         registry.check()
     assert seen(registry) == expected
 
@@ -118,25 +121,25 @@ def test_registrations(
 def test_two_connections_of_one_node_are_two_producers(registry: Registry) -> None:
     first = registry.identify("10.0.0.1:1", identity(), 0)
     second = registry.identify("10.0.0.1:2", identity(), 0)
-    registry.register(first, "t")
-    registry.register(second, "t")
+    registry.register(first, "t", "", 0)
+    registry.register(second, "t", "", 0)
     assert registry.producers("t", 0) == registry.nodes(0) == [first, second]
-    registry.remove(first)
+    registry.remove(first, 0)
     assert registry.producers("t", 0) == [second]
 
 
 def test_deleting_a_channel_says_whether_there_was_one(registry: Registry, a: Producer) -> None:
-    registry.register(a, "t", "c")
+    registry.register(a, "t", "c", 0)
     assert registry.delete_channel("t", "c")
     assert not registry.delete_channel("t", "c")
     assert not registry.delete_channel("u", "c")
 
 
 def test_only_a_ping_keeps_a_producer_active(registry: Registry, a: Producer) -> None:
-    registry.register(a, "t")
+    registry.register(a, "t", "", 0)
     late_ns = INACTIVE_NS + 1
     assert registry.nodes(INACTIVE_NS) == registry.producers("t", INACTIVE_NS) == [a]
-    registry.register(a, "t", "c")
+    registry.register(a, "t", "c", 0)
     assert registry.nodes(late_ns) == registry.producers("t", late_ns) == []
     assert registry.has_topic("t") and registry.entries()[("topic", "t", "")] == [a]
     registry.ping(a, late_ns)
@@ -147,8 +150,8 @@ def test_a_tombstone_hides_a_node_from_one_topic_for_its_lifetime(
     registry: Registry, a: Producer, b: Producer
 ) -> None:
     for topic in ("t", "u"):
-        registry.register(a, topic)
-        registry.register(b, topic)
+        registry.register(a, topic, "", 0)
+        registry.register(b, topic, "", 0)
     registry.tombstone("t", "a:4151", 5)
     assert registry.producers("t", 5) == [b]
     assert registry.producers("u", 5) == [a, b]
@@ -160,21 +163,73 @@ def test_a_tombstone_hides_a_node_from_one_topic_for_its_lifetime(
 
 @pytest.mark.parametrize("node", ["a", "a:4150", "a:4151 ", "*", "10.0.0.1:1"])
 def test_a_tombstone_names_a_node_exactly(registry: Registry, a: Producer, node: str) -> None:
-    registry.register(a, "t")
+    registry.register(a, "t", "", 0)
     registry.tombstone("t", node, 0)
     assert registry.producers("t", 0) == [a]
 
 
 def test_only_registering_anew_clears_a_tombstone(registry: Registry, a: Producer) -> None:
-    registry.register(a, "t")
+    registry.register(a, "t", "", 0)
     registry.tombstone("t", "a:4151", 0)
-    registry.register(a, "t", "c")
+    registry.register(a, "t", "c", 0)
     assert registry.producers("t", 1) == []
-    registry.unregister(a, "t")
-    registry.register(a, "t")
+    registry.unregister(a, "t", "", 0)
+    registry.register(a, "t", "", 0)
     assert registry.producers("t", 1) == [a]
 
 
 def test_a_tombstone_of_a_topic_nobody_has_changes_nothing(registry: Registry) -> None:
     registry.tombstone("t", "a:4151", 0)
     assert registry.topics() == []
+
+
+def test_an_nsqd_registers_so_many_names_and_goes_on_with_those() -> None:
+    registry = Registry(INACTIVE_NS, TOMBSTONE_NS, 0, Limits(registrations=4))
+    a = registry.identify("10.0.0.1:1", identity(), 0)
+    assert registry.register(a, "t", "c", 0)
+    assert registry.register(a, "u", "", 0)
+    assert not registry.register(a, "v", "c", 0), "that would be two"
+    assert registry.register(a, "v", "", 0)
+    assert not registry.register(a, "t", "d", 0)
+    assert registry.register(a, "t", "c", 0), "again is no more"
+    registry.unregister(a, "t", "c", 0)
+    assert registry.register(a, "t", "d", 0)
+    assert registry.refused_count == 2
+    assert registry.topics() == ["t", "u", "v"]
+    registry.check()
+
+
+def test_the_nsqds_of_an_address_share_a_number_of_names_and_nodes() -> None:
+    limits = Limits(registrations=10, registrations_of_address=5, nodes=2)
+    registry = Registry(INACTIVE_NS, TOMBSTONE_NS, 0, limits)
+    first = registry.identify("10.0.0.1:1", identity(), 0)
+    assert registry.has_room("10.0.0.1:2")
+    second = registry.identify("10.0.0.1:2", identity(), 0)
+    assert not registry.has_room("10.0.0.1:3")
+    assert registry.has_room("10.0.0.2:3")
+    other = registry.identify("10.0.0.2:3", identity(), 0)
+    for n in range(3):
+        assert registry.register(first, f"t{n}", "", 0)
+    assert registry.register(second, "t0", "c", 0)
+    assert not registry.register(second, "t1", "", 0)
+    assert registry.register(other, "t1", "c", 0)
+    registry.remove(first, 0)
+    assert registry.has_room("10.0.0.1:4")
+    assert registry.register(second, "t1", "", 0)
+    registry.check()
+
+
+def test_so_many_names_are_created_over_http() -> None:
+    registry = Registry(INACTIVE_NS, TOMBSTONE_NS, 0, Limits(created=3))
+    a = registry.identify("10.0.0.1:1", identity(), 0)
+    assert registry.create_topic("t", 0)
+    assert registry.create_topic("t", 0)
+    assert registry.create_channel("u", "c", 0)
+    assert not registry.create_channel("t", "c", 0)
+    assert not registry.create_topic("v", 0)
+    assert registry.topics() == ["t", "u"]
+    assert registry.register(a, "v", "c", 0), "nsqds go on"
+    assert not registry.create_topic("v", 0)
+    registry.delete_topic("u")
+    assert registry.create_channel("t", "c", 0)
+    registry.check()
