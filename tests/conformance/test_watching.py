@@ -17,7 +17,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.client import Client
-from tests.daemon import Nsqd
+from tests.daemon import Nsqd, Nsqlookupd
 
 REPOSITORY = Path(__file__).parents[2]
 NAMES = ("orders", "orders.eu-1_x", "temporary#ephemeral")
@@ -262,6 +262,9 @@ def test_every_metric_is_documented_and_every_panel_of_the_dashboard_has_one(nsq
         for name, family in families(nsqd).items()
     }
     page = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
+    # Also those of nsqlookupd, which has a page of its own.
+    with Nsqlookupd() as lookupd:
+        names |= set(re.findall(r"(?m)^(penstock_\w+)", lookupd.get("/metrics").text))
     documented = set(re.findall(r"`(penstock_\w+)`", page))
     assert names ^ (documented & names) == set(), "every metric is in docs/operations.md"
     assert documented <= names, "and nothing else is"
