@@ -288,6 +288,17 @@ class Nsqd(Daemon):
         return self.stats(f"&topic={topic}&channel={channel}")["topics"][0]["channels"][0]
 
 
+class LimitedNsqd(Nsqd):
+    """An nsqd that is given a soft and a hard limit of open files."""
+
+    def __init__(self, data_path: Path, soft: int, hard: int, *options: str) -> None:
+        super().__init__(data_path, *options)
+        self.limits = f"ulimit -Sn {soft} && ulimit -Hn {hard}"
+
+    def command(self) -> list[str]:
+        return ["/bin/sh", "-c", f'{self.limits} && exec "$@"', "sh", *super().command()]
+
+
 class Nsqlookupd(Daemon):
     """One nsqlookupd."""
 

@@ -20,6 +20,8 @@ from penstock.lookupd.security import Security
 from penstock.lookupd.tcp import LookupdConnection
 from penstock.server import live
 from penstock.server.debug import Debug
+from penstock.server.descriptors import connection_count_max, open_files_limit
+from penstock.server.doors import Doors, open_doors
 from penstock.server.http import HttpServer
 from penstock.server.http_origins import Origins
 from penstock.server.http_router import Route
@@ -65,7 +67,9 @@ class LookupdDaemon:
         Debug().add_pages(api.router)
         metrics = Metrics(self._registry, self._clock)
         api.router.add("GET", "/metrics", Route(metrics.serve))
-        self._http = HttpServer(api.router)
+        self._doors = Doors(connection_count_max(open_files_limit()))
+        self._tcp_door, http_door = open_doors(self._doors)
+        self._http = HttpServer(api.router, places=(self._doors, http_door))
         self._http.gate = self._security.gate
         own = (hostname(), options.broadcast_address)
         self._http.origins = Origins("nsqlookupd", own, options.allowed_hosts)
@@ -79,7 +83,9 @@ class LookupdDaemon:
         stopped = stop_signals(self._loop)
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         options, security = self.options, self._security
-        tcp, self._tcp_port = await listen_tcp(self._loop, self._connection, options.tcp_address)
+        tcp, self._tcp_port = await listen_tcp(
+            self._connection, options.tcp_address, self._doors, self._tcp_door
+        )
         if security.tls is not None and options.https_address:
             security.https_port = await listen_http(
                 self._http, options.https_address, security.tls, "HTTPS"
@@ -117,6 +123,7 @@ class LookupdDaemon:
             self._identity,
             self._clock.monotonic_ns,
             self._connections,
+            self._doors,
             self._loop,
         )
 

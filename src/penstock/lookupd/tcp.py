@@ -1,7 +1,8 @@
 """nsqlookupd's side of a connection from an nsqd.
 
-Silence is never a reason to close: nsqd may have been told to ping rarely, and its registrations
-should not go before its socket does.  TCP's own keep-alive finds machines that vanished.
+After its first command silence is no reason to close: nsqd may have been told to ping rarely, and
+its registrations should not go before its socket does.  TCP's own keep-alive finds machines that
+vanished.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from penstock.engine.names import is_valid_name
 from penstock.errors import ProtocolError, StreamError
 from penstock.lookupd.registry import Producer, Registry
 from penstock.lookupd.security import Security
+from penstock.server.accepting import Visitor
+from penstock.server.doors import FIRST_COMMAND_TIMEOUT_S, Doors
 from penstock.wire.lookup import (
     OK,
     Command,
@@ -40,7 +44,7 @@ HANDSHAKE_TIMEOUT_S = 5.0
 _OK = encode_reply(OK)
 
 
-class LookupdConnection(asyncio.Protocol):
+class LookupdConnection(Visitor, asyncio.Protocol):
     """One nsqd."""
 
     def __init__(
@@ -50,6 +54,7 @@ class LookupdConnection(asyncio.Protocol):
         identity: Callable[[], Identity],
         now_ns: Callable[[], int],
         connections: set[LookupdConnection],
+        doors: Doors,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._registry = registry
@@ -57,6 +62,7 @@ class LookupdConnection(asyncio.Protocol):
         self._identity = identity
         self._now_ns = now_ns
         self._connections = connections
+        self._doors = doors
         self._loop = loop
         self._reader = CommandReader()
         self._producer: Producer | None = None
@@ -64,10 +70,21 @@ class LookupdConnection(asyncio.Protocol):
         self._transport: Any = None
         self._closing = False
         self._limited = False
+        self._spoke = False
         self._begun = False
         self._tls: Tls | None = None
         self._handshaking = False
         self._timer: asyncio.TimerHandle | None = None
+
+    # Its place
+
+    @property
+    def spoke(self) -> bool:
+        return self._spoke
+
+    @property
+    def idle_since_s(self) -> float:
+        return inf
 
     # asyncio's callbacks
 
@@ -76,11 +93,15 @@ class LookupdConnection(asyncio.Protocol):
         self._address = _address(transport.get_extra_info("peername"), id(self))
         self._connections.add(self)
         _keep_alive(transport.get_extra_info("socket"))
+        self._set_timer(FIRST_COMMAND_TIMEOUT_S)
         log.info("client=%s: connected", self._address)
+        if self.unwanted:
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._connections.discard(self)
+        self._doors.leave(self)
         self._set_timer(None)
         if self._producer is not None:
             self._registry.remove(self._producer, self._now_ns())
@@ -141,7 +162,7 @@ class LookupdConnection(asyncio.Protocol):
             if not agreed:
                 return b""
             self._handshaking = False
-            self._set_timer(None)
+            self._set_timer(FIRST_COMMAND_TIMEOUT_S)
             data = b""
         return self._tls.receive(data)
 
@@ -160,6 +181,9 @@ class LookupdConnection(asyncio.Protocol):
     # Commands
 
     def _execute(self, command: Command) -> bytes:
+        if not self._spoke:
+            self._spoke = True
+            self._set_timer(None)
         if command.name == "PING":
             if self._producer is not None:
                 self._registry.ping(self._producer, self._now_ns())

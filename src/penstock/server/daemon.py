@@ -23,15 +23,23 @@ from penstock.engine.memory import Memory
 from penstock.engine.opening import open_broker
 from penstock.engine.options import Options, hostname
 from penstock.errors import PenstockError
-from penstock.server import live
+from penstock.server import auth, live, lookups
 from penstock.server.collecting import Collecting
+from penstock.server.descriptors import open_files_limit, share_out
+from penstock.server.doors import Doors, open_doors
 from penstock.server.http import HttpServer
 from penstock.server.http_api import NsqdApi
 from penstock.server.http_log import LogApi
 from penstock.server.http_origins import Origins
 from penstock.server.http_peek import PeekApi
 from penstock.server.http_staging import StagingApi
-from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
+from penstock.server.listening import (
+    Listeners,
+    listen_http,
+    listen_tcp,
+    run_daemon,
+    stop_signals,
+)
 from penstock.server.lookout import Lookout
 from penstock.server.lookups import Lookups
 from penstock.server.loop import LoopTurns, ThreadDisk
@@ -63,7 +71,8 @@ class Daemon:
         self._options = options
         self._loop = loop
         self._read = read
-        self._files = Files()
+        shares = share_out(open_files_limit(), _outgoing_count(options))
+        self._files = Files(shares.files)
         self._disk = ThreadDisk(loop)
         self.broker = Broker(
             options,
@@ -75,10 +84,12 @@ class Daemon:
         )
         self._security = Security(options)
         self._lookout = Lookout(loop.call_soon)
+        self._doors = Doors(shares.connections)
+        self._tcp_door, http_door = open_doors(self._doors)
         self._memory = Memory()
         self._api = NsqdApi(self.broker, self._memory)
         StagingApi(self.broker).add_routes(self._api.router)
-        self._http = HttpServer(self._api.router)
+        self._http = HttpServer(self._api.router, places=(self._doors, http_door))
         self._http.gate = self._security.gate
         self._http.origins = Origins(
             "nsqd",
@@ -89,10 +100,10 @@ class Daemon:
         self._http.lookout = self._lookout
         LogApi(self.broker).add_routes(self._api.router)
         PeekApi(self.broker).add_routes(self._api.router)
-        self._watching = Watching(self.broker, self._memory, self._api, self._http)
+        self._watching = Watching(self.broker, self._memory, self._api, self._http, self._tcp_door)
         self._lookups = Lookups(self.broker, self._identity, lambda: self._security.lookupd_tls)
         self._collecting = Collecting(self.broker, loop)
-        self._tcp: asyncio.Server | None = None
+        self._tcp: Listeners | None = None
 
     async def serve(self) -> int:
         """Run until a signal says otherwise; return the exit code."""
@@ -121,7 +132,7 @@ class Daemon:
     async def _listen(self) -> None:
         options, api = self._options, self._api
         self._tcp, api.tcp_port = await listen_tcp(
-            self._loop, self._connection, options.tcp_address
+            self._connection, options.tcp_address, self._doors, self._tcp_door
         )
         tls, https_port = self._security.tls, 0
         if tls is not None and options.https_address:
@@ -150,8 +161,7 @@ class Daemon:
             self._disk.submit(self._security.read_again, self._security.renew)
 
     def _connection(self) -> Connection:
-        self._watching.tcp_connection_count += 1
-        return Connection(self.broker, self._loop, self._security, self._lookout)
+        return Connection(self.broker, self._loop, self._security, self._lookout, self._doors)
 
     async def _end(self) -> int:
         """Leave, and save everything whatever any client or part does on the way."""
@@ -204,6 +214,13 @@ class Daemon:
         if ticket.error is not None:
             log.error("NSQ: not everything could be written: %s", ticket.error)
         return ticket.error is None
+
+
+def _outgoing_count(options: Options) -> int:
+    """Connections that nsqd itself may have open: to nsqlookupds, and to auth servers."""
+    lookupd_count = len(options.nsqlookupd_tcp_addresses)
+    count = lookupd_count + lookups.REQUEST_COUNT_MAX if lookupd_count else 0
+    return count + (auth.REQUEST_COUNT_MAX if options.auth_http_addresses else 0)
 
 
 def run(options: Options, read: Reader = None) -> int:

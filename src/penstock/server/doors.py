@@ -26,6 +26,8 @@ from typing import Protocol
 
 # How long a peer may take for its first request, for the magic, and for its first command.
 FIRST_COMMAND_TIMEOUT_S = 10.0
+# A connection that was used a moment ago may be about to be used again.
+IDLE_MIN_S = 1.0
 # With 4,096 connections a search takes about a millisecond.
 SEARCH_SPACING_S = 0.1
 # As many as NSQ's users need; each takes some 10 KB.
@@ -173,9 +175,8 @@ class Doors:
         if not self._idle and now_s >= self._search_after_s:
             self._search_after_s = now_s + SEARCH_SPACING_S
             idle = [(guest.idle_since_s, guest) for guest in self._guests]
-            self._idle.extend(
-                sorted((each for each in idle if each[0] < inf), key=lambda each: each[0])
-            )
+            long_idle = [each for each in idle if each[0] <= now_s - IDLE_MIN_S]
+            self._idle.extend(sorted(long_idle, key=lambda each: each[0]))
         giving = self._giving(door)
         while self._idle:
             since_s, guest = self._idle.popleft()
@@ -193,7 +194,7 @@ class Doors:
         assert len(self._guests) <= self.count_max
 
 
-def nsqd_doors(doors: Doors) -> tuple[Door, Door]:
+def open_doors(doors: Doors) -> tuple[Door, Door]:
     """(TCP, HTTP): neither can shut the other, and whoever operates a full node finds a place."""
     reserved_count = min(HTTP_RESERVED_COUNT, doors.count_max // 4)
     return (

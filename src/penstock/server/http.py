@@ -21,36 +21,26 @@ Rule 5: when a request is answered before it is read to its end, the connection 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import time
-from collections import deque
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
 from ssl import SSLContext
-from typing import Any
 
+from penstock.server.accepting import Listener, Refusal, bind, bind_unix
+from penstock.server.doors import FIRST_COMMAND_TIMEOUT_S, Door, Doors
+from penstock.server.http_connection import HttpConnection
 from penstock.server.http_encoding import encode_response
-from penstock.server.http_exchange import Exchange
-from penstock.server.http_file import FileSending
 from penstock.server.http_heads import KnownHeads
-from penstock.server.http_message import Request, Response
+from penstock.server.http_message import Request
 from penstock.server.http_origins import Origins
-from penstock.server.http_reader import BETWEEN, BODY, Incoming, ReadLimits, RequestReader, plain
+from penstock.server.http_reader import ReadLimits, plain
 from penstock.server.http_router import Gate, Router
 from penstock.server.lookout import Lookout
-from penstock.storage.page_cache import Stretch
 
-LOGGER = logging.getLogger(__name__)
 
-# Answers are gathered up to this size before they are written.
-_WRITE_SIZE = 64 * 1024
-# How long one turn works for one connection.  Unsliced, 5000 pipelined /stats held the loop for
-# 300 ms.
-_SLICE_NS = 1_000_000
-# Bytes read before what is in them is worked off; 16 KiB of the shortest requests take 2 ms.
-_FEED_SIZE = 16 * 1024
+def _full() -> bytes:
+    """What a connection is told for which there is no place."""
+    return encode_response(plain(503), Request("", "", b""), keep_alive=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +52,32 @@ class HttpLimits:
     # Bodies of requests that are begun but not answered; one is always allowed.
     begun_size_max: int = 8 * 1024 * 1024
     connection_count_max: int = 4096
-    head_timeout_s: float = 10.0
+    head_timeout_s: float = FIRST_COMMAND_TIMEOUT_S
     body_timeout_s: float = 60.0
     body_rate_min: int = 16 * 1024  # that many bytes earn the sender a second more
     idle_timeout_s: float = 75.0
     write_timeout_s: float = 60.0
+    # For answers that hold memory or descriptors of others until they are taken.
+    stall_timeout_s: float = 5.0
     linger_timeout_s: float = 2.0
 
 
 class HttpServer:
     """Serves one router on any number of listeners."""
 
-    def __init__(self, router: Router, limits: HttpLimits | None = None) -> None:
+    def __init__(
+        self,
+        router: Router,
+        limits: HttpLimits | None = None,
+        places: tuple[Doors, Door] | None = None,
+    ) -> None:
+        """``places``: where connections find one, if others share them."""
         self.router = router
         self.limits = limits or HttpLimits()
+        if places is None:
+            doors = Doors(self.limits.connection_count_max)
+            places = doors, doors.open("HTTP")
+        self.doors, self.door = places
         self.connections: set[HttpConnection] = set()
         self.known_heads = KnownHeads()
         self.request_counts: dict[int, int] = {}  # by status of the answer
@@ -87,30 +89,29 @@ class HttpServer:
         self.stopping = False  # what changes something is refused from now on
         # Deadlines need no more precision than the sweep's, so its clock is the only one read.
         self.now_s = 0.0
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._empty: asyncio.Event | None = None
 
     async def listen(self, host: str, port: int, ssl: SSLContext | None = None) -> tuple[str, int]:
         """Accept on a TCP address; return the real one."""
-        loop = self._start_sweeping()
-        listener = await loop.create_server(
-            self._connection,
-            host,
-            port,
-            ssl=ssl,
-            ssl_handshake_timeout=self.limits.head_timeout_s if ssl is not None else None,
-            reuse_address=True,
-            backlog=1024,
-        )
-        self._listeners.append(listener)
-        address: tuple[str, int] = listener.sockets[0].getsockname()[:2]
+        self._start_sweeping()
+        first = len(self._listeners)
+        for sock in await bind(host, port):
+            # In the midst of a TLS handshake nobody could read a refusal.
+            self._listen(sock, ssl, _full if ssl is None else bytes)
+        address: tuple[str, int] = self._listeners[first].address[:2]
         return address
 
     async def listen_unix(self, path: str) -> None:
         """Accept on a unix socket."""
-        loop = self._start_sweeping()
-        self._listeners.append(await loop.create_unix_server(self._connection, path))
+        self._start_sweeping()
+        self._listen(bind_unix(path), None, _full)
+
+    def _listen(self, sock: socket.socket, tls: SSLContext | None, refusal: Refusal) -> None:
+        places = self.doors, self.door
+        listener = Listener(sock, self._connection, *places, tls=tls, refusal=refusal)
+        self._listeners.append(listener)
 
     async def close(self, grace_s: float = 5.0) -> None:
         """Stop accepting, answer what has begun for ``grace_s``, then close all connections."""
@@ -132,17 +133,16 @@ class HttpServer:
 
     def forget(self, connection: HttpConnection) -> None:
         self.connections.discard(connection)
+        self.doors.leave(connection)
         if not self.connections and self._empty is not None:
             self._empty.set()
 
     def _connection(self) -> HttpConnection:
         return HttpConnection(self)
 
-    def _start_sweeping(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.get_running_loop()
+    def _start_sweeping(self) -> None:
         if self._sweep_timer is None:
-            self._sweep(loop)
-        return loop
+            self._sweep(asyncio.get_running_loop())
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look at every connection's deadline, instead of a timer for each request."""
@@ -152,345 +152,3 @@ class HttpServer:
         limits = self.limits
         shortest_s = min(limits.head_timeout_s, limits.idle_timeout_s, limits.linger_timeout_s)
         self._sweep_timer = loop.call_later(min(1.0, shortest_s / 4), self._sweep, loop)
-
-
-class HttpConnection(asyncio.Protocol):
-    """One connection: reads, runs and answers its requests."""
-
-    def __init__(self, server: HttpServer) -> None:
-        self._server = server
-        self._limits = server.limits
-        self._lookout = server.lookout
-        self._fd = -1
-        self._transport: Any = None
-        self._reader = RequestReader(server.router, server.limits.read, server.known_heads, "")
-        self._unread: bytes | memoryview = b""
-        self._waiting: deque[Incoming] = deque()
-        self._begun: deque[Exchange] = deque()
-        self._begun_size = 0
-        self._advancing = False
-        self._coming_back = False
-        self._closing = False
-        self._read_paused = False
-        self._write_paused = False
-        self._eof = False
-        # A file on its way: until it is sent nothing else is written.
-        self._sending: FileSending | None = None
-        self._close_after: bool | None = None  # as _close() wants it, once that is sent
-        self._secure = False
-        # What to call once the pieces of large answers are sent.
-        self._unsent: list[Callable[[], None]] = []
-        # Since when the peer owes us something: the rest of a request, a next one, reading.
-        self._owed_since_s = server.now_s
-        self._write_deadline_s = inf
-        self._close_deadline_s = inf
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing more is answered."""
-        return self._closing or self._transport is None
-
-    @property
-    def stopping(self) -> bool:
-        return self._server.stopping
-
-    # asyncio's callbacks
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        server = self._server
-        if server.closing or len(server.connections) >= self._limits.connection_count_max:
-            self._transport.write(
-                encode_response(plain(503), Request("", "", b""), keep_alive=False)
-            )
-            self._close(partial=False)
-            return
-        server.connections.add(self)
-        self._fd = transport.get_extra_info("socket").fileno()
-        address = _address(transport.get_extra_info("peername"))
-        self._secure = transport.get_extra_info("sslcontext") is not None
-        gate = server.gate(self._secure) if server.gate is not None else None
-        self._reader = RequestReader(
-            server.router, self._limits.read, server.known_heads, address, gate, server.origins
-        )
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._write_paused = False
-        if self._sending is not None:
-            self._sending.cancel()
-            self._sending = None
-        self._sent()
-        self._hurry()
-        self._forget_requests()
-        self._server.forget(self)
-
-    def data_received(self, data: bytes) -> None:
-        if self._closing or self._reader.ended:
-            return
-        if self._lookout is not None:
-            self._lookout.heard(self._fd)
-        self._unread = bytes(self._unread) + data if self._unread else data
-        self.advance()
-
-    def eof_received(self) -> bool:
-        self._eof = True
-        self._hurry()
-        # True leaves our side open, to answer what was asked before.
-        return self._busy()
-
-    def pause_writing(self) -> None:
-        self._write_paused = True
-        self._write_deadline_s = self._server.now_s + self._limits.write_timeout_s
-
-    def resume_writing(self) -> None:
-        self._write_paused = False
-        self._write_deadline_s = inf
-        self._sent()
-        self.advance()
-
-    # Answering
-
-    def advance(self) -> None:
-        """Begin what may begin, write what is answered."""
-        if self._advancing or self._closing or self._transport is None:
-            return
-        self._advancing = True
-        try:
-            self._work()
-        finally:
-            self._advancing = False
-        if self._closing:
-            return
-        if bool(self._waiting or self._unread) != self._read_paused:
-            self._read_paused = not self._read_paused
-            if self._read_paused:
-                self._transport.pause_reading()
-            else:
-                self._transport.resume_reading()
-        if not self._busy():
-            self._rest()
-
-    def _busy(self) -> bool:
-        return bool(self._waiting or self._begun or self._unread or self._sending)
-
-    def _work(self) -> None:
-        """For the time of a slice; what is left then is done in a later turn."""
-        parts: list[bytes] = []
-        size = 0
-        end_ns = time.perf_counter_ns() + _SLICE_NS
-        while True:
-            while self._begun and not self._sending:
-                exchange = self._begun[0]
-                response = exchange.response
-                if response is None:
-                    break
-                self._begun.popleft()
-                self._begun_size -= exchange.size
-                part = self._answer(exchange, response)
-                parts.append(part)
-                size += len(part)
-                if response.done is not None:
-                    self._write_pieces(response, b"".join(parts))
-                    parts, size = [], 0
-                if not exchange.request.keep_alive:
-                    if self._sending:
-                        self._close_after = exchange.partial
-                        return
-                    self._transport.write(b"".join(parts))
-                    self._close(exchange.partial)
-                    return
-            if size >= _WRITE_SIZE:
-                self._transport.write(b"".join(parts))
-                parts, size = [], 0
-            if not self._may_begin():
-                break
-            if time.perf_counter_ns() >= end_ns:
-                self._come_back()
-                break
-            if not self._waiting:
-                self._feed()
-                continue
-            incoming = self._waiting.popleft()
-            exchange = Exchange(self, incoming.request)
-            self._begun.append(exchange)
-            self._begun_size += exchange.size
-            exchange.begin(incoming)
-        if parts:
-            self._transport.write(b"".join(parts))
-            if self._lookout is not None:
-                self._lookout.answered()
-
-    def _write_pieces(self, response: Response, head: bytes) -> None:
-        """Write ``head`` and then the pieces of a large answer."""
-        assert response.done is not None
-        self._unsent.append(response.done)
-        if response.file is not None:
-            self._send_file(head, response.file)
-            return
-        self._transport.write(head)
-        for piece in response.pieces:
-            self._transport.write(piece)
-        # By the next turn the transport has said if it could not pass everything on.
-        asyncio.get_running_loop().call_soon(self._sent)
-
-    def _send_file(self, head: bytes, file: Stretch) -> None:
-        # What is encrypted or has to wait its turn goes through the transport.
-        if not self._secure and not self._transport.get_write_buffer_size():
-            socket_fd = self._transport.get_extra_info("socket").fileno()
-            try:
-                self._sending = FileSending(socket_fd, head, file, self._file_sent)
-            except OSError as error:
-                LOGGER.warning("a file is copied to be sent: %s", error)  # too many are open
-            else:
-                self._write_deadline_s = self._server.now_s + self._limits.write_timeout_s
-                self._sending.start()
-                return
-        data = os.pread(file.fd, file.size, file.offset)
-        self._transport.write(head + data)
-        if len(data) < file.size:
-            self.abort()
-        asyncio.get_running_loop().call_soon(self._sent)
-
-    def _file_sent(self, error: OSError | None) -> None:
-        self._sending = None
-        self._write_deadline_s = inf
-        self._sent()
-        if error is not None:
-            self.abort()  # the peer sees that the answer is not whole
-        elif self._close_after is not None:
-            self._close(self._close_after)
-        else:
-            self.advance()
-
-    def _sent(self) -> None:
-        if self._unsent and not self._write_paused and not self._sending:
-            unsent, self._unsent = self._unsent, []
-            for done in unsent:
-                done()
-
-    def _feed(self) -> None:
-        """Let the reader have the next bytes; of a body as many as there are."""
-        reader, unread = self._reader, self._unread
-        if len(unread) > _FEED_SIZE:
-            view, feed_size = memoryview(unread), max(_FEED_SIZE, reader.body_left)
-            data, self._unread = bytes(view[:feed_size]), view[feed_size:]
-        else:
-            data, self._unread = bytes(unread), b""
-        message_count, phase = reader.message_count, reader.phase
-        self._waiting.extend(reader.feed(data))
-        if reader.message_count != message_count or reader.phase is not phase:
-            self._owed_since_s = self._server.now_s
-        if reader.ended:
-            self._unread = b""
-
-    def _come_back(self) -> None:
-        if not self._coming_back:
-            self._coming_back = True
-            asyncio.get_running_loop().call_soon(self._come_on)
-
-    def _come_on(self) -> None:
-        self._coming_back = False
-        self.advance()
-
-    def _may_begin(self) -> bool:
-        if not (self._waiting or self._unread) or self._write_paused or self._sending:
-            return False
-        if not self._begun:
-            return True
-        limits = self._limits
-        return (
-            len(self._begun) < limits.begun_count_max and self._begun_size < limits.begun_size_max
-        )
-
-    def _answer(self, exchange: Exchange, response: Response) -> bytes:
-        request = exchange.request
-        counts = self._server.request_counts
-        counts[response.status] = counts.get(response.status, 0) + 1
-        if self._server.closing and not self._busy():
-            request.keep_alive = False
-        if exchange.logged:
-            LOGGER.info(
-                "%d %s %s (%s)",
-                response.status,
-                request.method,
-                request.target,
-                request.remote_address,
-            )
-        return encode_response(response, request, request.keep_alive)
-
-    def _rest(self) -> None:
-        """Everything is answered."""
-        reader = self._reader
-        if reader.phase is BETWEEN:
-            self._owed_since_s = self._server.now_s
-        if self._eof:
-            self._close(partial=False)
-        elif reader.continue_due:
-            reader.continue_due = False
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    # Closing
-
-    def drain(self) -> None:
-        """Close once everything begun is answered; at once if nothing is."""
-        if not self._closing and not self._busy():
-            self._close(partial=False)
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def expire(self, now_s: float) -> None:
-        """Give up on a peer that takes too long."""
-        if now_s >= min(self._write_deadline_s, self._close_deadline_s):
-            self.abort()
-        elif self._closing or now_s < self._owed_since_s + self._patience_s():
-            return
-        elif self._reader.phase is BETWEEN:
-            self._close(partial=False)
-        else:
-            self._waiting.extend(self._reader.time_out())
-            self.advance()
-
-    def _patience_s(self) -> float:
-        limits, reader = self._limits, self._reader
-        if self._unread:
-            return inf
-        if reader.phase is BODY:
-            return limits.body_timeout_s + reader.body_size / limits.body_rate_min
-        if reader.phase is not BETWEEN:
-            return limits.head_timeout_s
-        # While a request is being answered it is we who owe.
-        return inf if self._waiting or self._begun or self._sending else limits.idle_timeout_s
-
-    def _hurry(self) -> None:
-        for exchange in list(self._begun):
-            exchange.hurry()
-
-    def _forget_requests(self) -> None:
-        self._unread = b""
-        self._waiting.clear()
-        begun, self._begun = self._begun, deque()
-        for exchange in begun:
-            exchange.drop()
-
-    def _close(self, partial: bool) -> None:
-        self._closing = True
-        self._forget_requests()
-        transport = self._transport
-        if partial and transport.can_write_eof():
-            transport.write_eof()
-            if self._read_paused:
-                transport.resume_reading()
-            self._close_deadline_s = self._server.now_s + self._limits.linger_timeout_s
-        else:
-            transport.close()
-            self._close_deadline_s = self._server.now_s + self._limits.write_timeout_s
-
-
-def _address(peername: object) -> str:
-    if isinstance(peername, tuple):
-        host, port = peername[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return "@"

@@ -47,6 +47,7 @@ class Exchange:
         "_then",
         "logged",
         "partial",
+        "publishes",
         "request",
         "response",
         "size",
@@ -57,6 +58,7 @@ class Exchange:
         self.response: Response | None = None
         self.partial = False
         self.logged = False
+        self.publishes = False
         self.size = len(request.body)
         self._connection = connection
         self._then: Callable[[Ticket], Response] | None = None
@@ -69,6 +71,7 @@ class Exchange:
             self.response = incoming.refusal
             return
         self.logged = route.logged
+        self.publishes = route.publishes
         if self._connection.stopping and request.method not in _READING:
             self.response = EXITING
             return

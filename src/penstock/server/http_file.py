@@ -35,6 +35,11 @@ class FileSending:
         self._timer: asyncio.TimerHandle | None = None
         self._watching = False
 
+    @property
+    def left_size(self) -> int:
+        """Bytes the socket has not taken yet."""
+        return len(self._head) + self._end - self._offset
+
     def start(self) -> None:
         try:
             done = self._send()

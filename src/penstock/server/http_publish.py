@@ -20,7 +20,7 @@ from penstock.server.http_message import (
     Request,
     Response,
 )
-from penstock.server.http_router import Route, Router
+from penstock.server.http_router import Handler, Route, Router
 
 MS_NS = 1_000_000
 
@@ -36,10 +36,13 @@ class Publishing:
 
     def add_routes(self, router: Router) -> None:
         options = self._broker.options
-        pub = Route(self.pub, body_size_max=options.max_msg_size, judges_size=True)
-        router.add("POST", "/pub", pub)
-        mpub = Route(self.mpub, body_size_max=options.max_body_size, judges_size=True)
-        router.add("POST", "/mpub", mpub)
+
+        def add(path: str, handler: Handler, size_max: int) -> None:
+            route = Route(handler, body_size_max=size_max, judges_size=True, publishes=True)
+            router.add("POST", path, route)
+
+        add("/pub", self.pub, options.max_msg_size)
+        add("/mpub", self.mpub, options.max_body_size)
 
     def pub(self, request: Request) -> Response | Pending:
         body = request.body

@@ -36,7 +36,8 @@ class Route:
 
     A body beyond ``body_size_max`` is answered before it is read; with ``judges_size`` by the
     handler, which then sees ``request.oversize``, otherwise with 413 BODY_TOO_BIG.  ``limited`` is
-    what those get instead whose token allows the request but is no admin's.
+    what those get instead whose token allows the request but is no admin's.  A connection over
+    which something was published (``publishes``) is not closed to make room for others.
     """
 
     handler: Handler
@@ -44,6 +45,7 @@ class Route:
     judges_size: bool = False
     logged: bool = False
     limited: Route | None = None
+    publishes: bool = False
 
 
 @dataclass(slots=True)

@@ -83,7 +83,7 @@ class StagingApi:
         return self._broker.staging
 
     def add_routes(self, router: Router) -> None:
-        part = Route(_guarded(self.part), body_size_max=PART_SIZE_MAX)
+        part = Route(_guarded(self.part), body_size_max=PART_SIZE_MAX, publishes=True)
         router.add("PUT", "/staging/part", part)
         for name in ("seal", "decide", "publish", "abort", "coordinator"):
             handler = _guarded(getattr(self, name))

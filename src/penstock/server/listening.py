@@ -18,12 +18,12 @@ from typing import Any
 import uvloop
 
 from penstock.errors import OptionError, PenstockError
+from penstock.server.accepting import Listener, Visitor, bind, bind_unix
+from penstock.server.doors import Door, Doors
 from penstock.server.http import HttpServer
 from penstock.version import version_line
 
 log = logging.getLogger(__name__)
-
-BACKLOG = 1024
 
 
 def run_daemon(program: str, serve: Coroutine[Any, Any, int | None]) -> int:
@@ -48,27 +48,35 @@ def stop_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
     return stopped
 
 
+class Listeners:
+    """All sockets of one address."""
+
+    def __init__(self, listeners: list[Listener]) -> None:
+        self._listeners = listeners
+
+    def close(self) -> None:
+        """Accept no more."""
+        for listener in self._listeners:
+            listener.close()
+
+
 async def listen_tcp(
-    loop: asyncio.AbstractEventLoop, connection: Callable[[], asyncio.BaseProtocol], given: str
-) -> tuple[asyncio.Server, int]:
+    connection: Callable[[], Visitor], given: str, doors: Doors, door: Door
+) -> tuple[Listeners, int]:
     """Accept connections on an address or a unix socket; the real port, -1 for a socket."""
     try:
         host, port = split_address(given)
         if port is None:
             remove_stale_socket(host)
-            server: asyncio.Server = await loop.create_unix_server(
-                connection, host, backlog=BACKLOG
-            )
+            listeners = [Listener(bind_unix(host), connection, doors, door)]
             log.info("TCP: listening on %s", host)
-            return server, -1
-        server = await loop.create_server(
-            connection, host or None, port, reuse_address=True, backlog=BACKLOG
-        )
+            return Listeners(listeners), -1
+        listeners = [Listener(sock, connection, doors, door) for sock in await bind(host, port)]
     except (OSError, OptionError) as error:
         raise listen_error(given, error) from error
-    address = server.sockets[0].getsockname()[:2]
+    address = listeners[0].address[:2]
     log.info("TCP: listening on %s", join_address(*address))
-    return server, address[1]
+    return Listeners(listeners), address[1]
 
 
 async def listen_http(

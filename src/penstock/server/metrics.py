@@ -21,6 +21,7 @@ from penstock.engine.channel import Channel
 from penstock.engine.memory import Memory
 from penstock.engine.topic import Topic
 from penstock.engine.topology import EXPERIMENT, LOCALITIES
+from penstock.server.doors import Door
 from penstock.server.exposition import (
     CONTENT_TYPE,
     COUNTER,
@@ -49,6 +50,8 @@ class Traffic(NamedTuple):
     tcp_connections: int
     http_connections: int
     http_requests: dict[int, int]
+    connection_count_max: int
+    doors: Sequence[Door]
 
 
 class Column(NamedTuple):
@@ -172,6 +175,23 @@ class Metrics:
                 (labels({"status": str(status)}), count)
                 for status, count in sorted(traffic.http_requests.items())
             ],
+        )
+        yield _gauge(
+            "connections_max",
+            "Connections there are places for, by the limit of open files.",
+            traffic.connection_count_max,
+        )
+        yield from family(
+            "penstock_connections_refused_total",
+            COUNTER,
+            "Connections refused because all places were in use.",
+            [(labels({"door": door.name}), door.refused_count) for door in traffic.doors],
+        )
+        yield from family(
+            "penstock_connections_evicted_total",
+            COUNTER,
+            "Connections closed to make room: silent ones, and HTTP between two requests.",
+            [(labels({"door": door.name}), door.evicted_count) for door in traffic.doors],
         )
 
     def _damage(self) -> Iterator[bytes]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import socket
+import termios
 
 
 def peer_of(transport: asyncio.Transport) -> tuple[str, str]:
@@ -20,3 +23,13 @@ def set_no_delay(transport: asyncio.Transport) -> None:
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def unsent_size(fd: int) -> int:
+    """Bytes written to a socket that the other side has not taken; 0 if the kernel cannot tell."""
+    size = array.array("i", [0])
+    try:
+        fcntl.ioctl(fd, termios.TIOCOUTQ, size)
+    except OSError:
+        return 0
+    return size[0]

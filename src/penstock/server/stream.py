@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from math import inf
 from typing import cast
 
 from penstock.core.deadlines import NEVER_NS
@@ -20,7 +21,9 @@ from penstock.core.scanner import Scanner
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
 from penstock.errors import ProtocolError, StreamError
+from penstock.server.accepting import Visitor
 from penstock.server.auth import Permit
+from penstock.server.doors import FIRST_COMMAND_TIMEOUT_S, Doors
 from penstock.server.facts import Facts
 from penstock.server.lookout import Lookout
 from penstock.server.peer import peer_of, set_no_delay
@@ -36,18 +39,25 @@ MAGIC = b"  V2"
 OUTPUT_SIZE_MAX = 1 << 20
 # How long a refused client may go on sending before it is cut off.
 LINGER_S = 1.0
-# How long a connection may take to say that it speaks V2; nsqd waits for ever.
-GREETING_TIMEOUT_S = 600.0
+# How long a connection may take to say that it speaks V2, and then for its first command; nsqd
+# waits for ever, and as long as heartbeats allow.
+FIRST_COMMAND_TIMEOUT_NS = int(FIRST_COMMAND_TIMEOUT_S * 1e9)
 MS_NS = 1_000_000
 
 
-class Stream(Facts, Session, asyncio.BufferedProtocol):
+class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
     """One client; what it commands is up to the class on top."""
 
     def __init__(
-        self, broker: Broker, loop: asyncio.AbstractEventLoop, security: Security, lookout: Lookout
+        self,
+        broker: Broker,
+        loop: asyncio.AbstractEventLoop,
+        security: Security,
+        lookout: Lookout,
+        doors: Doors,
     ) -> None:
         self._broker = broker
+        self._doors = doors
         self._loop = loop
         self._security = security
         self._lookout = lookout
@@ -88,6 +98,17 @@ class Stream(Facts, Session, asyncio.BufferedProtocol):
         """Tell the client; the end, if it is fatal."""
         raise NotImplementedError
 
+    # ---- its place
+
+    @property
+    def spoke(self) -> bool:
+        return self._scanner.command_count > 0
+
+    @property
+    def idle_since_s(self) -> float:
+        """Heartbeats tell whether a client is still there."""
+        return inf
+
     # ---- the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -100,8 +121,10 @@ class Stream(Facts, Session, asyncio.BufferedProtocol):
         self._scanner.msg_timeout_ns = self.settings.msg_timeout_ns
         self.connect_time = self._broker.clock.wall_ns() // 1_000_000_000
         self._broker.clients.add(self)
-        self._timer = self._loop.call_later(GREETING_TIMEOUT_S, self.abort)
+        self._timer = self._loop.call_later(FIRST_COMMAND_TIMEOUT_S, self.abort)
         log.debug("client=%s: connected", self.remote_address)
+        if self.unwanted:
+            self.abort()
 
     def _received(self, data: bytes) -> None:
         if self._upgrade is not None:
@@ -138,6 +161,7 @@ class Stream(Facts, Session, asyncio.BufferedProtocol):
         if self._permit is not None:
             self._permit.close()
         self._broker.clients.discard(self)
+        self._doors.leave(self)
         self._broker.left_command_count += self._scanner.command_count
         log.debug("client=%s: disconnected", self.remote_address)
 
@@ -184,7 +208,7 @@ class Stream(Facts, Session, asyncio.BufferedProtocol):
             self._timer.cancel()
         if self._upgrade is not None:
             self._upgrade.close()
-        if self._ended or not self._transport.can_write_eof():
+        if self._ended or self._transport.is_closing() or not self._transport.can_write_eof():
             self._transport.close()
             return
         self._read_on()
@@ -328,7 +352,10 @@ class Stream(Facts, Session, asyncio.BufferedProtocol):
         interval_ns = self.settings.heartbeat_interval_ns
         if not interval_ns or self._waiting or self._held:
             return NEVER_NS
-        return self._waiting_since_ns + 2 * interval_ns
+        patience_ns = 2 * interval_ns
+        if not self._scanner.command_count:
+            patience_ns = FIRST_COMMAND_TIMEOUT_NS
+        return self._waiting_since_ns + patience_ns
 
     def _beat(self) -> None:
         now_ns = self._broker.clock.monotonic_ns()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.engine.broker import Broker
 from penstock.engine.memory import Memory
 from penstock.server.debug import Debug
+from penstock.server.doors import Door
 from penstock.server.http import HttpServer
 from penstock.server.http_api import NsqdApi
 from penstock.server.http_router import Route
@@ -16,9 +17,11 @@ from penstock.server.statsd import Statsd
 class Watching:
     """Adds its routes to ``api``; measures from ``start()`` to ``stop()``."""
 
-    def __init__(self, broker: Broker, memory: Memory, api: NsqdApi, http: HttpServer) -> None:
-        self.tcp_connection_count = 0
+    def __init__(
+        self, broker: Broker, memory: Memory, api: NsqdApi, http: HttpServer, tcp_door: Door
+    ) -> None:
         self._http = http
+        self._tcp_door = tcp_door
         self._memory = memory
         self._lag = LoopLag()
         self._statsd = Statsd(broker, memory, api.statsd_prefix)
@@ -37,6 +40,11 @@ class Watching:
         self._memory.stop()
 
     def _traffic(self) -> Traffic:
+        http = self._http
         return Traffic(
-            self.tcp_connection_count, len(self._http.connections), self._http.request_counts
+            self._tcp_door.entered_count,
+            len(http.connections),
+            http.request_counts,
+            http.doors.count_max,
+            http.doors.doors,
         )

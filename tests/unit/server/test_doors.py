@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.doors import REPORT_SPACING_S, SEARCH_SPACING_S, Door, Doors
+from penstock.server.doors import IDLE_MIN_S, REPORT_SPACING_S, SEARCH_SPACING_S, Door, Doors
 
 
 class Peer:
@@ -148,6 +148,16 @@ def test_idle_connections_are_not_searched_for_every_newcomer() -> None:
     assert not doors.enter(http, Peer(), 10.0 + SEARCH_SPACING_S / 2)
     assert doors.enter(http, Peer(), 10.0 + SEARCH_SPACING_S)
     assert first.evicted and not second.evicted
+
+
+def test_who_was_used_a_moment_ago_stays() -> None:
+    doors = Doors(1)
+    http = doors.open("HTTP")
+    only = fill(doors, http, 1, spoke=True)[0]
+    only.idle_since_s = 9.5
+    assert not doors.enter(http, Peer(), 10.0)
+    assert doors.enter(http, Peer(), 9.5 + IDLE_MIN_S)
+    assert only.evicted
 
 
 def test_clients_are_asked_once_whether_they_have_spoken() -> None:

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.engine.memory import Memory
 from penstock.engine.polls import Known
 from penstock.engine.pull import pull_channel
+from penstock.server.doors import Doors, open_doors
 from penstock.server.lag import LoopLag
 from penstock.server.metrics import Metrics, Traffic, open_files
 from tests.engine import SECOND, Engine
@@ -17,8 +18,15 @@ from tests.engine import SECOND, Engine
 Page = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
+def traffic() -> Traffic:
+    doors = Doors(100)
+    tcp, _ = open_doors(doors)
+    tcp.refused_count = 4
+    return Traffic(7, 3, {200: 5, 404: 1}, doors.count_max, doors.doors)
+
+
 def pieces_of(engine: Engine) -> list[bytes]:
-    metrics = Metrics(engine.broker, Memory(), LoopLag(), lambda: Traffic(7, 3, {200: 5, 404: 1}))
+    metrics = Metrics(engine.broker, Memory(), LoopLag(), traffic)
 
     async def make() -> list[bytes]:
         return list(metrics.pieces())

@@ -1,0 +1,47 @@
+"""Every limit of the daemons is in one table, and each is as the table says."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.admin.options import SETTINGS as ADMIN_SETTINGS
+from penstock.engine.options import SETTINGS
+from penstock.lookupd.options import SETTINGS as LOOKUPD_SETTINGS
+from tests.limits import TRIALS, Daemons, Row, rows
+
+for file in sorted(Path(__file__).parent.glob("limits_*.py")):
+    importlib.import_module(f"tests.conformance.{file.stem}")
+
+ROWS = rows()
+
+
+@pytest.fixture(scope="module")
+def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
+    with Daemons(tmp_path_factory.mktemp("limits")) as daemons:
+        yield daemons
+
+
+def test_no_row_is_there_twice_and_no_trial_without_its_row() -> None:
+    names = [row.what for row in ROWS]
+    assert len(set(names)) == len(names)
+    assert set(TRIALS) - set(names) == set()
+
+
+def test_the_flags_in_the_table_exist() -> None:
+    known = {"--" + row.flag for row in (*SETTINGS, *LOOKUPD_SETTINGS, *ADMIN_SETTINGS)}
+    named = {flag for row in ROWS for flag in re.findall(r"--[a-z0-9-]+", row.flag)}
+    assert named <= known
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
+def test_a_limit_is_as_the_table_says(row: Row, daemons: Daemons) -> None:
+    assert row.what in TRIALS, "a row without a trial: see tests/limits.py"
+    assert row.beyond
+    trial = TRIALS[row.what]
+    assert row.how_much == trial.how_much
+    trial.run(daemons)
