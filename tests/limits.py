@@ -3,13 +3,17 @@
     @trial("A command line", "16 KiB")
     def _(daemons: Daemons) -> None: ...
 
+    tried_by("A command line", "16 KiB", "tests.conformance.test_x:test_a_long_line_is_refused")
+
 The first argument is the row's "What", the second its "How much" without markup; both must be what
-the table says.  Trials stand in tests/conformance/limits_*.py.
+the table says.  Where a test of its own tries a limit against a real daemon, ``tried_by`` names it.
+Trials stand in tests/conformance/limits_*.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 import socket
 from collections.abc import Callable
@@ -82,6 +86,16 @@ def trial(what: str, how_much: str) -> Callable[[Callable[[Daemons], None]], Non
         TRIALS[what] = Trial(how_much, run)
 
     return add
+
+
+def tried_by(what: str, how_much: str, test: str) -> None:
+    """``test``, which is run by itself, is the trial; it must be there."""
+
+    def there(_: Daemons) -> None:
+        module, _, name = test.partition(":")
+        assert callable(getattr(importlib.import_module(module), name)), test
+
+    trial(what, how_much)(there)
 
 
 def rows() -> list[Row]:

@@ -351,9 +351,7 @@ class Registry:
             producer.count(-1)
             self._leave(self._topics[topic], producer, topic, "", now_ns)
 
-    def _leave(
-        self, name: Name, producer: Producer, topic: str, channel: str, now_ns: int
-    ) -> None:
+    def _leave(self, name: Name, producer: Producer, topic: str, channel: str, now_ns: int) -> None:
         del name.producers[producer]
         if not name.producers and not name.created:
             self._forgetting.add(name, topic, channel, now_ns)
