@@ -220,3 +220,31 @@ def test_a_real_nsqd_delivers_everything_after_its_disk_could_not_be_read(tmp_pa
             assert sorted(got) == bodies(2000)
             assert eventually(lambda: nsqd.get("/ping").status == 200)
         assert nsqd.get("/damage").json == {"records": []}
+
+
+def test_a_start_on_a_disk_that_cannot_be_read_is_refused_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    """R3: bytes that could not be read were taken for damage, and skipped for good."""
+    with FaultyNsqd(tmp_path / "nsqd", "--max-bytes-per-file=20000") as nsqd:
+        nsqd.post("/topic/create?topic=t")
+        nsqd.post("/channel/create?topic=t&channel=a")
+        for start in range(0, 1000, 100):
+            lines = b"\n".join(b"%04d" % n for n in range(start, start + 100))
+            assert nsqd.post("/mpub?topic=t", lines).status == 200
+        nsqd.kill()
+        for pattern, actions in [
+            ("*.log", ("pread", "size")),
+            ("*/journal", ("read",)),
+            ("*/topics/t~*", ("list",)),
+            ("*/nsqd.dat", ("read",)),
+            ("*/damage.json", ("exists",)),
+        ]:
+            nsqd.fault(pattern, errno.EIO, *actions)
+            with pytest.raises(AssertionError):
+                nsqd.start()
+            assert "failed to instantiate nsqd - [Errno 5] Input/output error: '/" in nsqd.log
+            nsqd.heal()
+        nsqd.start()
+        assert nsqd.channel("t", "a")["depth"] == 1000
+        assert nsqd.get("/damage").json == {"records": []}

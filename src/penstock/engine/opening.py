@@ -54,6 +54,10 @@ def open_broker(broker: Broker) -> None:
         )
         for note in found.notes:
             log.warning("topic=%s: %s", folder.topic, note)
+        for loss in found.losses:
+            broker.damage.report(
+                loss.kind, loss.text, topic=folder.topic, path=loss.path, messages=loss.messages
+            )
         for slot, ordinals in found.fired.items():
             fired.setdefault(slot, []).extend(ordinals)
         damaged = found.state.corrupt_count > 0 or not found.journal.size

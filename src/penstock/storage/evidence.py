@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from penstock.storage.files import Files
-from penstock.storage.survey import read_through_errors
 
 SUFFIX = ".corrupt"
 
@@ -25,7 +24,20 @@ def keep_evidence(files: Files, path: str, offset: int, end: int) -> str | None:
         return None
     try:
         size = min(SIZE_MAX, end - offset)
-        files.write_new(target, read_through_errors(files, path, offset, size))
+        files.write_new(target, files.pread(path, offset, size, True) or b"")
     except OSError:
         return None
+    return target
+
+
+def set_aside(files: Files, path: str) -> str:
+    """Rename a file of which nothing is usable; return its new name.  Blocking.
+
+    Unlike keep_evidence() this takes no room, so all of it is kept.
+    """
+    target, number = f"{path}{SUFFIX}", 1
+    while files.exists(target):
+        number += 1
+        target = f"{path}.{number}{SUFFIX}"
+    files.rename(path, target)
     return target

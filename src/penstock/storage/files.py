@@ -134,6 +134,9 @@ class Files:
             handle = self._pin_new(path, create=True)
         try:
             return handle.append(parts)
+        except OSError as error:
+            _name(error, path)
+            raise
         finally:
             if handle.give():
                 os.close(handle.fd)
@@ -254,6 +257,9 @@ class Files:
         handle = self._pin_open(path) or self._pin_new(path, create)
         try:
             yield handle
+        except OSError as error:
+            _name(error, path)
+            raise
         finally:
             self._unpin(handle)
 
@@ -305,6 +311,12 @@ class Files:
             gone = [name for name in self._handles if name == path or name.startswith(path + "/")]
             handles = [self._handles.pop(name) for name in gone]
         _close_all([handle for handle in handles if handle.drop()])
+
+
+def _name(error: OSError, path: str) -> None:
+    """Calls on descriptors do not say which file they were about; people need to know."""
+    if error.filename is None:
+        error.filename = path
 
 
 def _close_all(handles: Sequence[Handle]) -> None:

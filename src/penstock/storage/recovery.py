@@ -6,7 +6,8 @@
 #         a gap.  In front of it they are corrupt: counted, copied aside, stepped over (R3).
 # Rule 3: good batches are kept, whatever else is damaged.
 # Rule 4: the next index lies above everything that anybody may have seen (R1).
-# Rule 5: recovering twice gives the same; a crash during recovery is one more crash.
+# Rule 5: what the disk cannot read is not damage: its error is raised, and nothing was changed.
+# Rule 6: recovering twice gives the same; a crash during recovery is one more crash.
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, INDEX_MAX, ORIGINS, scan
 from penstock.core.tables import Visible
 from penstock.errors import StorageError
 from penstock.storage.copying import copy_bytes
-from penstock.storage.evidence import keep_evidence
+from penstock.storage.damage import DamageKind
+from penstock.storage.evidence import keep_evidence, set_aside
 from penstock.storage.files import Files
 from penstock.storage.journal import Journal, TopicState, replay
 from penstock.storage.log_reader import LogReader
@@ -38,7 +41,6 @@ from penstock.storage.survey import (
     Survey,
     decode_ordinals,
     node_id_of,
-    read_through_errors,
     survey,
 )
 from penstock.storage.topic_log import TopicLog
@@ -52,6 +54,15 @@ def is_segment(name: str) -> bool:
     return _LOG.fullmatch(name) is not None
 
 
+class Loss(NamedTuple):
+    """Something that was synced and is damaged or gone; ``messages`` at most, None: unknown."""
+
+    kind: DamageKind
+    path: str
+    text: str
+    messages: int | None = None
+
+
 @dataclass
 class RecoveredTopic:
     """A topic as it was found.  ``fired`` is asked about the slots in ``live_slots`` only."""
@@ -63,6 +74,7 @@ class RecoveredTopic:
     corrupt_count: int = 0
     fired: dict[int, list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
 
 
 def recover_topic(
@@ -98,6 +110,7 @@ def recover_topic(
         recovery.corrupt_count,
         recovery.fired,
         recovery.notes,
+        recovery.losses,
     )
 
 
@@ -110,7 +123,8 @@ class _Recovery:
         self.torn_count = 0
         self.corrupt_count = 0
         self.fired: dict[int, list[int]] = {}
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # nothing that was promised is lost
+        self.losses: list[Loss] = []
         self.synced = Visible(0, 0, 0)
         self.holes = False
         self.names = files.list(folder)
@@ -174,18 +188,17 @@ class _Recovery:
         synced_offset = size if not last else synced[1] if synced and synced[0] == base else 0
         if header is None and size >= HEADER_SIZE:
             self.judge(path, 0, HEADER_SIZE, synced_offset, "header")
-        if found.errors:
-            # What cannot be read today may be readable tomorrow: cut nothing, add nothing.
-            self.notes.append(f"{path}: {found.errors[0]}")
-            synced_offset, last = size, False
         # The next header says where this segment ended: bad bytes behind its last message are what
         # is left of a footer or of a write that failed.
-        whole = after is not None and found.tally.end >= after.previous_end and not found.errors
+        whole = after is not None and found.tally.end >= after.previous_end
         for bad in found.bad:
             known = min(synced_offset, found.tally.size) if whole else synced_offset
-            self.judge(path, bad.offset, bad.end, known, "batch")
+            self.judge(path, bad.offset, bad.end, known, "batch", bad.index_end - bad.index_start)
         if not found.tally.count:
-            if not found.errors:
+            if found.bad:
+                kept = set_aside(self.files, path)
+                self.notes.append(f"{path}: holds no message, kept as {kept}")
+            else:
                 if size or synced_offset or not last:  # else it was made right before a kill
                     self.notes.append(f"{path}: holds no message, removed")
                 self.files.unlink(path)
@@ -209,13 +222,16 @@ class _Recovery:
             segment.synced = segment.visible
         return segment
 
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        return self.files.pread(path, offset, size, True) or b""
+
     def read_ends(self, path: str, size: int) -> tuple[Header | None, Trailer | None]:
-        header = decode_header(read_through_errors(self.files, path, 0, min(HEADER_SIZE, size)))
+        header = decode_header(self.read(path, 0, min(HEADER_SIZE, size)))
         if header is not None and header.version > VERSION:
             raise StorageError(f"{path}: written by a later version (format {header.version})")
         if size < HEADER_SIZE + TRAILER_SIZE:
             return header, None
-        end = read_through_errors(self.files, path, size - TRAILER_SIZE, TRAILER_SIZE)
+        end = self.read(path, size - TRAILER_SIZE, TRAILER_SIZE)
         return header, decode_trailer(end, size)
 
     def open_sealed(
@@ -267,7 +283,8 @@ class _Recovery:
                 path = f"{self.folder}/{name}"
                 segment = self.open_side(path, int(match[1]), int(match[2] or 0))
                 if segment is None:
-                    self.files.unlink(path)
+                    kept = set_aside(self.files, path)
+                    self.notes.append(f"{path}: holds no message, kept as {kept}")
                 else:
                     found.append(segment)
         return found
@@ -294,7 +311,10 @@ class _Recovery:
             # Side files appear synced and whole, so whatever is wrong with one is corruption.
             found = survey(self.files, path, base)
             for bad in found.bad:
-                self.judge(path, bad.offset, bad.end, size, "batch")
+                count = bad.index_end - bad.index_start
+                self.judge(path, bad.offset, bad.end, size, "batch", count)
+            if not found.tally.count and not found.bad:
+                self.lost(path, f"{path}: cut to {size} bytes, its messages are gone")
             if not found.tally.count:
                 return None
             node_id = header.node_id if header is not None else found.node_id or 0
@@ -304,8 +324,10 @@ class _Recovery:
         segment.generation = generation + number - base
         return segment
 
-    def judge(self, path: str, offset: int, end: int, synced_offset: int, what: str) -> None:
-        """Torn or corrupt?"""
+    def judge(
+        self, path: str, offset: int, end: int, synced_offset: int, what: str, count: int = 0
+    ) -> None:
+        """Torn or corrupt?  ``count`` messages were there at most; 0: nobody knows."""
         if offset >= synced_offset:
             self.torn_count += 1
             self.notes.append(f"{path}: torn {what} at {offset}, {end - offset} bytes")
@@ -313,7 +335,15 @@ class _Recovery:
         self.corrupt_count += 1
         kept = keep_evidence(self.files, path, offset, end)
         where = f", copied to {kept}" if kept else ""
-        self.notes.append(f"{path}: corrupt {what} at {offset}, {end - offset} bytes{where}")
+        text = f"{path}: corrupt {what} at {offset}, {end - offset} bytes{where}"
+        if what == "header":
+            self.lost(path, f"{text}; no message is lost", 0)
+        else:
+            self.lost(path, text, count or None)
+
+    def lost(self, path: str, text: str, messages: int | None = None) -> None:
+        kind = DamageKind.SIDE if path.endswith(".side") else DamageKind.LOG
+        self.losses.append(Loss(kind, path, text, messages))
 
     def take_fired(self, found: Survey) -> None:
         for slot, ordinals in found.fired.items():
@@ -326,9 +356,9 @@ class _Recovery:
         assert tables is not None
         segment.slots = set()
         for offset in tables.origins:
-            head = read_through_errors(self.files, segment.path, offset, BATCH_HEADER_SIZE)
+            head = self.read(segment.path, offset, BATCH_HEADER_SIZE)
             size = scan(head, 0, False).size
-            batch = read_through_errors(self.files, segment.path, offset, size)
+            batch = self.read(segment.path, offset, size)
             for _first, count, _start, end, _ns, slot, flags in scan(batch, 0, True).batches:
                 segment.slots.add(slot)
                 if flags & ORIGINS and slot in self.live_slots:

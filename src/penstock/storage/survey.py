@@ -6,6 +6,7 @@
 # Rule 2: a batch whose header is good but whose payload is not is stepped over as a whole; only
 #         behind a bad header is the next magic searched for.
 # Rule 3: this only reads.  What damage means (torn or corrupt) is decided in recovery.
+# Rule 4: what the disk cannot read is not damage: its error is raised.
 
 from __future__ import annotations
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from penstock.core.segment import Batch
 
 PIECE_SIZE = 4 * 1024 * 1024
-BLOCK_SIZE = 4096  # what a disk cannot read any more is given up in pieces of this size
 
 
 class BadBytes(NamedTuple):
@@ -50,7 +50,6 @@ class Survey:
     size: int = 0
     fired: dict[int, list[int]] = field(default_factory=dict)
     node_id: int | None = None
-    errors: list[OSError] = field(default_factory=list)
 
 
 class Walk:
@@ -133,7 +132,7 @@ class Walk:
         return self.result
 
     def read(self, offset: int, size: int) -> bytes:
-        return read_through_errors(self.files, self.path, offset, size, self.result.errors)
+        return self.files.pread(self.path, offset, size, True) or b""
 
     def find_next(self, offset: int, size: int) -> int:
         while offset + BATCH_HEADER_SIZE <= size:
@@ -148,27 +147,6 @@ class Walk:
 def survey(files: Files, path: str, base: int, index_limit: int = INDEX_MAX) -> Survey:
     """Walk the file at ``path``; batches from ``index_limit`` on are none of its business."""
     return Walk(files, path, base, index_limit).run()
-
-
-def read_through_errors(
-    files: Files, path: str, offset: int, size: int, errors: list[OSError] | None = None
-) -> bytes:
-    """Read, with zeros in the place of blocks that the disk cannot read any more."""
-    try:
-        return files.pread(path, offset, size, True) or b""
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        if errors is not None:
-            errors.append(error)
-    pieces = []
-    for at in range(offset, offset + size, BLOCK_SIZE):
-        block_size = min(BLOCK_SIZE, offset + size - at)
-        try:
-            pieces.append(files.pread(path, at, block_size, True) or b"")
-        except OSError:
-            pieces.append(bytes(block_size))
-    return b"".join(pieces)
 
 
 def node_id_of(message_id: bytes) -> int | None:
