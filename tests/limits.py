@@ -117,8 +117,11 @@ def plain(cell: str) -> str:
 # Talking
 
 
-def ask(port: int, data: bytes, seconds: float = 20) -> bytes:
-    """Send bytes on a connection of their own; what is answered, in HTTP at least a first head."""
+def ask(port: int, data: bytes, seconds: float = 20, *, whole: bool = False) -> bytes:
+    """Send bytes on a connection of their own; what is answered.
+
+    In HTTP until there is a head; if it should be ``whole``, until the daemon closes.
+    """
     with socket.create_connection(("127.0.0.1", port), seconds) as sock:
         with contextlib.suppress(ConnectionError):
             sock.sendall(data)
@@ -126,7 +129,7 @@ def ask(port: int, data: bytes, seconds: float = 20) -> bytes:
         with contextlib.suppress(ConnectionError):
             while chunk := sock.recv(65536):
                 received += chunk
-                if received.startswith(b"HTTP/1.") and b"\r\n\r\n" in received:
+                if not whole and received.startswith(b"HTTP/1.") and b"\r\n\r\n" in received:
                     break
         return received
 

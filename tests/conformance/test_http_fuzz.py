@@ -27,6 +27,9 @@ from tests.conformance.fuzzing import (
     undisturbed,
 )
 from tests.daemon import Nsqd
+from tests.limits import PAGE, status
+
+DOCS = PAGE.parent
 
 # What is never answered to bytes: 500 would be a mistake of ours, 502 to 504 of nobody's here.
 STATUSES = {200, 301, 307, 400, 403, 404, 405, 408, 413, 414, 417, 431, 501, 505, 100}
@@ -54,6 +57,14 @@ HEADERS = [
     *("Transfer-Encoding: gzip, chunked", "Transfer-Encoding: identity", "TE: trailers"),
     *("Content-Length: -1", "Content-Length: 1e3", "Content-Length: 99999999999999999999"),
     *("Content-Length: 5, 5", "Content-Length: +5", "Content-Length:", "Host: two", ": no name"),
+    *("Transfer-Encoding: chunked", "Transfer-Encoding: chunked, chunked", "Transfer-Encoding:"),
+    *(
+        "Content-Length: 5",
+        "Content-Length: 0",
+        "Host: h g",
+        "Host:",
+        "Transfer-Encoding : chunked",
+    ),
     *("X-Folded: a\r\n b", "No colon", "Nul: \0", "Name : space", "Proxy-Connection: close"),
 ]
 JUNK = [
@@ -141,6 +152,70 @@ def judge(received: bytes) -> None:
     assert re.match(rb"HTTP/1\.[01] ", received), received[:200]
     statuses = {int(status) for status in re.findall(rb"(?m)^HTTP/1\.[01] (\d+) ", received)}
     assert statuses <= STATUSES, received
+
+
+# JSON
+
+DEEP = 200_000
+DEEP_LIST, DEEP_OBJECT = b"[" * DEEP, b'{"a":' * DEEP
+NASTY = [
+    *(b"", b"[", b"{", b"nul", b"null", b"true", b"1", b'""', b"[]", b"{}", b"\xff\xfe", b"NaN"),
+    *(DEEP_LIST, DEEP_LIST + b"]" * DEEP, DEEP_OBJECT, DEEP_OBJECT + b"1" + b"}" * DEEP),
+    *(b"[" * 900 + b"]" * 900, b"9" * 5000, b"-" * 100, b'"' + b"\\" * 999),
+    b'{"topics":' + DEEP_LIST,
+]
+VALUES = [
+    *(b"null", b"true", b"-1", b"1e999", b"NaN", b"Infinity", b"1" * 4400, b"18446744073709551617"),
+    *(b'""', b'"\\ud800"', b'"\\u0000"', b'"' + b"x" * 70_000 + b'"', b"[]", b"{}"),
+    *(b"[[]]", b"[{}]"),
+        b'""',
+        b'"\\ud800"',
+        b'"\\u0000"',
+        b'"' + b"x" * 70_000 + b'"',
+        b"[]",
+        b"{}",
+        b"[[]]",
+        b"[{}]",
+    ),
+    *(b"[" * 900 + b"]" * 900, DEEP_LIST, b'{"a":' * 900 + b"1" + b"}" * 900, b'{"t":{}}', b'"t"'),
+    *(b'{"t":null}', b'{"t":{"index":1,"instance":"0"}}', b'{"\\ud800":{}}', b'{"t":{"after":-1}}'),
+]
+FIELDS = {
+    "POST /log/ends": ["topics", "channel", "wait_ms"],
+    "POST /channel/commit": ["topics", "channel", "progress"],
+    "POST /staging/seal": ["query", "batch", "partition", "attempt", "parts", "count", "crc"],
+    "POST /staging/decide": ["query", "batch", "winners"],
+    "POST /staging/publish": ["query", "batch", "winners", "stagings"],
+    "POST /staging/abort": ["query", "batch", "stagings"],
+    "POST /staging/coordinator": ["query", "node", "address"],
+    "PUT /config/nsqlookupd_tcp_addresses": [],
+    "PUT /config/log_level": [],
+}
+
+
+def put(port: int, line: str, body: bytes) -> int:
+    """The status of one request."""
+    head = f"{line} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+    return status(port, head.encode() + body)
+
+
+@pytest.mark.parametrize("line", FIELDS)
+def test_nasty_json_is_refused(nsqd: Nsqd, line: str) -> None:
+    fields = FIELDS[line]
+    bodies = list(NASTY)
+    for name in fields:
+        others = b"".join(b',"%s":"t"' % other.encode() for other in fields if other != name)
+        bodies += [b'{"%s":%s%s}' % (name.encode(), value, others) for value in VALUES]
+    for body in bodies:
+        answered = put(nsqd.http_port, line, body)
+        assert answered in (400, 404, 409, 413) or (answered == 200 and line[:3] == "PUT"), body[
+            :99
+        ]
+
+
+def test_every_route_that_takes_json_is_tried(nsqd: Nsqd) -> None:
+    paths = re.findall(r"`((?:POST|PUT) /[a-z/]+)", (DOCS / "http.md").read_text())
+    assert {path for path in paths if "/staging/" in path} <= {*FIELDS, "PUT /staging/part"}
 
 
 # Slow ones

@@ -11,11 +11,10 @@ is judged before it is used.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from penstock.core.segment import INDEX_MAX
 from penstock.core.ticket import Ticket, after
@@ -33,6 +32,7 @@ from penstock.server.http_message import (
     Request,
     Response,
     error_response,
+    json_object,
     json_response,
 )
 from penstock.server.http_router import Handler, Route, Router
@@ -117,7 +117,7 @@ class LogApi:
     # Waiting
 
     def ends(self, request: Request) -> Pending | Response:
-        body = _body(request)
+        body = json_object(request)
         topics = {
             name: _known(_object(value, "INVALID_TOPICS")) for name, value in _topics(body).items()
         }
@@ -241,7 +241,7 @@ class LogApi:
 
     def commit(self, request: Request) -> Response:
         """All of it or nothing: what is named must be there before anything moves."""
-        body = _body(request)
+        body = json_object(request)
         channel_name = _channel_name(body)
         progress = _progress(body["progress"]) if body.get("progress") is not None else None
         moves: list[tuple[PullChannel, int]] = []
@@ -327,18 +327,6 @@ def _start(request: Request) -> str | int | None:
 
 
 # What comes in the body
-
-
-def _body(request: Request) -> dict[str, Any]:
-    try:
-        value = json.loads(request.body, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        raise HttpError(400, "INVALID_BODY") from None
-    return _object(value, "INVALID_BODY")
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _object(value: object, code: str) -> dict[str, Any]:

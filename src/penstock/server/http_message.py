@@ -13,10 +13,12 @@ Parameters come from the query string only, and the first value of a repeated ke
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Any, NoReturn
 from urllib.parse import unquote_to_bytes
 
 from penstock.core.ticket import Ticket
@@ -164,6 +166,21 @@ def unescape(raw: bytes) -> str:
 
 def has_bad_escape(raw: bytes) -> bool:
     return _BAD_ESCAPE.search(raw) is not None
+
+
+def json_object(request: Request) -> dict[str, Any]:
+    """The body, which must be a JSON object; HttpError 400 if it is not, however deep it goes."""
+    try:
+        value = json.loads(request.body, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise HttpError(400, "INVALID_BODY") from None
+    if not isinstance(value, dict):
+        raise HttpError(400, "INVALID_BODY")
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def text_response(text: str) -> Response:

@@ -10,6 +10,7 @@ Rule 3: a body beyond its route's limit ends the reading: the request comes out 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -20,6 +21,11 @@ from penstock.server.http_heads import KnownHeads
 from penstock.server.http_message import TEXT, Request, Response, has_bad_escape, unescape
 from penstock.server.http_origins import Origins
 from penstock.server.http_router import Gate, Route, Router
+
+# Whichever of two is believed, somebody else believes the other.
+_SINGLE = frozenset((b"host", b"content-length", b"transfer-encoding"))
+# What Go's server takes.
+_HOST = re.compile(rb"[A-Za-z0-9!$%&()*+,\-.:;=\[\]'_~]*")
 
 HEAD, BODY, BETWEEN = "head", "body", "between"
 
@@ -211,7 +217,10 @@ class RequestReader:
         if self._header_count > limits.header_count_max or self._head_size > limits.head_size_max:
             self._stop(431)
         if self._request is None:  # not a trailer
-            self._headers.setdefault(name.lower(), value)
+            name = name.lower()
+            if name in self._headers and name in _SINGLE:
+                self._stop(400, f"more than one {name.decode()} header")
+            self._headers.setdefault(name, value)
 
     def on_headers_complete(self) -> None:
         if self._resuming:
@@ -223,8 +232,7 @@ class RequestReader:
         self._upgrade = parser.should_upgrade()
         if request.version not in ("1.1", "1.0"):
             self._stop(505)
-        if request.version == "1.1" and b"host" not in self._headers:
-            self._stop(400, "missing required Host header")
+        self._judge_framing(request)
         route = self._route = self._judge(request) or self._find_route(request)
         self._body = []
         self.body_size = 0
@@ -280,6 +288,25 @@ class RequestReader:
         refusal = self._origins.refusal(request) if self._origins is not None else None
         self._refused = refusal is not None
         return refusal
+
+    def _judge_framing(self, request: Request) -> None:
+        """Refuse what a proxy in front of us may understand in another way.
+
+        The parser refuses Content-Length beside Transfer-Encoding, and what is not a number.
+        """
+        host = self._headers.get(b"host")
+        if host is None:
+            if request.version == "1.1":
+                self._stop(400, "missing required Host header")
+        elif not _HOST.fullmatch(host):
+            self._stop(400, "malformed Host header")
+        coding = self._headers.get(b"transfer-encoding")
+        if coding is None:
+            return
+        if request.version != "1.1":
+            self._stop(400, "unexpected Transfer-Encoding")
+        if coding.strip(b" \t").lower() != b"chunked":
+            self._stop(400, "unsupported Transfer-Encoding")
 
     def _find_route(self, request: Request) -> Route:
         route, request.params = self._router.resolve(request.method, request.path)

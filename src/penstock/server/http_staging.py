@@ -13,7 +13,6 @@ Errors carry a second field: {"message":"MISSING_PARTS","detail":"parts [3, 4]"}
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from dataclasses import asdict
@@ -36,6 +35,7 @@ from penstock.server.http_message import (
     Pending,
     Request,
     Response,
+    json_object,
     json_response,
 )
 from penstock.server.http_publish import flag
@@ -117,7 +117,7 @@ class StagingApi:
         return _pending(ticket, {"node": self._broker.node_uuid, "count": count})
 
     def decide(self, request: Request) -> Pending:
-        told = _object(request)
+        told = json_object(request)
         query, batch = _query(told), _integer(told, "batch", _INT64_MAX)
         winners = tuple(_winner(winner) for winner in _list(told, "winners"))
         if len({(winner.node, winner.partition) for winner in winners}) < len(winners):
@@ -133,7 +133,7 @@ class StagingApi:
         return _pending(ticket, {"winners": shown, "recorded": recorded})
 
     def publish(self, request: Request) -> Pending:
-        told = _object(request)
+        told = json_object(request)
         query, batch = _query(told), _integer(told, "batch", _INT64_MAX)
         winners = [_name(winner) for winner in _list(told, "winners")]
         if len({partition for partition, _ in winners}) < len(winners):
@@ -145,13 +145,13 @@ class StagingApi:
         return _pending(ticket, answer)
 
     def abort(self, request: Request) -> Pending:
-        told = _object(request)
+        told = json_object(request)
         query, batch = _query(told), _integer(told, "batch", _INT64_MAX)
         names = [_name(name) for name in _list(told, "stagings")]
         return _pending(settled(), {"discarded": self._staging.abort(query, batch, names)})
 
     def coordinator(self, request: Request) -> Pending:
-        told = _object(request)
+        told = json_object(request)
         query = _query(told)
         address = told.get("address", "")
         if not isinstance(address, str) or len(address) > 300:
@@ -250,16 +250,6 @@ def _checked_query(query: object, code: str = "INVALID_QUERY") -> str:
     if not isinstance(query, str) or not _QUERY.fullmatch(query):
         raise HttpError(400, code)
     return query
-
-
-def _object(request: Request) -> dict[str, Any]:
-    try:
-        told = json.loads(request.body)
-    except ValueError:
-        raise HttpError(400, "INVALID_BODY") from None
-    if not isinstance(told, dict):
-        raise HttpError(400, "INVALID_BODY")
-    return told
 
 
 def _query(told: dict[str, Any]) -> str:
