@@ -25,6 +25,7 @@ from penstock.admin.hosts import is_host
 from penstock.admin.merging import Object
 from penstock.admin.upstream import Upstream, UpstreamError, ask_all
 from penstock.errors import PenstockError
+from penstock.wire.names import is_valid_name
 
 T = TypeVar("T")
 
@@ -302,7 +303,8 @@ def _names(answer: Any, name: str, address: str) -> list[str]:
     names = answer.get(name) if isinstance(answer, dict) else None
     if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
         raise _nonsense(address, f"its answer has no {name}")
-    return names
+    # What is none could be neither asked for nor deleted.
+    return [item for item in names if is_valid_name(item)]
 
 
 def _topics_of(stats: Any, address: str) -> list[tuple[str, Object]]:
@@ -347,8 +349,9 @@ def _producer(found: Any, address: str) -> Producer:
             region=_short(str(found.get("topology_region") or "")),
             remote_address=_short(str(found.get("remote_address") or "")),
             topics=sorted(
-                (_short(str(name)), at < len(hidden) and hidden[at] is True)
+                (name, at < len(hidden) and hidden[at] is True)
                 for at, name in enumerate(topics)
+                if is_valid_name(name)
             ),
         )
     except (AttributeError, TypeError, ValueError, RecursionError):

@@ -61,6 +61,7 @@ class AdminDaemon:
             task.cancel()
         await self._http.close(grace_s=1.0)
         await self.admin.tasks.close()
+        await self.admin.upstream.close()
         await self.admin.notifier.drain(NOTIFY_SECONDS_MAX)
         log.info("NSQADMIN: bye")
 

@@ -84,7 +84,8 @@ def channel_part(
     channel: Mapping[str, Any], topic: str, producer: Mapping[str, Any], now_s: float
 ) -> Object:
     depth, backend_depth = count(channel, "depth"), count(channel, "backend_depth")
-    clients = channel.get("clients")
+    found = channel.get("clients")
+    clients = None if found is None else objects(found)
     part: Object = {
         "node": producer["node"],
         "hostname": producer["hostname"],
@@ -101,7 +102,7 @@ def channel_part(
         "nodes": None,
         "clients": None
         if clients is None
-        else [client_part(client, producer, now_s) for client in objects(clients)],
+        else [client_part(client, producer, now_s) for client in clients],
         "paused": channel.get("paused") is True,
         "e2e_processing_latency": latency_part(channel.get("e2e_processing_latency")),
     }

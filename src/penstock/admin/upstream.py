@@ -1,6 +1,7 @@
 """Asking nsqlookupds and nsqds, many at once.
 
-Rule 1: everything is bounded: requests at once, time (by flags), the size of an answer.
+Rule 1: everything is bounded: requests at once, time (by flags), the size of an answer and of all
+        answers together (``metering.py``), what it takes to decode one (``decoding.py``).
 Rule 2: what goes wrong with one daemon is an UpstreamError with a text for people; asking many
         gives what was answered *and* what went wrong, side by side.
 Rule 3: 403 with an ``https_port`` (nsqd with --tls-required=true) is asked again there.
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+from penstock.admin.decoding import Decoding
+from penstock.admin.metering import Meter, Metered
 from penstock.admin.options import AdminOptions
 from penstock.errors import OptionError, PenstockError
 from penstock.server.http_client import Answer, HttpClientError, Timeouts, fetch
@@ -30,6 +33,18 @@ T = TypeVar("T")
 REQUEST_COUNT_MAX = 64
 # /stats of 100,000 channels without clients has 35 MB.
 BODY_SIZE_MAX = 64 << 20
+# Of other answers than /stats: 1,000 nodes, 100,000 topics, 100 messages of 16 KiB, a few words.
+SIZES_MAX = {
+    "/nodes": 16 << 20,
+    "/lookup": 16 << 20,
+    "/topics": 16 << 20,
+    "/channels": 16 << 20,
+    "/deferred": 16 << 20,
+    "/damage": 4 << 20,
+    "/channel/peek": 4 << 20,
+    "/info": 64 << 10,
+}
+POSTED_SIZE_MAX = 64 << 10
 TOKEN_SIZE_MAX = 512
 # Of a body that is only shown in an error.
 SHOWN_SIZE_MAX = 512
@@ -64,22 +79,26 @@ class Upstream:
             token = read_token(options.nsqd_auth_token_file)
             self._nsqd_headers["Authorization"] = f"Bearer {token}"
         self._turns = asyncio.Semaphore(REQUEST_COUNT_MAX)
+        self._meter = Meter()
+        self._decoding = Decoding()
+
+    async def close(self) -> None:
+        """End what runs beside it."""
+        await self._decoding.close()
 
     async def lookupd_get(self, address: str, path: str, **query: str) -> Any:
-        answer = await self._request("GET", address, path, query, ACCEPT)
-        return decode(answer.body, f"http://{address}{path}")
+        return await self._get(address, path, query, ACCEPT)
 
     async def lookupd_post(self, address: str, path: str, **query: str) -> None:
-        await self._request("POST", address, path, query, ACCEPT)
+        await self._post(address, path, query, ACCEPT)
 
     async def nsqd_get(self, address: str, path: str, **query: str) -> Any:
-        answer = await self._request("GET", address, path, query, self._nsqd_headers)
-        return decode(answer.body, f"http://{address}{path}")
+        return await self._get(address, path, query, self._nsqd_headers)
 
     async def nsqd_post(
         self, address: str, path: str, query: Mapping[str, str], body: bytes = b""
     ) -> None:
-        await self._request("POST", address, path, query, self._nsqd_headers, body)
+        await self._post(address, path, query, self._nsqd_headers, body)
 
     async def elsewhere(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes = b""
@@ -93,6 +112,28 @@ class Upstream:
             except HttpClientError as error:
                 raise UpstreamError(str(error)) from None
 
+    async def _get(
+        self, address: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]
+    ) -> Any:
+        size_max = min(SIZES_MAX.get(path, BODY_SIZE_MAX), BODY_SIZE_MAX)
+        with Metered(self._meter, size_max) as incoming:
+            answer = await self._request("GET", address, path, query, headers, incoming)
+            try:
+                return await self._decoding.decode(answer.body)
+            except ValueError as error:
+                raise failure("GET", f"http://{address}{path}", str(error)) from None
+
+    async def _post(
+        self,
+        address: str,
+        path: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        body: bytes = b"",
+    ) -> None:
+        with Metered(self._meter, POSTED_SIZE_MAX) as incoming:
+            await self._request("POST", address, path, query, headers, incoming, body)
+
     async def _request(
         self,
         method: str,
@@ -100,16 +141,19 @@ class Upstream:
         path: str,
         query: Mapping[str, str],
         headers: Mapping[str, str],
+        incoming: Metered,
         body: bytes = b"",
     ) -> Answer:
         # A name of a request's path may hold bytes that are not UTF-8.
         target = path + ("?" + urlencode(query, errors="surrogateescape") if query else "")
         async with self._turns:
-            answer = await self._fetch(method, "http", address, target, headers, body)
+            answer = await self._fetch(method, "http", address, target, headers, incoming, body)
             if answer.status == 403 and (port := https_port(answer.body)):
                 host = address.rpartition(":")[0]
-                secure = f"{host}:{port}"
-                answer = await self._fetch(method, "https", secure, target, headers, body)
+                again = incoming.again()
+                answer = await self._fetch(
+                    *(method, "https", f"{host}:{port}", target, headers, again, body)
+                )
         if answer.status != 200:
             raise refusal(answer)
         return answer
@@ -121,6 +165,7 @@ class Upstream:
         address: str,
         target: str,
         headers: Mapping[str, str],
+        incoming: Metered,
         body: bytes,
     ) -> Answer:
         if address.endswith(":0"):
@@ -134,7 +179,7 @@ class Upstream:
                 headers=headers,
                 body=body,
                 tls=self._tls,
-                body_size_max=BODY_SIZE_MAX,
+                incoming=incoming,
             )
         except HttpClientError as error:
             raise failure(method, f"{scheme}://{address}{target}", _reason(error)) from None
@@ -158,13 +203,6 @@ async def ask_all(
     return answers, failures
 
 
-def decode(body: bytes, url: str) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise failure("GET", url, "the answer is not JSON") from None
-
-
 def failure(method: str, url: str, reason: str) -> UpstreamError:
     """In the words of Go's HTTP client: ``Get "http://10.0.0.5:4151/stats": timed out``."""
     return UpstreamError(f'{method.title()} "{url}": {reason}', short=reason)
@@ -182,6 +220,8 @@ def refusal(answer: Answer) -> UpstreamError:
 
 def https_port(body: bytes) -> int:
     """Where plain HTTP says that HTTPS is; 0 if it does not."""
+    if len(body) > SHOWN_SIZE_MAX:
+        return 0
     try:
         port = json.loads(body)["https_port"]
     except (ValueError, RecursionError, KeyError, TypeError):

@@ -51,6 +51,7 @@ View = rows.View
 
 SLOWEST_COUNT = 20
 BUSIEST_COUNT = 10
+INACTIVE_COUNT_MAX = 1000
 
 
 async def overview(admin: Admin) -> View:
@@ -218,7 +219,8 @@ async def node(admin: Admin, name: str) -> View:
 
 
 async def lookup(admin: Admin) -> View:
-    """lookupds [LOOKUPD]; inactive [{"topic": .., "channels": [..]}]: on no node any more.
+    """lookupds [LOOKUPD]; inactive [{"topic": .., "channels": [..]}]: on no node any more; at most
+    1000, then ``inactive_left_out`` says how many are missing.
 
     LOOKUPD: address, state ("ok", "down"), error, node_count, topic_count.
     """
@@ -228,8 +230,9 @@ async def lookup(admin: Admin) -> View:
         "lookupds": rows.lookupds(sample),
         "inactive": [
             {"topic": name, "channels": sorted(channels)}
-            for name, channels in sorted(sample.inactive.items())
+            for name, channels in sorted(sample.inactive.items())[:INACTIVE_COUNT_MAX]
         ],
+        "inactive_left_out": max(0, len(sample.inactive) - INACTIVE_COUNT_MAX),
     }
 
 

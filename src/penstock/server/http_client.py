@@ -55,9 +55,13 @@ async def fetch(
     body: bytes = b"",
     tls: SSLContext | None = None,
     body_size_max: int = BODY_SIZE_MAX,
+    incoming: Incoming | None = None,
 ) -> Answer:
-    """Make one request and return its answer, whatever its status.  Raises HttpClientError."""
-    incoming = Incoming(method == "HEAD", body_size_max)
+    """Make one request and return its answer, whatever its status.  Raises HttpClientError.
+
+    ``incoming`` takes the answer, for callers with further limits.
+    """
+    incoming = incoming or Incoming(method == "HEAD", body_size_max)
     try:
         async with asyncio.timeout(timeouts.request_s):
             return await _fetch(url, timeouts, method, headers or {}, body, tls, incoming)
@@ -65,6 +69,8 @@ async def fetch(
         raise HttpClientError(f"{origin_of(url)}: timed out") from None
     except (OSError, SSLError, httptools.HttpParserError, ValueError) as error:
         raise HttpClientError(f"{origin_of(url)}: {error}") from error
+    finally:
+        incoming.release()
 
 
 async def _fetch(
@@ -173,6 +179,17 @@ class Incoming:
         if self._body_size > self._body_size_max:
             raise ValueError("body too big")
         self._body.append(data)
+
+    def forget_body(self) -> None:
+        """Let go of what has come of the body."""
+        self._body.clear()
+
+    def release(self) -> None:
+        """Nothing more comes.  The parser refers back, and would keep the body until it is found
+        by the garbage collector, which daemons let run rarely.
+        """
+        self._parser = None
+        self._body.clear()
 
     def on_message_complete(self) -> None:
         if self._head_done and not self.complete:
