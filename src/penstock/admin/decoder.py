@@ -18,6 +18,7 @@ Rule 2: memory is bounded by the system, and what fails for it is told; nothing 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import marshal
@@ -126,10 +127,8 @@ def main() -> None:
     # Nothing in decoded JSON refers back.
     gc.disable()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_SIZE_MAX, MEMORY_SIZE_MAX))
-    try:
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         serve(sys.stdin.buffer, sys.stdout.buffer)
-    except (BrokenPipeError, KeyboardInterrupt):
-        pass
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
                    sends it back in pieces (``decoder.py``)
 
 Python's decoder cannot be interrupted and holds the interpreter: 57 MB of ``[]`` are 7 s, in a
-thread too, and 1.4 GB.  The other process has limits of its own, and is killed if it takes too long.
+thread too, and 1.4 GB.  The other process has limits of its own, and is killed if it is too slow.
 
 Rule 1: bounded are size (by who asks), values, depth, memory and time; beyond is a ValueError.
 Rule 2: one answer is decoded at a time; the process ends when it was not needed for a while.
