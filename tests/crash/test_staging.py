@@ -145,6 +145,7 @@ class Writer:
         for topic in ("t", "u"):
             bodies.update(self.engine.logged(topic).values())
         assert bodies == Counter(self.rows)
+        assert not self.engine.broker.damage.records, "a crash is no damage"
         check_rest(self.engine)
 
 

@@ -19,23 +19,29 @@ from penstock.engine.clock import Clock
 from penstock.engine.disk import Disk
 from penstock.engine.keeper import JournalKeeper
 from penstock.errors import StagingError
+from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
-from penstock.storage.journal import Journal
 from penstock.storage.ledger import (
+    ANY_WINNERS,
     Coordinator,
     Decision,
+    GivenUp,
     Intent,
+    LedgerState,
     Published,
     QueryState,
     Winner,
     encode_coordinator,
     encode_decision,
     encode_forgotten,
+    encode_given_up,
     encode_intent,
     encode_published,
+    queries_in,
     replay,
     snapshot,
 )
+from penstock.storage.staging_notes import NotedJournal, StagingNotes
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +49,11 @@ QUERY_COUNT_MAX = 100_000
 WINNER_COUNT_MAX = 1_000_000
 # What was published stays known for so long: a driver that comes back within it repeats nothing.
 KNOWN_FOR_NS = 30 * 24 * 3600 * 1_000_000_000
+# A batch may be so far above the newest that is known, and further by so many for each second since
+# that was told.  Spark counts by one, others by the clock; a number that is far off would make all
+# the query's later batches old.
+BATCH_STEP_MAX = 1_000_000
+BATCH_RATE_MAX = 1_000_000
 
 
 class Ledger:
@@ -55,12 +66,16 @@ class Ledger:
         disk: Disk,
         clock: Clock,
         health: Callable[[BaseException | None], None],
+        notes: StagingNotes,
+        report: Callable[[str], None],
     ) -> None:
         self._files = files
         self._path = path
         self._disk = disk
         self._clock = clock
         self._health = health
+        self._notes = notes
+        self._report = report
         self._winner_count = 0
         self._encoded: dict[str, bytes | None] = {}
         self._keeper: JournalKeeper | None = None
@@ -69,26 +84,71 @@ class Ledger:
 
     def open(self) -> None:
         """Read the file; blocking."""
+        damaged = False
         if self._files.exists(self._path):
-            found = replay(self._files.read(self._path))
-            if found.torn_size:
-                log.warning("%s: torn, %d bytes cut off", self._path, found.torn_size)
-                self._files.truncate(self._path, found.good_size)
-            if found.corrupt_count:
-                log.error("%s: %d bad records stepped over", self._path, found.corrupt_count)
-            self.corrupt_count = found.corrupt_count
+            data = self._files.read(self._path)
+            found = replay(data)
             self.queries = found.queries
+            damaged = self._judge(data, found)
+            self.corrupt_count = found.corrupt_count
             self._encoded = dict.fromkeys(self.queries)
             self._winner_count = sum(_winner_count(state) for state in self.queries.values())
-        journal = Journal(self._files, self._path)
+        elif self._notes.ledger_size:
+            self._report(
+                f"{self._path} is missing, of which {self._notes.ledger_size} bytes were synced: "
+                "what was decided and published is not known"
+            )
+            self._notes.ledger(0)
+        journal = NotedJournal(self._files, self._path, self._notes)
         self._keeper = JournalKeeper(journal, self._disk, self._snapshot, self._health)
         self._keeper.open()
+        if damaged:
+            self._keeper.rewrite()
+            return
         try:
             # A killed process may have left it in the page cache only; from now on it counts.
             journal.sync()
         except OSError as error:
             self._health(error)
             self._keeper.rewrite()
+
+    def _judge(self, data: bytes, found: LedgerState) -> bool:
+        """Tell what is damaged from what is torn; returns whether anything is damaged."""
+        synced_size = self._notes.ledger_size
+        if found.torn_size and found.good_size >= synced_size:
+            log.info("%s: torn, %d bytes cut off", self._path, found.torn_size)
+            self._files.truncate(self._path, found.good_size)
+        elif found.torn_size:
+            found.bad.append((found.good_size, len(data)))
+        if len(data) < synced_size:
+            lost_size = synced_size - len(data)
+            self._report(
+                f"{self._path} ends at {len(data)}: the last {lost_size} bytes are missing, and "
+                "with them what was decided or published last"
+            )
+        # Without notes nobody knows what was synced: a power cut may leave holes in what was not.
+        bad = [part for part in found.bad if not synced_size or part[0] < synced_size]
+        for start, end in bad:
+            self._report_bad(data, found, start, end, hold=bool(synced_size))
+        return bool(bad) or len(data) < synced_size
+
+    def _report_bad(
+        self, data: bytes, found: LedgerState, start: int, end: int, *, hold: bool
+    ) -> None:
+        held = [
+            query
+            for query in sorted(queries_in(data[start:end]))
+            if hold and found.published_at.get(query, -1) < start
+        ]
+        for query in held:
+            state = self.queries.setdefault(query, QueryState(time_ns=self._clock.wall_ns()))
+            state.damaged = f"a record of it was damaged, {self._path} at {start}"
+        keep_evidence(self._files, self._path, start, end)
+        names = f"; held back: {', '.join(held)}" if held else ""
+        self._report(
+            f"{self._path} at {start}, {end - start} bytes: records of decided or published "
+            f"batches are damaged; kept as ledger.{start}.corrupt{names}"
+        )
 
     def save(self) -> Ticket:
         """Settled when all that is known is durable."""
@@ -110,6 +170,7 @@ class Ledger:
 
         Of a batch only the first decision counts, and none of a batch below the newest.
         """
+        self.refuse(query, told.batch)
         state = self._state(query)
         newest = state.decision
         if newest is not None and told.batch <= newest.batch:
@@ -139,7 +200,53 @@ class Ledger:
         state = self._state(query)
         state.intent = None
         state.published = published
+        state.damaged = ""
         self._add(query, encode_published(query, self._now(state), published))
+        return self.save()
+
+    def refuse(self, query: str, batch: int) -> None:
+        """Raise StagingError if ``batch`` cannot be one of this query, as far as is known."""
+        state = self.queries.get(query)
+        if state is None:
+            return
+        if state.damaged:
+            raise StagingError("LEDGER_DAMAGED", f"{state.damaged}; an admin may reset the query")
+        newest = state.newest_batch
+        if newest is None:
+            return
+        elapsed_s = max(0, self._clock.wall_ns() - state.time_ns) // 1_000_000_000
+        limit = newest + BATCH_STEP_MAX + BATCH_RATE_MAX * elapsed_s
+        if batch > limit:
+            raise StagingError(
+                "BATCH_TOO_FAR",
+                f"{newest} is the newest batch, {limit} the highest that may follow",
+            )
+
+    def give_up(self, query: str, told: GivenUp) -> Ticket:
+        """A batch is to be published without some of its stagings."""
+        state = self._state(query)
+        if state.given_up is not None and state.given_up.batch == told.batch:
+            told = GivenUp(told.batch, told.members | state.given_up.members)
+        state.given_up = told
+        self._add(query, encode_given_up(query, self._now(state), told))
+        return self.save()
+
+    def given_up(self, query: str, batch: int) -> frozenset[tuple[int, str]]:
+        """(partition, attempt) of the stagings that the batch goes without."""
+        state = self.queries.get(query)
+        told = state.given_up if state is not None else None
+        return told.members if told is not None and told.batch == batch else frozenset()
+
+    def reset(self, query: str, published: int | None) -> Ticket:
+        """Forget all of a query; batches up to ``published`` count as published from now on."""
+        known = self.queries.pop(query, None)
+        if known is not None:
+            self._winner_count -= _winner_count(known)
+        self._encoded.pop(query, None)
+        assert self._keeper is not None
+        self._keeper.add(encode_forgotten(query, self._clock.wall_ns()))
+        if published is not None:
+            return self.publish(query, Published(published, 0, ANY_WINNERS))
         return self.save()
 
     def winners_here(self, query: str, batch: int, node: str) -> set[tuple[int, str]]:

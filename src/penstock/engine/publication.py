@@ -23,17 +23,18 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from penstock.core.segment import STAGED, scan
 from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.staged import Staged
+from penstock.engine.staged_parts import DamagedPartError, Source, find_parts, read_parts
 from penstock.engine.staged_rows import StagedRows
 from penstock.engine.topic import Topic
 from penstock.engine.writer import Part
-from penstock.errors import CorruptError, StagingError
+from penstock.errors import StagingError
+from penstock.storage.damage import DamageKind
 from penstock.storage.ledger import Bound, Intent, Member, Published
-from penstock.storage.staging import PartRecord, origin_of
+from penstock.storage.staging import Key, PartRecord
 from penstock.storage.topic_log import TopicLog
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ READ_SIZE_MAX = 8 << 20
 READ_COUNT_MAX = 32
 WINDOW_SIZE_MAX = 16 << 20
 WINDOW_COUNT_MAX = 32
-# One read of a log that is searched for parts.
-SCAN_SIZE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +58,18 @@ class Outcome:
     old: bool = False
 
 
-class Source(NamedTuple):
-    """A part of a staging, to be published."""
-
-    staged: Staged
-    record: PartRecord
-
-    @property
-    def origin(self) -> int:
-        return origin_of(self.staged.number, self.record.part)
-
-
 class Publication:
     """One batch of a query that is being published."""
 
-    def __init__(self, staging: Staging, query: str, batch: int, members: list[Staged]) -> None:
+    def __init__(
+        self, staging: Staging, query: str, batch: int, members: list[Staged], digest: str
+    ) -> None:
         self.query = query
         self.batch = batch
         self.members = members
         self.count = sum(staged.count for staged in members)
-        self.digest = self.digest_of([staged.key[2:] for staged in members])
+        self.digest = digest  # of its winners, also of those that were given up
+        self.lost: list[Member] = []  # stagings that are gone: it is held back
         self.running = False
         self.waiting = False  # for its turn to run
         self.void_count = 0
@@ -88,12 +79,14 @@ class Publication:
         self._intent: Intent | None = None
         self._published = False
         self._marking = False
+        self._dropped = False  # by an admin
         self._syncing = False
         self._left: deque[Source] = deque()
         self._reading = False
         self._window_size = 0
         self._window_count = 0
         self._error: Exception | None = None
+        self._told = ""  # the error that was logged last
         self._rows = StagedRows(staging.broker)
 
     @staticmethod
@@ -107,19 +100,16 @@ class Publication:
         staging: Staging, query: str, intent: Intent, numbered: Mapping[int, Staged]
     ) -> Publication:
         """One that an earlier process began; the topics are there again."""
-        found = [numbered.get(member.number) for member in intent.members]
-        members = [staged for staged in found if staged is not None]
-        if len(members) < len(found):
-            log.error(
-                "query=%s batch=%d: %d of its stagings are gone, their rows are lost",
-                query,
-                intent.batch,
-                len(found) - len(members),
-            )
-        publication = Publication(staging, query, intent.batch, members)
-        publication.count = intent.count
-        publication.digest = Publication.digest_of([member[1:] for member in intent.members])
+        without = staging.ledger.given_up(query, intent.batch)
+        wanted = [member for member in intent.members if member[1:] not in without]
+        members = [numbered[member.number] for member in wanted if member.number in numbered]
+        digest = Publication.digest_of([member[1:] for member in intent.members])
+        publication = Publication(staging, query, intent.batch, members, digest)
+        publication.lost = [member for member in wanted if member.number not in numbered]
+        if len(wanted) == len(intent.members):
+            publication.count = intent.count
         publication._bind(intent)
+        publication._report_lost()
         return publication
 
     # Running
@@ -142,12 +132,50 @@ class Publication:
         """It is this one's turn."""
         self.waiting, self.running = False, True
         self._error = None
-        if self._rows.stuck is not None:
+        if self.lost:
+            self._stop(self._staging.losses.error(self._key(self.lost[0])))
+        elif self._rows.stuck is not None:
             self._stop(self._rows.stuck)
         elif self._intent is None:
             self._make_topics()
         else:
             self._look()
+
+    def give_up(self, names: set[tuple[int, str]]) -> None:
+        """Go on without these stagings; it does not run."""
+        assert not self.running
+        self.lost = [member for member in self.lost if member[1:] not in names]
+        self.members = [staged for staged in self.members if staged.key[2:] not in names]
+        self.count = sum(staged.count for staged in self.members)
+
+    def drop(self) -> None:
+        """An admin has the query begin anew; it does not run."""
+        assert not self.running
+        self._dropped = True
+        if self._published:
+            if not self._marking:
+                self._finish()
+            return
+        if self._intent is not None:
+            self._unbind()
+        self.waiting = False
+        del self._staging.publications[self.query]
+        if self._ticket is not None:
+            self._settle(StagingError("QUERY_RESET", "an admin had the query begin anew"))
+
+    def _key(self, member: Member) -> Key:
+        return Key(self.query, self.batch, member.partition, member.attempt)
+
+    def _report_lost(self) -> None:
+        """Those that the notes know were reported one by one."""
+        known = self._staging.losses.lost
+        unknown = [member for member in self.lost if self._key(member) not in known]
+        if unknown:
+            self._broker.damage.report(
+                DamageKind.STAGING,
+                f"query={self.query} batch={self.batch}: {len(unknown)} of the stagings that were "
+                "being published are missing; the batch is held back",
+            )
 
     def _make_topics(self) -> None:
         made = [self._broker.create_topic(name)[1] for name in self._topic_names()]
@@ -291,11 +319,7 @@ class Publication:
             if batch and size > READ_SIZE_MAX:
                 break
             batch.append(self._left.popleft())
-        store = self._staging.store
-
-        def read() -> list[bytes]:
-            return [store.read(source.staged.number, source.record) for source in batch]
-
+        read = partial(read_parts, self._staging.store, batch)
         self._staging.publishing_disk.submit(read, partial(self._have_read, batch))
 
     def _have_read(
@@ -361,6 +385,7 @@ class Publication:
             return
         self.running = False
         self._published = True
+        self._heard(None)
         staging = self._staging
         staging.published_count += self.count - self.void_count
         staging.void_count += self.void_count
@@ -387,10 +412,13 @@ class Publication:
 
     def _marked(self, ticket: Ticket) -> None:
         self._marking = False
-        if ticket.error is None:
-            self._unbind()
-            self._staging.finished(self)
+        if ticket.error is None or self._dropped:
+            self._finish()
         # Otherwise the next round of upkeep tries again.
+
+    def _finish(self) -> None:
+        self._unbind()
+        self._staging.finished(self)
 
     def _settle(self, error: Exception | None) -> None:
         ticket, self._ticket = self._ticket, None
@@ -399,13 +427,28 @@ class Publication:
 
     def _stop(self, error: Exception) -> None:
         """It cannot go on now; what is in the logs stays there, and is found the next time."""
-        log.error("query=%s batch=%d: not published yet: %s", self.query, self.batch, error)
+        if str(error) != self._told:
+            self._told = str(error)
+            log.error("query=%s batch=%d: not published yet: %s", self.query, self.batch, error)
         self._staging.error_count += 1
+        self._heard(error)
         self.running = False
         self._left.clear()
         self.void_count = 0
         self._settle(error)
         self._staging.ended()
+
+    def _heard(self, error: Exception | None) -> None:
+        """Damage is reported once; what the disk cannot do at the moment shows in /ping."""
+        health, source = self._broker.health_of_disk, f"query={self.query}"
+        if isinstance(error, OSError):
+            health.failing(source, error)
+            return
+        health.working(source)
+        if isinstance(error, DamagedPartError):
+            self._broker.damage.report(
+                DamageKind.STAGING, error.text, path=error.path, messages=error.count
+            )
 
     def _give_up(self, error: Exception) -> None:
         """Nothing was begun."""
@@ -416,23 +459,9 @@ class Publication:
         self._staging.ended()
 
 
-def find_parts(topic_log: TopicLog, start: int, end: int, numbers: set[int]) -> set[int]:
-    """The origins of parts of ``numbers`` in [start, end) of a log.  Blocking."""
-    found: set[int] = set()
-    while start < end:
-        pieces, start = topic_log.read_range(start, end, SCAN_SIZE)
-        for piece in pieces:
-            for *_, origin, flags in scan(bytes(piece), 0, False).batches:
-                if flags & STAGED and origin >> 16 in numbers:
-                    found.add(origin)
-    return found
-
-
 def _partition_of(staged: Staged) -> tuple[int, str]:
     return staged.key.partition, staged.key.attempt
 
 
 def _failure(error: BaseException | None) -> Exception:
-    if isinstance(error, CorruptError):
-        return StagingError("STAGING_CORRUPT", str(error))
     return error if isinstance(error, Exception) else OSError(str(error))

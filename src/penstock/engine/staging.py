@@ -22,8 +22,13 @@ from penstock.engine.lane import Lane
 from penstock.engine.ledger import Ledger
 from penstock.engine.publication import Outcome, Publication
 from penstock.engine.staged import Coming, Staged
+from penstock.engine.staging_losses import StagingLosses
+from penstock.engine.staging_opening import open_stagings
 from penstock.errors import StagingError, UncutError
+from penstock.storage.damage import DamageKind
+from penstock.storage.ledger import ANY_WINNERS
 from penstock.storage.staging import SEAL_SIZE, Key, Seal, StagingStore, crc_of, encode_seal
+from penstock.storage.staging_notes import Noted, StagingNotes
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
@@ -54,12 +59,15 @@ class Staging:
         self._disk = Lane(broker.disk, WORK_COUNT_MAX)
         self.publishing_disk = Lane(broker.disk, WORK_COUNT_MAX)
         self.store = StagingStore(broker.files, broker.data.staging)
+        self.notes = StagingNotes(broker.files, broker.data.staging_notes)
         self.ledger = Ledger(
             broker.files,
             f"{broker.data.staging}/ledger",
             broker.disk,
             broker.clock,
             self._heard,
+            self.notes,
+            partial(broker.damage.report, DamageKind.LEDGER),
         )
         self.size = 0  # of all files, with what is on its way
         self.pending_size = 0
@@ -74,28 +82,19 @@ class Staging:
         # What is published though the ledger does not say so yet, and the stagings to remove then.
         self.published: dict[Publication, list[Staged]] = {}
         self.recovered: Ticket = settled()
+        self.losses = StagingLosses(self)
         self._staged: dict[Key, Staged] = {}
         self._by_query: dict[str, set[Staged]] = {}
-        self._number = 0
+        self.number = 0  # the highest so far
 
     # Start
 
     def open(self) -> None:
         """Find what an earlier process left; blocking."""
-        self.ledger.open()
-        now_ns = self.broker.clock.monotonic_ns()
-        for number in self.store.numbers():
-            self._number = max(self._number, number)
-            found = self.store.walk(number)
-            if found is None or self._is_published(found.key):
-                if found is None:
-                    log.warning("%s: no staging, removed", self.store.path(number))
-                self.store.remove([number])
-                continue
-            if found.seal is None and found.good_size < found.size:
-                log.warning("%s: torn, cut at %d", self.store.path(number), found.good_size)
-                self.store.cut(number, found.good_size)
-            self._add(Staged.found(found, now_ns))
+        open_stagings(self)
+
+    def find(self, key: Key) -> Staged | None:
+        return self._staged.get(key)
 
     def resume(self) -> None:
         """Complete what was being published; the topics are there again."""
@@ -119,9 +118,7 @@ class Staging:
         self, key: Key, part: int, topic: str, deferred: bool, body: bytes, count: int
     ) -> Ticket:
         """Keep a part; the ticket is settled when it is in its file."""
-        self._refuse()
-        if self._is_published(key):
-            raise StagingError("BATCH_PUBLISHED", "the batch, or a later one, is published")
+        self._refuse(key)
         coming = Coming(part, topic, deferred, count, body, crc_of(body))
         staged = self._staged.get(key)
         if staged is not None:
@@ -140,12 +137,16 @@ class Staging:
             self._write(staged)
         return coming.ticket
 
-    def _refuse(self) -> None:
+    def _refuse(self, key: Key) -> None:
         if self.broker.exiting:
             raise StagingError("EXITING")
         refusal = self.broker.health_of_disk.refusal()
         if refusal is not None:
             raise StagingError("DISK_FULL", str(refusal))
+        if self.is_published(key):
+            raise StagingError("BATCH_PUBLISHED", "the batch, or a later one, is published")
+        self.ledger.refuse(key.query, key.batch)
+        self.losses.refuse(key)
 
     def _refuse_size(self, coming: Coming) -> None:
         if self.size + coming.weight > self.broker.options.max_staging_bytes:
@@ -159,13 +160,13 @@ class Staging:
         if len(self._staged) >= STAGING_COUNT_MAX:
             raise StagingError("STAGING_FULL", "too many stagings")
         # The stamp never goes back, also over restarts: nor does a number.
-        self._number = max(self._number + 1, self.broker.stamp() // 1_000_000)
+        self.number = max(self.number + 1, self.broker.stamp() // 1_000_000)
         clock = self.broker.clock
-        staged = Staged(self._number, key, clock.wall_ns(), clock.monotonic_ns())
-        self._add(staged)
+        staged = Staged(self.number, key, clock.wall_ns(), clock.monotonic_ns())
+        self.add(staged)
         return staged
 
-    def _add(self, staged: Staged) -> None:
+    def add(self, staged: Staged) -> None:
         self._staged[staged.key] = staged
         self._by_query.setdefault(staged.key.query, set()).add(staged)
         self.size += staged.size
@@ -255,9 +256,7 @@ class Staging:
 
     def seal(self, key: Key, part_count: int, count: int) -> Ticket:
         """All parts are here: the ticket is settled when they are durable."""
-        self._refuse()
-        if self._is_published(key):
-            raise StagingError("BATCH_PUBLISHED", "the batch, or a later one, is published")
+        self._refuse(key)
         staged = self._staged.get(key)
         if staged is None:
             if part_count:
@@ -286,6 +285,7 @@ class Staging:
             if staged.seal is not None:
                 # Its sync was never answered: a power cut left the seal and took what it seals.
                 staged.file_size -= SEAL_SIZE
+                self.notes.forget([staged.number], 0, sync=True)
                 self.store.cut(staged.number, staged.file_size)
             return bad
         if staged.seal is None:
@@ -293,6 +293,8 @@ class Staging:
             size = self.store.append(staged.number, [*pieces, encode_seal(staged.number, told)])
             staged.file_size = size
         self._sync(staged, staged.file_size)
+        noted = Noted(staged.number, staged.key, told, staged.file_size)
+        self.notes.seal(noted, staged.created_ns)
         return []
 
     def _sealed(
@@ -327,7 +329,7 @@ class Staging:
         digest = Publication.digest_of(winners)
         done = state.published if state is not None else None
         if done is not None and batch <= done.batch:
-            if batch == done.batch and digest != done.digest:
+            if batch == done.batch and done.digest not in (digest, ANY_WINNERS):
                 raise StagingError("WINNERS_DIFFER", "the batch was published with others")
             count = done.count if batch == done.batch else 0
             return settled(), Outcome(count, True, old=batch < done.batch)
@@ -340,8 +342,11 @@ class Staging:
             return publication.run(), Outcome(publication.count, False)
         if self.broker.exiting:
             raise StagingError("EXITING")
-        members = [self._winner(Key(query, batch, *winner)) for winner in sorted(winners)]
-        publication = Publication(self, query, batch, members)
+        self.ledger.refuse(query, batch)
+        without = self.ledger.given_up(query, batch)
+        kept = [winner for winner in sorted(winners) if winner not in without]
+        members = [self._winner(Key(query, batch, *winner)) for winner in kept]
+        publication = Publication(self, query, batch, members, digest)
         self.publications[query] = publication
         return publication.run(), Outcome(publication.count, False)
 
@@ -349,7 +354,7 @@ class Staging:
         staged = self._staged.get(key)
         what = f"partition {key.partition}, attempt {key.attempt}"
         if staged is None:
-            raise StagingError("STAGING_NOT_FOUND", what)
+            raise self.losses.error(key)
         if staged.seal is None:
             raise StagingError("NOT_SEALED", what)
         if staged.error is not None:
@@ -373,6 +378,7 @@ class Staging:
         stagings = self._by_query.get(publication.query, ())
         old = [staged for staged in stagings if staged.key.batch <= publication.batch]
         self._forget(old)
+        self.losses.forget(publication.query, publication.batch)
         self.published[publication] = old
         self.ended()
 
@@ -389,10 +395,16 @@ class Staging:
         self._drop(gone)
         return len(gone)
 
+    def discard(self, query: str) -> int:
+        """Drop all stagings of a query, whatever became of them; returns how many."""
+        gone = list(self._by_query.get(query, ()))
+        self._drop(gone)
+        return len(gone)
+
     def _undecided(self, staged: Staged) -> bool:
         key = staged.key
         publication = self.publications.get(key.query)
-        if self._is_published(key) or (publication is not None and staged in publication.members):
+        if self.is_published(key) or (publication is not None and staged in publication.members):
             return False
         winners = self.ledger.winners_here(key.query, key.batch, self.broker.node_uuid)
         return (key.partition, key.attempt) not in winners
@@ -418,9 +430,15 @@ class Staging:
         idle = [staged for staged in gone if not staged.writing and staged.sealing is None]
         if idle:
             numbers = [staged.number for staged in idle]
-            self._disk.submit(partial(self.store.remove, numbers), self._removed)
+            published = all(self.is_published(staged.key) for staged in idle)
+            self._disk.submit(partial(self._unlink, numbers, published), self.heard_removal)
 
-    def _removed(self, _: None, error: BaseException | None) -> None:
+    def _unlink(self, numbers: list[int], published: bool) -> None:
+        # On another thread.
+        self.notes.forget(numbers, 0, sync=not published)
+        self.store.remove(numbers)
+
+    def heard_removal(self, _: None, error: BaseException | None) -> None:
         if error is not None:
             self._failed(error)
 
@@ -457,10 +475,10 @@ class Staging:
     def staging_count(self) -> int:
         return len(self._staged)
 
-    def _is_published(self, key: Key) -> bool:
+    def is_published(self, key: Key) -> bool:
         state = self.ledger.queries.get(key.query)
-        published = state.published if state is not None else None
-        return published is not None and key.batch <= published.batch
+        done = state.published if state is not None else None
+        return done is not None and key.batch <= done.batch
 
     def _heard(self, error: BaseException | None) -> None:
         if error is not None:

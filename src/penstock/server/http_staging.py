@@ -5,6 +5,8 @@
     POST /staging/decide      which stagings of a batch count, asked of the query's coordinator
     POST /staging/publish     publish those that are here
     POST /staging/abort       they will never be
+    POST /staging/give-up     an admin: publish a batch without those that are lost
+    POST /staging/reset       an admin: forget a query
     POST, GET /staging/coordinator   which node decides for a query
     GET  /staging             what is staged
 
@@ -54,6 +56,7 @@ LISTED_COUNT_MAX = 1000
 
 _STATUS = {
     "STAGING_NOT_FOUND": 404,
+    "STAGING_LOST": 410,
     "STAGING_FULL": 507,
     "DISK_FULL": 507,
     "STAGING_BUSY": 503,
@@ -63,9 +66,12 @@ _STATUS = {
     "STAGING_STUCK": 500,
 }
 _QUERY = re.compile(r"[!-~]{1,200}")
+_ADDRESS = re.compile(r"[ -~]{0,300}")
 _ATTEMPT = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _INT64_MAX = (1 << 63) - 1
+# Every JSON reader can tell it from the next.
+_BATCH_MAX = (1 << 53) - 1
 _PARTITION_MAX = (1 << 31) - 1
 _PART_MAX = (1 << 16) - 1
 
@@ -88,6 +94,9 @@ class StagingApi:
         for name in ("seal", "decide", "publish", "abort", "coordinator"):
             handler = _guarded(getattr(self, name))
             router.add("POST", f"/staging/{name}", Route(handler, body_size_max=BODY_SIZE_MAX))
+        for name, repair in (("give-up", self.give_up), ("reset", self.reset)):
+            route = Route(_guarded(repair), body_size_max=BODY_SIZE_MAX, logged=True)
+            router.add("POST", f"/staging/{name}", route)
         router.add("GET", "/staging/coordinator", Route(_guarded(self.get_coordinator)))
         router.add("GET", "/staging", Route(self.list))
 
@@ -118,7 +127,7 @@ class StagingApi:
 
     def decide(self, request: Request) -> Pending:
         told = json_object(request)
-        query, batch = _query(told), _integer(told, "batch", _INT64_MAX)
+        query, batch = _query(told), _integer(told, "batch", _BATCH_MAX)
         winners = tuple(_winner(winner) for winner in _list(told, "winners"))
         if len({(winner.node, winner.partition) for winner in winners}) < len(winners):
             raise HttpError(400, "INVALID_WINNERS")
@@ -134,7 +143,7 @@ class StagingApi:
 
     def publish(self, request: Request) -> Pending:
         told = json_object(request)
-        query, batch = _query(told), _integer(told, "batch", _INT64_MAX)
+        query, batch = _query(told), _integer(told, "batch", _BATCH_MAX)
         winners = [_name(winner) for winner in _list(told, "winners")]
         if len({partition for partition, _ in winners}) < len(winners):
             raise HttpError(400, "INVALID_WINNERS")
@@ -146,15 +155,30 @@ class StagingApi:
 
     def abort(self, request: Request) -> Pending:
         told = json_object(request)
-        query, batch = _query(told), _integer(told, "batch", _INT64_MAX)
+        query, batch = _query(told), _integer(told, "batch", _BATCH_MAX)
         names = [_name(name) for name in _list(told, "stagings")]
         return _pending(settled(), {"discarded": self._staging.abort(query, batch, names)})
+
+    def give_up(self, request: Request) -> Pending:
+        told = json_object(request)
+        query, batch = _query(told), _integer(told, "batch", _BATCH_MAX)
+        names = [_name(name) for name in _list(told, "stagings")]
+        ticket = self._staging.losses.give_up(query, batch, names)
+        return _pending(ticket, {"given_up": len(names)})
+
+    def reset(self, request: Request) -> Pending:
+        told = json_object(request)
+        query, published = _query(told), None
+        if told.get("published") is not None:
+            published = _integer(told, "published", _BATCH_MAX)
+        count, ticket = self._staging.losses.reset(query, published)
+        return _pending(ticket, {"discarded": count, "published": published})
 
     def coordinator(self, request: Request) -> Pending:
         told = json_object(request)
         query = _query(told)
         address = told.get("address", "")
-        if not isinstance(address, str) or len(address) > 300:
+        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
             raise HttpError(400, "INVALID_ADDRESS")
         named = Coordinator(_node(told.get("coordinator"), "INVALID_COORDINATOR"), address)
         return _coordinator(*self._staging.ledger.coordinate(query, named))
@@ -240,7 +264,7 @@ def _key(request: Request) -> Key:
         raise HttpError(400, "INVALID_ARG_ATTEMPT")
     return Key(
         _checked_query(_argument(request, "query"), "INVALID_ARG_QUERY"),
-        _number(request, "batch", _INT64_MAX),
+        _number(request, "batch", _BATCH_MAX),
         _number(request, "partition", _PARTITION_MAX),
         attempt,
     )
@@ -286,7 +310,9 @@ def _winner(told: dict[str, Any]) -> Winner:
 
 
 def _node(value: object, code: str) -> str:
+    if not isinstance(value, str):
+        raise HttpError(400, code)
     try:
-        return str(uuid.UUID(str(value)))
+        return str(uuid.UUID(value))
     except ValueError:
         raise HttpError(400, code) from None

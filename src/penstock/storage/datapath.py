@@ -8,7 +8,7 @@
 #                     <base>.log  <base>[-n].side  journal  *.corrupt
 #     penstock/topics/<topic>~<instance>.deleted/   on its way out
 #     penstock/deferred/                            slots.py
-#     penstock/staging/                             staging.py, ledger.py
+#     penstock/staging/  penstock/staging.notes     staging.py, ledger.py; staging_notes.py
 #     penstock/import/                              an import that was not finished: removed
 #     penstock/imported/                            topics of one that was: moved to topics/
 #
@@ -28,7 +28,8 @@ from penstock.storage.files import Files
 DELETED = ".deleted"
 
 _LEFTOVER = re.compile(
-    r"(nsqd\.dat|(penstock\.)?node\.json(\.bad)?|damage\.json)\.[0-9a-f]{12}\.tmp"
+    r"(nsqd\.dat|(penstock\.)?node\.json(\.bad)?|damage\.json|staging\.notes)"
+    r"\.[0-9a-f]{12}\.tmp"
 )
 _FOLDER = re.compile(r"([.a-zA-Z0-9_-]{1,64})~([0-9a-f]{16})")
 
@@ -57,6 +58,7 @@ class DataPath:
         self.topics = f"{self.own}/topics"
         self.deferred = f"{self.own}/deferred"
         self.staging = f"{self.own}/staging"
+        self.staging_notes = f"{self.own}/staging.notes"
         self.importing = f"{self.own}/import"
         self.imported = f"{self.own}/imported"
 
@@ -157,10 +159,7 @@ class DataPath:
             self.empty(deleted.path)
         for folder in (self.root, self.own):
             for name in self.files.list(folder):
-                if re.fullmatch(
-                    r"(nsqd\.dat|(penstock\.)?node\.json(\.bad)?|damage\.json)\.[0-9a-f]{12}\.tmp",
-                    name,
-                ):
+                if _LEFTOVER.fullmatch(name):
                     self.files.unlink(f"{folder}/{name}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from penstock.errors import CorruptError, StorageError
-from penstock.storage import ledger
+from penstock.storage import ledger, staging_notes
 from penstock.storage.files import Files
 from penstock.storage.staging import PartRecord, StagingStore
 from penstock.storage.words import body_of, short, time_of
@@ -72,15 +72,16 @@ def _rows(part: PartRecord, body: bytes) -> Iterator[str]:
 
 
 def dump_ledger(data: bytes, out: TextIO) -> int:
-    """Write what the ledger says; the number of damaged places."""
+    """Write what the ledger, or the notes, say; the number of damaged places."""
     damage = 0
+    names = {**ledger.NAMES, **staging_notes.NAMES}
     for offset, kind, payload in ledger.records(data):
         if payload is None:
             damage += 1
             print(f"!! {offset:>9}  bytes that are no record", file=out)
             continue
         told = json.loads(payload)
-        name = ledger.NAMES.get(kind, f"type {kind}")
+        name = names.get(kind, f"type {kind}")
         when = time_of(told.pop("time", 0))
         fields = " ".join(f"{field}={_value(value)}" for field, value in told.items())
         print(f"{offset:>12}  {name} time={when} {fields}", file=out)

@@ -9,6 +9,8 @@
 #                   "topics":{name:[instance, end]...},"stamps":[[number, part, stamp]...]}
 #     PUBLISHED    {"query","time","batch","count","digest"}    ends the intent
 #     FORGOTTEN    {"query","time"}                             nothing of the query is known
+#     GIVEN_UP     {"query","time","batch","members":[[partition, attempt]...]}    published without
+#     DAMAGED      {"query","time","text"}    a record of the query was lost; PUBLISHED ends it
 #
 # The file is a history and is replaced by a snapshot when it grows.  Of each query only the newest
 # of a kind counts.
@@ -19,6 +21,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -27,14 +30,25 @@ from typing import Any, NamedTuple
 from google_crc32c import value as crc32c
 
 MAGIC = b"PL"
-COORDINATOR, DECISION, INTENT, PUBLISHED, FORGOTTEN = 1, 2, 3, 4, 5
-NAMES = {1: "coordinator", 2: "decision", 3: "intent", 4: "published", 5: "forgotten"}
+COORDINATOR, DECISION, INTENT, PUBLISHED, FORGOTTEN, GIVEN_UP, DAMAGED = 1, 2, 3, 4, 5, 6, 7
+NAMES = {
+    1: "coordinator",
+    2: "decision",
+    3: "intent",
+    4: "published",
+    5: "forgotten",
+    6: "given up",
+    7: "damaged",
+}
+# As the digest of PUBLISHED: by an admin's word, whatever its winners were.
+ANY_WINNERS = "*"
 
 # The winners of 10,000 tasks on several nodes are a few megabytes.
 PAYLOAD_SIZE_MAX = 64 << 20
 
 _HEADER = struct.Struct(">2sBBII")
 _HEAD_CRC = struct.Struct(">BBI")
+_QUERY = re.compile(rb'"query":"([!#-\[\]-~]{1,200})"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,14 @@ class Published:
     digest: str  # of the winners, so that others are not taken for them
 
 
+@dataclass(frozen=True)
+class GivenUp:
+    """Stagings of a batch that an admin has it published without."""
+
+    batch: int
+    members: frozenset[tuple[int, str]]
+
+
 @dataclass
 class QueryState:
     """What is known of a query."""
@@ -106,11 +128,21 @@ class QueryState:
     decision: Decision | None = None
     intent: Intent | None = None
     published: Published | None = None
+    given_up: GivenUp | None = None
+    damaged: str = ""  # what else was known of it is lost
+
+    @property
+    def newest_batch(self) -> int | None:
+        """Of all that is known."""
+        known = (self.decision, self.intent, self.published)
+        return max((each.batch for each in known if each is not None), default=None)
 
 
 @dataclass
 class LedgerState:
     queries: dict[str, QueryState] = field(default_factory=dict)
+    bad: list[tuple[int, int]] = field(default_factory=list)  # (offset, end) of bad bytes
+    published_at: dict[str, int] = field(default_factory=dict)  # offset of the newest PUBLISHED
     good_size: int = 0
     torn_size: int = 0
     corrupt_count: int = 0
@@ -149,6 +181,19 @@ def encode_forgotten(query: str, time_ns: int) -> bytes:
     return _record(FORGOTTEN, query, time_ns)
 
 
+def encode_given_up(query: str, time_ns: int, told: GivenUp) -> bytes:
+    return _record(GIVEN_UP, query, time_ns, batch=told.batch, members=sorted(told.members))
+
+
+def encode_damaged(query: str, time_ns: int, text: str) -> bytes:
+    return _record(DAMAGED, query, time_ns, text=text)
+
+
+def encode_note(kind: int, query: str, time_ns: int, **fields: Any) -> bytes:
+    """A record for staging_notes.py, which has the same form."""
+    return _record(kind, query, time_ns, **fields)
+
+
 def snapshot(queries: Iterable[tuple[str, QueryState]]) -> list[bytes]:
     """The records that say what is known and nothing more."""
     whole: list[bytes] = []
@@ -161,6 +206,10 @@ def snapshot(queries: Iterable[tuple[str, QueryState]]) -> list[bytes]:
             whole.append(encode_published(query, state.time_ns, state.published))
         if state.intent is not None:
             whole.append(encode_intent(query, state.intent))
+        if state.given_up is not None:
+            whole.append(encode_given_up(query, state.time_ns, state.given_up))
+        if state.damaged:
+            whole.append(encode_damaged(query, state.time_ns, state.damaged))
     return whole
 
 
@@ -210,16 +259,30 @@ def replay(data: bytes) -> LedgerState:
         if payload is None:
             state.corrupt_count += 1
             state.torn_size = len(data) - at
+            state.bad.append((at, len(data)))
             continue
+        if state.torn_size:
+            start, _ = state.bad.pop()
+            state.bad.append((start, at))
         state.torn_size = 0
         try:
-            _apply(state.queries, kind, json.loads(payload))
+            told = json.loads(payload)
+            _apply(state.queries, kind, told)
+            if kind == PUBLISHED:
+                state.published_at[told["query"]] = at
         except (ValueError, TypeError, KeyError):
             state.corrupt_count += 1
+            state.bad.append((at, at + _HEADER.size + len(payload)))
     if state.torn_size:
         state.corrupt_count -= 1
+        state.bad.pop()
     state.good_size = len(data) - state.torn_size
     return state
+
+
+def queries_in(data: bytes) -> set[str]:
+    """The queries that damaged bytes still name."""
+    return {match[1].decode("ascii") for match in _QUERY.finditer(data)}
 
 
 def _apply(queries: dict[str, QueryState], kind: int, told: dict[str, Any]) -> None:
@@ -246,3 +309,9 @@ def _apply(queries: dict[str, QueryState], kind: int, told: dict[str, Any]) -> N
     elif kind == PUBLISHED:
         state.published = Published(told["batch"], told["count"], told["digest"])
         state.intent = None
+        state.damaged = ""
+    elif kind == GIVEN_UP:
+        members = frozenset((partition, attempt) for partition, attempt in told["members"])
+        state.given_up = GivenUp(told["batch"], members)
+    elif kind == DAMAGED:
+        state.damaged = str(told["text"])

@@ -13,7 +13,8 @@
 # Rule 1: a seal is answered only after the file and its name are synced.
 # Rule 2: at start only the headers of records are read.  What an earlier process left is read
 #         whole, checksums and all, before a seal of it is answered again.
-# Rule 3: behind bad bytes nothing counts.  Without a seal they are torn, and cut off.
+# Rule 3: behind bad bytes nothing counts.  Torn are those of a file whose seal was never answered:
+#         they are cut off.  Others are damage, and kept.
 # Rule 4: a part that comes twice counts as it came last.
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from typing import NamedTuple
 
 from google_crc32c import extend, value
 
-from penstock.errors import CorruptError
+from penstock.errors import CorruptError, StorageError
+from penstock.storage.evidence import SUFFIX as CORRUPT
+from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
 
 MAGIC = b"PENSTSTG"
@@ -42,7 +45,10 @@ _SEAL = struct.Struct(">IQ")
 HEADER_SIZE = 12 + _HEADER.size
 RECORD_SIZE = 8 + _RECORD.size
 SEAL_SIZE = RECORD_SIZE + _SEAL.size
+# What of a file was damaged.
+HEADER, SEAL_RECORD = "header", "seal"
 _NAME = re.compile(r"([0-9a-f]{16})\.staging")
+_ASIDE = re.compile(r"([0-9a-f]{16})\.staging\.corrupt")
 
 
 class Key(NamedTuple):
@@ -90,6 +96,7 @@ class FoundStaging:
     good_size: int
     parts: dict[int, PartRecord] = field(default_factory=dict)
     seal: Seal | None = None
+    damaged: str = ""  # what was known from elsewhere and could not be read
 
 
 def weight_of(topic: str, size: int) -> int:
@@ -118,16 +125,22 @@ def encode_header(number: int, key: Key, created_ns: int) -> bytes:
 
 def decode_header(data: bytes) -> tuple[int, Key, int, int] | None:
     """(number, key, created_ns, size of the header), None if it is damaged or of a later version"""
-    if len(data) < HEADER_SIZE or data[:8] != MAGIC:
+    if version_of(data) != VERSION:
         return None
-    version, query_size, number, batch, partition, attempt, created_ns = _HEADER.unpack_from(
-        data, 12
-    )
+    _, query_size, number, batch, partition, attempt, created_ns = _HEADER.unpack_from(data, 12)
     end = HEADER_SIZE + query_size
-    if version != VERSION or len(data) < end or _crc(data[12:end]) != data[8:12]:
-        return None
     query = data[HEADER_SIZE:end].decode("utf-8", "replace")
     return number, Key(query, batch, partition, attempt.hex()), created_ns, end
+
+
+def version_of(data: bytes) -> int | None:
+    """The version that a good header tells, this one's or a later one's; None if it is damaged."""
+    if len(data) < HEADER_SIZE or data[:8] != MAGIC:
+        return None
+    version, query_size = struct.unpack_from(">HH", data, 12)
+    end = HEADER_SIZE + query_size
+    good = len(data) >= end and _crc(data[12:end]) == data[8:12]
+    return version if good else None
 
 
 def encode_part(
@@ -208,6 +221,11 @@ class StagingStore:
                 self.files.unlink(f"{self.folder}/{name}")
         return found
 
+    def aside(self) -> list[int]:
+        """The damaged ones that were kept."""
+        found = (_ASIDE.fullmatch(name) for name in self.files.list(self.folder))
+        return [int(match[1], 16) for match in found if match is not None]
+
     def append(self, number: int, pieces: list[bytes]) -> int:
         """Add bytes, all or none; the size of the file from then on."""
         return self.files.append(self.path(number), pieces)
@@ -233,19 +251,73 @@ class StagingStore:
         for part in parts:
             try:
                 self.read(number, part)
-            except (CorruptError, OSError):
+            except CorruptError:
                 bad.append(part.part)
         return bad
 
-    def walk(self, number: int) -> FoundStaging | None:
-        """What a file holds, by the heads of its records; None without a good header."""
+    def head(self, number: int) -> bytes:
+        """The beginning of a file, the whole header in it; StorageError of a later version."""
+        path = self.path(number)
+        data = self.files.pread(path, 0, HEADER_SIZE + 0xFFFF, True) or b""
+        version = version_of(data)
+        if version is not None and version > VERSION:
+            raise StorageError(f"{path}: written by a later version (format {version})")
+        return data
+
+    def is_torn(self, number: int) -> bool:
+        """Whether a file without a good header is what a power cut leaves: short, or zeros."""
+        data = self.head(number)
+        return len(data) < HEADER_SIZE or not any(data[:HEADER_SIZE])
+
+    def seal_at_end(self, number: int) -> Seal | None:
+        """The seal that a file ends with, whatever is before it."""
+        path = self.path(number)
+        start = self.files.size(path) - SEAL_SIZE
+        data = self.files.pread(path, start, SEAL_SIZE, True) or b"" if start > 0 else b""
+        record = decode_record(data, number)
+        payload = data[RECORD_SIZE:]
+        if record is None or record.kind != SEAL or crc_of(payload) != record.crc:
+            return None
+        return Seal(*_SEAL.unpack(payload)) if len(payload) == _SEAL.size else None
+
+    def put_aside(self, number: int) -> str:
+        """Keep a damaged file under a name that is not read; return its name."""
+        path = self.path(number)
+        self.files.rename(path, f"{path}{CORRUPT}")
+        self.files.sync_folder(self.folder)
+        return f"{number:016x}.staging{CORRUPT}"
+
+    def keep_head(self, found: FoundStaging) -> None:
+        """Copy the bytes that are damaged, for a person."""
+        start = 0 if found.damaged == HEADER else found.good_size - SEAL_SIZE
+        end = HEADER_SIZE if found.damaged == HEADER else found.good_size
+        keep_evidence(self.files, self.path(found.number), start, end)
+
+    def walk(
+        self, number: int, key: Key | None = None, seal: Seal | None = None, sealed_size: int = 0
+    ) -> FoundStaging | None:
+        """What a file holds, by the heads of its records; None without a good header.
+
+        A damaged header, or seal, is replaced by the ``key`` and ``seal`` that are known.
+        """
         path = self.path(number)
         size = self.files.size(path)
-        head = decode_header(self.files.pread(path, 0, HEADER_SIZE + 0xFFFF, True) or b"")
-        if head is None or head[0] != number:
+        head = decode_header(self.head(number))
+        if head is not None and head[0] == number:
+            _, own, created_ns, at = head
+            found = FoundStaging(number, own, created_ns, size, at)
+        elif key is not None:
+            at = HEADER_SIZE + len(key.query)
+            found = FoundStaging(number, key, 0, size, at, damaged=HEADER)
+        else:
             return None
-        _, key, created_ns, at = head
-        found = FoundStaging(number, key, created_ns, size, at)
+        self._walk_records(found, path, at)
+        if found.seal is None and seal and found.good_size + SEAL_SIZE == sealed_size <= size:
+            found.seal, found.good_size, found.damaged = seal, sealed_size, SEAL_RECORD
+        return found
+
+    def _walk_records(self, found: FoundStaging, path: str, at: int) -> None:
+        number, size = found.number, found.size
         while at < size and found.seal is None:
             data = self.files.pread(path, at, RECORD_SIZE + 255, True) or b""
             record = decode_record(data, number)
@@ -269,7 +341,6 @@ class StagingStore:
                 found.seal = Seal(*_SEAL.unpack(payload))
             at = offset + record.size
             found.good_size = at
-        return found
 
     def remove(self, numbers: Iterable[int]) -> None:
         for number in numbers:

@@ -224,7 +224,7 @@ def test_a_topic_deleted_after_the_intent_takes_its_rows_along(crash: bool) -> N
     query.seal(query.key(), 4, 4)
     engine.publish("t", b"x")
     engine.publish("u", b"x")
-    files.fail("append", errno.EIO, 2)  # the intent, a part, and then
+    files.fail("append", errno.EIO, 3)  # the intent, a note of it, a part, and then
     error, _ = query.publish(0, (0, ATTEMPT))
     assert isinstance(error, OSError)
     engine.done(engine.broker.delete_topic("t"))
@@ -248,7 +248,7 @@ def test_a_long_staging_is_synced_on_the_way(monkeypatch: pytest.MonkeyPatch) ->
     engine, query = started()
     for part in range(10):
         assert query.put(query.key(), part, "t", plain(bytes(300))) is None
-    assert engine.files.trace.count(f"sync {engine.broker.staging._number:016x}.staging") == 3
+    assert engine.files.trace.count(f"sync {engine.broker.staging.number:016x}.staging") == 3
     engine.files.fail("sync", errno.EIO)
     assert query.put(query.key(), 10, "t", plain(bytes(300))) is None
     assert isinstance(query.put(query.key(), 11, "t", plain(bytes(300))), OSError)
@@ -357,7 +357,7 @@ def test_a_publication_that_failed_completes_by_itself() -> None:
     query = Query(engine)
     query.stage(query.key(), "t", [b"a"], [b"b"])
     engine.publish("t", b"x")
-    files.fail("append", errno.EIO, 2)
+    files.fail("append", errno.EIO, 3)  # the intent, a note of it, a part, and then
     assert isinstance(query.publish(0, (0, ATTEMPT))[0], OSError)
     engine.advance(10 * SECOND)
     assert bodies(engine, "t") == [b"x", b"a", b"b"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.segment import STAGED
-from penstock.engine.publication import find_parts
+from penstock.engine.staged_parts import find_parts
 from penstock.errors import CorruptError
 from penstock.storage import ledger
 from penstock.storage.recovery import recover_topic
