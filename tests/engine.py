@@ -138,6 +138,17 @@ class Engine:
 
     # Life
 
+    @classmethod
+    def of(cls, files: LossyFiles, wall_ns: int, **options: Any) -> Engine:
+        """A broker that starts on the files of another one, at ``wall_ns``."""
+        engine = cls.__new__(cls)
+        engine.files, engine.root = files, ROOT
+        engine.clock = ManualClock(wall_ns)
+        engine.options = Options(data_path=ROOT, node_id=5, **options)
+        engine._seeds = None
+        engine.start()
+        return engine
+
     def start(self) -> None:
         """Recover the data path, as the daemon does, and come to rest."""
         self.clock.advance(MS)  # a start takes its time

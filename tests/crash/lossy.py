@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock.errors import LockedError, UncutError
 from penstock.storage.files import locked_text
@@ -219,6 +219,20 @@ class LossyFiles:
         inode = self._inode(path)
         change(inode.now)
         inode.synced = bytes(inode.now)
+
+    def is_folder(self, path: str) -> bool:
+        return isinstance(self._find(path), _Folder)
+
+    def contents(self) -> dict[str, bytes]:
+        """Every file and its bytes."""
+        return dict(self._walk(self._root, ""))
+
+    def _walk(self, folder: _Folder, path: str) -> Iterator[tuple[str, bytes]]:
+        for name, below in folder.now.items():
+            if isinstance(below, _Folder):
+                yield from self._walk(below, f"{path}/{name}")
+            else:
+                yield f"{path}/{name}", bytes(below.now)
 
     def put(self, path: str, data: bytes) -> None:
         """A file that was always there."""

@@ -7,7 +7,9 @@ upkeep    once a second        segments that nobody needs go; the disk's health,
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.core.ticket import Ticket, after, settled
@@ -30,6 +32,7 @@ class Rounds:
         self._unsynced: dict[Topic, None] = {}
         self._finished: dict[Topic, None] = {}  # with progress in the journal, not synced
         self._used: dict[Topic, None] = {}
+        self.damaged: deque[Topic] = deque()  # reads found damage, on any thread
 
     def start(self) -> None:
         self._every(JOURNAL_INTERVAL_NS, self._journal)
@@ -72,7 +75,8 @@ class Rounds:
         unsynced, self._unsynced = self._unsynced, {}
         for topic in unsynced:
             if not topic.closed:
-                topic.writer.start_sync()
+                # The journal says how far: without it damage there would pass for a torn tail.
+                topic.writer.sync().add(partial(self._synced, topic))
         finished, self._finished = self._finished, {}
         for topic in finished:
             if not topic.closed:
@@ -80,8 +84,13 @@ class Rounds:
         if self._broker.deferred.unsynced_count:
             self._broker.deferred.sync()
 
+    def _synced(self, topic: Topic, _: Ticket) -> None:
+        self.progressed(topic)
+
     def _upkeep(self) -> None:
         broker = self._broker
+        while self.damaged:
+            self._used[self.damaged.popleft()] = None
         used, self._used = self._used, {}
         for topic in used:
             if not topic.closed:

@@ -71,6 +71,7 @@ class Topic(BaseTopic):
         self._removed_end = 0
         self._removed_told = 0
         self.shown_end = log.end
+        log.on_damage = partial(broker.rounds.damaged.append, self)
         self.writer = LogWriter(
             log,
             self.appender,

@@ -90,6 +90,8 @@ class TopicLog(Shown):
         self._files = files
         self._reader = LogReader(files)
         self._damage: dict[tuple[str, int], Damage] = {}
+        # Called when there is damage to take, from any thread.
+        self.on_damage: Callable[[], None] = lambda: None
         self._lost: list[Damage] = []  # found by the writer; in no segment any more
         self.folder = folder
         self.instance = instance
@@ -250,6 +252,7 @@ class TopicLog(Shown):
             self._lost.append(
                 Damage(old.path, event.keep.size, old.visible.size, event.keep.end, end, lost)
             )
+            self.on_damage()
         old.visible = event.keep
         old.file_size = event.keep.size
         old.sealed = old.closed = True
@@ -289,6 +292,7 @@ class TopicLog(Shown):
         for damage in notes:
             if len(self._damage) < DAMAGE_MAX:
                 self._damage[damage.path, damage.offset] = damage
+        self.on_damage()
 
     def _read(
         self,
