@@ -128,8 +128,8 @@ class BaseTopic(Arrivals, ABC):
         self._make_known(list(dict.fromkeys(names)), 0, [])
 
     def _make_known(self, names: list[str], place: int, made: list[Ticket]) -> None:
-        if not self.awaiting_channels:
-            return  # nobody asked, or the topic was deleted meanwhile
+        if not self.awaiting_channels or self.appender.closed:
+            return  # nobody asked, or the topic is deleted meanwhile
         end = place + KNOWN_COUNT_MAX
         if place < len(names):
             made.append(self.create_named(names[place:end]))
@@ -154,6 +154,15 @@ class BaseTopic(Arrivals, ABC):
         self.tail.clear()
         for channel in list(self.channels.values()):
             channel.close()
+
+    @property
+    def listable(self) -> bool:
+        """Whether nsqd.dat may list the topic."""
+        return False
+
+    def lists(self, channel: Channel) -> bool:
+        """Whether nsqd.dat may list ``channel``."""
+        return False
 
     @property
     @abstractmethod

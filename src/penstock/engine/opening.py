@@ -13,6 +13,7 @@ from penstock.core.ticket import Ticket
 from penstock.core.window import Window
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
+from penstock.engine.comparing import compare
 from penstock.engine.health import is_full
 from penstock.engine.names import is_ephemeral, is_valid_name
 from penstock.engine.pull import PullChannel
@@ -42,6 +43,7 @@ def open_broker(broker: Broker) -> None:
     fired: dict[int, list[int]] = {}
     end = floor
     metadata = _metadata(broker)
+    listed = {entry.name: entry for entry in metadata.topics}
     deleted = broker.data.deleted_topics()
     for folder in _newest(broker, broker.data.topic_folders()):
         found = recover_topic(
@@ -60,14 +62,18 @@ def open_broker(broker: Broker) -> None:
             )
         for slot, ordinals in found.fired.items():
             fired.setdefault(slot, []).extend(ordinals)
-        damaged = found.state.corrupt_count > 0 or not found.journal.size
-        if damaged:
-            _believe(metadata, folder.topic, found)
+        entry = listed.get(folder.topic)
+        doubtful = compare(broker, folder.topic, entry, found)
         topic = _restore(broker, folder, found)
+        for channel in entry.channels if entry is not None else ():
+            if gone := found.state.gone.get(channel.name):
+                topic.listing.gone(*gone)
         broker.add_topic(topic)
         _cut_deferred(broker, topic)
-        if damaged:
+        if doubtful:
             topic.keeper.rewrite()
+        if not found.journal.size:
+            topic.save()
         if topic.log.segments():
             broker.rounds.written(
                 topic
@@ -143,30 +149,6 @@ def _metadata(broker: Broker) -> Metadata:
         return Metadata()
 
 
-def _believe(metadata: Metadata, name: str, found: RecoveredTopic) -> None:
-    """The journal is damaged: channels that nsqd.dat knows and it does not start anew.
-
-    They get everything that the log holds, most of it perhaps for the second time.
-    """
-    state = found.state
-    # Nor is it known what was removed: a reader is told that there may be something missing.
-    state.whole_from = found.log.end if found.log.segment_count else state.whole_from
-    for entry in metadata.topics:
-        if entry.name != name:
-            continue
-        state.paused = state.paused or entry.paused
-        for channel in entry.channels:
-            if is_valid_name(channel.name) and channel.name not in state.channels:
-                log.warning(
-                    "topic=%s channel=%s: not in the journal, starts anew", name, channel.name
-                )
-                state.channel_id_max += 1
-                first = found.log.first
-                state.channels[channel.name] = ChannelState(
-                    state.channel_id_max, channel.name, first, channel.paused, low=first
-                )
-
-
 def _sweep(broker: Broker, deleted: list[TopicFolder], saved: Ticket) -> None:
     """Remove the folders of deleted topics once nsqd.dat does not list these any more."""
     if saved.error is not None or not deleted:
@@ -209,12 +191,13 @@ def _add_listed(broker: Broker, metadata: Metadata, deleted: set[str]) -> None:
 def _restore(broker: Broker, folder: TopicFolder, found: RecoveredTopic) -> Topic:
     state, topic_log = found.state, found.log
     topic = Topic(broker, folder.topic, topic_log, found.journal, folder.instance)
+    topic.listing.journaled = found.journal.size > 0
     topic.paused = state.paused
     topic.void_stamp = state.void_stamp
     if state.frozen == AWAITING:
         topic.await_channels()
     topic.released = _released(state, topic)
-    topic.recover_removed(state.whole_from)
+    topic.recover(state.whole_from, state.channel_id_max)
     for channel_state in state.channels.values():
         channel = _restore_channel(broker, topic, channel_state)
         topic.add_recovered(channel)

@@ -38,7 +38,7 @@ class _Entry:
         self.channels = {
             channel.name: _encode(channel)
             for channel in topic.channels.values()
-            if not channel.ephemeral
+            if topic.lists(channel)
         }
         self.joined = b""  # empty: to be joined again
 
@@ -86,13 +86,13 @@ class Registry:
             return  # a topic that is noted later is noted with its channels
         entry.joined = b""
         current = topic.channels.get(channel.name)
-        if current is None or current.ephemeral:
+        if current is None or not topic.lists(current):
             entry.channels.pop(channel.name, None)
         else:
             entry.channels[channel.name] = _encode(current)
 
     def _note(self, topic: BaseTopic) -> None:
-        if topic.ephemeral:
+        if not topic.listable:
             return
         if self._broker.topics.get(topic.name) is not topic:
             if topic.name not in self._broker.topics:

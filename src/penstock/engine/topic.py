@@ -25,6 +25,7 @@ from penstock.engine.deferred import Due
 from penstock.engine.ephemeral import EphemeralChannel
 from penstock.engine.health import is_full
 from penstock.engine.keeper import JournalKeeper
+from penstock.engine.listing import Listing
 from penstock.engine.names import is_ephemeral
 from penstock.engine.writer import LogWriter
 from penstock.errors import StorageError
@@ -59,6 +60,7 @@ class Topic(BaseTopic):
         super().__init__(broker, name, instance, log.node_id, log.end)
         self.log = log
         self.deletion: Deletion | None = None
+        self.listing = Listing(self)
         self._channel_id = 0
         self._opened = False
         self._retiring = False
@@ -117,6 +119,8 @@ class Topic(BaseTopic):
         self.deletion = None
         self.log.forget_damage()  # files that had another name for a moment
         self.appender.closed = self.broker.exiting
+        if self.awaiting_channels and not self.broker.ask_channels(self):
+            self.know_channels(())
         self.journal_later()
 
     def _heard_log(self, error: BaseException | None) -> None:
@@ -190,6 +194,13 @@ class Topic(BaseTopic):
         saved.add(lambda done: channel.created.settle(None if made else done.error))
         return channel.created
 
+    @property
+    def listable(self) -> bool:
+        return self.listing.journaled
+
+    def lists(self, channel: Channel) -> bool:
+        return not channel.ephemeral and self.listing.holds(channel)
+
     def next_channel_id(self) -> int:
         """Ids are the journal's names for channels, never used twice."""
         self._channel_id += 1
@@ -209,7 +220,7 @@ class Topic(BaseTopic):
         self.broker.channel_created(channel)
         if not channel.ephemeral:
             self.keeper.add(self._channel_record(channel, start))
-            self.broker.registry.note_channel(channel)
+            self.listing.made(channel)
 
     def replace_channel(self, old: Channel, new: Channel) -> Ticket:
         """Put a channel of another kind in the place of one without consumers."""
@@ -222,11 +233,12 @@ class Topic(BaseTopic):
         new.created = self.save()
         return new.created
 
-    def recover_removed(self, whole_from: int) -> None:
+    def recover(self, whole_from: int, channel_id_max: int) -> None:
+        """What its journal says beside its channels."""
         self.whole_from = self._removed_end = self._removed_told = whole_from
+        self._channel_id = channel_id_max
 
     def add_recovered(self, channel: Channel) -> None:
-        self._channel_id = max(self._channel_id, channel.id)
         self.channels[channel.name] = channel
 
     def delete_channel(self, name: str) -> Ticket:
@@ -237,6 +249,9 @@ class Topic(BaseTopic):
         # After the topic's own record: a power cut that tears the journal between them must not
         # leave a topic without channels and an old `released`: it would hold what the last one had.
         gone = () if channel.ephemeral else (records.encode_gone(channel.id),)
+        if gone:
+            made = self._channel_record(channel, channel.window.low)
+            self.listing.gone(channel.id, made + gone[0])
         return self.save(*gone)
 
     # ---- operations
@@ -281,7 +296,8 @@ class Topic(BaseTopic):
         # Whatever changed may have let go of segments; without traffic nobody else would look.
         self.journal_later()
         self.broker.polls.changed(self.name)
-        return after(self.keeper.flush(sync=True), self.broker.save_metadata(self))
+        listed = self.listing.save(self.keeper.flush())
+        return after(self.keeper.flush(sync=True), listed)
 
     def write_progress(self) -> Ticket:
         """Journal what the channels finished since the last time."""
@@ -340,7 +356,7 @@ class Topic(BaseTopic):
         )
 
     def _snapshot(self) -> list[bytes]:
-        whole = [self._topic_record()]
+        whole = [self._topic_record(), *self.listing.gone_records()]
         for channel in self.channels.values():
             if channel.ephemeral:
                 continue

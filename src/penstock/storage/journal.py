@@ -87,6 +87,8 @@ class TopicState:
     void_stamp: int = 0
     whole_from: int = 0
     channels: dict[str, ChannelState] = field(default_factory=dict)
+    # Deleted ones by name: (id, the records that say so).
+    gone: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     synced: tuple[int, int] | None = None
     index_max: int = 0
     channel_id_max: int = 0
@@ -285,6 +287,10 @@ class _Replay:
         for channel in self.channels.values():
             _settle(channel)
             self.state.channels[channel.name] = channel
+        for name, id in self.ids.items():
+            if name not in self.state.channels:
+                record = encode_channel(id, 0, False, 0, name) + encode_gone(id)
+                self.state.gone[name] = (id, record)
         return self.state
 
     def apply(self, kind: int, payload: bytes) -> None:

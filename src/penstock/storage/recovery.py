@@ -140,9 +140,9 @@ class _Recovery:
         path = f"{self.folder}/journal"
         data = self.files.read(path) if "journal" in self.names else b""
         state = replay(data)
-        if state.corrupt_count:
-            self.corrupt_count += state.corrupt_count
-            self.notes.append(f"{path}: {state.corrupt_count} bad records stepped over")
+        self.corrupt_count += state.corrupt_count
+        if state.corrupt_count or state.torn_size:
+            keep_evidence(self.files, path, 0, len(data))
         if state.torn_size:
             self.torn_count += 1
             self.notes.append(f"{path}: torn, {state.torn_size} bytes cut off the end")

@@ -1,0 +1,72 @@
+"""What nsqd.dat may list of a topic: what its journal tells already.
+
+nsqd.dat and the journal are compared at start, and a channel that only nsqd.dat knows was lost from
+the journal.  So that kill -9 never looks like that:
+
+Rule 1: a new topic or channel is listed after its record is in the journal's file.
+Rule 2: a deleted channel stays in the journal, as gone, until nsqd.dat does not list it any more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.core.ticket import Ticket
+
+if TYPE_CHECKING:
+    from penstock.engine.channel import Channel
+    from penstock.engine.topic import Topic
+
+
+class Listing:
+    """The order of a topic's journal and nsqd.dat."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self.journaled = False  # the topic itself
+        self._fresh: set[Channel] = set()  # not in the journal's file yet
+        self._unsaved: list[Channel] = []  # of these, not with a save yet
+        self._gone: dict[int, bytes] = {}  # by id; nsqd.dat may still list them
+
+    def holds(self, channel: Channel) -> bool:
+        """Whether nsqd.dat may list ``channel``."""
+        return channel not in self._fresh
+
+    def made(self, channel: Channel) -> None:
+        self._fresh.add(channel)
+        self._unsaved.append(channel)
+
+    def gone(self, id: int, record: bytes) -> None:
+        """A channel was deleted; ``record`` tells a journal of it, from its making on."""
+        self._gone[id] = record
+
+    def gone_records(self) -> list[bytes]:
+        """What a snapshot of the journal must not forget."""
+        return list(self._gone.values())
+
+    def save(self, journaled: Ticket) -> Ticket:
+        """Write nsqd.dat after ``journaled``, the write of what was added to the journal so far."""
+        ticket = Ticket()
+        saved, self._unsaved = self._unsaved, []
+        gone = list(self._gone)
+
+        def list_all(written: Ticket) -> None:
+            if written.error is not None:
+                self._unsaved += saved
+                ticket.settle(written.error)
+                return
+            topic = self._topic
+            self.journaled = True
+            for channel in saved:
+                self._fresh.discard(channel)
+                topic.broker.registry.note_channel(channel)
+            topic.broker.save_metadata(topic).add(listed)
+
+        def listed(written: Ticket) -> None:
+            if written.error is None:
+                for id in gone:
+                    self._gone.pop(id, None)
+            ticket.settle(written.error)
+
+        journaled.add(list_all)
+        return ticket
