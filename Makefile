@@ -1,6 +1,7 @@
 # build   a .venv with the package, the tests' and the checkers' needs; quick when nothing changed
 # run     start nsqlookupd, nsqd, nsqadmin and the pipeline archive with their data in ./data;
-#         Ctrl-C stops them; DEMO=1 publishes made-up messages, to have something to look at
+#         Ctrl-C stops them; DEMO=1 publishes made-up messages, to have something to look at;
+#         FLAGS=--no-spark starts no Spark, FLAGS takes any flag of `penstock up`
 # test    what .ci/run calls
 # test-slow  what takes too long for that
 # check   ruff and mypy
@@ -29,7 +30,7 @@ $(VENV)/.core: $(VENV)/.installed $(CORE)
 	touch $@
 
 run: build
-	$(BIN)/penstock up --pipeline=archive $(if $(DEMO),--demo)
+	$(BIN)/penstock up --pipeline=archive $(if $(DEMO),--demo) $(FLAGS)
 
 test: build
 	$(BIN)/python -m tests.conformance.nodejs

@@ -1,7 +1,7 @@
 """A pipeline in Python: clicks a minute and page, with a DataFrame function, as a Delta table.
 
 penstock up --demo                                  # in another terminal
-penstock pipeline run examples/pipelines/sessions.py
+penstock pipeline run examples/pipelines/sessions.py --folder=data
 """
 
 from penstock.pipeline import DeltaSink, Pipeline, Source, Transform

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import nsqd, nsqlookupd
+from penstock.admin.options import checked
+from penstock.cli import nsqadmin, nsqd, nsqlookupd
 from penstock.cli.flags import FlagTable, Parsed
 from tests.daemon import Nsqd
 
@@ -27,6 +28,7 @@ CONFIG = EXAMPLES / "systemd" / "nsqd.toml"
 PROGRAMS: dict[str, FlagTable[Any]] = {
     "nsqd": nsqd.flag_table(),
     "nsqlookupd": nsqlookupd.flag_table(),
+    "nsqadmin": nsqadmin.flag_table(),
 }
 SECTIONS = {"Unit", "Service", "Install"}
 
@@ -44,7 +46,10 @@ def parse_command(words: list[str]) -> Parsed[Any]:
         words = words[1:]
     table = PROGRAMS[Path(words[0]).name]
     arguments = [word.replace("/etc/nsqd/nsqd.toml", str(CONFIG)) for word in words[1:]]
-    return table.parse(arguments, {})
+    parsed = table.parse(arguments, {})
+    if table is PROGRAMS["nsqadmin"]:
+        checked(parsed.options)
+    return parsed
 
 
 def image_commands() -> list[list[str]]:
@@ -54,7 +59,7 @@ def image_commands() -> list[list[str]]:
     return [json.loads(text) for text in texts]
 
 
-def test_there_are_units_for_both_daemons() -> None:
+def test_there_are_units_for_all_daemons() -> None:
     assert [path.stem for path in UNITS] == sorted(PROGRAMS)
 
 
@@ -95,7 +100,8 @@ def test_the_config_file_has_only_options_of_nsqd() -> None:
 
 def test_containers_run_known_programs_with_known_flags() -> None:
     found = image_commands()
-    assert len(found) == 4
+    assert len(found) == 5
+    assert {Path(words[0]).name for words in found[1:]} == set(PROGRAMS)
     for words in found:
         parsed = parse_command(words)
         assert (parsed.action, parsed.warnings) == ("run", []), words

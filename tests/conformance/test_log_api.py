@@ -529,3 +529,17 @@ def test_reading_leaves_the_loop_to_others(nsqd: Nsqd) -> None:
     assert sorted(times)[len(times) * 95 // 100] < late_s(0.25)
     os.kill(nsqd.pid, signal.SIGTERM)
     assert nsqd.wait() == 0
+
+
+def test_readers_that_come_every_second_are_not_logged(nsqd: Nsqd) -> None:
+    """In `make run` they were seven lines of ten."""
+    publish(nsqd, b"one")
+    told = pull(nsqd)
+    for index in range(3):
+        pull(nsqd)
+        assert commit(nsqd, told, index).status in (200, 409)
+    ends(nsqd, {"t": {"index": 0}})
+    assert nsqd.post("/topic/create?topic=u").status == 200
+    nsqd.wait_for_log("POST /topic/create")
+    for path in ("/channel/pull", "/channel/commit", "/log/"):
+        assert path not in nsqd.log

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,6 +101,13 @@ def test_a_pipeline_runs_is_seen_and_stops_cleanly(nsqd: Nsqd, tmp_path: Path) -
     assert call(tmp_path, "pipeline", "status").stdout == "no pipeline runs here\n"
     said = (tmp_path / "log").read_text()
     assert "stopping after this batch" in said and "pipeline=archive: ended" in said
+    assert "pipeline=archive: starting Spark" in said
+    assert "pipeline=archive: Spark 4." in said and "pipeline=archive: reads orders\n" in said
+    place = tmp_path / "here"
+    assert f"pipeline=archive: will write to {place}\n" in said
+    written = re.search(r"ended; 3 messages in (\d+) batches were written to (\S+)\n", said)
+    assert written is not None, said
+    assert (written[1], written[2]) == ("2", str(place))
     assert "Traceback" not in said and "WARN" not in said, said
     assert archived(tmp_path / "here") == [b"1", b"2", b"3"]
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 # name: (module, one line of help)
 COMMANDS = {
     "up": ("penstock.cli.up", "run nsqlookupd, nsqd and nsqadmin in one terminal"),
-    "nsqd": ("penstock.cli.nsqd", "receive messages, keep them, deliver them to consumers"),
-    "lookupd": ("penstock.cli.nsqlookupd", "know which nsqd has which topics, and tell it"),
+    "nsqd": ("penstock.cli.nsqd", "the broker: store messages, deliver them to consumers"),
+    "lookupd": ("penstock.cli.nsqlookupd", "discovery: which nsqd has which topic (nsqlookupd)"),
     "admin": ("penstock.cli.nsqadmin", "show the cluster in a browser, and act on it (nsqadmin)"),
     "tail": ("penstock.cli.nsq_tail", "print messages as they come (nsq_tail)"),
     "stat": ("penstock.cli.nsq_stat", "watch the numbers of a channel (nsq_stat)"),

@@ -23,7 +23,7 @@ def flag_table() -> FlagTable[LookupdOptions]:
     return FlagTable(
         "nsqlookupd",
         LookupdOptions,
-        summary="Knows which nsqd has which topics, and tells those who look for them.",
+        summary="Discovery: which nsqd has which topic and channel, for consumers and other nsqds.",
         environment_prefix="PENSTOCK_NSQLOOKUPD_",
         ignored=(("verbose", "accepted as by NSQ, without effect; see -log-level"),),
         ignores_rest=True,

@@ -31,6 +31,7 @@ from penstock.spark.session import check_pyspark
 from penstock.version import penstock_line
 
 if TYPE_CHECKING:
+    from penstock.pipeline.running import Run
     from penstock.pipeline.spec import Pipeline
 
 PROGRAM = "penstock pipeline"
@@ -52,6 +53,9 @@ class FileOptions:
         "Pipeline", "HTTP address of an nsqlookupd, for the parameter lookupd", own=True
     )
     checkpoint: str = string("Pipeline", "", "folder of the progress", own=True)
+    folder: str = string(
+        "Pipeline", "", "what relative paths start from", default_text="the file's folder", own=True
+    )
     master: str = string("Spark", "", "Spark master: local[4], spark://, yarn, k8s://", own=True)
     conf: tuple[str, ...] = repeated("Spark", "spark.name=value", own=True)
     spark_log_level: str = choice(
@@ -191,7 +195,8 @@ def _call(
 
 
 def run(options: FileOptions, file: str) -> int:
-    pipeline = read_pipeline(file, overrides_of(options))
+    folder = Path(options.folder) if options.folder else None
+    pipeline = read_pipeline(file, overrides_of(options), folder)
     check_pyspark()
     from penstock.pipeline.running import Run
     from penstock.pipeline.status import Status, StatusFile
@@ -204,12 +209,12 @@ def run(options: FileOptions, file: str) -> int:
     )
     terminal = Terminal()
     life = Run(pipeline, terminal, StatusFile(started), options.spark_log_level)
-    _stop_on_signals(life.stop.set, life.stop.is_set)
+    _stop_on_signals(life)
     try:
         life.run()
     finally:
         terminal.close()
-    log.LOGGER.info("pipeline=%s: ended", pipeline.name)
+        log.LOGGER.info("pipeline=%s: %s", pipeline.name, _joined("ended", life.report()))
     return 0
 
 
@@ -235,18 +240,23 @@ def overrides_of(options: FileOptions) -> list[str]:
     return [*texts, *options.set]
 
 
-def _stop_on_signals(stop: Callable[[], None], stopping: Callable[[], bool]) -> None:
+def _stop_on_signals(life: Run) -> None:
     """The first one asks for a clean end, the second ends at once."""
 
     def received(number: int, frame: object) -> None:
-        if stopping():
+        if life.stop.is_set():
             # The JVM goes when its standard input does; nothing half-written is ever seen.
+            print(_joined("ended at once", life.report()), file=sys.stderr, flush=True)
             os._exit(128 + number)
-        print("stopping after this batch; once more to end at once", file=sys.stderr)
-        stop()
+        print(f"{life.stopping()}; once more to end at once", file=sys.stderr, flush=True)
+        life.stop.set()
 
     signal.signal(signal.SIGINT, received)
     signal.signal(signal.SIGTERM, received)
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
 
 
 class Terminal:
@@ -339,7 +349,7 @@ def init(options: InitOptions, file: str) -> int:
     else:
         text = example(path.stem, path.name)
     path.write_text(text, encoding="utf-8")
-    print(f"{path} is written; see it, change it, then: penstock pipeline run {path}")
+    print(f"{path.absolute()} is written; see it, change it, then: penstock pipeline run {path}")
     return 0
 
 

@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PenstockError, OSError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
+    path = path.absolute()
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB; to be used with")
     print(f"  --archives {path}#{FOLDER} --conf spark.executorEnv.PYTHONPATH={FOLDER}")
     return 0

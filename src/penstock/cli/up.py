@@ -76,6 +76,7 @@ class UpOptions:
     pipeline: str = string(
         "Parts", "", "pipeline to run on Spark: archive, metrics or a file", own=True
     )
+    no_spark: bool = boolean("Parts", False, "start no pipeline, whatever -pipeline says", own=True)
     demo: bool = boolean("Parts", False, "publish made-up messages, to look at", own=True)
     nsqd_tcp_port: int = integer(
         PORTS, 4150, "port of nsqd for clients", minimum=0, maximum=65535, own=True
@@ -325,13 +326,14 @@ class Up:
             nsqd = next(name for name in sorted(addresses) if name.startswith("nsqd"))
             wanted.append(up_extras.demo(addresses[nsqd]["TCP"]))
         if options.pipeline:
-            if reason := up_extras.missing():
+            if reason := "-no-spark" if options.no_spark else up_extras.missing():
                 self._screen.show(NAME, f"without pipeline {options.pipeline}: {reason}")
             else:
                 lookupd = addresses["nsqlookupd"]["HTTP"]
                 wanted.append(up_extras.pipeline(options.pipeline, lookupd, options.data_path))
         for extra in wanted:
-            self._screen.show(NAME, extra.notice)
+            for notice in extra.notices:
+                self._screen.show(NAME, notice)
             await self._extras.start(extra)
 
     async def _unless_over(self, work: Coroutine[Any, Any, T]) -> T:
@@ -358,7 +360,9 @@ class Up:
                 tcp = f"TCP {kinds['TCP']}  " if "TCP" in kinds else ""
                 show(NAME, f"{name:<{NAME_WIDTH}}  {tcp}HTTP http://{kinds['HTTP']}")
         admin = self._running[-1].addresses["nsqadmin"]["HTTP"]
+        nsqd = next(kinds["HTTP"] for kinds in self._running[1].addresses.values())
         show(NAME, f"look at it in a browser: http://{admin}")
+        show(NAME, f"publish: curl -d hello 'http://{nsqd}/pub?topic=greetings'")
         show(NAME, f"messages are kept in {Path(self._options.data_path).resolve()}")
         show(NAME, "all parts answer; Ctrl-C stops them")
 

@@ -31,7 +31,7 @@ class Extra:
 
     name: str
     command: tuple[str, ...]
-    notice: str
+    notices: tuple[str, ...]
 
 
 def pipeline(name: str, lookupd: str, data_path: str) -> Extra:
@@ -39,17 +39,19 @@ def pipeline(name: str, lookupd: str, data_path: str) -> Extra:
     folder = Path(data_path).resolve() / name
     command = ["pipeline", "run", name]
     notice = f"pipeline {name}: see `penstock pipeline status`"
+    starting = f"pipeline {name}: Spark starts now, which takes 10 to 30 s and about 800 MB"
     if name in ("archive", "metrics"):
         command += [f"--lookupd-http-address={lookupd}", f"--param=path={folder}"]
         notice += f" and {folder}"
     if name == "archive":
         command.append(f"--param=every={EVERY}")
-    return Extra("pipeline", tuple(command), notice)
+        starting += f"; then every message is in Parquet files there within {EVERY}"
+    return Extra("pipeline", tuple(command), (notice, starting))
 
 
 def demo(nsqd: str) -> Extra:
     command = ("demo", f"--nsqd-tcp-address={nsqd}")
-    return Extra("demo", command, "demo: made-up messages in the topics orders and clicks")
+    return Extra("demo", command, ("demo: made-up messages in the topics orders and clicks",))
 
 
 def missing() -> str:

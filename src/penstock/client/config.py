@@ -96,7 +96,7 @@ class Config:
         "Connection", "5s", "time that nsqd may take nothing while bytes wait", minimum="100ms"
     )
     heartbeat_interval: float = seconds(
-        "Connection", "30s", "how often nsqd asks whether we live", minimum="1s", off=True
+        "Connection", "30s", "heartbeat interval", minimum="1s", off=True
     )
     reconnect_delay: float = seconds(
         "Connection", "250ms", "first wait before connecting again; doubles", minimum="1ms"

@@ -64,6 +64,7 @@ class Batches:
         self._lock = threading.Lock()
         self._closed = False
         self.error: BaseException | None = None
+        self.last_batch = -1  # that was written
 
     @contextmanager
     def closing(self, seconds_max: float) -> Iterator[None]:
@@ -87,6 +88,7 @@ class Batches:
             except BaseException as error:
                 self.error = error
                 raise
+            self.last_batch = batch
 
     def _take(self, frame: DataFrame, batch: int) -> None:
         query = str(self._spark.sparkContext.getLocalProperty("sql.streaming.queryId"))

@@ -55,8 +55,8 @@ class Turn:
 
 def run_once(
     spark: SparkSession, pipeline: Pipeline, screen: Screen, stop: threading.Event
-) -> None:
-    """Do it; return early if ``stop`` is set between two chunks."""
+) -> bool:
+    """Do it, or a part if ``stop`` is set between two chunks; whether all was done."""
     folder = open_folder(spark, pipeline.checkpoint_path)
     turn = begin(folder, pipeline)
     flow = Flow(pipeline, declared_schemas(pipeline))
@@ -71,13 +71,14 @@ def run_once(
         if isinstance(sink, TopicSink):
             chunked = Chunked(pipeline, sink, folder, turn, number)
             if not chunked.publish(wanted, screen, stop):
-                return
+                return False
         else:
             _write(spark, pipeline, sink, wanted, turn, screen.show)
     for split in splits.values():
         if split.invalid is not None:
             write_invalid(spark, flow, split.invalid, turn.query, turn.run)
     finish(folder, turn)
+    return True
 
 
 def begin(folder: Folder, pipeline: Pipeline) -> Turn:
@@ -173,6 +174,11 @@ class Chunked:
             if chunk < self._turn.chunk:
                 continue
             if stop.wait(max(0.0, due_s - time.monotonic())):
+                done = count - len(part)
+                screen.show(
+                    f"{self._pipeline.name}: stopped, {done:,} messages published;"
+                    " run again with the same parameters it goes on there"
+                )
                 return False
             frame = session.createDataFrame(part, schema)
             publish(frame.coalesce(1), self._options, name, chunk)

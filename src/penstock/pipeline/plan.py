@@ -76,7 +76,7 @@ class Flow:
         self.pipeline = pipeline
         self.schemas = schemas
         self._frames: dict[str, Callable[..., Any]] = {
-            str(step.dataframe): load(step.dataframe, pipeline.folder)
+            str(step.dataframe): load(step.dataframe, pipeline.modules)
             for step in pipeline.queries
             if step.dataframe
         }

@@ -30,7 +30,7 @@ from penstock.pipeline.spec import (
 )
 from penstock.settings import Setting, settings_of
 
-SHIPPED = Path(__file__).with_name("shipped")
+SHIPPED = Path(__file__).resolve().with_name("shipped")
 TABLES = ("source", "transform", "sink", "retry", "invalid", "trigger")
 # The fields of Pipeline that are keys of the file; the others are tables, or set by whoever reads.
 TOP = ("name", "description", "checkpoint", "master", "output_mode", "job", "spark", "parameters")
@@ -42,16 +42,25 @@ def shipped_names() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
-def read_pipeline(reference: str, overrides: Sequence[str] = ()) -> Pipeline:
+def read_pipeline(
+    reference: str, overrides: Sequence[str] = (), folder: Path | None = None
+) -> Pipeline:
     """Return the pipeline of a file or a name, or raise PipelineError.
 
-    ``overrides`` are ``table.key=value``, as the command line gives them.
+    ``overrides`` are ``table.key=value``, as the command line gives them.  Relative paths start
+    from ``folder``, or else from that of the file.
     """
     path = find(reference)
     try:
         if path.suffix == ".py":
-            return check(_from_module(path, overrides))
-        return check(from_table(_load(path), overrides, folder_of(path)))
+            pipeline = _from_module(path, overrides)
+        else:
+            pipeline = from_table(_load(path), overrides, folder_of(path))
+        if folder is not None:
+            pipeline = dataclasses.replace(
+                pipeline, folder=folder.absolute(), code_folder=pipeline.folder
+            )
+        return check(pipeline)
     except PipelineError as error:
         raise PipelineError(f"{path}: {error}") from None
 

@@ -108,7 +108,7 @@ def make_step(pipeline: Pipeline) -> Step:
     result = to_arrow_type(StructType.fromDDL(returns), timezone="UTC") if returns else BODY
     return Step(
         pipeline.name,
-        tuple(load(step.function, pipeline.folder) for step in pipeline.functions),
+        tuple(load(step.function, pipeline.modules) for step in pipeline.functions),
         result,
         pipeline.retry,
         pipeline.retry_topic,

@@ -56,6 +56,7 @@ LOOK_S = 0.2
 TOPICS_LOOK_S = 5.0
 WAITING_LOOK_S = 2.0
 BATCH_END_S = 60.0
+PROGRESS_S = 2.0
 NS = 1_000_000_000
 TABLE_SETTINGS = {
     # What other programs read, deltalake among them.
@@ -92,8 +93,12 @@ class Run:
     def __post_init__(self) -> None:
         self._topics: dict[str, tuple[str, ...]] = {}
         self._message_count = 0
+        self._batch_count = 0
         self._last_batch = -1
         self._waiting_s = 0.0
+        self._spark_runs = False
+        self._done = False
+        self._told_reading = False
 
     def run(self) -> None:
         """Return when it was stopped or came to its end; PenstockError says why it could not."""
@@ -110,15 +115,22 @@ class Run:
     def _run(self) -> None:
         pipeline = self.pipeline
         self.status.update(state="starting")
+        places = " and ".join(pipeline.places())
+        if self.spark is None:
+            log.info("pipeline=%s: starting Spark, some 10 to 30 s", pipeline.name)
+        if places:
+            log.info("pipeline=%s: will write to %s", pipeline.name, places)
         spark = self.spark or open_session(session_plan(pipeline, self.log_level), self.screen.log)
+        self._spark_runs = True
+        log.info("pipeline=%s: Spark %s runs", pipeline.name, spark.version)
         try:
             if pipeline.job:
-                job = load(pipeline.job, pipeline.folder)
+                job = load(pipeline.job, pipeline.modules)
                 self.status.update(state="running")
                 job(spark, pipeline, self.screen.show)
             elif pipeline.trigger.once:
                 self.status.update(state="running")
-                run_once(spark, pipeline, self.screen, self.stop)
+                self._done = run_once(spark, pipeline, self.screen, self.stop)
             else:
                 with listening(spark, pipeline):
                     self._stream(spark)
@@ -126,6 +138,22 @@ class Run:
             self.status.update(state="stopping")
             if self.spark is None:
                 spark.stop()
+
+    def stopping(self) -> str:
+        """What is still done before it ends, for people."""
+        if not self._spark_runs:
+            return "stopping as soon as Spark has started"
+        return "stopping after this batch"
+
+    def report(self) -> str:
+        """What was written so far, for people."""
+        places = " and ".join(self.pipeline.places())
+        if self.pipeline.job or self.pipeline.trigger.once:
+            return f"all was written to {places}" if places and self._done else ""
+        if not self._message_count:
+            return "nothing was written"
+        batches = "1 batch" if self._batch_count == 1 else f"{self._batch_count:,} batches"
+        return f"{self._message_count:,} messages in {batches} were written to {places}"
 
     def _stream(self, spark: SparkSession) -> None:
         while not self.stop.is_set():
@@ -135,6 +163,10 @@ class Run:
             batches = Batches(spark, plan, self.screen.show)
             query = self._start(plan, batches)
             self._tell_places()
+            if not self._told_reading:
+                self._told_reading = True
+                names = ", ".join(sorted(self._all_topics()))
+                log.info("pipeline=%s: reads %s", self.pipeline.name, names or "its source")
             self._follow(query, batches)
             if self.stop.is_set() or self.pipeline.trigger.available_now:
                 return
@@ -259,7 +291,17 @@ class Run:
     def _end(self, query: StreamingQuery, batches: Batches) -> None:
         self.status.update(state="stopping")
         with batches.closing(BATCH_END_S):
+            self._await_progress(query, batches.last_batch)
             query.stop()
+
+    def _await_progress(self, query: StreamingQuery, batch: int) -> None:
+        """A batch is written; Spark tells of it a moment later, and not at all if it is stopped."""
+        until_s = time.monotonic() + PROGRESS_S
+        while query.isActive and time.monotonic() < until_s:
+            last = query.lastProgress
+            if batch <= (-1 if last is None else int(last["batchId"])):
+                return
+            time.sleep(PROGRESS_S / 40)
 
     def _tell_places(self) -> None:
         names = list(self._topics)
@@ -274,6 +316,7 @@ class Run:
             if batch <= self._last_batch:
                 continue
             self._last_batch = batch
+            self._batch_count += 1
             count = int(progress["numInputRows"])
             self._message_count += count
             took_ms = int(progress["durationMs"].get("triggerExecution", 0))

@@ -303,6 +303,7 @@ class Pipeline:
     invalid: Invalid = Invalid()
     trigger: Trigger = Trigger()
     folder: Path = Path()  # what relative paths start from
+    code_folder: Path | None = None  # where its modules lie, if that is another one
 
     @property
     def functions(self) -> tuple[Transform, ...]:
@@ -328,6 +329,23 @@ class Pipeline:
     @property
     def invalid_topic(self) -> str:
         return "" if self.invalid.path else self.invalid.topic or f"{self.name}.invalid"
+
+    @property
+    def modules(self) -> Path:
+        """The folder of the modules that it names."""
+        return self.folder if self.code_folder is None else self.code_folder
+
+    def places(self) -> list[str]:
+        """Where its rows go, for people."""
+        found = []
+        for sink in self.sinks:
+            if isinstance(sink, TopicSink):
+                found.append(f"topic {sink.topic}" if sink.topic else "the topics of its rows")
+            elif isinstance(sink, ConsoleSink):
+                found.append("the terminal")
+            else:
+                found.append(self.resolve(sink.path))
+        return found
 
     def resolve(self, path: str) -> str:
         """A path of the file: as it is if absolute or with a scheme, else beside the file."""

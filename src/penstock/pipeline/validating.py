@@ -27,7 +27,7 @@ MESSAGE_DDL = (
 def validate(spark: SparkSession, pipeline: Pipeline) -> str:
     """Return what the sinks would get, for a person; PipelineError says what is wrong."""
     if pipeline.job:
-        return f"job {load(pipeline.job, pipeline.folder).__name__}"
+        return f"job {load(pipeline.job, pipeline.modules).__name__}"
     inferred = [name for name, source in pipeline.sources.items() if source.schema == "infer"]
     if inferred:
         return f"the schema of {inferred[0]} is to be inferred: its SQL can be judged only then"

@@ -66,7 +66,7 @@ def test_up_gives_a_pipeline_its_brokers_and_its_folder() -> None:
     extra = up_extras.pipeline("archive", "127.0.0.1:4161", "/data")
     assert "--lookupd-http-address=127.0.0.1:4161" in extra.command
     assert "--param=path=/data/archive" in extra.command
-    assert "/data/archive" in extra.notice
+    assert "/data/archive" in extra.notices[0]
     assert up_extras.pipeline("mine.toml", "h:1", "/data").command == (
         *("pipeline", "run"),
         "mine.toml",

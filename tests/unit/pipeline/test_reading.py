@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from penstock.cli import pipeline as cli
+from penstock.cli.flags import take_word
 from penstock.errors import PipelineError
 from penstock.pipeline import reading
-from penstock.pipeline.reading import from_table, read_pipeline, shipped_names
+from penstock.pipeline.reading import SHIPPED, from_table, read_pipeline, shipped_names
 from penstock.pipeline.spec import (
     ConsoleSink,
     ParquetSink,
@@ -18,6 +22,7 @@ from penstock.pipeline.spec import (
     Trigger,
 )
 
+EXAMPLES = Path(__file__).parents[3] / "examples" / "pipelines"
 MINIMAL = """
 name = "orders"
 
@@ -283,3 +288,56 @@ def test_defaults_of_dataclasses_are_those_of_the_file(tmp_path: Path) -> None:
     source = Source(topics=("t",), nsqd_http_addresses=("h:1",))
     assert made == Pipeline(name="x", sources={"input": source}, sinks=(TopicSink(topic="o"),))
     assert dataclasses.replace(made, transforms=(Transform(sql="SELECT 1"),)).queries
+
+
+@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_shipped_pipeline_writes_where_the_user_is(
+    name: str, by_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way it is named: never into the folder of the program."""
+    monkeypatch.chdir(tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to(SHIPPED)
+    pipeline = read_pipeline(str(link / f"{name}.toml") if by_path else name)
+    places = [place for place in pipeline.places() if not place.startswith(("topic ", "the "))]
+    for place in (*places, pipeline.checkpoint_path):
+        assert Path(place).is_absolute()
+        assert Path(place).is_relative_to(tmp_path)
+
+
+def test_relative_paths_of_a_file_start_beside_it_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    file = write(tmp_path / "files", (EXAMPLES / "orders.toml").read_text())
+    own = read_pipeline(file)
+    assert own.places() == [str(tmp_path / "files" / "orders-table"), "topic big-orders"]
+    moved = read_pipeline(file, (), Path("out"))
+    out = tmp_path / "elsewhere" / "out"
+    assert moved.places() == [str(out / "orders-table"), "topic big-orders"]
+    assert moved.checkpoint_path == str(out / "checkpoints" / "orders-table")
+    assert moved.modules == own.modules == tmp_path / "files"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.*")), ids=lambda path: path.name)
+def test_an_example_as_it_is_documented_writes_below_the_working_directory(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = re.findall(r"penstock (pipeline run .*)", path.read_text(encoding="utf-8"))
+    if path.name == "rates.py":
+        assert not commands
+        return
+    [command] = commands
+    (tmp_path / "examples").symlink_to(EXAMPLES.parent)
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)[2:]
+    table = cli.flag_tables()[0]
+    file, flags = take_word(table, words)
+    options = table.parse(flags, {}).options
+    pipeline = read_pipeline(file, cli.overrides_of(options), Path(options.folder))
+    places = [place for place in pipeline.places() if not place.startswith("topic ")]
+    for place in (*places, pipeline.checkpoint_path):
+        assert Path(place).is_relative_to(tmp_path / "data"), place
