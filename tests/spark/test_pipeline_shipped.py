@@ -77,6 +77,11 @@ def test_archive_replay_audit(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -
         running.until(lambda: topics(nsqd).get("again"))
     begun = topics(nsqd)["again"]
     assert 0 < begun < 301
+    assert running.screen.shown == [
+        f"replay: stopped, {begun} messages published;"
+        " run again with the same parameters it goes on there"
+    ]
+    assert running.run.report() == ""
     started_s = time.monotonic()
     run(spark, replay, tmp_path)
     assert time.monotonic() - started_s > (301 - begun - 150) / 300
