@@ -147,7 +147,7 @@ def test_with_tokens_nsqd_answers_under_its_own_names_only(tmp_path: Path) -> No
             for _ in range(2):
                 reply = ask(nsqd, "GET", "/stats", {**admin, "Host": host})
                 assert reply.status == 200, host
-        for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "a b", ""):
+        for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", ""):
             for method, target in (("GET", "/stats"), ("POST", "/pub?topic=t"), ("GET", "/x")):
                 for _ in range(2):
                     reply = ask(nsqd, method, target, {**admin, "Host": host})

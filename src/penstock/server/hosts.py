@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from penstock.errors import OptionError
 
 # Nothing that would make the rest of a URL another one: a path, a user, a port of its own.
-_HOST = re.compile(r"[^\s\x00-\x20/?#@:%\[\]\\<>\"'\x7f]{1,255}")
+_HOST = re.compile(r"[^\s\x00-\x20/?#@:%\[\]\\<>\"'\x7f\ud800-\udfff]{1,255}")
 _AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[^\s\[\]:/?#@\\]{1,255})(?::([0-9]{0,5}))?")
 FLAG = "--allowed-host"
 
