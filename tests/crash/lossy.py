@@ -52,6 +52,7 @@ class LossyFiles:
         self.failures: list[tuple[str, int, int]] = []
         self.faults = Faults()  # calls that fail until they are healed
         self.trace: list[str] = []
+        self.barred: OSError | None = None
 
     # Telling it what to do
 
@@ -206,6 +207,13 @@ class LossyFiles:
             raise LockedError(locked_text(folder))
         self._locks.add(folder)
 
+    def place(self, path: str) -> tuple[int, int] | None:
+        found = self._find(path)
+        return None if found is None else (0, id(found))
+
+    def bar(self, reason: OSError | None) -> None:
+        self.barred = reason
+
     def unlock(self, folder: str) -> None:
         self._locks.remove(folder)
 
@@ -252,6 +260,8 @@ class LossyFiles:
     # Inside
 
     def _step(self, action: str, path: str) -> None:
+        if self.barred is not None:
+            raise self.barred
         if self.step_count == self.crash_at:
             raise Crashed(f"{action} {path}")
         self.step_count += 1

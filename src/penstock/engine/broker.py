@@ -38,6 +38,7 @@ from penstock.engine.identity import Identity
 from penstock.engine.names import is_ephemeral
 from penstock.engine.options import Options
 from penstock.engine.polls import Polls
+from penstock.engine.premises import Premises
 from penstock.engine.pull import Pulls
 from penstock.engine.reads import Reads
 from penstock.engine.registry import Registry
@@ -107,6 +108,7 @@ class Broker:
         self.pulls = Pulls(self)
         self.polls = Polls(self)
         self.reads = Reads(self)
+        self.premises = Premises(self)
         self.rounds = Rounds(self)
         # Called with a topic or channel that came or went; nsqlookupd is told by it.
         self.on_change: Callable[[BaseTopic | Channel, bool], None] = lambda _what, _exists: None

@@ -100,6 +100,7 @@ class Rounds:
         broker.identity.saw(0)
         self._checkpoint()
         broker.pulls.look()
+        broker.premises.look()
         broker.health_of_disk.look()
 
     def _checkpoint(self) -> None:

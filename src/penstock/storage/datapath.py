@@ -61,6 +61,7 @@ class DataPath:
         self.staging_notes = f"{self.own}/staging.notes"
         self.importing = f"{self.own}/import"
         self.imported = f"{self.own}/imported"
+        self._places: dict[str, tuple[int, int] | None] = {}
 
     def open(self) -> None:
         """Lock the data path, make what is missing and remove what a crash left behind.
@@ -78,6 +79,15 @@ class DataPath:
             self.files.sync_folder(folder)
         self.adopt_imported()
         self.clean()
+        places = (self.root, self.own, *folders)
+        self._places = {folder: self.files.place(folder) for folder in places}
+
+    def displaced(self) -> str:
+        """A folder of the data path that was removed or replaced since open(); "" if none was."""
+        for folder, place in self._places.items():
+            if self.files.place(folder) != place:
+                return folder
+        return ""
 
     def refuse_queues(self) -> None:
         """Refuse a folder with a Go nsqd's queues: messages in them would be left behind."""

@@ -11,7 +11,7 @@
 # pass tests/crash/test_files.py.
 
 # Paths are str because a pathlib call costs more than the system call it wraps.
-# ruff: noqa: PTH103, PTH104, PTH106, PTH108, PTH112, PTH114, PTH120, PTH208
+# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH112, PTH114, PTH116, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ import fcntl
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from penstock.errors import LockedError
 from penstock.storage.handle import Handle, write_all
 from penstock.storage.page_cache import is_cached
 
 MODE_FILE = 0o600
-MODE_FOLDER = 0o755
+MODE_FOLDER = 0o700
 
 # The largest read of the loop, a tenth of a millisecond; a batch may be larger, and is a thread's.
 BUFFER_SIZE = 512 * 1024
@@ -45,6 +45,7 @@ class Files:
         self._lock = threading.Lock()  # to change which handles there are, not to look one up
         self._name_changes = 0
         self._folder_locks: dict[str, int] = {}
+        self._barred: OSError | None = None
         self._nowait = bool(_NOWAIT)
         self._buffer = bytearray(BUFFER_SIZE)
 
@@ -148,6 +149,7 @@ class Files:
 
     def write_new(self, path: str, data: bytes) -> None:
         """Replace the file by ``data`` so that a crash leaves either the old or the new one."""
+        self._check_place()
         temporary = f"{path}.{os.urandom(6).hex()}.tmp"
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE_FILE)
@@ -190,9 +192,17 @@ class Files:
 
     def make_folder(self, folder: str) -> None:
         """Make ``folder`` and what is missing above it."""
-        os.makedirs(folder, MODE_FOLDER, exist_ok=True)
+        self._check_place()
+        above = os.path.dirname(folder)
+        if above and not os.path.isdir(above):
+            self.make_folder(above)  # os.makedirs gives the mode to the last one only
+        with suppress(FileExistsError):
+            os.mkdir(folder, MODE_FOLDER)
+        if not os.path.isdir(folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
 
     def rename(self, old: str, new: str) -> None:
+        self._check_place()
         try:
             os.rename(old, new)
         finally:
@@ -201,6 +211,7 @@ class Files:
 
     def unlink(self, path: str) -> None:
         """Remove a file; one that is gone already is fine."""
+        self._check_place()
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -232,10 +243,32 @@ class Files:
         except OSError as error:
             os.close(fd)
             raise LockedError(locked_text(folder)) from error
+        if _place(os.fstat(fd)) != self.place(folder):
+            os.close(fd)
+            raise LockedError(f"{folder} was removed or replaced while it was locked")
         self._folder_locks[folder] = fd
 
     def unlock(self, folder: str) -> None:
         os.close(self._folder_locks.pop(folder))
+
+    def place(self, path: str) -> tuple[int, int] | None:
+        """What tells one folder or file from another of the same name; None if there is none."""
+        try:
+            return _place(os.stat(path))
+        except FileNotFoundError:
+            return None
+
+    def bar(self, reason: OSError | None) -> None:
+        """Refuse to open, make, rename or remove anything by its name, until ``bar(None)``."""
+        self._barred = reason
+
+    def _check_place(self) -> None:
+        """Changes by name are for the folder that is locked, not for another in its place."""
+        if self._barred is not None:
+            raise self._barred
+        for folder, fd in self._folder_locks.items():
+            if _place(os.fstat(fd)) != self.place(folder):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), folder)
 
     def close(self) -> None:
         """Close all descriptors and give up all locks."""
@@ -270,6 +303,8 @@ class Files:
     def _pin_new(self, path: str, create: bool) -> Handle:
         # The open itself may wait for a disk, so it happens outside of the lock.  If a name changed
         # meanwhile, the descriptor may belong to a file that has lost its name: open again.
+        if self._barred is not None:
+            raise self._barred
         flags = self._access | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         while True:
             changes = self._name_changes
@@ -311,6 +346,10 @@ class Files:
             gone = [name for name in self._handles if name == path or name.startswith(path + "/")]
             handles = [self._handles.pop(name) for name in gone]
         _close_all([handle for handle in handles if handle.drop()])
+
+
+def _place(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _name(error: OSError, path: str) -> None:

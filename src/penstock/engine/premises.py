@@ -1,0 +1,51 @@
+"""Watches that the data path is where it was: rm -rf, or another folder in its place.
+
+The lock is on a folder, not on its name.  If that is removed or replaced, nothing that is written
+by name would be found again, or would go to another nsqd that was started there meanwhile.  So
+publishes are refused and nothing is written by name until it is back.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+
+SOURCE = "data path"
+
+
+class Premises:
+    """Looks once a second whether the folders of the data path are still the same."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._looking = False
+        self._displaced = ""
+
+    def look(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._broker.disk.submit(self._broker.data.displaced, self._looked)
+
+    def _looked(self, path: str | None, error: BaseException | None) -> None:
+        self._looking = False
+        health = self._broker.health_of_disk
+        if error is not None:
+            health.failing(SOURCE, error)
+        elif path:
+            gone = OSError(
+                errno.ESTALE,
+                f"{path} was removed or replaced while nsqd runs on it: nothing that is published"
+                " would be kept.  Put it back, or restart nsqd",
+            )
+            self._displaced = path
+            self._broker.files.bar(gone)
+            health.refuse(SOURCE, gone)
+        elif self._displaced:
+            self._displaced = ""
+            self._broker.files.bar(None)
+            health.accept(SOURCE)
+        else:
+            health.working(SOURCE)
