@@ -6,7 +6,9 @@ Rule 1: no I/O.  The result is a function of the body, the options and the setti
 Rule 2: the checks stand in nsqd's order, so a body wrong in two ways gives nsqd's error.
 Rule 3: what is absent, null or 0 stays as it was; but client_id, hostname, user_agent and the
         topology become "" when absent, as in nsqd.
-Rule 4: an upgrade is negotiated if the client asks, an option allows it and the server can do it.
+Rule 4: names are cut at STRING_SIZE_MAX bytes, which nsqd keeps whole: every page of statistics
+        shows them.
+Rule 5: an upgrade is negotiated if the client asks, an option allows it and the server can do it.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ OUTPUT_BUFFER_SIZE_MIN = 64
 MSG_TIMEOUT_MS_MIN = 1000
 SAMPLE_RATE_MAX = 99
 DEFLATE_LEVEL = 6
+STRING_SIZE_MAX = 256
 
 FIELDS: dict[str, tuple[type, int]] = {
     "client_id": (str, 0),
@@ -259,7 +262,11 @@ def _integer(fields: dict[str, gojson.Value], name: str) -> int:
 
 
 def _string(fields: dict[str, gojson.Value], name: str) -> str:
-    return cast(str, fields.get(name, ""))
+    text = cast(str, fields.get(name, ""))
+    if len(text) <= STRING_SIZE_MAX // 4:
+        return text  # a character has 4 bytes at most
+    # A character that would be cut in two is left out.
+    return text.encode()[:STRING_SIZE_MAX].decode(errors="ignore")
 
 
 def _bad_body(text: str) -> ProtocolError:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -207,3 +209,56 @@ def test_the_reply_shows_effective_values_and_this_nodes_topology() -> None:
     assert answer["topology_zone"] == "z"
     assert answer["topology_region"] == "r"
     assert answer["auth_required"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("x" * 256, "x" * 256),
+        ("x" * 257, "x" * 256),
+        ("é" * 128, "é" * 128),
+        ("é" * 129, "é" * 128),
+        ("x" + "é" * 128, "x" + "é" * 127),
+        ("\U0001f600" * 64, "\U0001f600" * 64),
+        ("xx" + "\U0001f600" * 64, "xx" + "\U0001f600" * 63),
+        ("x" * 60_000, "x" * 256),
+    ],
+)
+def test_texts_are_cut_between_two_characters(text: str, kept: str) -> None:
+    names = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
+    settings = settle(**dict.fromkeys(names, text))
+    for name in names:
+        assert getattr(settings, name) == kept, name
+
+
+HOSTILE = {
+    "members": b"{" + b'"a":1,' * 10_900 + b'"a":1}',
+    "numbers": b'{"a":[' + b"1," * 32_000 + b"1]}",
+    "objects": b'{"a":[' + b"{}," * 21_000 + b"{}]}",
+    "depth": b"[" * 65_536,
+    "depth of objects": b'{"a":' * 13_000,
+    "bytes that are not UTF-8": b'{"client_id":"' + b"\xff" * 65_000 + b'"}',
+    "every other byte": b'{"client_id":"' + b"\xffa" * 32_000 + b'"}',
+    "a key of them": b'{"' + b"\xff" * 65_000 + b'":1}',
+    "halves of pairs": b'{"client_id":"' + b"\\ud800" * 10_900 + b'"}',
+    "quotes without an end": b'{"a":["' + b',\\"' * 21_000,
+    "a backslash at the end": b'{"a":["' + b"," * 60_000 + b"\\",
+    "digits": b'{"msg_timeout":' + b"9" * 65_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_body_costs_a_few_milliseconds(body: bytes) -> None:
+    """The quickest of some tries is the cost; the rest is the machine's."""
+    costs = []
+    for _ in range(5):
+        start_s = time.process_time()
+        with contextlib.suppress(ProtocolError):
+            negotiate(body, OPTIONS, FIRST, ALL)
+        costs.append(time.process_time() - start_s)
+    assert min(costs) < 0.012
+
+
+def test_signs_in_texts_are_not_members() -> None:
+    agent = ',[{\\"' * 50
+    assert settle(user_agent=agent, other=agent * 200).user_agent == agent[:256]
