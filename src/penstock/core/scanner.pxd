@@ -9,6 +9,10 @@ cdef struct Token:
     Py_ssize_t size
 
 
+# What advance() returns when there may be more to do without more input.
+cdef object WORKED
+
+
 cdef class Owed:
     cdef readonly Ticket ticket
     cdef readonly int64_t count
@@ -52,9 +56,11 @@ cdef class Scanner:
 
     cdef int64_t now_ns
     cdef int64_t wall_ns
+    cdef int64_t work_count
 
     cdef int take_in(self, owner, const unsigned char* data, Py_ssize_t size) except -1
     cpdef object next(self, int64_t now_ns, int64_t wall_ns)
+    cdef object advance(self, int64_t now_ns, int64_t wall_ns)
     cdef object step(self)
     cdef object run_line(self, Py_ssize_t line_size)
     cdef object _run_rare(self, Token* tokens, int count, Py_ssize_t body_at)
@@ -63,7 +69,7 @@ cdef class Scanner:
     cdef object publish_multi(self, Token* tokens, int count, Py_ssize_t body_at)
     cdef object check_multi(self, int64_t count, Py_ssize_t body_at)
     cdef object body_missing(self, str name, Py_ssize_t body_at, int64_t* size)
-    cdef object with_body(self, str name, Py_ssize_t body_at)
+    cdef object with_body(self, str name, Py_ssize_t body_at, int64_t size_max)
     cdef object answer(self, str name, Token* tokens, int count)
     cdef object set_ready(self, Token* tokens, int count)
     cdef object need(self, tuple waiting)

@@ -13,11 +13,13 @@
 # Rule 4: sizes are checked when declared, before anything is buffered.
 # Rule 5: commands run strictly in order: after next() returned one, the following ones wait
 #         until next() is called again.
+# Rule 6: no command, and no number of commands, is unbounded: advance() returns after a bounded
+#         amount of work, so that whoever has a clock may end the turn.
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memmove
 
 from penstock.core.appender cimport Appender
@@ -40,9 +42,20 @@ cdef enum:
     ID_SIZE = 16
     FIN_LINE_SIZE = 21
     REST_KEPT_MAX = 65536
+    # Bodies that are read by Python; nsqd takes --max-body-size of each.
+    IDENTIFY_SIZE_MAX = 65536
+    AUTH_SIZE_MAX = 8192
+    # Commands, and messages of an MPUB, after which advance() returns: about 50 us.
+    WORK_COUNT_MAX = 512
+
+cdef enum:
+    PARSED
+    NOT_DECIMAL
+    TOO_LARGE       # beyond 64 bits
 
 cdef object CONTINUE = object()
 cdef object MORE = object()
+WORKED = object()
 cdef tuple LINE_TOO_LONG = ("LINE_TOO_LONG",)
 
 
@@ -80,15 +93,22 @@ cdef int64_t parse_id(const unsigned char* p) noexcept:
     return <int64_t>value
 
 
-cdef bint parse_decimal(Token* token, uint64_t* value) noexcept:
-    # Digits only; the empty string is 0; values wrap, as nsqd's do.
+cdef int parse_decimal(Token* token, uint64_t* value) noexcept:
+    # Digits only; the empty string is 0.  nsqd's values wrap: 2^64 + 1 is 1 there.
     cdef Py_ssize_t i
+    cdef uint64_t digit
+    cdef int status = PARSED
     value[0] = 0
     for i in range(token.size):
         if not c'0' <= token.at[i] <= c'9':
-            return False
-        value[0] = value[0] * 10 + <uint64_t>(token.at[i] - c'0')
-    return True
+            return NOT_DECIMAL
+        digit = <uint64_t>(token.at[i] - c'0')
+        if value[0] > (UINT64_MAX - digit) // 10:
+            status = TOO_LARGE
+        value[0] = value[0] * 10 + digit
+    if status == TOO_LARGE:
+        value[0] = UINT64_MAX
+    return status
 
 
 cdef bint is_name(const unsigned char* p, Py_ssize_t size) noexcept:
@@ -173,17 +193,25 @@ cdef class Scanner:
 
     cpdef object next(self, int64_t now_ns, int64_t wall_ns):
         """Run commands up to one that is not for the core; None when more input is needed."""
-        cdef object result
+        cdef object result = WORKED
+        while result is WORKED:
+            result = self.advance(now_ns, wall_ns)
+        return result
+
+    cdef object advance(self, int64_t now_ns, int64_t wall_ns):
+        # As next(), but WORKED after a bounded amount of work, more of which may be left.
+        cdef object result = CONTINUE
         self.now_ns = now_ns
         self.wall_ns = wall_ns
-        while True:
+        self.work_count = 0
+        while result is CONTINUE:
+            if self.work_count >= WORK_COUNT_MAX:
+                return WORKED
             result = self.step()
-            if result is CONTINUE:
-                continue
-            if result is MORE:
-                self.keep_rest(0)
-                return None
-            return result
+        if result is MORE:
+            self.keep_rest(0)
+            return None
+        return result
 
     def eof(self):
         """The error for a peer that stops sending in the middle of a body, or None."""
@@ -272,11 +300,11 @@ cdef class Scanner:
             self.consume(body_at)
             return CONTINUE
         if is_word(tokens, b"IDENTIFY", 8):
-            return self.with_body("IDENTIFY", body_at)
+            return self.with_body("IDENTIFY", body_at, IDENTIFY_SIZE_MAX)
         if is_word(tokens, b"AUTH", 4):
             if self.state == STATE_INIT and count != 1:
                 return invalid("AUTH invalid number of parameters")
-            return self.with_body("AUTH", body_at)
+            return self.with_body("AUTH", body_at, AUTH_SIZE_MAX)
         if is_word(tokens, b"SUB", 3):
             if self.state != STATE_INIT:
                 return invalid("cannot SUB in current state")
@@ -314,15 +342,18 @@ cdef class Scanner:
         cdef Appender appender
         cdef int64_t size = 0
         cdef uint64_t delay_ms = 0
+        cdef int status
         if count < 3:
             return invalid("DPUB insufficient number of parameters")
         appender = self.appender_of(&tokens[1])
         if appender is None and not is_name(tokens[1].at, tokens[1].size):
             return ("BAD_NAME", "E_BAD_TOPIC", "DPUB topic name", as_bytes(&tokens[1]))
-        if not parse_decimal(&tokens[2], &delay_ms):
+        status = parse_decimal(&tokens[2], &delay_ms)
+        if status == NOT_DECIMAL:
             return invalid(f"DPUB could not parse timeout {as_text(&tokens[2])}")
         if delay_ms > <uint64_t>self.defer_ms_max:
-            return invalid(f"DPUB timeout {delay_ms} out of range 0-{self.defer_ms_max}")
+            shown = as_text(&tokens[2]) if status == TOO_LARGE else str(delay_ms)
+            return invalid(f"DPUB timeout {shown} out of range 0-{self.defer_ms_max}")
         missing = self.body_missing("DPUB", body_at, &size)
         if missing is not None:
             return missing
@@ -386,6 +417,7 @@ cdef class Scanner:
         appender.append_multi(self.at + body_at + 8, self.multi_at - body_at - 8, message_count,
                               self.wall_ns)
         self.owe(appender, message_count, "MPUB")
+        self.work_count += message_count
         self.consume(self.multi_at)
         return CONTINUE
 
@@ -498,7 +530,7 @@ cdef class Scanner:
         if tokens[1].size != ID_SIZE:
             return invalid("invalid message ID")
         if name == "REQ":
-            if not parse_decimal(&tokens[2], &delay_ms):
+            if parse_decimal(&tokens[2], &delay_ms) == NOT_DECIMAL:
                 return invalid(f"REQ could not parse timeout {as_text(&tokens[2])}")
             # nsqd clamps without a word.
             due_ns = <int64_t>min(delay_ms, <uint64_t>self.requeue_ms_max) * 1000000
@@ -528,6 +560,7 @@ cdef class Scanner:
 
     cdef object set_ready(self, Token* tokens, int count):
         cdef uint64_t value = 1
+        cdef int status = PARSED
         if self.state == STATE_CLOSING:
             # The client is on its way out; nsqd does not even parse the count.
             self.consume(self.line_scanned + 1)
@@ -535,10 +568,13 @@ cdef class Scanner:
         if self.state != STATE_SUBSCRIBED:
             return invalid("cannot RDY in current state")
         assert self.consumer is not None
-        if count > 1 and not parse_decimal(&tokens[1], &value):
+        if count > 1:
+            status = parse_decimal(&tokens[1], &value)
+        if status == NOT_DECIMAL:
             return invalid(f"RDY could not parse count {as_text(&tokens[1])}")
         if value > <uint64_t>self.ready_count_max:
-            return invalid(f"RDY count {<int64_t>value} out of range 0-{self.ready_count_max}")
+            shown = as_text(&tokens[1]) if status == TOO_LARGE else str(<int64_t>value)
+            return invalid(f"RDY count {shown} out of range 0-{self.ready_count_max}")
         self.consumer.ready_count = <int64_t>value
         self.answered = True
         self.consume(self.line_scanned + 1)
@@ -546,7 +582,7 @@ cdef class Scanner:
 
     # ---- the rest
 
-    cdef object with_body(self, str name, Py_ssize_t body_at):
+    cdef object with_body(self, str name, Py_ssize_t body_at, int64_t size_max):
         cdef Py_ssize_t have = self.end - self.at - body_at
         cdef int64_t size
         if self.state != STATE_INIT:
@@ -555,7 +591,10 @@ cdef class Scanner:
             return self.need(("E_BAD_BODY", f"{name} failed to read body size"))
         size = load_i32(self.at + body_at)
         if size > self.body_size_max:
-            return ProtocolError("E_BAD_BODY", f"{name} body too big {size} > {self.body_size_max}")
+            # What nsqd refuses as well, in its words.
+            size_max = self.body_size_max
+        if size > size_max:
+            return ProtocolError("E_BAD_BODY", f"{name} body too big {size} > {size_max}")
         if size <= 0:
             return ProtocolError("E_BAD_BODY", f"{name} invalid body size {size}")
         if have < 4 + size:
@@ -570,6 +609,7 @@ cdef class Scanner:
 
     cdef void consume(self, Py_ssize_t size) noexcept:
         self.command_count += 1
+        self.work_count += 1
         self.at += size
         self.line_scanned = 0
         self.multi_at = 0

@@ -91,6 +91,7 @@ class Broker:
         self.clients: set[Any] = set()
         self.left_command_count = 0  # commands of clients that are gone
         self.unmade_channel_count = 0  # named by nsqlookupds: too many, or names that are not valid
+        self.stuck_client_count = 0  # clients cut off because they did not read
         self.sync_times = Histogram()
         self.lateness = Histogram()  # of deferred publishes: fired minus due
         self.tail_budget = TailBudget()

@@ -215,7 +215,7 @@ class Options:
     max_body_size: int = integer(
         MESSAGES,
         5_242_880,
-        "largest body of MPUB, IDENTIFY and AUTH, in bytes",
+        "largest body of MPUB, in bytes; of IDENTIFY and AUTH if it is below 64 KiB and 8 KiB",
         minimum=1,
         maximum=BODY_SIZE_MAX,
     )
@@ -273,6 +273,13 @@ class Options:
     )
     min_output_buffer_timeout_ns: int = duration(
         CLIENTS, "25ms", "shortest output buffer timeout a client may ask for"
+    )
+    client_write_timeout_ns: int = duration(
+        CLIENTS,
+        "1m",
+        "time after which a client that takes nothing of what is sent to it is cut off",
+        minimum="100ms",
+        own=True,
     )
     max_channel_consumers: int = integer(
         CLIENTS, 0, "clients a channel may have on this node; 0: any number", minimum=0

@@ -12,3 +12,6 @@ cdef class Lookout:
     cpdef int heard(self, int fd) except -1
     cpdef int answered(self) except -1
     cpdef int expect(self) except -1
+
+
+cdef int64_t monotonic_ns() noexcept nogil

@@ -166,6 +166,11 @@ class Metrics:
             "Channels named by nsqlookupds and not made: too many, or invalid names.",
             broker.unmade_channel_count,
         )
+        yield _counter(
+            "tcp_stuck_clients_total",
+            "Clients cut off because they took nothing of what was sent to them.",
+            broker.stuck_client_count,
+        )
         yield _gauge("http_connections", "HTTP connections open.", traffic.http_connections)
         yield from family(
             "penstock_http_requests_total",

@@ -21,8 +21,14 @@ cdef class Session:
     cdef public bint _ended
     cdef public bint _waiting
     cdef public bint _held
+    cdef public bint _resting
+    cdef public bint _blocked
+    cdef public bint _choked
+    cdef public bint _running
+    cdef public int64_t _replied_size
     cdef public int64_t _waiting_since_ns
 
+    cdef bint is_stopped(self) noexcept
     cpdef _run(self)
     cpdef _hold_back(self)
     cpdef _write(self, bytes frame)

@@ -6,12 +6,18 @@
 # Rule 1: commands run in order.  While one waits, nothing is executed; what comes is kept.
 # Rule 2: while what was received cannot be executed, or what was published cannot be written, and
 #         either is more than a bound, the socket is not read.
+# Rule 3: one client's commands hold the loop for a slice of time; the rest of a packet is executed
+#         in later turns, with everybody else's in between.
+# Rule 4: a client that does not read its replies is not read either: past a bound nothing more is
+#         executed.  Commands that have no reply go on being so: a consumer that is slow to read
+#         large messages must get its FINs through, or they would time out.
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t
 
-from penstock.core.scanner cimport Owed, Scanner
+from penstock.core.scanner cimport WORKED, Owed, Scanner
+from penstock.server.lookout cimport monotonic_ns
 
 cdef enum:
     INPUT_SIZE = 256 << 10
@@ -20,6 +26,11 @@ cdef enum:
     # Bytes of a topic, or of all deferred messages, that may wait to be written before whoever
     # publishes more is held back.
     PENDING_SIZE_MAX = 8 << 20
+    # Replies added to an output that is full already, before the client is choked.
+    REPLIES_SIZE_MAX = 64 << 10
+    # How long one turn works for one client.  Unsliced, a packet of 2,000 PUBs to new topics held
+    # the loop for seconds.
+    SLICE_NS = 1_000_000
 
 # All connections receive here, one after the other: what one has not executed when its turn is over
 # it copies.  A bytes object for each read would be one more copy of everything published.
@@ -43,6 +54,10 @@ cdef class Session:
         """Whether to read on, for a stream that is encrypted or compressed."""
         raise NotImplementedError
 
+    def _rest_later(self):
+        """Have the commands that are left executed in a later turn."""
+        raise NotImplementedError
+
     def _settled(self, failed):
         """Go on after replies: one failed, a command waited for them, or reading did."""
         raise NotImplementedError
@@ -62,22 +77,36 @@ cdef class Session:
             self._received(PyBytes_FromStringAndSize(<const char*>data, size))
             return
         scanner.take_in(INPUT, data, size)
-        if not self._waiting:
+        if not self.is_stopped():
             self._run()
         scanner.keep_rest(0)
-        if scanner.end != scanner.at and not self._waiting:
+        if scanner.end != scanner.at and not self.is_stopped():
             self._lookout.expect()
         self._hold_back()
 
+    @property
+    def _stopped(self):
+        """Whether what was received has to wait."""
+        return self.is_stopped()
+
+    cdef bint is_stopped(self) noexcept:
+        return self._waiting or self._resting or self._choked
+
     cpdef _run(self):
-        """Execute what is complete, up to a command that has to wait."""
+        """Execute what is complete, up to a command that has to wait or the end of the slice."""
         cdef Scanner scanner = self._scanner
         cdef int64_t now_ns = self._clock.monotonic_ns()
-        while not self._closed and not self._waiting:
-            command = scanner.next(now_ns, self._clock.wall_ns())
+        cdef int64_t end_ns = monotonic_ns() + SLICE_NS
+        self._running = True
+        while not self._closed and not self.is_stopped():
+            command = scanner.advance(now_ns, self._clock.wall_ns())
             if command is None:
                 break
-            self._execute_after_owed(command)
+            if command is not WORKED:
+                self._execute_after_owed(command)
+            if not self._waiting and not self._closed and monotonic_ns() >= end_ns:
+                self._rest_later()
+        self._running = False
         if scanner.progressed:
             scanner.progressed = False
             self._waiting_since_ns = now_ns
@@ -90,7 +119,8 @@ cdef class Session:
     cpdef _hold_back(self):
         """Do not read on while what was read cannot be executed or stored."""
         cdef Scanner scanner = self._scanner
-        cdef bint full = self._waiting and scanner.end - scanner.at > BUFFERED_SIZE_MAX
+        cdef bint full = self._choked or (
+            self.is_stopped() and scanner.end - scanner.at > BUFFERED_SIZE_MAX)
         if scanner.owed and not full:
             full = ((scanner.last is not None and scanner.last.size > PENDING_SIZE_MAX)
                     or self._deferred.pending_size > PENDING_SIZE_MAX)
@@ -108,6 +138,9 @@ cdef class Session:
             if self._upgrade is not None:
                 frame = self._upgrade.wrap((frame,))
             self._transport.write(frame)
+            self._replied_size += len(frame)
+            if self._blocked:
+                self._choked = self._replied_size > REPLIES_SIZE_MAX
 
     def _settle(self, _ticket):
         """Answer the publishes whose tickets are settled, in the order they came."""

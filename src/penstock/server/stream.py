@@ -3,20 +3,25 @@
     transport  <->  [Upgrade]  <->  Scanner  <->  Connection (server/tcp.py), which has the commands
 
 What happens with every packet and reply is compiled (server/session.pyx).  What is received is
-executed as far as it goes.  While a command waits, what follows it is kept, up to a bound; then the
-socket is not read.  What is sent is bounded by the transport: past that the client gets no
-messages, and if it stays stuck it is cut off.
+executed as far as it goes, for a slice of time; the rest comes in later turns.  While a command
+waits, what follows it is kept, up to a bound; then the socket is not read.  What is sent is bounded
+by the transport: past that the client gets no messages, what it asks for more is not read, and if
+it takes nothing for a while it is cut off.
+
+All that was received is executed, also if the connection is lost before its turn comes: a producer
+may send and close.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 from functools import partial
 from math import inf
 from typing import cast
 
-from penstock.core.deadlines import NEVER_NS
 from penstock.core.scanner import Scanner
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
@@ -27,8 +32,8 @@ from penstock.server.doors import FIRST_COMMAND_TIMEOUT_S, Doors
 from penstock.server.facts import Facts
 from penstock.server.lookout import Lookout
 from penstock.server.peer import peer_of, set_no_delay
+from penstock.server.pulse import Pulse
 from penstock.server.security import Security
-from penstock.server.session import Session
 from penstock.server.upgrade import Upgrade
 from penstock.wire import frames, identify
 
@@ -37,15 +42,17 @@ log = logging.getLogger(__name__)
 MAGIC = b"  V2"
 # Sent and not yet taken by the kernel: past this no more messages are given to the client.
 OUTPUT_SIZE_MAX = 1 << 20
+# What is read of a lost connection: about what the kernel keeps of one.
+LEFT_READ_SIZE = 256 << 10
+LEFT_READ_COUNT_MAX = 24
+# Received in compressed form and not yet unpacked: past this the socket is not read.
+PACKED_SIZE_MAX = 256 << 10
 # How long a refused client may go on sending before it is cut off.
 LINGER_S = 1.0
-# How long a connection may take to say that it speaks V2, and then for its first command; nsqd
-# waits for ever, and as long as heartbeats allow.
-FIRST_COMMAND_TIMEOUT_NS = int(FIRST_COMMAND_TIMEOUT_S * 1e9)
 MS_NS = 1_000_000
 
 
-class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
+class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
     """One client; what it commands is up to the class on top."""
 
     def __init__(
@@ -56,9 +63,8 @@ class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
         lookout: Lookout,
         doors: Doors,
     ) -> None:
-        self._broker = broker
+        super().__init__(broker, loop)
         self._doors = doors
-        self._loop = loop
         self._security = security
         self._lookout = lookout
         self._transport: asyncio.Transport | None = None
@@ -68,14 +74,9 @@ class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
         self._magic = b""
         self._unpacking = False
         self._permit = None if security.auth is None else Permit(security.auth, loop)
-        self._blocked_ns = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._beat_ns = 0
-        self._identified: identify.Settings | None = None
         self.channel: Channel | None = None
         self.consumer = None
         self._host = ""
-        self.remote_address = ""
         self.connect_time = 0
         options = broker.options
         self._scanner = Scanner(
@@ -96,6 +97,10 @@ class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
 
     def _fail(self, failure: ProtocolError) -> None:
         """Tell the client; the end, if it is fatal."""
+        raise NotImplementedError
+
+    def _go_on(self) -> None:
+        """Execute what was received and had to wait."""
         raise NotImplementedError
 
     # ---- its place
@@ -137,33 +142,80 @@ class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
             self._hold_back()
 
     def eof_received(self) -> bool:
-        """The client sends no more; what it is owed still goes out."""
+        """The client sends no more; what it sent is executed, what it is owed goes out."""
         self._ended = True
         if self._upgrade is not None and self._upgrade.handshaking:
             self._break("unexpected EOF")
             return False
-        if not self._closed and self._greeted and not self._waiting:
+        if not self._busy:
+            self._end()
+        return bool(self._scanner.owed) or self._busy
+
+    @property
+    def _busy(self) -> bool:
+        """Whether there is more to execute of what was received."""
+        return self._stopped or (self._upgrade is not None and self._upgrade.pending)
+
+    def _end(self) -> None:
+        """All that the client sent is executed, and it sends no more."""
+        if not self._closed and self._greeted:
             failure = self._scanner.eof()
             if isinstance(failure, ProtocolError):
                 self._execute_after_owed(failure)
-        if self._scanner.owed or self._waiting:
-            return True
-        self._transport_close()
-        return False
+        if self._transport is None:
+            if not self._stopped:
+                self._leave()
+        elif not self._scanner.owed and not self._stopped:
+            self._transport_close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closed = True
+        self._transport = None
+        self._ended = True
+        self._doors.leave(self)
         if self._timer is not None:
             self._timer.cancel()
-        self._detach()
+        if self.consumer is not None:
+            self.consumer.writable = False
+        shaking = self._upgrade is not None and self._upgrade.handshaking
         if self._upgrade is not None:
             self._upgrade.cancel()
+        if self._closed or shaking:
+            self._leave()
+            return
+        self._blocked = self._choked = False
+        left = self._read_left() if exc is not None and self._greeted else b""
+        if self._upgrade is not None:
+            self._upgrade.lose()
+            self._unwrap(left)
+        elif left:
+            self._scanner.feed(left)
+        if self._closed or self._busy:
+            return
+        if self._scanner.buffered_size:
+            self._rest_later()
+        else:
+            self._end()
+
+    def _read_left(self) -> bytes:
+        """What was received and not read before an answer met a closed connection."""
+        parts: list[bytes] = []
+        with contextlib.suppress(OSError):
+            while len(parts) < LEFT_READ_COUNT_MAX:
+                parts.append(os.read(self._fd, LEFT_READ_SIZE))
+                if not parts[-1]:
+                    break
+        return b"".join(parts)
+
+    def _leave(self) -> None:
+        """The connection is lost and all that came over it is executed, or will not be."""
+        self._closed = True
+        self._detach()
         if self._permit is not None:
             self._permit.close()
-        self._broker.clients.discard(self)
-        self._doors.leave(self)
-        self._broker.left_command_count += self._scanner.command_count
-        log.debug("client=%s: disconnected", self.remote_address)
+        if self in self._broker.clients:
+            self._broker.clients.discard(self)
+            self._broker.left_command_count += self._scanner.command_count
+            log.debug("client=%s: disconnected", self.remote_address)
 
     def _detach(self) -> None:
         """Leave the channel; its messages come back."""
@@ -174,15 +226,19 @@ class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
             channel.leave(self.consumer)
 
     def pause_writing(self) -> None:
-        self._blocked_ns = self._broker.clock.monotonic_ns()
+        self._begin_blocked()
         if self.consumer is not None:
             self.consumer.writable = False
 
     def resume_writing(self) -> None:
-        self._blocked_ns = 0
+        choked = self._choked
+        self._blocked = self._choked = False
+        self._taken_ns = self._broker.clock.monotonic_ns()
         if self.consumer is not None and self.channel is not None:
             self.consumer.writable = True
             self.channel.offer(self.consumer)
+        if choked and not self._stopped and not self._closed:
+            self._go_on()
 
     def send(self, parts: list[bytes | memoryview]) -> None:
         """Messages for this client, from its channel."""
@@ -200,9 +256,12 @@ class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
         The peer may still be sending.  Closing at once would reset the connection, and the last
         frame might never be read; so the rest is read and dropped for a moment.
         """
-        if self._closed or self._transport is None:
+        if self._closed:
             return
         self._closed = True
+        if self._transport is None:
+            self._leave()
+            return
         self._detach()
         if self._timer is not None:
             self._timer.cancel()
@@ -219,6 +278,8 @@ class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
         self._closed = True
         if self._transport is not None:
             self._transport.abort()
+        else:
+            self._leave()
 
     def _transport_close(self) -> None:
         if self._upgrade is not None and not self._closed:
@@ -231,16 +292,34 @@ class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
         assert self._upgrade is not None
         if not self._upgrade.pending:
             return full
-        if not full and not self._waiting:
+        if not full and not self._stopped:
             self._unpack_soon()
-        return True
+        return full or self._upgrade.pending_size > PACKED_SIZE_MAX
 
     def _read_on(self) -> None:
         if self._upgrade is not None and self._upgrade.pending and not self._closed:
             self._unpack_soon()
         elif self._held and self._transport is not None:
             self._held = False
+            # While nothing was read, silence said nothing.
+            self._waiting_since_ns = self._broker.clock.monotonic_ns()
             self._transport.resume_reading()
+
+    # ---- turns
+
+    def _rest_later(self) -> None:
+        self._resting = True
+        self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        """The next slice of what was received."""
+        self._resting = False
+        try:
+            if not self._closed and not self._stopped:
+                self._go_on()
+        except Exception:
+            self._broker.defect(f"client={self.remote_address}")
+            self.abort()
 
     def _greet(self, data: bytes) -> bytes:
         """Take the magic off the stream; what is left is the first commands."""
@@ -267,7 +346,9 @@ class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
         What was received behind IDENTIFY belongs to the new stream.  nsqd loses it; were it
         executed, anyone on the way could put commands in front of those that TLS protects.
         """
-        assert self._transport is not None
+        if self._transport is None:
+            self.close()
+            return
         rest = self._scanner.take_rest()
         if self._upgrade is None:
             self._upgrade = Upgrade(self._transport, self._security.tls)
@@ -292,15 +373,15 @@ class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
             self._waiting_since_ns = self._broker.clock.monotonic_ns()
         if clear:
             self._scanner.feed(clear)
-            if not self._waiting:
+            if not self._stopped:
                 self._run()
         if self._closed:
             return
         self._hold_back()
         if not upgrade.pending:
-            if not self._waiting and not self._scanner.owed:
+            if not self._stopped and not self._scanner.owed:
                 self._read_on()
-            if upgrade.ended:
+            if upgrade.ended or self._ended:
                 self.eof_received()
 
     def _unpack_soon(self) -> None:
@@ -312,7 +393,7 @@ class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
     def _unpack(self) -> None:
         self._unpacking = False
         # A command that waits comes back through _read_on.
-        if not self._closed and not self._waiting:
+        if not self._closed and not self._stopped:
             self._unwrap(b"")
 
     def _break(self, reason: str) -> None:
@@ -327,48 +408,3 @@ class Stream(Facts, Visitor, Session, asyncio.BufferedProtocol):
         else:
             log.info("client=%s: %s", self.remote_address, reason)
             self.close()
-
-    # ---- heartbeats and deadlines
-
-    def _start_beating(self) -> None:
-        """Heartbeats at each interval from now; the first IDENTIFY sets the period."""
-        first = self._identified or self.settings
-        self._beat_ns = self._broker.clock.monotonic_ns() + first.heartbeat_interval_ns
-        self._arm()
-
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        first = self._identified or self.settings
-        if not first.heartbeat_interval_ns or self._closed:
-            return
-        now_ns = self._broker.clock.monotonic_ns()
-        next_ns = min(self._beat_ns, self._deadline_ns())
-        self._timer = self._loop.call_later(max(0, next_ns - now_ns) / 1e9, self._beat)
-
-    def _deadline_ns(self) -> int:
-        """When a client that completes no command is given up."""
-        interval_ns = self.settings.heartbeat_interval_ns
-        if not interval_ns or self._waiting or self._held:
-            return NEVER_NS
-        patience_ns = 2 * interval_ns
-        if not self._scanner.command_count:
-            patience_ns = FIRST_COMMAND_TIMEOUT_NS
-        return self._waiting_since_ns + patience_ns
-
-    def _beat(self) -> None:
-        now_ns = self._broker.clock.monotonic_ns()
-        interval_ns = self.settings.heartbeat_interval_ns
-        stuck = self._blocked_ns and interval_ns and now_ns - self._blocked_ns >= interval_ns
-        if stuck or now_ns >= self._deadline_ns():
-            why = "stuck" if stuck else "silent"
-            log.info("client=%s: gave up, it is %s", self.remote_address, why)
-            self.abort()
-            return
-        if now_ns >= self._beat_ns:
-            first = self._identified or self.settings
-            self._beat_ns += first.heartbeat_interval_ns
-            if self._upgrade is None or not self._upgrade.handshaking:
-                self._write(frames.HEARTBEAT)
-        self._arm()

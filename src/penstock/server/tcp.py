@@ -71,10 +71,10 @@ class Connection(Stream):
         self._waiting = False
         if not self._closed:
             self._run()
-        if not self._waiting:
+        if not self._stopped:
             self._read_on()
-            if self._ended and not self._scanner.owed:
-                self._transport_close()
+            if self._ended and not self._busy:
+                self._end()
 
     def _execute(self, command: Any) -> None:
         if isinstance(command, ProtocolError):
@@ -129,7 +129,7 @@ class Connection(Stream):
             self._execute(parked)
             if not self._waiting:
                 self._go_on()
-        elif not self._waiting:
+        elif not self._stopped and not self._running:
             self._go_on()
 
     # ---- the other commands
@@ -224,6 +224,7 @@ class Connection(Stream):
             )
         first = self._identified or self.settings
         self.consumer = Consumer(self, first.msg_timeout_ns, first.sample_rate)
+        self.consumer.writable = not self._blocked and self._transport is not None
         self.consumer.locality = locality(self._broker.options, self._identified)
         self.channel = channel
         channel.join(self.consumer)

@@ -30,7 +30,7 @@ class Upgrade:
         self.tls: Tls | None = None
         self.packing: Packing | None = None
         self.handshaking = False
-        self._transport = transport
+        self._transport: asyncio.Transport | None = transport
         self._context = context
         self._wanted: Settings | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -39,6 +39,11 @@ class Upgrade:
     def pending(self) -> bool:
         """Whether there is more to get from what was received already."""
         return self.packing is not None and self.packing.pending
+
+    @property
+    def pending_size(self) -> int:
+        """Bytes received and not unpacked yet."""
+        return self.packing.pending_size if self.packing is not None else 0
 
     @property
     def ended(self) -> bool:
@@ -86,12 +91,16 @@ class Upgrade:
     def flush(self) -> None:
         """Send what TLS itself has to say."""
         if self.tls is not None and (output := self.tls.take_output()):
-            self._transport.write(output)
+            self._write(output)
 
     def close(self) -> None:
         """Say goodbye in the way of TLS."""
         if self.tls is not None and not self.handshaking:
-            self._transport.write(self.tls.close())
+            self._write(self.tls.close())
+
+    def lose(self) -> None:
+        """The connection is lost: what is received goes on being read, nothing is sent."""
+        self._transport = None
 
     def cancel(self) -> None:
         """Stop waiting for the client."""
@@ -103,7 +112,7 @@ class Upgrade:
         assert self._wanted is not None
         self.cancel()
         self.handshaking = False
-        self._transport.write(self.wrap((frames.OK,)))
+        self._write(self.wrap((frames.OK,)))
         self._pack(self._wanted)
 
     def _pack(self, wanted: Settings) -> None:
@@ -113,4 +122,8 @@ class Upgrade:
             self.packing = Deflate(wanted.deflate_level)
         else:
             return
-        self._transport.write(self.wrap((frames.OK,)))
+        self._write(self.wrap((frames.OK,)))
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)

@@ -38,6 +38,10 @@ class Packing(Protocol):
     @property
     def pending(self) -> bool: ...
 
+    @property
+    def pending_size(self) -> int:
+        """Bytes received and not unpacked."""
+
     def compress(self, parts: Sequence[Part]) -> bytes:
         """Return the bytes to send for ``parts``; the peer can unpack all of them."""
 
@@ -60,6 +64,10 @@ class Deflate:
         self._deflate = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
         self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
         self._rest = b""
+
+    @property
+    def pending_size(self) -> int:
+        return len(self._rest)
 
     def compress(self, parts: Sequence[Part]) -> bytes:
         packed = self._deflate.compress(joined(parts))
@@ -105,6 +113,10 @@ class Snappy:
         self._identified = False
         self._received = bytearray()
         self._skip_size = 0
+
+    @property
+    def pending_size(self) -> int:
+        return len(self._received)
 
     def compress(self, parts: Sequence[Part]) -> bytes:
         data = joined(parts)

@@ -82,7 +82,8 @@ def test_a_delay_of_req_that_is_not_digits_is_fatal(text: bytes) -> None:
         (b"3600000", 3_600_000),
         (b"3600001", 3_600_000),
         (b"18446744073709551615", 3_600_000),
-        (b"18446744073709551616", 0),
+        (b"18446744073709551616", 3_600_000),
+        (b"18446744073709551617", 3_600_000),
     ],
 )
 def test_a_long_delay_of_req_is_clamped_without_a_word(text: bytes, delay_ms: int) -> None:
@@ -111,7 +112,7 @@ def test_touch_uses_the_clients_timeout_and_the_maximum() -> None:
         (b"RDY 0", 0),
         (b"RDY 2500", 2500),
         (b"RDY 7 8", 7),
-        (b"RDY 18446744073709551617", 1),
+        (b"RDY 0000000000000000000000000007", 7),
     ],
 )
 def test_rdy_sets_the_ready_count(line: bytes, count: int) -> None:
@@ -128,12 +129,18 @@ def test_rdy_sets_the_ready_count(line: bytes, count: int) -> None:
         (b"2501", "RDY count 2501 out of range 0-2500"),  # [31]
         (b"9223372036854775808", "RDY count -9223372036854775808 out of range 0-2500"),
         (b"18446744073709551615", "RDY count -1 out of range 0-2500"),
+        (b"18446744073709551616", "RDY count 18446744073709551616 out of range 0-2500"),
+        (b"18446744073709551617", "RDY count 18446744073709551617 out of range 0-2500"),
+        (b"9" * 30 + b"x", f"RDY could not parse count {'9' * 30}x"),
         (b"-1", "RDY could not parse count -1"),
         (b"x", "RDY could not parse count x"),
     ],
 )
 def test_a_bad_ready_count_is_fatal_and_changes_nothing(text: bytes, expected: str) -> None:
-    """nsqd keeps the count in a signed number, so it shows large ones as negative."""
+    """nsqd keeps the count in a signed number, so it shows large ones as negative.
+
+    Beyond 64 bits nsqd takes 2^64 + 1 as 1; here it is out of range.
+    """
     peer = Peer("subscribed")
     assert peer.send(b"RDY " + text + b"\n") == [f"E_INVALID {expected}"]
     assert peer.consumer.ready_count == 0

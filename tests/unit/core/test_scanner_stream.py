@@ -181,7 +181,7 @@ def test_one_byte_a_packet_costs_time_by_the_byte() -> None:
 
 def test_the_memory_of_a_large_body_is_given_back() -> None:
     peer = Peer()
-    stream = b"IDENTIFY\n" + sized(b"m" * 1_000_000)
+    stream = b"DPUB t1 5\n" + sized(b"m" * 1_000_000)
     tracemalloc.start()
     try:
         for _ in range(3):

@@ -1,0 +1,83 @@
+"""Trials of the limits of what nsqd's TCP clients send and are sent."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from penstock.wire import commands
+from tests.client import Client
+from tests.daemon import ERROR
+from tests.limits import Daemons, trial, tried_by
+
+
+def refusal(daemons: Daemons, sent: bytes) -> str:
+    with daemons.nsqd().connect() as raw:
+        kind, data = raw.command(sent)
+        assert kind == ERROR and raw.closed()
+        return data.decode()
+
+
+def declared(size: int) -> bytes:
+    return size.to_bytes(4, "big")
+
+
+@trial("IDENTIFY", "64 KiB, 1,024 members and elements")
+def _(daemons: Daemons) -> None:
+    with Client.of(daemons.nsqd()) as client:
+        client.identify(unknown=[1] * 1000)
+        body = json.dumps({"unknown": "x" * 65000}).encode().ljust(65536)
+        assert client.command(b"IDENTIFY\n" + declared(len(body)) + body) == b"OK"
+        body = json.dumps({"user_agent": ",[{" * 10_000}).encode()
+        assert client.command(b"IDENTIFY\n" + declared(len(body)) + body) == b"OK"
+    for size, limit in ((65537, 65536), (5_242_880, 65536), (5_242_881, 5_242_880)):
+        text = refusal(daemons, b"IDENTIFY\n" + declared(size))
+        assert text == f"E_BAD_BODY IDENTIFY body too big {size} > {limit}"
+    hostile = [
+        json.dumps({f"k{number}": 1 for number in range(5000)}),
+        json.dumps({"k": [{}] * 5000}),
+        "[" * 65536,
+        '{"k":' * 10_000,
+    ]
+    for text in hostile:
+        refused = refusal(daemons, b"IDENTIFY\n" + declared(len(text)) + text.encode())
+        assert refused == "E_BAD_BODY IDENTIFY failed to decode JSON body"
+
+
+@trial("AUTH", "8 KiB")
+def _(daemons: Daemons) -> None:
+    secret = b"x" * 8192
+    assert refusal(daemons, commands.auth(secret)) == "E_AUTH_DISABLED AUTH disabled"
+    text = refusal(daemons, b"AUTH\n" + declared(8193))
+    assert text == "E_BAD_BODY AUTH body too big 8193 > 8192"
+
+
+@trial("Texts of a client: client_id, hostname, user_agent, region, zone", "256 bytes each")
+def _(daemons: Daemons) -> None:
+    nsqd = daemons.nsqd()
+    names = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
+    with Client.of(nsqd, **dict.fromkeys(names, "x" + "é" * 5_000)) as client:
+        client.sub("texts", "c", ready=1)
+        shown = nsqd.channel("texts", "c")["clients"][0]
+        for name in names:
+            assert shown[name] == "x" + "é" * 127, name
+        begin_s = time.monotonic()
+        assert len(nsqd.get("/stats").body) < 100_000
+        assert time.monotonic() - begin_s < 10
+
+
+tried_by(
+    "What was sent to a client and not taken by it",
+    "1 MiB, and 64 KiB of replies",
+    "tests.conformance.test_unread:test_replies_that_nobody_reads_are_bounded",
+)
+tried_by(
+    "A client that takes nothing of what is sent to it",
+    "1m",
+    "tests.conformance.test_unread:test_replies_that_nobody_reads_are_bounded",
+)
+tried_by(
+    "One turn of a client's commands",
+    "1 ms",
+    "tests.conformance.test_turns:test_a_flood_of_commands_does_not_stop_the_others",
+)
