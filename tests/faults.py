@@ -48,6 +48,7 @@ class Faults:
 
     def __init__(self) -> None:
         self.rules: list[tuple[str, int, Sequence[str], int]] = []
+        self.hit_count = 0
 
     def add(self, pattern: str, code: int, *actions: str, times: int = -1) -> None:
         self.rules.append((pattern, code, actions or READS + WRITES, times))
@@ -58,6 +59,7 @@ class Faults:
     def check(self, action: str, path: str) -> None:
         for place, (pattern, code, actions, times) in enumerate(self.rules):
             if times and action in actions and fnmatch.fnmatchcase(path, pattern):
+                self.hit_count += 1
                 self.rules[place] = (pattern, code, actions, times - 1 if times > 0 else -1)
                 raise OSError(code, os.strerror(code), path)
 

@@ -498,8 +498,8 @@ class Broker:
     def set_health(self, error: BaseException | None) -> None:
         self.health_of_disk.heard(error)
 
-    def set_journal_health(self, error: BaseException | None) -> None:
-        self.health_of_disk.heard_journal(error)
+    def set_journal_health(self, source: str, error: BaseException | None) -> None:
+        self.health_of_disk.heard_journal(source, error)
 
     def report(self, where: str, error: BaseException | None) -> None:
         log.error("%s: %s", where, error if error is not None else "failed")

@@ -122,6 +122,10 @@ class DamageLog:
             "last": as_json(records[-1]),
         }
 
+    def _again(self) -> None:
+        if not self._writing:
+            self.save()
+
     def _write(self) -> None:
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
@@ -131,7 +135,9 @@ class DamageLog:
 
         def written(_: None, error: BaseException | None) -> None:
             self._writing = False
-            broker.set_journal_health(error)
+            broker.set_journal_health("damage.json", error)
+            if error is not None and not broker.exiting:
+                broker.later(self._again)
             failure = (
                 error if error is None or isinstance(error, Exception) else OSError(str(error))
             )

@@ -1,7 +1,8 @@
 """The health of the disk: what fails, whether to accept publishes, when it is over (R8).
 
-Two things can fail: writes, which a probe tries again, and named sources, each of which tries by
-itself and reports when it works again.  /ping is not OK while anything fails, and only then.
+Two things can fail: writes of messages, whose producers get the error, so that a probe tries when
+it is over; and named sources, each of which tries by itself and reports when it works again.  /ping
+is not OK while anything fails, and only then.
 
 A reserve of disk space is held back.  When a journal finds the disk full the reserve is freed,
 so that finishing and emptying go on and make room; publishes are refused until it can be held
@@ -79,11 +80,16 @@ class Health:
         elif self._write_error is not None and self.reserve.held:
             self._recovered()
 
-    def heard_journal(self, error: BaseException | None) -> None:
-        """A write of a journal or of metadata ended so."""
+    def heard_journal(self, source: str, error: BaseException | None) -> None:
+        """A write of a journal or of metadata ended so; whoever wrote tries a failed one again."""
         if error is None:
+            self.working(source)
             return
-        self.failed(error)
+        self.failing(source, error)
+        self.needs_room(error)
+
+    def needs_room(self, error: BaseException) -> None:
+        """If the disk is full, free the reserve for journals and metadata."""
         if is_full(error) and self.reserve.held:
             self.reserve.held = False
             self._broker.disk.submit(self.reserve.free, lambda _result, _error: None)

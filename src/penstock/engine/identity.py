@@ -129,8 +129,7 @@ class Identity:
 
     def _raised(self, _: None, error: BaseException | None) -> None:
         self._raising = False
-        if error is not None:
-            self._broker.set_journal_health(error)
+        self._broker.set_journal_health("node.json", error)
 
     def _by_clock(self) -> int:
         wall_ns = self._broker.clock.wall_ns()

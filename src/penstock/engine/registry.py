@@ -106,6 +106,10 @@ class Registry:
             entry.head = head
             entry.joined = b""
 
+    def _again(self) -> None:
+        if not self._writing:
+            self.save()
+
     def _write(self) -> None:
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
@@ -118,7 +122,9 @@ class Registry:
 
         def written(_: None, error: BaseException | None) -> None:
             self._writing = False
-            broker.set_journal_health(error)
+            broker.set_journal_health("nsqd.dat", error)
+            if error is not None and not broker.exiting:
+                broker.later(self._again)
             ticket.settle(failure(error))
             if self._ticket is not None:
                 self._write()

@@ -249,7 +249,7 @@ class Staging:
         self.error_count += 1
         failure = error if isinstance(error, Exception) else OSError(str(error))
         if not isinstance(failure, StagingError):
-            log.error("staging: %s", failure)
+            self.broker.set_health(failure)
         return failure
 
     # Sealing

@@ -23,7 +23,6 @@ from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
 from penstock.engine.deferred import Due
 from penstock.engine.ephemeral import EphemeralChannel
-from penstock.engine.health import is_full
 from penstock.engine.keeper import JournalKeeper
 from penstock.engine.listing import Listing
 from penstock.engine.names import is_ephemeral
@@ -73,6 +72,7 @@ class Topic(BaseTopic):
         self._removed_end = 0
         self._removed_told = 0
         self.shown_end = log.end
+        self._journal_source = f"topic={name}: journal"
         log.on_damage = partial(broker.rounds.damaged.append, self)
         self.writer = LogWriter(
             log,
@@ -83,7 +83,7 @@ class Topic(BaseTopic):
             self._visible,
             broker.unfired,
             self._heard_log,
-            self._heard_journal,  # sealing makes room: it may use the reserve
+            self._heard_seal,
             broker.health_of_disk.reserve,
             broker.sync_times,
         )
@@ -127,9 +127,17 @@ class Topic(BaseTopic):
         if not self.leaving:
             self.broker.set_health(error)
 
+    def _heard_seal(self, error: BaseException | None) -> None:
+        if error is not None and not self.leaving:
+            self.broker.set_health(error)
+            self.broker.health_of_disk.needs_room(error)  # sealing lets segments go
+
     def _heard_journal(self, error: BaseException | None) -> None:
-        if not self.leaving:
-            self.broker.set_journal_health(error)
+        if error is None or self.leaving:
+            self.broker.health_of_disk.working(self._journal_source)
+        else:
+            self.broker.set_journal_health(self._journal_source, error)
+            self.broker.rounds.progressed(self)  # it is written again
 
     def _visible(self, batch: Batch) -> None:
         self.show(batch, self.log.node_id)
@@ -515,8 +523,7 @@ class Topic(BaseTopic):
 
     def _not_relocated(self, error: BaseException) -> None:
         """The segment stays.  After a pause it is tried again, like a read that failed."""
-        if is_full(error):
-            self._heard_journal(error)
+        self.broker.health_of_disk.needs_room(error)
         self._relocation_failed = True
         self._straggler_ns = NEVER_NS
 
