@@ -305,8 +305,16 @@ class Nsqlookupd(Daemon):
     program = "nsqlookupd"
     magic = b"  V1"
 
+    def __init__(self, *options: str, open_files: int = 0) -> None:
+        """``open_files``: a limit of its own."""
+        super().__init__(*options)
+        self.open_files = open_files
+
     def command(self) -> list[str]:
-        return [*super().command(), "--broadcast-address=127.0.0.1"]
+        words = [*super().command(), "--broadcast-address=127.0.0.1"]
+        if not self.open_files:
+            return words
+        return ["/bin/sh", "-c", f'ulimit -n {self.open_files} && exec "$@"', "sh", *words]
 
     @property
     def tcp_address(self) -> str:

@@ -9,6 +9,12 @@ from tests.limits import Daemons, ask, trial, tried_by
 TESTS = "tests.conformance.test_lookupd_limits:"
 
 tried_by(
+    "Connections of nsqlookupd",
+    "as nsqd's: the limit of open files, less a reserve",
+    "tests.conformance.test_lookupd_crowds:"
+    "test_nsqds_are_never_evicted_and_who_is_refused_is_told_of",
+)
+tried_by(
     "Texts of an nsqd at nsqlookupd: hostname, version, zone, region",
     "255 bytes each",
     TESTS + "test_long_texts_are_cut_and_a_long_address_is_refused",

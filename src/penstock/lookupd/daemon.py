@@ -65,10 +65,10 @@ class LookupdDaemon:
         )
         api = LookupdApi(self._registry, self._clock)
         Debug().add_pages(api.router)
-        metrics = Metrics(self._registry, self._clock)
-        api.router.add("GET", "/metrics", Route(metrics.serve))
         self._doors = Doors(connection_count_max(open_files_limit()))
         self._tcp_door, http_door = open_doors(self._doors)
+        metrics = Metrics(self._registry, self._clock, self._doors)
+        api.router.add("GET", "/metrics", Route(metrics.serve))
         self._http = HttpServer(api.router, places=(self._doors, http_door))
         self._http.gate = self._security.gate
         own = (hostname(), options.broadcast_address)

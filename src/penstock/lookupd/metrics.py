@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 
 from penstock.engine.clock import Clock
 from penstock.lookupd.registry import Registry
+from penstock.server.doors import Doors
 from penstock.server.exposition import CONTENT_TYPE, COUNTER, GAUGE, family, labels, single
 from penstock.server.http_message import Request, Response
 from penstock.version import NSQ_VERSION, VERSION
@@ -16,9 +18,10 @@ PREFIX = "penstock_lookupd"
 class Metrics:
     """The page of one nsqlookupd."""
 
-    def __init__(self, registry: Registry, clock: Clock) -> None:
+    def __init__(self, registry: Registry, clock: Clock, doors: Doors) -> None:
         self._registry = registry
         self._clock = clock
+        self._doors = doors
 
     def serve(self, request: Request) -> Response:
         return Response(200, b"".join(self._parts()), (CONTENT_TYPE,))
@@ -40,7 +43,19 @@ class Metrics:
         return [
             *family("penstock_build_info", GAUGE, "Always 1.", [(build, 1)]),
             *(single(f"{PREFIX}_{name}", kind, text, value) for name, kind, text, value in rows),
+            *self._connections(),
         ]
+
+    def _connections(self) -> Iterator[bytes]:
+        """Those that were refused and evicted have the names that nsqd's have."""
+        doors = [(labels({"door": door.name}), door) for door in self._doors.doors]
+        count = [(where, door.count) for where, door in doors]
+        refused = [(where, door.refused_count) for where, door in doors]
+        evicted = [(where, door.evicted_count) for where, door in doors]
+        yield from family(f"{PREFIX}_connections", GAUGE, "Connections open.", count)
+        name = "penstock_connections"
+        yield from family(f"{name}_refused_total", COUNTER, "Refused, no place.", refused)
+        yield from family(f"{name}_evicted_total", COUNTER, "Closed to make room.", evicted)
 
     def _node_count(self) -> int:
         return len(self._registry.nodes(self._clock.monotonic_ns()))

@@ -29,6 +29,8 @@ from penstock.server.doors import FIRST_COMMAND_TIMEOUT_S, Door, Doors
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
+# TCP, HTTP and HTTPS may all accept in the same turn.
+LISTENER_COUNT = 3
 PAUSE_S = 0.1
 # How often it is logged that no connection can be accepted.
 LOG_SPACING_S = 10.0
@@ -89,7 +91,7 @@ class Listener:
         self._door = door
         self._tls = tls
         self._refusal = refusal
-        self._accept_count_max = accept_count_max(doors.count_max)
+        self._accept_count_max = max(1, accept_count_max(doors.count_max) // LISTENER_COUNT)
         self._timer: asyncio.TimerHandle | None = None
         self._log_after_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
