@@ -78,14 +78,18 @@ def _believe(entry: TopicEntry, found: RecoveredTopic, lost: list[str]) -> bool:
     state, first = found.state, found.log.first
     changed = bool(lost) or state.paused != entry.paused
     state.paused = entry.paused
-    paused = {channel.name: channel.paused for channel in entry.channels}
+    listed = {channel.name: channel for channel in entry.channels}
     for name, channel in state.channels.items():
-        changed = changed or channel.paused != paused.get(name, channel.paused)
-        channel.paused = paused.get(name, channel.paused)
+        paused = listed[name].paused if name in listed else channel.paused
+        changed = changed or channel.paused != paused
+        channel.paused = paused
     for name in lost:
         state.channel_id_max += 1
-        # Nobody knows what kind it was: the first to use it decides.
+        told = listed[name]
         state.channels[name] = ChannelState(
-            state.channel_id_max, name, first, paused[name], low=first, named=True
+            *(state.channel_id_max, name, first, told.paused),
+            low=first,
+            pulled=told.pulled,
+            named=told.named,
         )
     return changed

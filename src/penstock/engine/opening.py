@@ -11,18 +11,19 @@ from collections.abc import Iterator
 
 from penstock.core.ticket import Ticket
 from penstock.core.window import Window
+from penstock.engine.base import BaseTopic
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
 from penstock.engine.comparing import compare
 from penstock.engine.health import is_full
 from penstock.engine.names import is_ephemeral, is_valid_name
-from penstock.engine.pull import PullChannel
+from penstock.engine.pull import PullChannel, pull_channel
 from penstock.engine.topic import Topic
 from penstock.errors import CorruptError
 from penstock.storage.damage import DamageKind
 from penstock.storage.datapath import TopicFolder
 from penstock.storage.journal import AWAITING, ChannelState, TopicState, span
-from penstock.storage.metadata import Metadata, load_metadata
+from penstock.storage.metadata import ChannelEntry, Metadata, load_metadata
 from penstock.storage.recovery import RecoveredTopic, is_segment, recover_topic
 
 log = logging.getLogger(__name__)
@@ -181,11 +182,17 @@ def _add_listed(broker: Broker, metadata: Metadata, deleted: set[str]) -> None:
             if not is_valid_name(channel_entry.name):
                 log.warning("nsqd.dat: skipping creation of invalid channel %s", channel_entry.name)
                 continue
-            channel, _ = topic.create_channel(channel_entry.name)
+            channel = _add_channel(topic, channel_entry)
             if channel_entry.paused:
                 channel.pause(True)
         if entry.paused:
             topic.pause(True)
+
+
+def _add_channel(topic: BaseTopic, entry: ChannelEntry) -> Channel:
+    if entry.pulled and isinstance(topic, Topic):
+        return pull_channel(topic, entry.name, topic.released)[0]
+    return topic.create_channel(entry.name, named=entry.named)[0]
 
 
 def _restore(broker: Broker, folder: TopicFolder, found: RecoveredTopic) -> Topic:

@@ -133,4 +133,6 @@ class Registry:
 
 
 def _encode(channel: Channel) -> bytes:
-    return encode_channel_entry(ChannelEntry(channel.name, channel.paused))
+    return encode_channel_entry(
+        ChannelEntry(channel.name, channel.paused, channel.pulled, channel.named)
+    )

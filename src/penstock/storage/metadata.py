@@ -4,7 +4,8 @@
 #      "version":"1.3.0"}                                       on one line, without a newline
 #
 # nsqd and its tools read this file, so its shape is theirs: `topics` and `channels` are null when
-# empty, ephemeral ones are left out (by the caller), unknown fields are ignored.
+# empty, ephemeral ones are left out (by the caller), unknown fields are ignored.  Ours are "pulled"
+# and "named" of a channel, where they are true: what kind it is must be known if a journal is lost.
 
 from __future__ import annotations
 
@@ -19,8 +20,12 @@ from penstock.storage.files import Files
 
 @dataclass
 class ChannelEntry:
+    """A channel; ``pulled`` and ``named`` are the journal's, and written only if true."""
+
     name: str
     paused: bool = False
+    pulled: bool = False
+    named: bool = False
 
 
 @dataclass
@@ -55,7 +60,8 @@ def encode_topic_head(name: str, paused: bool) -> bytes:
 
 
 def encode_channel_entry(channel: ChannelEntry) -> bytes:
-    return _json({"name": channel.name, "paused": channel.paused})
+    kind = {name: True for name in ("pulled", "named") if getattr(channel, name)}
+    return _json({"name": channel.name, "paused": channel.paused, **kind})
 
 
 def join_entry(head: bytes, channels: Iterable[bytes]) -> bytes:
@@ -99,7 +105,12 @@ def write_metadata(files: Files, path: str, topics: Iterable[TopicEntry], versio
 
 def _topic(entry: Any) -> TopicEntry:
     channels = [
-        ChannelEntry(_typed(channel["name"], str), _typed(channel.get("paused", False), bool))
+        ChannelEntry(
+            _typed(channel["name"], str),
+            _typed(channel.get("paused", False), bool),
+            pulled=channel.get("pulled") is True,
+            named=channel.get("named") is True,
+        )
         for channel in _named(_typed(entry, dict).get("channels") or [])
     ]
     (named,) = _named([entry])

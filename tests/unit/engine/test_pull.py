@@ -250,6 +250,32 @@ def test_a_channel_that_was_used_never_becomes_a_pull_channel(
     assert not topic.channels["q"].pulled and topic.channels["q"].depth == 2
 
 
+@pytest.mark.parametrize("lost", ["journal", "folder"])
+def test_channels_that_only_nsqd_dat_knows_are_of_the_kind_they_were(lost: str) -> None:
+    """A journal that is lost makes no channel of consumers a reader's, nor the other way round."""
+    engine = Engine(sync_every=1)
+    topic = named(engine)
+    engine.done(topic.create_channel("plain")[1])
+    engine.done(pull_channel(topic, "pulled", topic.end)[1])
+    engine.publish("t", b"a")
+    folder = topic.log.folder
+    engine.crash(KEEP)
+    if lost == "journal":
+        engine.files.unlink(f"{folder}/journal")
+    else:
+        engine.files.remove_tree(folder)
+    engine.start()
+    topic = engine.topic("t")
+    assert {name: channel.pulled for name, channel in topic.channels.items()} == {
+        "q": False,
+        "plain": False,
+        "pulled": True,
+    }
+    with pytest.raises(InUseError):
+        pull_channel(topic, "plain", topic.end)
+    assert pull_channel(topic, "q", topic.end)[0].pulled
+
+
 def test_a_failing_disk_does_not_keep_a_consumer_from_a_named_channel() -> None:
     engine = Engine(sync_every=1)
     topic = named(engine, b"a")
