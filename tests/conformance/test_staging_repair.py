@@ -193,6 +193,16 @@ def test_the_highest_numbers_are_no_batches(tmp_path: Path) -> None:
             for what in ("decide", "publish"):
                 reply = query.post(what, batch=batch, winners=[])
                 assert refusal(reply) == (400, "INVALID_BATCH")
+        # One who got there first with a wrong number keeps nobody's rows from being missed.
+        poisoned = HttpQuery(nsqd, "poisoned")
+        assert poisoned.publish((1 << 53) - 1).status == 200
+        for reply in (
+            poisoned.put(0, "t", plain(b"x")),
+            poisoned.post("decide", batch=0, winners=[]),
+            poisoned.publish(0),
+        ):
+            assert refusal(reply) == (409, "BATCH_TOO_FAR")
+            assert "reset" in reply.json["detail"]
         # A checkpoint that is older than the node begins with any number.
         stage(query, 1_800_000_000_000)
         assert query.publish(1_800_000_000_000, WINNER).json["count"] == 2

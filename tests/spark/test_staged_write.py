@@ -296,6 +296,31 @@ def test_rows_are_written_by_tasks(broker: Nsqd) -> None:
         writer.write(iter([]))
 
 
+def test_rows_that_are_lost_on_a_node_fail_the_batch_until_they_are_given_up(
+    tmp_path: Path, broker: Nsqd, second: Nsqd, topic: str
+) -> None:
+    """The driver is told what became of them, and repeats nothing of what is published."""
+    query = Query({**nodes(broker, second), "topic": topic})
+    staged = [query.stage(0, 0, numbered(5)), query.stage(0, 1, numbered(5, 5))]
+    (lost,) = (each for each in staged if each.node == node_uuid(second))
+    second.terminate()
+    (path,) = (tmp_path / "second" / "penstock" / "staging").glob("*.staging")
+    path.unlink()
+    second.start()
+    for _ in range(2):
+        with pytest.raises(NodeError, match=f"410 STAGING_LOST .*{path.name} is missing"):
+            query.committer.commit(staged)
+        query.restart()
+    told = {"query": query.id, "batch": 0}
+    names = [{"partition": lost.partition, "attempt": lost.attempt}]
+    body = json.dumps({**told, "stagings": names}).encode()
+    assert second.post("/staging/give-up", body).status == 200
+    assert query.committer.commit(staged) == 5
+    rows = published(broker, topic=topic)
+    assert len(rows) == 5 and set(rows) <= set(numbered(10))
+    assert query.committer.commit([query.stage(1, 0, [b"next"])]) == 1
+
+
 def test_all_registered_nodes_take_part(tmp_path: Path, topic: str) -> None:
     with Nsqlookupd() as lookupd:
         flags = (f"--lookupd-tcp-address={lookupd.tcp_address}", "--broadcast-address=127.0.0.1")

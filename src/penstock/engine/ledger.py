@@ -54,6 +54,9 @@ KNOWN_FOR_NS = 30 * 24 * 3600 * 1_000_000_000
 # the query's later batches old.
 BATCH_STEP_MAX = 1_000_000
 BATCH_RATE_MAX = 1_000_000
+# One that is further below the newest published batch is no old one that is repeated: one of the two
+# numbers is wrong.
+BATCH_BACK_MAX = 1 << 40
 
 
 class Ledger:
@@ -216,6 +219,11 @@ class Ledger:
             return
         elapsed_s = max(0, self._clock.wall_ns() - state.time_ns) // 1_000_000_000
         limit = newest + BATCH_STEP_MAX + BATCH_RATE_MAX * elapsed_s
+        published = state.published.batch if state.published is not None else 0
+        if batch < published - BATCH_BACK_MAX:
+            raise StagingError(
+                "BATCH_TOO_FAR", f"{published} is published; if that is wrong, reset the query"
+            )
         if batch > limit:
             raise StagingError(
                 "BATCH_TOO_FAR",

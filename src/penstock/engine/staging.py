@@ -143,9 +143,9 @@ class Staging:
         refusal = self.broker.health_of_disk.refusal()
         if refusal is not None:
             raise StagingError("DISK_FULL", str(refusal))
+        self.ledger.refuse(key.query, key.batch)
         if self.is_published(key):
             raise StagingError("BATCH_PUBLISHED", "the batch, or a later one, is published")
-        self.ledger.refuse(key.query, key.batch)
         self.losses.refuse(key)
 
     def _refuse_size(self, coming: Coming) -> None:
@@ -328,6 +328,7 @@ class Staging:
         state = self.ledger.queries.get(query)
         digest = Publication.digest_of(winners)
         done = state.published if state is not None else None
+        self.ledger.refuse(query, batch)
         if done is not None and batch <= done.batch:
             if batch == done.batch and done.digest not in (digest, ANY_WINNERS):
                 raise StagingError("WINNERS_DIFFER", "the batch was published with others")
@@ -342,7 +343,6 @@ class Staging:
             return publication.run(), Outcome(publication.count, False)
         if self.broker.exiting:
             raise StagingError("EXITING")
-        self.ledger.refuse(query, batch)
         without = self.ledger.given_up(query, batch)
         kept = [winner for winner in sorted(winners) if winner not in without]
         members = [self._winner(Key(query, batch, *winner)) for winner in kept]
