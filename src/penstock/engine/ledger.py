@@ -54,8 +54,8 @@ KNOWN_FOR_NS = 30 * 24 * 3600 * 1_000_000_000
 # the query's later batches old.
 BATCH_STEP_MAX = 1_000_000
 BATCH_RATE_MAX = 1_000_000
-# One that is further below the newest published batch is no old one that is repeated: one of the two
-# numbers is wrong.
+# One that is further below the newest published batch is no old one that is repeated: one of the
+# two numbers is wrong.
 BATCH_BACK_MAX = 1 << 40
 
 
