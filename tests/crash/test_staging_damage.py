@@ -187,6 +187,21 @@ def test_a_damaged_staging_is_kept_aside_and_reported_once(noted: bool) -> None:
         assert len(engine.broker.damage.records) == records, "reported again"
 
 
+def test_a_lost_staging_that_is_put_back_is_published() -> None:
+    disk = Disk("begun")
+    path = disk.path(".staging")
+    good = disk.files.read(path)
+    engine = disk.start(put(path, None))
+    assert engine.broker.staging.losses.lost
+    for _ in range(2):
+        engine.crash(KEEP)
+        engine.files.put(path, good)
+        engine.start()
+        assert not engine.broker.staging.losses.lost
+    error, outcome = Query(engine).publish(0, (0, ATTEMPT))
+    assert error is None and outcome.count == 4 and all_rows(engine) == Counter(ROWS)
+
+
 def test_a_decided_staging_that_is_missing_is_reported_also_without_notes() -> None:
     disk = Disk("decided")
     path, notes = disk.path(".staging"), disk.path("notes")

@@ -95,6 +95,10 @@ class StagingOpening:
                 f"{self._store.path(number)}: its {found.damaged} is damaged; no row is lost",
                 messages=0,
             )
+        if noted.lost:
+            restored = Noted(number, noted.key, noted.seal, noted.size)
+            self._notes.seal(restored, self._now_ns)
+            log.info("%s: it is here again", self._store.path(number))
         self._add(found)
 
     def _take_up_found(self, found: FoundStaging) -> None:
