@@ -485,6 +485,15 @@ class Staging:
             self.error_count += 1
             self.broker.set_health(error)
 
+    def look_at_notes(self) -> None:
+        """While the notes cannot be written, say so and try again."""
+        problem = self.notes.problem
+        if problem is None:
+            self.broker.health_of_disk.working("staging.notes")
+        else:
+            self.broker.health_of_disk.failing("staging.notes", problem)
+            self.broker.disk.submit(self.notes.mend, lambda _result, _error: None)
+
     def check(self) -> None:
         """Raise AssertionError if the counts disagree; tests call it."""
         assert self.size == sum(staged.size for staged in self._staged.values())

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from penstock.engine.staged import Staged
 from penstock.errors import StorageError
 from penstock.storage.damage import DamageKind
-from penstock.storage.staging import FoundStaging, Key
+from penstock.storage.ledger import Winner
+from penstock.storage.staging import FoundStaging, Key, Seal
 from penstock.storage.staging_notes import Noted
 
 if TYPE_CHECKING:
@@ -106,6 +107,12 @@ class StagingOpening:
         if found.seal is not None:
             # Sealed by a version without notes, or a power cut took the note.
             self._notes.seal(Noted(number, found.key, found.seal, found.good_size), self._now_ns)
+        elif (winner := self._decided(found.key)) is not None:
+            # The seal was synced before anybody could decide.
+            noted = Noted(number, found.key, Seal(len(found.parts), winner.count), found.size)
+            self._notes.seal(noted, self._now_ns)
+            self._lose(noted, "has lost its seal", is_there=True)
+            return
         elif found.good_size < found.size:
             seal = self._store.seal_at_end(number)
             if seal is not None and any(self._bytes_at(number, found.good_size)):
@@ -116,6 +123,18 @@ class StagingOpening:
             log.info("%s: torn, cut at %d", self._store.path(number), found.good_size)
             self._store.cut(number, found.good_size)
         self._add(found)
+
+    def _decided(self, key: Key) -> Winner | None:
+        """The decision for a staging of this node that is not published yet, if it is known."""
+        state = self._staging.ledger.queries.get(key.query)
+        decision = state.decision if state is not None else None
+        if decision is None or decision.batch != key.batch:
+            return None
+        mine = (self._broker.node_uuid, key.partition, key.attempt)
+        for winner in decision.winners:
+            if (winner.node, winner.partition, winner.attempt) == mine:
+                return winner
+        return None
 
     def _bytes_at(self, number: int, offset: int) -> bytes:
         return self._store.files.pread(self._store.path(number), offset, 16, True) or b""

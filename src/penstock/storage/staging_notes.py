@@ -15,7 +15,8 @@
 #         after a sync of the notes.
 # Rule 3: nothing is concluded from notes that have holes, nor where there are none: the version
 #         before had no such file.
-# Rule 4: notes are worth no failure.  If one cannot be written, the file goes.
+# Rule 4: notes are worth no failure.  If one cannot be written, the file goes, and is written anew
+#         when that works again.
 
 from __future__ import annotations
 
@@ -75,6 +76,7 @@ class StagingNotes:
         self.ledger_size = 0
         self.whole = False  # there were notes, and none was damaged
         self.damaged = False  # other than by a power cut, which leaves zeros and short ends
+        self.problem: OSError | None = None  # why they could not be written
         self._lock = threading.Lock()
         self._size = 0
         self._on = True
@@ -159,9 +161,17 @@ class StagingNotes:
                 self._rewrite()
             else:
                 self._size = self.files.append(self.path, [record])
-        except OSError:
-            self._on = False
+        except OSError as error:
+            self._on, self.problem = False, error
             self._drop()
+        else:
+            self.problem = None
+
+    def mend(self) -> None:
+        """Write them anew after a failure; blocking."""
+        with self._lock:
+            if not self._on:
+                self._add(b"")
 
     def _rewrite(self) -> None:
         whole = b"".join(noted.record(0) for noted in self.sealed.values())
