@@ -41,6 +41,7 @@ class Row:
 class Trial:
     how_much: str
     run: Callable[[Daemons], None]
+    patient: bool  # takes a minute or more: begins before all others, on daemons of its own
 
 
 TRIALS: dict[str, Trial] = {}
@@ -80,10 +81,12 @@ class Daemons:
         return path
 
 
-def trial(what: str, how_much: str) -> Callable[[Callable[[Daemons], None]], None]:
+def trial(
+    what: str, how_much: str, *, patient: bool = False
+) -> Callable[[Callable[[Daemons], None]], None]:
     def add(run: Callable[[Daemons], None]) -> None:
         assert what not in TRIALS, what
-        TRIALS[what] = Trial(how_much, run)
+        TRIALS[what] = Trial(how_much, run, patient)
 
     return add
 

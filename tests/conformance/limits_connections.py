@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from penstock.wire import commands
 from tests.certificates import Pki
 from tests.client import Client, eventually
-from tests.daemon import LimitedNsqd
-from tests.limits import Daemons, ask, status, trial
+from tests.daemon import LimitedNsqd, Nsqd
+from tests.limits import Daemons, ask, status, trial, tried_by
 
 MAGIC = commands.MAGIC_V2
 
@@ -158,3 +159,28 @@ def _(daemons: Daemons) -> None:
     nsqd = daemons.nsqd()
     assert nsqd.post("/topic/create?topic=" + "t" * 64).status == 200
     assert nsqd.post("/topic/create?topic=" + "t" * 65).status == 400
+
+
+tried_by(
+    "Bodies that are not here whole, of all connections",
+    "64 MiB",
+    "tests.conformance.test_bodies:test_halves_of_bodies_take_little_memory",
+)
+
+
+@trial("The time for a body", "60 s, and 1 s more for each 16 KiB received", patient=True)
+def _(daemons: Daemons) -> None:
+    with Nsqd(daemons.folder("slow-bodies")) as nsqd, ThreadPoolExecutor(2) as pool:
+        head = b"POST /pub?topic=t HTTP/1.1\r\nHost: h\r\nContent-Length: 90000\r\n\r\n"
+        pub = MAGIC + commands.identify({"heartbeat_interval": -1}) + b"PUB t\n\0\1\0\0"
+        http = pool.submit(closed_after, nsqd.http_port, head + bytes(32 << 10))
+        tcp = pool.submit(closed_after, nsqd.tcp_port, pub + bytes(32 << 10))
+        assert 60 < http.result() < 75
+        assert 60 < tcp.result() < 75
+
+
+@trial("An HTTP connection between two requests", "75 s", patient=True)
+def _(daemons: Daemons) -> None:
+    with Nsqd(daemons.folder("idle")) as nsqd:
+        ping = b"GET /ping HTTP/1.1\r\nHost: h\r\n\r\n"
+        assert 73 < closed_after(nsqd.http_port, ping) < 90

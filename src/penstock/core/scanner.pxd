@@ -29,6 +29,8 @@ cdef class Scanner:
     cdef public bint answered
     cdef readonly int64_t command_count
     cdef readonly list owed
+    # How large the command at hand will be, with its body; 0 if that is not known yet.
+    cdef readonly Py_ssize_t wanted
 
     cdef dict appenders
     cdef object on_settled

@@ -225,6 +225,13 @@ cdef class Scanner:
         self.keep_rest(0)
         return rest
 
+    def drop_rest(self):
+        """Free what was received and not consumed: nobody will execute it."""
+        self.at = self.end
+        self.line_scanned = 0
+        self.waiting = None
+        self.keep_rest(0)
+
     def forget_topic(self):
         """Look the topic of the next publish up again, whatever it is."""
         self._count_published()
@@ -383,6 +390,7 @@ cdef class Scanner:
             return ProtocolError(
                 "E_BAD_MESSAGE", f"{name} message too big {size[0]} > {self.message_size_max}")
         if have < 4 + size[0]:
+            self.wanted = body_at + 4 + size[0]
             return self.need(("E_BAD_MESSAGE", f"{name} failed to read message body"))
         return None
 
@@ -406,6 +414,7 @@ cdef class Scanner:
             return ProtocolError("E_BAD_BODY", f"MPUB invalid body size {size}")
         if size > self.body_size_max:
             return ProtocolError("E_BAD_BODY", f"MPUB body too big {size} > {self.body_size_max}")
+        self.wanted = body_at + 4 + size
         if have < 8:
             return self.need(("E_BAD_BODY", "MPUB failed to read message count"))
         message_count = load_i32(self.at + body_at + 4)
@@ -598,6 +607,7 @@ cdef class Scanner:
         if size <= 0:
             return ProtocolError("E_BAD_BODY", f"{name} invalid body size {size}")
         if have < 4 + size:
+            self.wanted = body_at + 4 + size
             return self.need(("E_BAD_BODY", f"{name} failed to read body"))
         body = PyBytes_FromStringAndSize(<const char*>self.at + body_at + 4, size)
         self.consume(body_at + 4 + size)
@@ -615,6 +625,7 @@ cdef class Scanner:
         self.multi_at = 0
         self.multi_done = 0
         self.waiting = None
+        self.wanted = 0
         self.progressed = True
 
     cdef int keep_rest(self, Py_ssize_t extra) except -1:
@@ -639,7 +650,11 @@ cdef class Scanner:
             self.at = self.rest
             self.end = self.rest + size
         if size + extra > self.rest_capacity:
-            capacity = max(256, 2 * self.rest_capacity, size + extra)
+            capacity = max(256, 2 * self.rest_capacity)
+            if capacity > self.wanted > 0:
+                # Twice as much as is ever needed, for each body on its way.
+                capacity = self.wanted
+            capacity = max(capacity, size + extra)
             rest = <unsigned char*>PyMem_Realloc(self.rest, capacity)
             if rest == NULL:
                 raise MemoryError

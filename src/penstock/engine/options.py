@@ -219,6 +219,13 @@ class Options:
         minimum=1,
         maximum=BODY_SIZE_MAX,
     )
+    max_unfinished_body_bytes: int = integer(
+        MESSAGES,
+        64 << 20,
+        "bytes of bodies that are not here whole, of all connections; beyond it the newest wait",
+        minimum=1,
+        own=True,
+    )
     msg_timeout_ns: int = duration(
         MESSAGES, "1m", "time a client has to finish a message before it is requeued", minimum="1ns"
     )

@@ -24,6 +24,7 @@ from penstock.engine.opening import open_broker
 from penstock.engine.options import Options, hostname
 from penstock.errors import PenstockError
 from penstock.server import auth, live, lookups
+from penstock.server.bodies import Bodies
 from penstock.server.collecting import Collecting
 from penstock.server.descriptors import open_files_limit, share_out
 from penstock.server.doors import Doors, open_doors
@@ -89,7 +90,9 @@ class Daemon:
         self._memory = Memory()
         self._api = NsqdApi(self.broker, self._memory)
         StagingApi(self.broker).add_routes(self._api.router)
-        self._http = HttpServer(self._api.router, places=(self._doors, http_door))
+        self._bodies = Bodies(options.max_unfinished_body_bytes)
+        places = self._doors, http_door
+        self._http = HttpServer(self._api.router, places=places, bodies=self._bodies)
         self._http.gate = self._security.gate
         self._http.origins = Origins(
             "nsqd",
@@ -131,6 +134,7 @@ class Daemon:
 
     async def _listen(self) -> None:
         options, api = self._options, self._api
+        self._http.start_sweeping()
         self._tcp, api.tcp_port = await listen_tcp(
             self._connection, options.tcp_address, self._doors, self._tcp_door
         )
@@ -161,7 +165,9 @@ class Daemon:
             self._disk.submit(self._security.read_again, self._security.renew)
 
     def _connection(self) -> Connection:
-        return Connection(self.broker, self._loop, self._security, self._lookout, self._doors)
+        return Connection(
+            self.broker, self._loop, self._security, self._lookout, self._doors, self._bodies
+        )
 
     async def _end(self) -> int:
         """Leave, and save everything whatever any client or part does on the way."""

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from ssl import SSLContext
 
 from penstock.server.accepting import Listener, Refusal, bind, bind_unix
+from penstock.server.bodies import RATE_MIN, TIMEOUT_S, Bodies
 from penstock.server.doors import FIRST_COMMAND_TIMEOUT_S, Door, Doors
 from penstock.server.http_connection import HttpConnection
 from penstock.server.http_encoding import encode_response
@@ -53,8 +54,10 @@ class HttpLimits:
     begun_size_max: int = 8 * 1024 * 1024
     connection_count_max: int = 4096
     head_timeout_s: float = FIRST_COMMAND_TIMEOUT_S
-    body_timeout_s: float = 60.0
-    body_rate_min: int = 16 * 1024  # that many bytes earn the sender a second more
+    body_timeout_s: float = TIMEOUT_S
+    body_rate_min: int = RATE_MIN  # that many bytes earn the sender a second more
+    # Of all connections; nsqd has a flag.
+    unfinished_size_max: int = 64 * 1024 * 1024
     idle_timeout_s: float = 75.0
     write_timeout_s: float = 60.0
     # For answers that hold memory or descriptors of others until they are taken.
@@ -70,14 +73,16 @@ class HttpServer:
         router: Router,
         limits: HttpLimits | None = None,
         places: tuple[Doors, Door] | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
-        """``places``: where connections find one, if others share them."""
+        """``places``, ``bodies``: where connections find a place and note bodies, if shared."""
         self.router = router
         self.limits = limits or HttpLimits()
         if places is None:
             doors = Doors(self.limits.connection_count_max)
             places = doors, doors.open("HTTP")
         self.doors, self.door = places
+        self.bodies = Bodies(self.limits.unfinished_size_max) if bodies is None else bodies
         self.connections: set[HttpConnection] = set()
         self.known_heads = KnownHeads()
         self.request_counts: dict[int, int] = {}  # by status of the answer
@@ -95,7 +100,7 @@ class HttpServer:
 
     async def listen(self, host: str, port: int, ssl: SSLContext | None = None) -> tuple[str, int]:
         """Accept on a TCP address; return the real one."""
-        self._start_sweeping()
+        self.start_sweeping()
         first = len(self._listeners)
         for sock in await bind(host, port):
             # In the midst of a TLS handshake nobody could read a refusal.
@@ -105,7 +110,7 @@ class HttpServer:
 
     async def listen_unix(self, path: str) -> None:
         """Accept on a unix socket."""
-        self._start_sweeping()
+        self.start_sweeping()
         self._listen(bind_unix(path), None, _full)
 
     def _listen(self, sock: socket.socket, tls: SSLContext | None, refusal: Refusal) -> None:
@@ -140,7 +145,8 @@ class HttpServer:
     def _connection(self) -> HttpConnection:
         return HttpConnection(self)
 
-    def _start_sweeping(self) -> None:
+    def start_sweeping(self) -> None:
+        """Look at deadlines from now on."""
         if self._sweep_timer is None:
             self._sweep(asyncio.get_running_loop())
 
@@ -149,6 +155,7 @@ class HttpServer:
         self.now_s = loop.time()
         for connection in list(self.connections):
             connection.expire(self.now_s)
+        self.bodies.sweep(self.now_s)
         limits = self.limits
         shortest_s = min(limits.head_timeout_s, limits.idle_timeout_s, limits.linger_timeout_s)
         self._sweep_timer = loop.call_later(min(1.0, shortest_s / 4), self._sweep, loop)

@@ -65,6 +65,9 @@ class HttpConnection(Visitor, asyncio.Protocol):
         self._write_deadline_s = inf
         self._close_deadline_s = inf
         self._published = False
+        # Whether there is something in the budget for bodies, and whether that is exhausted.
+        self._noted = False
+        self._held = False
         # Since when the peer takes no more of what is written, and how much was left then.
         self._stuck_since_s = inf
         self._left_size = -1
@@ -121,6 +124,7 @@ class HttpConnection(Visitor, asyncio.Protocol):
         self._sent()
         self._hurry()
         self._forget_requests()
+        self._server.bodies.forget(self, self._server.now_s)
         self._server.forget(self)
 
     def data_received(self, data: bytes) -> None:
@@ -161,14 +165,54 @@ class HttpConnection(Visitor, asyncio.Protocol):
             self._advancing = False
         if self._closing:
             return
-        if bool(self._waiting or self._unread) != self._read_paused:
+        if self._noted or self._waiting or self._reader.phase is BODY:
+            self._note_bodies()
+            if self._closing or self._transport is None or self._transport.is_closing():
+                return
+        self._read_or_not()
+        if not self._busy():
+            self._rest()
+
+    def _read_or_not(self) -> None:
+        if bool(self._waiting or self._unread or self._held) != self._read_paused:
             self._read_paused = not self._read_paused
             if self._read_paused:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
-        if not self._busy():
-            self._rest()
+
+    # Bodies that are not whole, or cannot be begun yet
+
+    def _note_bodies(self) -> None:
+        reader = self._reader
+        size = sum(len(incoming.request.body) for incoming in self._waiting) + len(self._unread)
+        total = size
+        if reader.phase is BODY:
+            size += reader.body_size
+            total += reader.body_total
+        self._noted = size > 0
+        self._server.bodies.note(self, size, total, self._server.now_s)
+
+    def hold(self) -> None:
+        self._held = True
+        if not self._closing and self._transport is not None:
+            self._read_or_not()
+
+    def release(self) -> None:
+        self._held = False
+        self._owed_since_s = self._server.now_s
+        if not self._closing and self._transport is not None:
+            self._read_or_not()
+
+    def end_body(self, *, late: bool) -> None:
+        self._held = self._noted = False
+        if self._closing or self._transport is None:
+            return
+        if self._reader.phase is not BODY:
+            self.abort()  # it takes no answers, and keeps what we cannot begin
+            return
+        self._waiting.extend(self._reader.give_up(408 if late else 503))
+        self.advance()
 
     def _busy(self) -> bool:
         return bool(self._waiting or self._begun or self._unread or self._sending)
@@ -352,12 +396,12 @@ class HttpConnection(Visitor, asyncio.Protocol):
         elif self._reader.phase is BETWEEN:
             self._close(partial=False)
         else:
-            self._waiting.extend(self._reader.time_out())
+            self._waiting.extend(self._reader.give_up(408))
             self.advance()
 
     def _patience_s(self) -> float:
         limits, reader = self._limits, self._reader
-        if self._unread:
+        if self._unread or self._held:
             return inf
         if reader.phase is BODY:
             return limits.body_timeout_s + reader.body_size / limits.body_rate_min
@@ -393,6 +437,7 @@ class HttpConnection(Visitor, asyncio.Protocol):
     def _close(self, partial: bool) -> None:
         self._closing = True
         self._stuck_since_s = self._server.now_s
+        self._server.bodies.forget(self, self._server.now_s)
         self._forget_requests()
         transport = self._transport
         if partial and transport.can_write_eof():

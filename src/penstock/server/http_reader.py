@@ -89,7 +89,8 @@ class RequestReader:
         self._head_fed_size = 0
         self._request: Request | None = None
         self._route: Route | None = None
-        self._body: list[bytes] = []
+        # The first piece as it came, or all of them: many small ones would take ten times as much.
+        self._body: bytes | bytearray = b""
         self._upgrade = False
         self._resuming = False
 
@@ -111,9 +112,17 @@ class RequestReader:
             return 0
         return (request.content_size or 0) - self.body_size
 
-    def time_out(self) -> list[Incoming]:
-        """Return the refusal of a request that takes too long to arrive."""
-        self.refuse(408)
+    @property
+    def body_total(self) -> int:
+        """How large the body at hand will be; at most, if that was not declared."""
+        request, route = self._request, self._route
+        if self.phase is not BODY or request is None or route is None:
+            return 0
+        return route.body_size_max if request.content_size is None else request.content_size
+
+    def give_up(self, status: int) -> list[Incoming]:
+        """Return the refusal of a request that takes too long, or too much room, to arrive."""
+        self.refuse(status)
         out, self._out = self._out, []
         return out
 
@@ -234,7 +243,7 @@ class RequestReader:
             self._stop(505)
         self._judge_framing(request)
         route = self._route = self._judge(request) or self._find_route(request)
-        self._body = []
+        self._body = b""
         self.body_size = 0
         self.phase = BODY
         if request.content_size is not None and request.content_size > route.body_size_max:
@@ -248,16 +257,21 @@ class RequestReader:
         self.body_size += len(data)
         if self.body_size > self._route.body_size_max:
             self._stop_oversize()
-        self._body.append(data)
+        if not self._body:
+            self._body = data
+        elif isinstance(self._body, bytearray):
+            self._body += data
+        else:
+            self._body = bytearray(self._body)
+            self._body += data
 
     def on_message_complete(self) -> None:
         if self._upgrade:
             return
         request = self._request
         assert request is not None
-        body = self._body
-        request.body = body[0] if len(body) == 1 else b"".join(body)
-        self._body = []
+        request.body = bytes(self._body)
+        self._body = b""
         self.phase = BETWEEN
         self.continue_due = False
         self._out.append(Incoming(request, self._route))
@@ -339,7 +353,7 @@ class RequestReader:
         self.ended = True
         self.phase = BETWEEN
         self.continue_due = False
-        self._body = []
+        self._body = b""
         self._out.append(last)
 
 

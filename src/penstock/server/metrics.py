@@ -21,6 +21,7 @@ from penstock.engine.channel import Channel
 from penstock.engine.memory import Memory
 from penstock.engine.topic import Topic
 from penstock.engine.topology import EXPERIMENT, LOCALITIES
+from penstock.server.bodies import Bodies
 from penstock.server.doors import Door
 from penstock.server.exposition import (
     CONTENT_TYPE,
@@ -52,6 +53,7 @@ class Traffic(NamedTuple):
     http_requests: dict[int, int]
     connection_count_max: int
     doors: Sequence[Door]
+    bodies: Bodies
 
 
 class Column(NamedTuple):
@@ -185,6 +187,18 @@ class Metrics:
             "connections_max",
             "Connections there are places for, by the limit of open files.",
             traffic.connection_count_max,
+        )
+        bodies = traffic.bodies
+        yield _gauge(
+            "unfinished_body_bytes", "Bytes of bodies that are not here whole.", bodies.size
+        )
+        yield _gauge(
+            "unfinished_bodies_held", "Bodies not read on for lack of room.", bodies.held_count
+        )
+        yield _counter(
+            "unfinished_bodies_ended_total",
+            "Bodies given up: too slow, or no room.",
+            bodies.ended_count,
         )
         yield from family(
             "penstock_connections_refused_total",

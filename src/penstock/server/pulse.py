@@ -74,7 +74,8 @@ class Pulse(Session):
     def _deadline_ns(self) -> int:
         """When a client that completes no command is given up."""
         interval_ns = self.settings.heartbeat_interval_ns
-        if not interval_ns or self._stopped or self._held:
+        if not interval_ns or self._stopped or self._held or self._noted:
+            # A body on its way has a time of its own (bodies.py).
             return NEVER_NS
         patience_ns = 2 * interval_ns
         if not self._scanner.command_count:

@@ -26,6 +26,7 @@ cdef class Session:
     cdef public bint _choked
     cdef public bint _running
     cdef public int64_t _replied_size
+    cdef public bint _noted
     cdef public int64_t _waiting_since_ns
 
     cdef bint is_stopped(self) noexcept

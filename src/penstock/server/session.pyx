@@ -31,6 +31,9 @@ cdef enum:
     # How long one turn works for one client.  Unsliced, a packet of 2,000 PUBs to new topics held
     # the loop for seconds.
     SLICE_NS = 1_000_000
+    # What is kept of an unfinished command counts from here on.  The end of a packet full of small
+    # messages is less.
+    NOTED_SIZE_MIN = 4 << 10
 
 # All connections receive here, one after the other: what one has not executed when its turn is over
 # it copies.  A bytes object for each read would be one more copy of everything published.
@@ -56,6 +59,10 @@ cdef class Session:
 
     def _rest_later(self):
         """Have the commands that are left executed in a later turn."""
+        raise NotImplementedError
+
+    def _note_body(self):
+        """Note in the budget for bodies what is kept of one that is not whole."""
         raise NotImplementedError
 
     def _settled(self, failed):
@@ -107,6 +114,9 @@ cdef class Session:
             if not self._waiting and not self._closed and monotonic_ns() >= end_ns:
                 self._rest_later()
         self._running = False
+        if self._noted and scanner.end - scanner.at <= NOTED_SIZE_MIN:
+            self._noted = False
+            self._note_body()
         if scanner.progressed:
             scanner.progressed = False
             self._waiting_since_ns = now_ns
@@ -129,6 +139,9 @@ cdef class Session:
         if full and not self._held and not self._closed and self._transport is not None:
             self._held = True
             self._transport.pause_reading()
+        if self._noted or scanner.end - scanner.at > NOTED_SIZE_MIN:
+            self._noted = scanner.end - scanner.at > NOTED_SIZE_MIN
+            self._note_body()
 
     # ---- answering
 

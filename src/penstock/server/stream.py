@@ -28,6 +28,7 @@ from penstock.engine.channel import Channel
 from penstock.errors import ProtocolError, StreamError
 from penstock.server.accepting import Visitor
 from penstock.server.auth import Permit
+from penstock.server.bodies import Bodies
 from penstock.server.doors import FIRST_COMMAND_TIMEOUT_S, Doors
 from penstock.server.facts import Facts
 from penstock.server.lookout import Lookout
@@ -62,9 +63,12 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         security: Security,
         lookout: Lookout,
         doors: Doors,
+        bodies: Bodies,
     ) -> None:
         super().__init__(broker, loop)
         self._doors = doors
+        self._bodies = bodies
+        self._short = False  # not read on because the budget for bodies is exhausted
         self._security = security
         self._lookout = lookout
         self._transport: asyncio.Transport | None = None
@@ -172,6 +176,7 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         self._transport = None
         self._ended = True
         self._doors.leave(self)
+        self._bodies.forget(self, self._loop.time())
         if self._timer is not None:
             self._timer.cancel()
         if self.consumer is not None:
@@ -215,6 +220,8 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         if self in self._broker.clients:
             self._broker.clients.discard(self)
             self._broker.left_command_count += self._scanner.command_count
+            # The scanner knows the connection: only a collection would find that both are gone.
+            self._scanner.drop_rest()
             log.debug("client=%s: disconnected", self.remote_address)
 
     def _detach(self) -> None:
@@ -259,6 +266,7 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         if self._closed:
             return
         self._closed = True
+        self._bodies.forget(self, self._loop.time())
         if self._transport is None:
             self._leave()
             return
@@ -299,11 +307,14 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
     def _read_on(self) -> None:
         if self._upgrade is not None and self._upgrade.pending and not self._closed:
             self._unpack_soon()
-        elif self._held and self._transport is not None:
+        elif (self._held or self._short) and self._transport is not None:
             self._held = False
+            # What is only dropped needs no room.
+            self._short = self._short and not self._closed
             # While nothing was read, silence said nothing.
             self._waiting_since_ns = self._broker.clock.monotonic_ns()
-            self._transport.resume_reading()
+            if not self._short:
+                self._transport.resume_reading()
 
     # ---- turns
 
@@ -337,6 +348,37 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         self._waiting_since_ns = self._broker.clock.monotonic_ns()
         self._start_beating()
         return data
+
+    # ---- bodies that are not here whole
+
+    def _note_body(self) -> None:
+        gone = self._closed or self._transport is None
+        size = self._scanner.buffered_size if self._noted and not gone else 0
+        self._bodies.note(self, size, self._scanner.wanted, self._loop.time())
+
+    def hold(self) -> None:
+        self._short = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def release(self) -> None:
+        self._short = False
+        self._waiting_since_ns = self._broker.clock.monotonic_ns()
+        if not self._held and not self._closed and self._transport is not None:
+            self._transport.resume_reading()
+
+    def end_body(self, *, late: bool) -> None:
+        """As if the client had stopped sending there."""
+        if late and (self._stopped or self._held):
+            return  # it is we who make it wait
+        failure = self._scanner.eof()
+        why = "is too late" if late else "has no room"
+        log.info("client=%s: gave up, its body %s", self.remote_address, why)
+        if isinstance(failure, ProtocolError):
+            self._fail(failure)
+        else:
+            self.abort()
+        self._scanner.drop_rest()
 
     # ---- TLS and compression
 

@@ -47,4 +47,5 @@ class Watching:
             http.request_counts,
             http.doors.count_max,
             http.doors.doors,
+            http.bodies,
         )

@@ -151,7 +151,7 @@ def test_an_unfinished_body_is_kept_up_to_the_limit_only() -> None:
 def test_a_request_that_takes_too_long_is_refused() -> None:
     slow = reader()
     slow.feed(b"GET /a HTTP/1.1\r\nHo")
-    (incoming,) = slow.time_out()
+    (incoming,) = slow.give_up(408)
     assert incoming.refusal is not None
     assert incoming.refusal.status == 408
     assert slow.ended

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.engine.memory import Memory
 from penstock.engine.polls import Known
 from penstock.engine.pull import pull_channel
+from penstock.server.bodies import Bodies
 from penstock.server.doors import Doors, open_doors
 from penstock.server.lag import LoopLag
 from penstock.server.metrics import Metrics, Traffic, open_files
@@ -22,7 +23,7 @@ def traffic() -> Traffic:
     doors = Doors(100)
     tcp, _ = open_doors(doors)
     tcp.refused_count = 4
-    return Traffic(7, 3, {200: 5, 404: 1}, doors.count_max, doors.doors)
+    return Traffic(7, 3, {200: 5, 404: 1}, doors.count_max, doors.doors, Bodies(1000))
 
 
 def pieces_of(engine: Engine) -> list[bytes]:
