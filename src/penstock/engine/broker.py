@@ -27,6 +27,7 @@ from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
 from penstock.engine.clock import Clock
+from penstock.engine.creation import Creation
 from penstock.engine.damage import DamageLog
 from penstock.engine.deferred import FOREVER, DeferredQueue, Due
 from penstock.engine.deletion import Deletion
@@ -35,6 +36,7 @@ from penstock.engine.ephemeral import EphemeralTopic
 from penstock.engine.flushing import SYNC_SPACING_NS
 from penstock.engine.health import Health
 from penstock.engine.identity import Identity
+from penstock.engine.lane import Lane
 from penstock.engine.names import is_ephemeral
 from penstock.engine.options import Options
 from penstock.engine.polls import Polls
@@ -63,6 +65,8 @@ PUMP_COUNT_MAX = 256
 # Deferred publishes fired at once: reading so many bodies back takes one or two milliseconds.
 FIRE_COUNT_MAX = 256
 FIRE_SIZE_MAX = 4 << 20
+# Works at once that make, change and remove topics and channels, whatever waits to be.
+CHANGE_WORK_COUNT_MAX = 2
 # While deferred publishes wait, the wall clock is looked at this often, since it may be stepped.
 WALL_LOOK_NS = 250_000_000
 
@@ -104,6 +108,8 @@ class Broker:
         self.damage = DamageLog(self)
         self.retries = Retries(self)
         self.identity = Identity(self)
+        self.changes_disk = Lane(disk, CHANGE_WORK_COUNT_MAX)
+        self.creation = Creation(self)
         self.registry = Registry(self)
         self.staging = Staging(self)
         self.pulls = Pulls(self)
@@ -190,29 +196,14 @@ class Broker:
                 self.identity.next_base(),
                 self.options.max_bytes_per_file,
             ),
-            Journal(self.files, f"{folder}/journal"),
+            Journal(self.files, f"{folder}/journal", 0),
             instance,
         )
         durable.created = Ticket()
         self._ask_channels(durable)
         self.add_topic(durable)
-        self.disk.submit(
-            lambda: self.data.create_topic(name, instance),
-            lambda _, error: self._made(durable, error),
-        )
+        self.creation.add(durable)
         return durable, durable.created
-
-    def _made(self, topic: Topic, error: BaseException | None) -> None:
-        created = topic.created
-        if error is not None:
-            failure = error if isinstance(error, Exception) else OSError(str(error))
-            self.health_of_disk.failed(failure)
-            self.drop_topic(topic)
-            topic.fail(failure)
-            created.settle(failure)
-            return
-        topic.open()
-        topic.save().add(lambda ticket: created.settle(ticket.error))
 
     def _ask_channels(self, topic: BaseTopic) -> None:
         if self.ask_channels(topic):

@@ -29,10 +29,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def compare(broker: Broker, name: str, entry: TopicEntry | None, found: RecoveredTopic) -> bool:
-    """Restore what the journal of topic ``name`` has lost; whether it is to be written anew."""
+def compare(
+    broker: Broker, name: str, entry: TopicEntry | None, found: RecoveredTopic, *, listed: bool
+) -> bool:
+    """Restore what the journal of topic ``name`` has lost; whether it is to be written anew.
+
+    ``listed``: there is an nsqd.dat, so that a topic without an entry was still being made.
+    """
     state = found.state
-    problems = _problems(entry, found)
+    problems = _problems(entry, found, listed)
     lost = _lost(entry, found)
     if lost:
         problems.append(f"channels that nsqd.dat lists were not in it: {', '.join(lost)}")
@@ -53,14 +58,14 @@ def compare(broker: Broker, name: str, entry: TopicEntry | None, found: Recovere
     return True
 
 
-def _problems(entry: TopicEntry | None, found: RecoveredTopic) -> list[str]:
+def _problems(entry: TopicEntry | None, found: RecoveredTopic, listed: bool) -> list[str]:
     state = found.state
     if state.corrupt_count:
         return [f"{state.corrupt_count} bad records stepped over"]
     if found.journal.size:
         return []
-    if entry is None and not found.log.segment_count and not state.torn_size:
-        return []  # the topic was being made
+    if entry is None and (listed or (not found.log.segment_count and not state.torn_size)):
+        return []  # the topic was being made: a power cut may have taken its first records
     return ["missing or empty"]
 
 

@@ -47,7 +47,9 @@ class Deletion:
         if topic.closed:  # it could not be made
             self.ticket.settle()
             return
-        broker.disk.submit(lambda: broker.data.delete_topic(topic.log.folder), self._renamed)
+        broker.changes_disk.submit(
+            lambda: broker.data.delete_topic(topic.log.folder), self._renamed
+        )
 
     def _renamed(self, gone: str | None, error: BaseException | None) -> None:
         broker, topic = self._broker, self._topic
@@ -60,7 +62,7 @@ class Deletion:
         broker.drop_topic(topic)
         broker.deferred.purge(topic.instance, FOREVER)
         log.info("topic=%s: deleted", topic.name)
-        broker.disk.submit(lambda: broker.data.empty(gone), self._emptied)
+        broker.changes_disk.submit(lambda: broker.data.empty(gone), self._emptied)
 
     def _emptied(self, _: None, error: BaseException | None) -> None:
         if error is not None:
@@ -71,7 +73,7 @@ class Deletion:
         # If nsqd.dat could not be written, its health is told; the folder that stays says enough.
         broker, gone = self._broker, self._gone
         if saved.error is None:
-            broker.disk.submit(lambda: broker.data.remove(gone), self._removed)
+            broker.changes_disk.submit(lambda: broker.data.remove(gone), self._removed)
         self.ticket.settle()
 
     def _removed(self, _: None, error: BaseException | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from penstock.core.ticket import Ticket
+
 T = TypeVar("T")
 Done = Callable[[T | None, BaseException | None], None]
 
@@ -30,3 +32,10 @@ class InlineDisk:
 def failure(error: BaseException | None) -> Exception | None:
     """A work's error as a ticket takes it."""
     return error if error is None or isinstance(error, Exception) else OSError(str(error))
+
+
+def failed(error: BaseException) -> Ticket:
+    """A ticket for what a work's error has ended."""
+    ticket = Ticket()
+    ticket.settle(failure(error))
+    return ticket

@@ -6,7 +6,9 @@ Rule 2: one sync at a time, beside the writes: however slow a disk syncs, what w
 Rule 3: after a failed write the file's end is unknown to us, and after a failed sync what is in it;
         so the next write is a whole snapshot.  Memory stays bounded while the disk is full: nothing
         piles up.
-Rule 4: the file stays within a few times the size of a snapshot, which follows what is
+Rule 4: writes go straight to the disk, syncs by a lane: those of a thousand topics that change at
+        once do not stand before a write (R9).
+Rule 5: the file stays within a few times the size of a snapshot, which follows what is
         unfinished (R10).
 """
 
@@ -32,9 +34,11 @@ class JournalKeeper:
         disk: Disk,
         snapshot: Callable[[], list[bytes]],
         health: Callable[[BaseException | None], None],
+        lane: Disk | None = None,
     ) -> None:
         self._journal = journal
         self._disk = disk
+        self._lane = lane or disk
         self._snapshot = snapshot
         self._health = health
         self._ticket: Ticket | None = None  # of what is to be written
@@ -42,6 +46,7 @@ class JournalKeeper:
         self._unsynced: list[Ticket] = []  # who waits for the next sync
         self._opened = False
         self._syncing = False
+        self._dirty = True  # something may be written and not synced
         self._whole = False
         self._compacted_size = 0
 
@@ -80,8 +85,20 @@ class JournalKeeper:
         self._opened = True
         self.flush()
 
+    def begin(self) -> tuple[Journal, bytes]:
+        """The file and its first records, for whoever makes the folder and writes them."""
+        self._written, self._ticket = self._ticket or Ticket(), None
+        return self._journal, self._journal.take()
+
+    def begun(self, error: BaseException | None) -> None:
+        """The folder exists; and what begin() gave is in the file, if there is no error."""
+        self._opened = True
+        self._wrote(False, None, error)
+
     def fail(self, error: Exception) -> None:
         """The journal's folder could not be made."""
+        if not self._written.done:
+            self._written.settle(error)
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
             ticket.settle(error)
@@ -102,6 +119,7 @@ class JournalKeeper:
 
     def _wrote(self, whole: bool, _: None, error: BaseException | None) -> None:
         self._health(error)
+        self._dirty = True
         if error is not None:
             self._whole = True
         elif whole:
@@ -120,14 +138,19 @@ class JournalKeeper:
 
     def _sync(self) -> None:
         tickets, self._unsynced = self._unsynced, []
+        if not self._dirty:
+            for ticket in tickets:
+                ticket.settle()
+            return
         self._syncing = True
-        self._disk.submit(self._journal.sync, partial(self._synced, tickets))
+        self._dirty = False
+        self._lane.submit(self._journal.sync, partial(self._synced, tickets))
 
     def _synced(self, tickets: list[Ticket], _: None, error: BaseException | None) -> None:
         self._syncing = False
         self._health(error)
         if error is not None:
-            self._whole = True
+            self._whole = self._dirty = True
         for ticket in tickets:
             ticket.settle(failure(error))
         if self._unsynced and not self._syncing:

@@ -64,7 +64,7 @@ def open_broker(broker: Broker) -> None:
         for slot, ordinals in found.fired.items():
             fired.setdefault(slot, []).extend(ordinals)
         entry = listed.get(folder.topic)
-        doubtful = compare(broker, folder.topic, entry, found)
+        doubtful = compare(broker, folder.topic, entry, found, listed=bool(metadata.version))
         topic = _restore(broker, folder, found)
         for channel in entry.channels if entry is not None else ():
             if gone := found.state.gone.get(channel.name):

@@ -129,7 +129,7 @@ class Registry:
             if self._ticket is not None:
                 self._write()
 
-        broker.disk.submit(write, written)
+        broker.changes_disk.submit(write, written)
 
 
 def _encode(channel: Channel) -> bytes:

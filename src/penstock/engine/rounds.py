@@ -3,16 +3,21 @@
 journal   5 a second           what the channels finished goes to the journals
 sync      --sync-timeout       messages, finishes and deferred publishes become durable
 upkeep    once a second        segments that nobody needs go; the disk's health, lapsed readers
+
+Rule 1: a round serves its topics a millisecond at a time, and the loop others in between.
+Rule 2: few writes and syncs of a round are with the disk at once.  A topic that waits for its turn
+        may roll and be synced by others meanwhile, as if there was no round.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.core.ticket import Ticket, after, settled
+from penstock.engine.disk import failed
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
@@ -20,6 +25,59 @@ if TYPE_CHECKING:
 
 JOURNAL_INTERVAL_NS = 200_000_000
 UPKEEP_INTERVAL_NS = 1_000_000_000
+# What a round takes of one turn of the loop.
+SLICE_NS = 1_000_000
+# Writes of journals and syncs of a round that are with the disk at once.
+WRITE_COUNT_MAX = 4
+SYNC_COUNT_MAX = 3
+# And of both, that are begun in one turn of the loop.
+BEGIN_COUNT_MAX = 64
+
+
+class InTurn:
+    """Works of topics that wait for their turn, in order, each of them once."""
+
+    def __init__(self, broker: Broker, count_max: int) -> None:
+        self._broker = broker
+        self._count_max = count_max
+        self._waiting: OrderedDict[Callable[[], Ticket], Ticket] = OrderedDict()
+        self._count = 0
+        self._asked = False
+
+    def add(self, begin: Callable[[], Ticket]) -> Ticket:
+        """Have ``begin`` called in a while; the ticket is settled as the one that it returns."""
+        ticket = self._waiting.get(begin)
+        if ticket is None:
+            ticket = self._waiting[begin] = Ticket()
+            self._go_on_soon()
+        return ticket
+
+    def _go_on_soon(self) -> None:
+        if not self._asked and self._waiting and self._count < self._count_max:
+            self._asked = True
+            self._broker.turns.soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._asked = False
+        for _ in range(BEGIN_COUNT_MAX):
+            if not self._waiting or self._count >= self._count_max:
+                return
+            begin, ticket = self._waiting.popitem(last=False)
+            self._count += 1
+            self._begin(begin).add(partial(self._done, ticket))
+        self._go_on_soon()
+
+    def _begin(self, begin: Callable[[], Ticket]) -> Ticket:
+        try:
+            return begin()
+        except Exception as error:
+            self._broker.defect("round")
+            return failed(error)
+
+    def _done(self, ticket: Ticket, done: Ticket) -> None:
+        self._count -= 1
+        self._go_on_soon()
+        ticket.settle(done.error)
 
 
 class Rounds:
@@ -33,6 +91,8 @@ class Rounds:
         self._finished: dict[Topic, None] = {}  # with progress in the journal, not synced
         self._used: dict[Topic, None] = {}
         self.damaged: deque[Topic] = deque()  # reads found damage, on any thread
+        self._writes = InTurn(broker, WRITE_COUNT_MAX)
+        self._syncs = InTurn(broker, SYNC_COUNT_MAX)
 
     def start(self) -> None:
         self._every(JOURNAL_INTERVAL_NS, self._journal)
@@ -62,25 +122,34 @@ class Rounds:
 
         broker.turns.after(interval_ns, again)
 
+    def _each(self, topics: Iterator[Topic], call: Callable[[Topic], None]) -> None:
+        clock = self._broker.clock
+        end_ns = clock.monotonic_ns() + SLICE_NS
+        for topic in topics:
+            if not topic.closed:
+                self._broker.guard(topic.name, call, topic)
+                if clock.monotonic_ns() >= end_ns:
+                    self._broker.turns.soon(partial(self._each, topics, call))
+                    return
+
     def _journal(self) -> None:
         progressed, self._progressed = self._progressed, {}
         for topic in progressed:
-            if not topic.closed:
-                topic.write_progress()
-                self._finished[topic] = None
-                self._used[topic] = None
+            self._writes.add(topic.write_progress).add(partial(self._written, topic))
+
+    def _written(self, topic: Topic, _: Ticket) -> None:
+        self._finished[topic] = None
+        self._used[topic] = None
 
     def _sync(self) -> None:
         """What --sync-timeout bounds: messages, finishes and deferred publishes."""
         unsynced, self._unsynced = self._unsynced, {}
-        for topic in unsynced:
-            if not topic.closed:
-                # The journal says how far: without it damage there would pass for a torn tail.
-                topic.writer.sync().add(partial(self._synced, topic))
         finished, self._finished = self._finished, {}
+        for topic in unsynced:
+            # The journal says how far: without it damage there would pass for a torn tail.
+            self._syncs.add(topic.sync_log).add(partial(self._synced, topic))
         for topic in finished:
-            if not topic.closed:
-                topic.keeper.flush(sync=True)
+            self._syncs.add(topic.sync_journal)
         if self._broker.deferred.unsynced_count:
             self._broker.deferred.sync()
 
@@ -92,17 +161,18 @@ class Rounds:
         while self.damaged:
             self._used[self.damaged.popleft()] = None
         used, self._used = self._used, {}
-        for topic in used:
-            if not topic.closed:
-                if topic.retire():
-                    self._used[topic] = None
-                broker.identity.saw(topic.appender.next_index)
+        self._each(iter(used), self._look_after)
         broker.identity.saw(0)
         self._checkpoint()
         broker.pulls.look()
         broker.staging.look_at_notes()
         broker.premises.look()
         broker.health_of_disk.look()
+
+    def _look_after(self, topic: Topic) -> None:
+        if topic.retire():
+            self._used[topic] = None
+        self._broker.identity.saw(topic.appender.next_index)
 
     def _checkpoint(self) -> None:
         """Sync the logs that deferred messages went to, then let go of their slots (R16)."""
@@ -111,7 +181,7 @@ class Rounds:
             return
         fired = deferred.checkpoint_due()
         topics = dict.fromkeys(self._broker.durable(f.instance) for f in fired)
-        syncs = [topic.writer.sync() for topic in topics if topic is not None]
+        syncs = [self._syncs.add(topic.sync_log) for topic in topics if topic is not None]
 
         def synced(ticket: Ticket) -> None:
             deferred.checkpoint([] if ticket.error is not None else fired)

@@ -22,6 +22,7 @@ from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
 from penstock.engine.deferred import Due
+from penstock.engine.disk import failed
 from penstock.engine.ephemeral import EphemeralChannel
 from penstock.engine.keeper import JournalKeeper
 from penstock.engine.listing import Listing
@@ -86,14 +87,29 @@ class Topic(BaseTopic):
             self._heard_seal,
             broker.health_of_disk.reserve,
             broker.sync_times,
+            broker.changes_disk,
         )
-        self.keeper = JournalKeeper(journal, broker.disk, self._snapshot, self._heard_journal)
+        self.keeper = JournalKeeper(
+            journal, broker.disk, self._snapshot, self._heard_journal, broker.changes_disk
+        )
 
     # ---- publishing
 
     @property
     def end(self) -> int:
         return self.shown_end
+
+    def begin(self) -> tuple[Journal, bytes]:
+        """The journal and its first records, for whoever makes the folder of a new topic."""
+        self.keeper.add(self._topic_record())
+        return self.keeper.begin()
+
+    def begun(self, error: BaseException | None) -> Ticket:
+        """The folder exists; the ticket is settled when that and the journal are durable."""
+        self._opened = True
+        self.keeper.begun(error)
+        self.flush()
+        return self.listing.save(self.keeper.flush(sync=True)) if error is None else failed(error)
 
     def open(self) -> None:
         """The folder exists: publishes may be written."""
@@ -302,13 +318,23 @@ class Topic(BaseTopic):
         for record in (self._topic_record(), *then):
             self.keeper.add(record)
         # Whatever changed may have let go of segments; without traffic nobody else would look.
-        self.journal_later()
+        self.broker.rounds.used(self)
         self.broker.polls.changed(self.name)
         listed = self.listing.save(self.keeper.flush())
         return after(self.keeper.flush(sync=True), listed)
 
+    def sync_log(self) -> Ticket:
+        """Make durable what is written of the log."""
+        return settled() if self.closed else self.writer.sync()
+
+    def sync_journal(self) -> Ticket:
+        """Make durable what the journal was given."""
+        return settled() if self.closed else self.keeper.flush(sync=True)
+
     def write_progress(self) -> Ticket:
         """Journal what the channels finished since the last time."""
+        if self.closed:
+            return settled()
         self._add_progress()
         return self.keeper.flush()
 

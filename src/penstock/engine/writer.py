@@ -10,7 +10,9 @@ Rule 3: one write and one sync at a time; what arrives meanwhile is the next bat
         --sync-every=1 one sync serves everybody who waits (group commit).
 Rule 4: a failed write leaves nothing behind but burned indexes (R1); its publishers get the
         error, and the next batch is tried afresh (R8).
-Rule 5: a part of a staging is one batch (R19).  A large one is made and written on a thread; what
+Rule 5: the first write and sync of a topic go by a lane: a thousand new topics do not stand before
+        the syncs of the others.
+Rule 6: a part of a staging is one batch (R19).  A large one is made and written on a thread; what
         is published meanwhile goes before the next one.
 """
 
@@ -76,10 +78,13 @@ class LogWriter(Flushing):
         unsealed: Callable[[BaseException | None], None],
         reserve: Reserve,
         sync_times: Histogram,
+        first_disk: Disk | None = None,
     ) -> None:
+        """``first_disk``: for the first write and the first sync, which make and open files."""
         self.log = log
         self._appender = appender
         self._disk = disk
+        self._first_disk = first_disk or disk
         self._clock = clock
         self._sync_every = sync_every
         self._visible = visible
@@ -140,7 +145,8 @@ class LogWriter(Flushing):
         self._syncing = True
         self._sync_ns = self._clock.monotonic_ns()
         waiting, self._waiting = self._waiting, Waiting([], [])
-        self._disk.submit(self.log.sync, partial(self._synced, waiting))
+        disk = self._disk if self.synced_at is not None else self._first_disk
+        disk.submit(self.log.sync, partial(self._synced, waiting))
 
     def _take_fired(self, dues: list[Due]) -> Batch:
         for due in dues:
@@ -162,11 +168,10 @@ class LogWriter(Flushing):
         return batch
 
     def _write_elsewhere(self, batch: Batch, started_ns: int) -> None:
+        disk = self._disk if self._opened else self._first_disk
         self._busy = True
         self._opened = True
-        self._disk.submit(
-            partial(self._put, batch), partial(self._written_elsewhere, batch, started_ns)
-        )
+        disk.submit(partial(self._put, batch), partial(self._written_elsewhere, batch, started_ns))
 
     def _put(self, batch: Batch) -> None:
         # On the loop or on another thread: nobody else has the batch until it is written.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from penstock.engine.disk import Done
 
 T = TypeVar("T")
 
-# Writes, syncs and cold reads of all topics share these; a stuck one leaves others to go on.
-THREAD_COUNT = 8
+# Writes, syncs and cold reads of all topics share these; a stuck one leaves others to go on.  The
+# lanes and the rounds of the engine can take nine of them.
+THREAD_COUNT = 12
 
 
 class LoopTurns:
@@ -27,28 +30,54 @@ class LoopTurns:
 
 
 class ThreadDisk:
-    """``Disk`` on a few threads."""
+    """``Disk`` on a few threads.
+
+    Not concurrent.futures: a submission to its pool takes the loop ten times as long, and whoever
+    waits for a work here is told by ``done``.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._threads = ThreadPoolExecutor(THREAD_COUNT, thread_name_prefix="disk")
+        self._works: SimpleQueue[tuple[Callable[[], Any], Done[Any]] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
         self._closed = False
+        self._busy_count = 0  # works that were submitted and are not done, by the loop's count
 
     def submit(self, work: Callable[[], T], done: Done[T]) -> None:
         if self._closed:
-            return  # everything is saved, and nobody waits any more
+            return  # all is written, the process is about to end
+        self._busy_count += 1
+        if self._busy_count > len(self._threads) < THREAD_COUNT:
+            number = len(self._threads)
+            thread = threading.Thread(target=self._serve, name=f"disk_{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._works.put((work, done))
 
-        def run() -> None:
-            result: T | None = None
+    def close(self) -> None:
+        """Wait until all that was submitted is done; what comes later is not."""
+        self._closed = True
+        for _ in self._threads:
+            self._works.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        while (submitted := self._works.get()) is not None:
+            work, done = submitted
+            result: Any = None
             error: BaseException | None = None
             try:
                 result = work()
             except BaseException as failure:
                 error = failure
-            self._loop.call_soon_threadsafe(done, result, error)
+            self._tell(done, result, error)
+            del submitted, work, done, result, error  # nothing is kept alive until the next work
 
-        self._threads.submit(run)
+    def _tell(self, done: Done[Any], result: Any, error: BaseException | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._done, done, result, error)
 
-    def close(self) -> None:
-        self._closed = True
-        self._threads.shutdown(wait=True)
+    def _done(self, done: Done[Any], result: Any, error: BaseException | None) -> None:
+        self._busy_count -= 1
+        done(result, error)

@@ -383,12 +383,18 @@ def _payload_at(data: bytes, at: int) -> bytes | None:
 
 
 class Journal:
-    """The file.  ``add`` and ``take`` belong to the loop, ``write`` and ``compact`` may block."""
+    """The file.  ``add`` and ``take`` belong to the loop, ``write`` and ``compact`` may block.
 
-    def __init__(self, files: Files, path: str) -> None:
+    Without a ``size`` the file is looked at, which may block.
+    """
+
+    def __init__(self, files: Files, path: str, size: int | None = None) -> None:
         self._files = files
         self.path = path
-        self.size = files.size(path) if files.exists(path) else 0
+        if size is None:
+            size = files.size(path) if files.exists(path) else 0
+        self.size = size
+        self._named = True  # its name is durable, or will be with the first write
         self._buffer: list[bytes] = []
         self.buffer_size = 0
 
@@ -403,6 +409,11 @@ class Journal:
         self.buffer_size = 0
         return taken
 
+    def begin(self, data: bytes) -> None:
+        """Make the file with its first records; blocking.  Its name is durable after a sync."""
+        self.size = self._files.append(self.path, [data])
+        self._named = False
+
     def write(self, data: bytes) -> None:
         """Append records; blocking.  After an error compact() must be what comes next."""
         if data:
@@ -415,6 +426,9 @@ class Journal:
         """Make durable what was written; blocking, and fine beside a write."""
         if self.size:
             self._files.sync(self.path)
+        if not self._named:
+            self._files.sync_folder(self.path.rpartition("/")[0])
+            self._named = True
 
     def compact(self, records: Iterable[bytes]) -> None:
         """Replace the file by ``records``; blocking.

@@ -183,6 +183,15 @@ def test_a_topic_may_go_while_its_channels_are_made(engine: Engine) -> None:
     assert list(engine.topic("t").channels) == []
 
 
+def test_an_ephemeral_topic_may_go_while_its_channels_are_made(engine: Engine) -> None:
+    topic, _ = engine.broker.create_topic("t#ephemeral")
+    engine.settle()
+    topic.know_channels([f"c{number}" for number in range(2 * KNOWN_COUNT_MAX)])
+    engine.broker.delete_topic("t#ephemeral")
+    engine.settle()
+    assert len(topic.channels) == KNOWN_COUNT_MAX and not engine.broker.topics
+
+
 @pytest.mark.parametrize("mode", [KEEP, LOSE])
 def test_channels_that_were_made_together_survive_a_power_cut(engine: Engine, mode: str) -> None:
     topic, _ = engine.broker.create_topic("t")

@@ -1,0 +1,133 @@
+"""New topics on their way to disk, many at a time.
+
+    loop     a publish or subscription names a topic: it is there at once, its messages wait
+    thread   folders and journals of up to BATCH_COUNT topics are made; one sync keeps their names
+    loop     they are opened, a few a turn: what waits in them is written
+    lane     each journal is synced, nsqd.dat lists them; ``created`` is settled (R6)
+
+Rule 1: few topics are on this way at once, in a lane of the disk: however many are named, the other
+        topics' writes and syncs have the other threads (R9).
+Rule 2: a folder that cannot be made is a topic that does not exist.  A journal that cannot be
+        written is written later; whoever waits is told the error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.core.ticket import Ticket
+from penstock.engine.disk import failure
+from penstock.errors import UncutError
+from penstock.storage.files import Files
+from penstock.storage.journal import Journal
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+    from penstock.engine.topic import Topic
+
+# Topics that one work of the disk makes.
+BATCH_COUNT = 64
+# Topics that are made and not durable yet: the next batch waits for them.
+UNDURABLE_COUNT_MAX = 64
+# Topics opened in one turn of the loop: about a millisecond.
+OPEN_COUNT = 8
+
+
+@dataclass(slots=True)
+class _Birth:
+    """A topic that is being made, and what became of it."""
+
+    topic: Topic
+    journal: Journal
+    records: bytes
+    folder_error: BaseException | None = None
+    journal_error: BaseException | None = None
+
+    def make(self, files: Files) -> None:
+        """Blocking."""
+        try:
+            files.make_folder(self.topic.log.folder)
+        except OSError as error:
+            self.folder_error = error
+            return
+        try:
+            self.journal.begin(self.records)
+        except (OSError, UncutError) as error:
+            self.journal_error = error
+
+
+class Creation:
+    """Makes the folders and journals of new topics."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._waiting: deque[Topic] = deque()
+        self._made: deque[_Birth] = deque()
+        self._making = False
+        self._undurable_count = 0
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    def add(self, topic: Topic) -> None:
+        """Make ``topic``; its ticket ``created`` tells when that is durable."""
+        self._waiting.append(topic)
+        self._make_soon()
+
+    def _make_soon(self) -> None:
+        if self._making or not self._waiting or self._undurable_count > UNDURABLE_COUNT_MAX:
+            return
+        self._making = True
+        self._broker.turns.soon(self._make)
+
+    def _make(self) -> None:
+        births: list[_Birth] = []
+        while self._waiting and len(births) < BATCH_COUNT:
+            topic = self._waiting.popleft()
+            births.append(_Birth(topic, *topic.begin()))
+        self._undurable_count += len(births)
+        work = partial(_make_all, self._broker.files, self._broker.data.topics, births)
+        self._broker.changes_disk.submit(work, partial(self._have_made, births))
+
+    def _have_made(self, births: list[_Birth], _: None, error: BaseException | None) -> None:
+        for birth in births:
+            birth.folder_error = birth.folder_error or error
+        self._made.extend(births)
+        self._open()
+
+    def _open(self) -> None:
+        for _ in range(min(len(self._made), OPEN_COUNT)):
+            birth = self._made.popleft()
+            self._broker.guard(birth.topic.name, self._finish, birth)
+        if self._made:
+            self._broker.turns.soon(self._open)
+        else:
+            self._making = False
+            self._make_soon()
+
+    def _finish(self, birth: _Birth) -> None:
+        topic = birth.topic
+        failed = failure(birth.folder_error)
+        if failed is not None:
+            self._broker.health_of_disk.failed(failed)
+            self._broker.drop_topic(topic)
+            topic.fail(failed)
+            self._settle(topic.created, failed)
+            return
+        created = topic.created
+        topic.begun(birth.journal_error).add(lambda saved: self._settle(created, saved.error))
+
+    def _settle(self, created: Ticket, error: Exception | None) -> None:
+        self._undurable_count -= 1
+        created.settle(error)
+        self._make_soon()
+
+
+def _make_all(files: Files, topics_folder: str, births: list[_Birth]) -> None:
+    for birth in births:
+        birth.make(files)
+    files.sync_folder(topics_folder)
