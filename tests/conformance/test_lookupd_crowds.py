@@ -139,6 +139,21 @@ def test_one_peer_that_registers_much_does_not_hold_up_the_others() -> None:
         assert asked > 20
         assert worst_s < 0.5, worst_s
         assert metric(lookupd, "penstock_lookupd_topics") == count
+        # The longest answer there is, made in slices as well.
+        worst_s = 0.0
+        with socket.create_connection(("127.0.0.1", lookupd.http_port), 30) as asking:
+            asking.sendall(b"GET /debug HTTP/1.0\r\n\r\n")
+            asking.setblocking(False)
+            data = bytearray()
+            while not data.endswith(b"]}"):
+                assert time.monotonic() < give_up_s
+                with suppress(BlockingIOError):
+                    data += asking.recv(1 << 20)
+                since_s = time.monotonic()
+                assert other.do(b"PING\n") == b"OK"
+                worst_s = max(worst_s, time.monotonic() - since_s)
+        assert len(json.loads(data.partition(b"\r\n\r\n")[2])) == count + 1
+        assert worst_s < 0.5, worst_s
 
 
 def test_commands_before_the_end_of_a_stream_are_done() -> None:

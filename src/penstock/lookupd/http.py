@@ -7,22 +7,27 @@ so ``/topic/delete?topic=*`` deletes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.engine.clock import Clock
 from penstock.engine.names import is_valid_name
 from penstock.lookupd.registry import NEVER_NS, Producer, Registry
+from penstock.server.http_gather import gather
 from penstock.server.http_message import (
     EMPTY,
+    JSON,
     TEXT,
+    V1,
     HttpError,
+    Pending,
     Request,
     Response,
     json_response,
 )
 from penstock.server.http_router import Route, Router
 from penstock.version import NSQ_VERSION
+from penstock.wire import gojson
 
 # Go's zero time in nanoseconds since 1970, wrapped to 64 bits.
 GO_ZERO_NS = -6795364578871345152
@@ -83,24 +88,34 @@ class LookupdApi:
             }
         )
 
-    def nodes(self, request: Request) -> Response:
+    def nodes(self, request: Request) -> Response | Pending:
+        return gather(self._node_pieces(), (JSON, V1))
+
+    def _node_pieces(self) -> Iterator[bytes]:
+        """A node may have 100,000 topics: one at a time."""
         now_ns = self._clock.monotonic_ns()
-        nodes = []
+        before = b'{"producers":['
         for producer in self._registry.nodes(now_ns):
             topics = list(producer.topics)
             hidden = [self._registry.tombstoned(producer, topic, now_ns) for topic in topics]
-            nodes.append({**_shown(producer), "tombstones": hidden, "topics": topics})
-        return json_response({"producers": nodes})
+            shown = {**_shown(producer), "tombstones": hidden, "topics": topics}
+            yield before + gojson.encode(shown)
+            before = b","
+        yield b"]}" if before == b"," else before + b"]}"
 
-    def debug(self, request: Request) -> Response:
-        now_ns, wall_ns = self._clock.monotonic_ns(), self._clock.wall_ns()
-        shown = {
-            ":".join(key): [
-                self._debugged(producer, key, wall_ns - now_ns) for producer in producers
-            ]
-            for key, producers in self._registry.entries().items()
-        }
-        return json_response(shown)
+    def debug(self, request: Request) -> Response | Pending:
+        return gather(self._debug_pieces(), (JSON, V1))
+
+    def _debug_pieces(self) -> Iterator[bytes]:
+        wall_offset_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
+        before = b"{"
+        for key in self._registry.all_keys():
+            producers = self._registry.having(*key)
+            if producers:
+                shown = [self._debugged(each, key, wall_offset_ns) for each in producers]
+                yield before + gojson.encode(":".join(key)) + b":" + gojson.encode(shown)
+                before = b","
+        yield b"}" if before == b"," else before + b"}"
 
     def _debugged(
         self, producer: Producer, key: tuple[str, str, str], wall_offset_ns: int

@@ -260,15 +260,30 @@ class Registry:
         at_ns = producer.topics.get(topic, NEVER_NS)
         return at_ns != NEVER_NS and now_ns - at_ns < self._tombstone_ns
 
+    def all_keys(self) -> list[tuple[str, str, str]]:
+        """Everything there is: (category, topic, channel)."""
+        return [
+            ("client", "", ""),
+            *(("topic", topic, "") for topic in self._topics),
+            *(
+                ("channel", topic, name)
+                for topic, names in self._channels.items()
+                for name in names
+            ),
+        ]
+
+    def having(self, category: str, topic: str, channel: str) -> list[Producer]:
+        """The producers of a key; none if it is gone."""
+        if category == "client":
+            return list(self._clients)
+        name = self._topics.get(topic)
+        if category == "channel":
+            name = self._channels.get(topic, {}).get(channel)
+        return [] if name is None else list(name.producers)
+
     def entries(self) -> dict[tuple[str, str, str], list[Producer]]:
-        """Every key that has producers: (category, topic, channel)."""
-        found = {("client", "", ""): list(self._clients)}
-        for topic, name in self._topics.items():
-            found["topic", topic, ""] = list(name.producers)
-        for topic, channels in self._channels.items():
-            for channel, name in channels.items():
-                found["channel", topic, channel] = list(name.producers)
-        return {key: producers for key, producers in found.items() if producers}
+        """Every key that has producers."""
+        return {key: producers for key in self.all_keys() if (producers := self.having(*key))}
 
     def check(self) -> None:
         """Both directions say the same, and the counts are right; for tests."""
