@@ -34,6 +34,7 @@ from penstock.storage.staging import (
     encode_seal,
     origin_of,
 )
+from penstock.storage.staging_notes import Noted, StagingNotes
 from penstock.storage.topic_log import TopicLog
 from tests.staging import ATTEMPT, deferred, plain
 from tests.unit.storage.build import NODE_ID, append, append_many, batch
@@ -248,6 +249,20 @@ def test_the_ledger_is_told_record_by_record(
     assert lines[2].startswith("!!")
     assert f"members=[31:7:{ATTEMPT}] topics=[t~00000000000000ab>=100] stamps=[31:1:5]" in lines[3]
     assert lines[4].endswith("query=q batch=3 count=2 digest=d")
+
+
+def test_notes_of_stagings_are_told_record_by_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R19."""
+    path = tmp_path / "staging.notes"
+    notes = StagingNotes(Files(), str(path))
+    notes.seal(Noted(0x1F, Key("q", 3, 7, ATTEMPT), Seal(1, 2), 300), 0)
+    notes.ledger(120)
+    assert main([str(path)]) == 0
+    sealed, synced = capsys.readouterr().out.splitlines()
+    assert sealed.endswith(f"batch=3 partition=7 attempt={ATTEMPT} parts=1 count=2 size=300")
+    assert " sealed " in sealed and synced.endswith("size=120")
 
 
 def test_a_batch_says_which_part_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

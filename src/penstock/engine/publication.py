@@ -152,6 +152,7 @@ class Publication:
         """An admin has the query begin anew; it does not run."""
         assert not self.running
         self._dropped = True
+        self._heard(None)
         if self._published:
             if not self._marking:
                 self._finish()
@@ -442,7 +443,8 @@ class Publication:
         """Damage is reported once; what the disk cannot do at the moment shows in /ping."""
         health, source = self._broker.health_of_disk, f"query={self.query}"
         if isinstance(error, OSError):
-            health.failing(source, error)
+            if not self._broker.exiting:
+                health.failing(source, error)
             return
         health.working(source)
         if isinstance(error, DamagedPartError):
