@@ -43,20 +43,17 @@ class Identity:
         self._highest = 0
         self._raising = False
         self._clock_told = False
+        self.used = False  # whether a node has run on this data path before
 
     @property
     def uuid(self) -> str:
         return self._node.uuid if self._node is not None else ""
 
-    @property
-    def used(self) -> bool:
-        """Whether a node has run on this data path before."""
-        return self._node is not None and self._node.used
-
     def open(self) -> int:
         """Load or make the identity; return the lowest index to give.  Blocking."""
         broker = self._broker
         node = self._node = load_node(broker.files, broker.data.node, broker.data.node_copy)
+        self.used = node.used
         for problem in node.problems:
             broker.damage.report(DamageKind.NODE, problem, path=node.path)
         if node.made and broker.data.topic_folders():

@@ -38,6 +38,7 @@ def open_broker(broker: Broker) -> None:
     broker.data.open()
     broker.damage.open()
     floor = broker.identity.open()
+    _report_folders(broker)
     broker.raise_stamp(broker.identity.stamp_floor)
     broker.health_of_disk.reserve.hold()
     live_slots = broker.deferred.find()
@@ -71,7 +72,7 @@ def open_broker(broker: Broker) -> None:
                 topic.listing.gone(*gone)
         broker.add_topic(topic)
         _cut_deferred(broker, topic)
-        if doubtful:
+        if doubtful or found.losses:
             topic.keeper.rewrite()
         if not found.journal.size:
             topic.save()
@@ -86,6 +87,19 @@ def open_broker(broker: Broker) -> None:
     broker.registry.save_all().add(lambda saved: _sweep(broker, deleted, saved))
     broker.staging.open()
     broker.staging.resume()
+
+
+def _report_folders(broker: Broker) -> None:
+    """Folders that a node which has run before must have."""
+    kinds = {
+        broker.data.topics: DamageKind.TOPIC,
+        broker.data.deferred: DamageKind.DEFERRED,
+        broker.data.staging: DamageKind.STAGING,
+    }
+    for folder in broker.data.made if broker.identity.used else ():
+        broker.damage.report(
+            kinds[folder], f"{folder} is missing with all it held, made anew", path=folder
+        )
 
 
 def _lease(broker: Broker, end: int) -> None:
@@ -142,11 +156,18 @@ def _set_aside(broker: Broker, old: TopicFolder, new: TopicFolder) -> None:
 
 def _metadata(broker: Broker) -> Metadata:
     """nsqd.dat; the folders are the truth, so a damaged file is put aside and written anew."""
+    path = broker.data.metadata
+    if not broker.files.exists(path):
+        if broker.identity.used and broker.data.topic_folders():
+            broker.damage.report(
+                DamageKind.METADATA, f"{path} is missing, written anew from the topics", path=path
+            )
+        return Metadata()
     try:
-        return load_metadata(broker.files, broker.data.metadata)
+        return load_metadata(broker.files, path)
     except CorruptError as error:
-        log.error("%s; kept as nsqd.dat.bad", error)
-        broker.files.rename(broker.data.metadata, f"{broker.data.metadata}.bad")
+        broker.files.write_new(f"{path}.bad", broker.files.read(path))
+        broker.damage.report(DamageKind.METADATA, f"{error}; kept as nsqd.dat.bad", path=path)
         return Metadata()
 
 
@@ -177,6 +198,14 @@ def _add_listed(broker: Broker, metadata: Metadata, deleted: set[str]) -> None:
             continue
         if entry.name in broker.topics or is_ephemeral(entry.name) or entry.name in deleted:
             continue
+        if broker.identity.used:
+            broker.damage.report(
+                DamageKind.TOPIC,
+                "nsqd.dat lists it, and there is no folder of it: its messages are lost, unless it"
+                " was added to nsqd.dat by hand",
+                topic=entry.name,
+                path=broker.data.topics,
+            )
         topic, _ = broker.create_topic(entry.name)
         for channel_entry in entry.channels:
             if not is_valid_name(channel_entry.name):
@@ -205,6 +234,7 @@ def _restore(broker: Broker, folder: TopicFolder, found: RecoveredTopic) -> Topi
         topic.await_channels()
     topic.released = _released(state, topic)
     topic.recover(state.whole_from, state.channel_id_max)
+    topic.recover_files(state.files)
     for channel_state in state.channels.values():
         channel = _restore_channel(broker, topic, channel_state)
         topic.add_recovered(channel)

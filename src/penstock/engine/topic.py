@@ -24,6 +24,7 @@ from penstock.engine.channel import Channel
 from penstock.engine.deferred import Due
 from penstock.engine.disk import failed
 from penstock.engine.ephemeral import EphemeralChannel
+from penstock.engine.inventory import Inventory
 from penstock.engine.keeper import JournalKeeper
 from penstock.engine.listing import Listing
 from penstock.engine.names import is_ephemeral
@@ -61,6 +62,7 @@ class Topic(BaseTopic):
         self.log = log
         self.deletion: Deletion | None = None
         self.listing = Listing(self)
+        self.inventory = Inventory(log)
         self._channel_id = 0
         self._opened = False
         self._retiring = False
@@ -161,6 +163,8 @@ class Topic(BaseTopic):
             self.skip_void(batch.dues, batch.first)
             self.broker.deferred.fired(batch.dues)
         self.broker.rounds.written(self)
+        if self.log._segments is not self.inventory.seen:  # asked for every batch
+            self.journal_later()
         self.broker.polls.arrived(self.name)
         batch.ticket.settle()
 
@@ -262,6 +266,12 @@ class Topic(BaseTopic):
         self.whole_from = self._removed_end = self._removed_told = whole_from
         self._channel_id = channel_id_max
 
+    def recover_files(self, files: dict[int, records.FileState]) -> None:
+        """What its journal says of its files; what is there is told if it differs."""
+        self.inventory.recover(files)
+        if self._tell_files():
+            self.journal_later()
+
     def add_recovered(self, channel: Channel) -> None:
         self.channels[channel.name] = channel
 
@@ -350,6 +360,14 @@ class Topic(BaseTopic):
         if synced_at is not None and synced_at != self._synced_told:
             self._synced_told = synced_at
             self.keeper.add(records.encode_synced(*synced_at))
+        self._tell_files()
+
+    def _tell_files(self) -> bool:
+        """Journal what came to the log's files and what went; whether there was anything."""
+        changes = self.inventory.changes()
+        for record in changes:
+            self.keeper.add(record)
+        return bool(changes)
 
     def _add_channel_progress(self, channel: Channel) -> None:
         if channel.window.changed and not channel.ephemeral:
@@ -401,7 +419,7 @@ class Topic(BaseTopic):
             whole.append(records.encode_synced(*self.writer.synced_at))
         if self._removed_end:
             whole.append(records.encode_removed(self._removed_end))
-        return whole
+        return whole + self.inventory.records()
 
     # ---- segments that nobody needs (R5)
 
@@ -505,7 +523,16 @@ class Topic(BaseTopic):
             self.broker.report(f"topic={self.name}", error)
 
     def _unlink(self, paths: list[str]) -> None:
+        """Unlink files that the log has let go of, once the journal does not expect them."""
         self._retiring = True
+        told = self.keeper.flush(sync=True) if self._tell_files() else settled()
+        told.add(partial(self._unlink_told, paths))
+
+    def _unlink_told(self, paths: list[str], told: Ticket) -> None:
+        if told.error is not None:
+            if not self.closed:
+                self.broker.later(partial(self._unlink, paths))
+            return
 
         def unlink() -> None:
             for path in paths:

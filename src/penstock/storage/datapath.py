@@ -61,6 +61,7 @@ class DataPath:
         self.staging_notes = f"{self.own}/staging.notes"
         self.importing = f"{self.own}/import"
         self.imported = f"{self.own}/imported"
+        self.made: list[str] = []  # folders that open() had to make
         self._places: dict[str, tuple[int, int] | None] = {}
 
     def open(self) -> None:
@@ -74,6 +75,7 @@ class DataPath:
         for folder in folders:
             if not self.files.exists(folder):
                 self.files.make_folder(folder)
+                self.made.append(folder)
         # What a killed process has made counts from now on, so a power cut must not take it.
         for folder in (self.root, self.own, *folders):
             self.files.sync_folder(folder)

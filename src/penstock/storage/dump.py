@@ -40,6 +40,7 @@ _RECORDS = {
     journal.PROGRESS: "progress",
     journal.SYNCED: "synced",
     journal.REMOVED: "removed",
+    journal.FILE: "file",
 }
 
 
@@ -210,6 +211,10 @@ def _record(kind: int, payload: bytes) -> str:
         return f"base={base} offset={offset}"
     if kind == journal.REMOVED:
         return f"whole_from={journal.decode_removed(payload)}"
+    if kind == journal.FILE:
+        base, file = journal.decode_file(payload)
+        kinds = " unsynced" * file.unsynced + " side" * file.side
+        return f"base={base} first={file.first} end={file.end} count={file.count}{kinds}"
     if kind == journal.GONE:
         return f"id={int.from_bytes(payload, 'big')}"
     return f"{len(payload)} bytes"

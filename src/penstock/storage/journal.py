@@ -28,6 +28,7 @@ GONE = 3
 PROGRESS = 4
 SYNCED = 5
 REMOVED = 6
+FILE = 7
 
 # A larger PROGRESS is split: a record that cannot be trusted costs this much at most, and a size
 # field that lies cannot make a reader skip the rest of the file.
@@ -37,6 +38,10 @@ PAYLOAD_SIZE_MAX = 256 * 1024
 
 # A topic's ``frozen`` byte: 0 no, 1 paused or without channels, and
 AWAITING = 2  # new: whether others know channels of it is still being asked
+
+# Flags of a file of the log.
+UNSYNCED = 1
+SIDE = 2
 
 # A channel's flags.
 PAUSED = 1
@@ -53,9 +58,21 @@ _RUN = struct.Struct(">QQ")
 _MARK = struct.Struct(">QHq")
 _SYNCED = struct.Struct(">QQ")
 _REMOVED = struct.Struct(">Q")
+_FILE = struct.Struct(">QQQQB")
 
 Run = tuple[int, int]
 Mark = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file of the log, at least as large as this: ``count`` messages in [first, end)."""
+
+    first: int
+    end: int
+    count: int
+    unsynced: bool = False
+    side: bool = False
 
 
 @dataclass
@@ -89,6 +106,7 @@ class TopicState:
     channels: dict[str, ChannelState] = field(default_factory=dict)
     # Deleted ones by name: (id, the records that say so).
     gone: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    files: dict[int, FileState] = field(default_factory=dict)  # by base
     synced: tuple[int, int] | None = None
     index_max: int = 0
     channel_id_max: int = 0
@@ -162,6 +180,11 @@ def encode_removed(whole_from: int) -> bytes:
     return _record(REMOVED, _REMOVED.pack(whole_from))
 
 
+def encode_file(base: int, state: FileState) -> bytes:
+    flags = UNSYNCED * state.unsynced | SIDE * state.side
+    return _record(FILE, _FILE.pack(base, state.first, state.end, state.count, flags))
+
+
 def decode_topic(payload: bytes) -> tuple[int, int, bool, int]:
     """(released, frozen, paused, void stamp)"""
     released, frozen, paused, void_stamp = _TOPIC.unpack(payload)
@@ -202,6 +225,12 @@ def decode_removed(payload: bytes) -> int:
     return whole_from
 
 
+def decode_file(payload: bytes) -> tuple[int, FileState]:
+    """(base, what is there); a file without messages is gone."""
+    base, first, end, count, flags = _FILE.unpack(payload)
+    return base, FileState(first, end, count, bool(flags & UNSYNCED), bool(flags & SIDE))
+
+
 def snapshot(state: TopicState) -> list[bytes]:
     """The records that say what ``state`` says, and nothing more."""
     encoded = [encode_topic(state.released, state.frozen, state.paused, state.void_stamp)]
@@ -222,6 +251,7 @@ def snapshot(state: TopicState) -> list[bytes]:
         encoded.append(encode_synced(*state.synced))
     if state.whole_from:
         encoded.append(encode_removed(state.whole_from))
+    encoded += [encode_file(base, told) for base, told in state.files.items()]
     return encoded
 
 
@@ -309,6 +339,15 @@ class _Replay:
         elif kind == REMOVED:
             state.whole_from = max(state.whole_from, decode_removed(payload))
             self.saw(state.whole_from)
+        elif kind == FILE:
+            self.apply_file(*decode_file(payload))
+
+    def apply_file(self, base: int, told: FileState) -> None:
+        self.saw(told.end)
+        if told.count:
+            self.state.files[base] = told
+        else:
+            self.state.files.pop(base, None)
 
     def apply_channel(self, told: ChannelState) -> None:
         self.state.channel_id_max = max(self.state.channel_id_max, told.id)

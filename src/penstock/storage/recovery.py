@@ -15,7 +15,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, INDEX_MAX, ORIGINS, scan
 from penstock.core.tables import Visible
@@ -27,6 +26,7 @@ from penstock.storage.files import Files
 from penstock.storage.journal import Journal, TopicState, replay
 from penstock.storage.log_reader import LogReader
 from penstock.storage.log_writer import SEGMENT_SIZE_MAX
+from penstock.storage.losses import Loss, find_missing
 from penstock.storage.segment import (
     TRAILER_SIZE,
     VERSION,
@@ -52,15 +52,6 @@ _SIDE = re.compile(r"([0-9]{20})(?:-([1-9][0-9]*))?\.side")
 def is_segment(name: str) -> bool:
     """Whether a file of a topic's folder is a segment of its log."""
     return _LOG.fullmatch(name) is not None
-
-
-class Loss(NamedTuple):
-    """Something that was synced and is damaged or gone; ``messages`` at most, None: unknown."""
-
-    kind: DamageKind
-    path: str
-    text: str
-    messages: int | None = None
 
 
 @dataclass
@@ -101,6 +92,7 @@ def recover_topic(
     if segments and not segments[-1].sealed:
         log.resume(segments[-1], recovery.synced)
         recovery.settle_holes(log)
+    losses = find_missing(folder, state, segments, log, recovery.losses)
     log.torn_count, log.corrupt_count = recovery.torn_count, recovery.corrupt_count
     return RecoveredTopic(
         log,
@@ -110,7 +102,7 @@ def recover_topic(
         recovery.corrupt_count,
         recovery.fired,
         recovery.notes,
-        recovery.losses,
+        losses,
     )
 
 
@@ -151,6 +143,11 @@ class _Recovery:
 
     def open_segments(self, synced: tuple[int, int] | None) -> list[Segment]:
         logs = sorted(int(match[1]) for match in map(_LOG.fullmatch, self.names) if match)
+        while logs and logs[-1] >= INDEX_MAX:
+            # Earlier versions followed a clock past 2109; no client could finish such messages.
+            path = f"{self.folder}/{logs.pop():020d}.log"
+            kept = set_aside(self.files, path)
+            self.lost(path, f"{path}: its indexes do not fit 54 bits, kept as {kept}")
         sides = self.open_sides()
         side_bases = sorted(side.base for side in sides)
         opened: list[Segment] = []

@@ -195,6 +195,11 @@ class TopicLog(Shown):
         """The dense runs of existing indexes in [start, end)."""
         return self._runs.between(start, end)
 
+    @property
+    def files(self) -> tuple[Segment, ...]:
+        """The segments and side files; another tuple when one came or went."""
+        return self._segments
+
     def segments(self) -> list[SegmentRecord]:
         return [_record(segment) for segment in self._segments]
 
