@@ -8,13 +8,15 @@ Rule 1: waiting costs nothing: there is one timer a poll, and topics tell when s
 Rule 2: only a poll makes the log sync earlier than --sync-every and --sync-timeout do, and at
         most once in SYNC_SPACING_NS a topic.
 Rule 3: every poll is answered once, soon after its time at the latest.
-Rule 4: one turn answers a bounded number; a crowd that waits for something else is not looked at
+Rule 4: nobody is refused: when too many wait, the poll that has waited longest of the reader with
+        the most of them is answered, with what there is.  It may ask again.
+Rule 5: one turn answers a bounded number; a crowd that waits for something else is not looked at
         for every batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,10 +51,13 @@ class Known(NamedTuple):
 class Poll:
     """One reader that waits."""
 
-    __slots__ = ("channel", "named", "ticket", "timer", "topics")
+    __slots__ = ("channel", "named", "reader", "ticket", "timer", "topics")
 
-    def __init__(self, topics: Mapping[str, Known], channel: str | None) -> None:
+    def __init__(
+        self, topics: Mapping[str, Known], channel: str | None, reader: Hashable = None
+    ) -> None:
         self.topics = topics
+        self.reader = reader
         self.channel = channel
         self.ticket = Ticket()
         self.timer: Timer | None = None
@@ -88,6 +93,7 @@ class Polls:
         self._broker = broker
         self._places: dict[str, _Place] = {}
         self._polls: dict[Poll, None] = {}
+        self._by_reader: dict[Hashable, dict[Poll, None]] = {}  # longest waiting first
 
     @property
     def waiting_count(self) -> int:
@@ -97,14 +103,26 @@ class Polls:
     def full(self) -> bool:
         return len(self._polls) >= POLL_COUNT_MAX
 
-    def wait(self, topics: Mapping[str, Known], channel: str | None, wait_ns: int) -> Poll:
-        """A poll that is answered as soon as there is something to tell, or after ``wait_ns``."""
-        poll = Poll(topics, channel)
+    def wait(
+        self,
+        topics: Mapping[str, Known],
+        channel: str | None,
+        wait_ns: int,
+        reader: Hashable = None,
+    ) -> Poll:
+        """A poll that is answered as soon as there is something to tell, or after ``wait_ns``.
+
+        ``reader`` is whose poll it is, for rule 4; None is one of our own, which are few.
+        """
+        poll = Poll(topics, channel, reader)
         answers = [self._judge(poll, name) for name in topics]
         if not wait_ns or self._broker.exiting or DUE in answers:
             poll.ticket.settle()
             return poll
-        assert not self.full
+        if reader is not None:
+            if self.full:
+                self._make_room()
+            self._by_reader.setdefault(reader, {})[poll] = None
         self._polls[poll] = None
         self._name(poll)
         for name in topics:
@@ -119,6 +137,11 @@ class Polls:
         if poll.ticket.done:
             return
         del self._polls[poll]
+        own = self._by_reader.get(poll.reader)
+        if own is not None:
+            del own[poll]
+            if not own:
+                del self._by_reader[poll.reader]
         for channel in poll.named:
             channel.poll_count -= 1
             channel.visit()
@@ -130,6 +153,11 @@ class Polls:
             if not place.polls and not place.syncing:
                 del self._places[name]
         poll.ticket.settle()
+
+    def _make_room(self) -> None:
+        most = max(self._by_reader.values(), key=len, default=None)
+        if most:
+            self.answer(next(iter(most)))
 
     def close(self) -> None:
         """Answer everybody: the end has begun."""

@@ -1,9 +1,11 @@
 """Reads of log ranges for readers over HTTP, on the disk's threads (R9).
 
-Rule 1: a few at once, so that writes and syncs always find a thread; the others wait in order.
+Rule 1: a few at once, so that writes and syncs always find a thread; readers take turns.
 Rule 2: nothing is done for each message.
 Rule 3: what was read stays in memory until the reader has taken it, which may be slow: all such
-        answers together are bounded, and the next reads wait.
+        answers together are bounded, and the next reads wait.  The less is left, the smaller are
+        the answers; those of a reader that holds more than is left are small, and the last quarter
+        is for the others: whoever comes finds room.
 Rule 4: while clients need all of the loop's time, readers wait for them (`pace.py`).
 Rule 5: who verifies by himself gets a stretch of the file where that is in the page cache: the
         kernel sends it, without a thread or a copy here.
@@ -12,6 +14,7 @@ Rule 5: who verifies by himself gets a stretch of the file where that is in the 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,14 +32,25 @@ if TYPE_CHECKING:
 AT_ONCE_MAX = 4
 WAITING_MAX = 1024
 SYNC_WAIT_NS = 5_000_000_000
-# Sixteen of the largest answers.  A reader that takes nothing is cut off after a minute.
+# Sixteen of the largest answers.  A reader that takes nothing is cut off after 5 s.
 HELD_SIZE_MAX = 256 << 20
+# An answer is at most this part of what is left, and may be this large in any case.
+LEFT_PART = 8
+SIZE_MIN = 256 << 10
 # What a stretch counts for at least: it takes no memory, but a descriptor.
 STRETCH_SIZE_MIN = 1 << 20
+STRETCH_COUNT_MAX = 128
+
+
+_NOBODY = object()
 
 
 class UnsyncedError(PenstockError):
     """A range must be synced before it is read, and the disk did not do it in time."""
+
+
+class BusyError(PenstockError):
+    """Too many reads wait, and most of them are this reader's."""
 
 
 class Read(Ticket):
@@ -45,11 +59,17 @@ class Read(Ticket):
     If there is a ``stretch``, then that is what it found, and the range has no pieces.
     """
 
-    __slots__ = ("end", "held_size", "range", "raw", "size_max", "start", "stretch", "topic")
+    __slots__ = (
+        *("end", "held_size", "range", "raw", "reader"),
+        *("size_max", "start", "stretch", "topic"),
+    )
 
-    def __init__(self, topic: Topic, start: int, end: int, size_max: int, raw: bool) -> None:
+    def __init__(
+        self, topic: Topic, start: int, end: int, size_max: int, raw: bool, reader: Hashable
+    ) -> None:
         super().__init__()
         self.topic = topic
+        self.reader = reader
         self.start = start
         self.end = end
         self.size_max = size_max
@@ -64,7 +84,12 @@ class Reads:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._waiting: deque[Read] = deque()
+        # By reader, in the order of their turns.
+        self._waiting: dict[Hashable, deque[Read]] = {}
+        self._waiting_count = 0
+        self._held_by: dict[Hashable, int] = {}
+        self._stretch_count = 0
+        self.stretch_count_max = STRETCH_COUNT_MAX
         self._running_count = 0
         self._held_size = 0
         self._pace = Pace(broker.clock)
@@ -74,19 +99,30 @@ class Reads:
         self.read_size = 0
 
     @property
-    def full(self) -> bool:
-        return len(self._waiting) >= WAITING_MAX or self._broker.polls.full
+    def pressed(self) -> bool:
+        """Whether reads wait because others hold too much."""
+        return bool(self._waiting) and self._next() is _NOBODY
 
-    def read(self, topic: Topic, start: int, end: int, size_max: int, *, raw: bool = False) -> Read:
-        """Whole batches with messages in [start, end), about ``size_max`` bytes of them.
+    def read(
+        self,
+        topic: Topic,
+        start: int,
+        end: int,
+        size_max: int,
+        *,
+        raw: bool = False,
+        reader: Hashable = None,
+    ) -> Read:
+        """Whole batches with messages in [start, end), about ``size_max`` bytes of them or less.
 
-        With ``raw`` they may reach further over the edges and be unverified.
+        With ``raw`` they may reach further over the edges and be unverified.  ``reader`` is whose
+        read it is, for rule 3.
 
         ``end`` is at most the topic's; what is not synced there is synced first (R18): after a
         restart it may not be known any more that it is.  Whoever asks calls ``free`` when it has
         no more use for what was read.
         """
-        read = Read(topic, start, end, size_max, raw)
+        read = Read(topic, start, end, size_max, raw, reader)
         if end <= readable_end(topic, None):
             self._begin(read)
         else:
@@ -102,39 +138,82 @@ class Reads:
             self._begin(read)
 
     def _begin(self, read: Read) -> None:
-        self._waiting.append(read)
+        if self._waiting_count >= WAITING_MAX:
+            self._make_room(read.reader)
+        if self._waiting_count >= WAITING_MAX:
+            read.settle(BusyError("too many reads wait"))
+            return
+        self._waiting.setdefault(read.reader, deque()).append(read)
+        self._waiting_count += 1
         self._go_on()
+
+    def _make_room(self, reader: Hashable) -> None:
+        """Refuse the newest read of the reader with the most, unless that is who asks."""
+        most = max(self._waiting, key=lambda each: len(self._waiting[each]))
+        if len(self._waiting[most]) > len(self._waiting.get(reader, ())) + 1:
+            refused = self._waiting[most].pop()
+            self._waiting_count -= 1
+            refused.settle(BusyError("too many reads wait"))
 
     def free(self, read: Read) -> None:
         """What ``read`` found is not held any more; a second time changes nothing."""
-        if read.stretch is not None:
+        if read.stretch is not None and read.stretch.fd >= 0:
             read.stretch.close()
+            self._stretch_count -= 1
         self._hold(read, 0)
         self._go_on()
 
     def _hold(self, read: Read, size: int) -> None:
-        self._held_size += size - read.held_size
+        more = size - read.held_size
         read.held_size = size
+        self._held_size += more
+        held = self._held_by.get(read.reader, 0) + more
+        if held:
+            self._held_by[read.reader] = held
+        else:
+            self._held_by.pop(read.reader, None)
 
     def _go_on(self) -> None:
-        while (
-            self._waiting and self._running_count < AT_ONCE_MAX and self._held_size < HELD_SIZE_MAX
-        ):
-            if self._resting or self._rest():
+        while self._waiting and self._running_count < AT_ONCE_MAX:
+            reader = self._next()
+            if reader is _NOBODY or self._resting or self._rest():
                 return
-            self._start(self._waiting.popleft())
+            own = self._waiting.pop(reader)
+            read = own.popleft()
+            self._waiting_count -= 1
+            if own:
+                self._waiting[reader] = own
+            self._start(read)
+
+    def _next(self) -> Hashable:
+        """Whose turn it is: the next reader for which there is room."""
+        left_size = HELD_SIZE_MAX - self._held_size
+        if left_size > 0:
+            ample = left_size >= HELD_SIZE_MAX // 4
+            for reader in self._waiting:
+                if ample or self._held_by.get(reader, 0) <= left_size:
+                    return reader
+        return _NOBODY
 
     def _start(self, read: Read) -> None:
         log, raw = read.topic.log, read.raw
-        found = log.stretch(read.start, read.end, read.size_max) if raw else None
+        left_size = HELD_SIZE_MAX - self._held_size
+        if self._held_by.get(read.reader, 0) > left_size:
+            size_max = min(read.size_max, SIZE_MIN)
+        else:
+            size_max = min(read.size_max, max(SIZE_MIN, left_size // LEFT_PART))
+        found = None
+        if raw and self._stretch_count < self.stretch_count_max:
+            found = log.stretch(read.start, read.end, size_max)
         if found is not None:
             read.stretch, next = found
+            self._stretch_count += 1
             self._hold(read, max(read.stretch.size, STRETCH_SIZE_MIN))
             self._found(read, Range([], next), read.stretch.size)
             return
         self._running_count += 1
-        self._hold(read, read.size_max)
-        work = partial(log.read_range, read.start, read.end, read.size_max, raw)
+        self._hold(read, size_max)
+        work = partial(log.read_range, read.start, read.end, size_max, raw)
         self._broker.disk.submit(work, partial(self._done, read))
 
     def _rest(self) -> bool:

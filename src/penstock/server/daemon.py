@@ -83,6 +83,7 @@ class Daemon:
             LoopTurns(loop),
             Clock(),
         )
+        self.broker.reads.stretch_count_max = shares.reads
         self._security = Security(options)
         self._lookout = Lookout(loop.call_soon)
         self._doors = Doors(shares.connections)
@@ -94,6 +95,7 @@ class Daemon:
         places = self._doors, http_door
         self._http = HttpServer(self._api.router, places=places, bodies=self._bodies)
         self._http.gate = self._security.gate
+        self._http.pressed = lambda: self.broker.reads.pressed
         self._http.origins = Origins(
             "nsqd",
             (hostname(), options.broadcast_address),

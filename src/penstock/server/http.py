@@ -62,6 +62,7 @@ class HttpLimits:
     write_timeout_s: float = 60.0
     # For answers that hold memory or descriptors of others until they are taken.
     stall_timeout_s: float = 5.0
+    pressed_stall_timeout_s: float = 2.0  # while others wait for that
     linger_timeout_s: float = 2.0
 
 
@@ -89,6 +90,9 @@ class HttpServer:
         # Gives the gate of a connection, by whether it has TLS.
         self.gate: Callable[[bool], Gate | None] | None = None
         self.origins: Origins | None = None
+        # Whether others wait for what answers hold.
+        self.pressed: Callable[[], bool] | None = None
+        self.stall_timeout_s = self.limits.stall_timeout_s
         self.lookout: Lookout | None = None
         self.closing = False
         self.stopping = False  # what changes something is refused from now on
@@ -153,9 +157,11 @@ class HttpServer:
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look at every connection's deadline, instead of a timer for each request."""
         self.now_s = loop.time()
+        pressed = self.pressed is not None and self.pressed()
+        limits = self.limits
+        self.stall_timeout_s = limits.pressed_stall_timeout_s if pressed else limits.stall_timeout_s
         for connection in list(self.connections):
             connection.expire(self.now_s)
         self.bodies.sweep(self.now_s)
-        limits = self.limits
         shortest_s = min(limits.head_timeout_s, limits.idle_timeout_s, limits.linger_timeout_s)
         self._sweep_timer = loop.call_later(min(1.0, shortest_s / 4), self._sweep, loop)

@@ -421,7 +421,7 @@ class HttpConnection(Visitor, asyncio.Protocol):
         if left_size != self._left_size:
             self._left_size = left_size
             self._left_since_s = now_s
-        return now_s >= self._left_since_s + self._limits.stall_timeout_s
+        return now_s >= self._left_since_s + self._server.stall_timeout_s
 
     def _hurry(self) -> None:
         for exchange in list(self._begun):

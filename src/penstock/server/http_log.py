@@ -22,7 +22,7 @@ from penstock.engine.broker import Broker
 from penstock.engine.names import is_ephemeral, is_valid_name
 from penstock.engine.polls import Known, readable_end
 from penstock.engine.pull import EARLIEST, LATEST, InUseError, PullChannel, pull_channel, start_of
-from penstock.engine.reads import Read, UnsyncedError
+from penstock.engine.reads import BusyError, Read, UnsyncedError
 from penstock.engine.topic import Topic
 from penstock.server.http_message import (
     INTERNAL_ERROR,
@@ -117,7 +117,7 @@ class LogApi:
 
     # Waiting
 
-    def ends(self, request: Request) -> Pending | Response:
+    def ends(self, request: Request) -> Pending:
         body = json_object(request)
         topics = {
             name: _known(_object(value, "INVALID_TOPICS")) for name, value in _topics(body).items()
@@ -130,9 +130,8 @@ class LogApi:
             if is_ephemeral(name):
                 raise HttpError(400, "EPHEMERAL_TOPIC", topic=name)
         self._ends(topics, channel)  # whoever names a channel that is not there does not wait
-        if wait_ms and self._broker.polls.full:
-            return _BUSY
-        poll = self._broker.polls.wait(topics, channel, wait_ms * MS_NS)
+        reader = _reader(request, channel)
+        poll = self._broker.polls.wait(topics, channel, wait_ms * MS_NS, reader)
         return Pending(
             poll.ticket,
             lambda _: json_response(self._ends(topics, channel)),
@@ -157,7 +156,7 @@ class LogApi:
 
     # Reading
 
-    def read(self, request: Request) -> Pending | Response:
+    def read(self, request: Request) -> Pending:
         topic = self._topic(request)
         if _instance(_argument(request, "instance")) != topic.instance:
             raise HttpError(409, "INSTANCE_CHANGED")
@@ -169,10 +168,9 @@ class LogApi:
             size_max = _number(request, "size_max", READ_SIZE_MAX)
         if "channel" in request.query:
             _pulled(topic, request.query["channel"]).visit()
-        if self._broker.reads.full:
-            return _BUSY
         raw, reads = _flag(request, "raw"), self._broker.reads
-        read = reads.read(topic, start, end, max(1, size_max), raw=raw)
+        reader = _reader(request, request.query.get("channel"))
+        read = reads.read(topic, start, end, max(1, size_max), raw=raw, reader=reader)
         return Pending(read, lambda _: self._batches(read))
 
     def _batches(self, read: Read) -> Response:
@@ -181,6 +179,8 @@ class LogApi:
             free()
             if read.topic.closed:
                 raise HttpError(404, "TOPIC_NOT_FOUND", topic=read.topic.name)
+            if isinstance(read.error, BusyError):
+                return _BUSY
             return _UNSYNCED if isinstance(read.error, UnsyncedError) else INTERNAL_ERROR
         pieces, next = read.range
         headers = (_BYTES, V1, ("X-Penstock-Next", str(next)))
@@ -281,6 +281,12 @@ def _place(topic: Topic) -> dict[str, Any]:
         "first": topic.log.first,
         "whole_from": topic.whole_from,
     }
+
+
+def _reader(request: Request, channel: str | None) -> tuple[str, bytes, str]:
+    """Who shares what there is with others: a program, as far as it can be told from others."""
+    host = request.remote_address.rpartition(":")[0]
+    return host, request.headers.get(b"authorization", b""), channel or ""
 
 
 def _pulled(topic: Topic, name: str) -> PullChannel:

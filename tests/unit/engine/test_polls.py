@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from penstock.engine import polls
 from penstock.engine.polls import CROWD_COUNT, POLL_COUNT_MAX, Known, Poll, readable_end
 from penstock.engine.pull import PullChannel, pull_channel
 from penstock.engine.topic import Topic
@@ -260,11 +261,31 @@ def test_there_is_a_limit() -> None:
     seen = known(topic_of(engine))
     for _ in range(POLL_COUNT_MAX):
         assert not engine.broker.polls.full
-        engine.broker.polls.wait(seen, None, WAIT)
+        engine.broker.polls.wait(seen, None, WAIT, "reader")
     assert engine.broker.polls.full
-    engine.publish("t", b"a")
-    engine.advance(5 * MS)
+    engine.broker.polls.wait(seen, None, WAIT, "reader")
+    assert engine.broker.polls.waiting_count == POLL_COUNT_MAX
+    for _ in range(POLL_COUNT_MAX // 50):
+        engine.publish("t", b"a")
+        engine.advance(5 * MS)
     assert engine.broker.polls.waiting_count == 0
+
+
+def test_a_greedy_reader_s_polls_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polls, "POLL_COUNT_MAX", 10)
+    engine = Engine()
+    seen = known(topic_of(engine))
+    modest = engine.broker.polls.wait(seen, None, WAIT, "modest")
+    greedy = [engine.broker.polls.wait(seen, None, WAIT, "greedy") for _ in range(30)]
+    assert not modest.ticket.done
+    assert [poll.ticket.done for poll in greedy] == [True] * 21 + [False] * 9
+    another = engine.broker.polls.wait(seen, None, WAIT, "another")
+    assert not another.ticket.done and greedy[21].ticket.done
+    # One of our own is never answered for others.
+    own = engine.broker.polls.wait(seen, None, WAIT)
+    for _ in range(20):
+        engine.broker.polls.wait(seen, None, WAIT, "greedy")
+    assert not own.ticket.done and not modest.ticket.done
 
 
 def test_after_a_restart_what_was_not_synced_is_synced_for_a_poll() -> None:

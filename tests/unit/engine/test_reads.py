@@ -69,6 +69,67 @@ def test_answers_that_nobody_takes_hold_up_the_next(monkeypatch: pytest.MonkeyPa
         assert sum(one.done for one in asked) == place + 3
 
 
+def test_a_reader_that_takes_nothing_leaves_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its answers become small, and the last quarter is not for it."""
+    engine = Engine()
+    for _ in range(200):
+        engine.publish("t", b"x" * 1000)
+    engine.advance(3 * SECOND)
+    topic = engine.topic("t")
+    monkeypatch.setattr(reads, "HELD_SIZE_MAX", 100_000)
+    monkeypatch.setattr(reads, "SIZE_MIN", 2_000)
+    held = engine.broker.reads
+
+    def ask(reader: str) -> Read:
+        asked = held.read(topic, topic.log.first, topic.end, 40_000, reader=reader)
+        engine.settle()
+        return asked
+
+    greedy = [ask("greedy") for _ in range(100)]
+    taken = [one for one in greedy if one.done]
+    assert 10 < len(taken) < 100
+    assert sum(one.range.size for one in taken) < 80_000
+    assert taken[0].range.size > 10_000 > 5_000 > taken[-1].range.size
+    for _ in range(3):
+        other = ask("other")
+        assert other.done and other.error is None and other.range.size > 1000
+    for one in taken:
+        held.free(one)
+        engine.settle()
+    assert sum(one.done for one in greedy) > len(taken)
+
+
+def test_readers_take_turns() -> None:
+    engine = Engine()
+    topic = filled(engine)
+    order: list[str] = []
+    for reader in ["greedy"] * 20 + ["modest"]:
+        asked = engine.broker.reads.read(topic, topic.log.first, topic.end, 1, reader=reader)
+        asked.add(lambda _, reader=reader: order.append(reader))  # type: ignore[misc]
+    engine.settle()
+    assert order.index("modest") <= AT_ONCE_MAX + 1
+
+
+def test_of_too_many_reads_the_greedy_reader_s_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reads, "WAITING_MAX", 10)
+    engine = Engine()
+    topic = filled(engine)
+
+    def ask(reader: str) -> Read:
+        return engine.broker.reads.read(topic, topic.log.first, topic.end, 1, reader=reader)
+
+    greedy = [ask("greedy") for _ in range(AT_ONCE_MAX + 11)]
+    assert isinstance(greedy[-1].error, reads.BusyError) and not greedy[-2].done
+    modest = ask("modest")
+    assert not modest.done and isinstance(greedy[-2].error, reads.BusyError)
+    engine.settle()
+    assert modest.error is None and all(one.done for one in greedy)
+
+
 def test_a_disk_error_is_told() -> None:
     engine = Engine()
     topic = filled(engine)

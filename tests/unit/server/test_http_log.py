@@ -325,17 +325,20 @@ def test_a_poll_for_a_channel_that_goes_is_told_so(reader: Reader) -> None:
     assert reader.post("/log/ends", body)[0] == 409
 
 
-def test_too_many_who_wait_are_refused(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_who_wait_the_longest_waiting_is_answered(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(polls, "POLL_COUNT_MAX", 2)
-    known = {"t": {"after": reader.pull()["end"]}}
-    for _ in range(2):
-        assert isinstance(
-            reader.begin("POST", "/log/ends", {"topics": known, "wait_ms": 9}), Pending
-        )
-    assert reader.ends(known, wait_ms=9) == (503, {"message": "TOO_MANY_WAITING"})
-    assert reader.ends(known)[0] == 200
-    reader.engine.advance(SECOND)
-    assert isinstance(reader.begin("POST", "/log/ends", {"topics": known, "wait_ms": 9}), Pending)
+    end = reader.pull()["end"]
+    body = {"topics": {"t": {"after": end}}, "wait_ms": 9000}
+    pending = []
+    for _ in range(4):
+        begun = reader.begin("POST", "/log/ends", body)
+        assert isinstance(begun, Pending)
+        pending.append(begun)
+    assert [each.ticket.done for each in pending] == [True, True, False, False]
+    status, told = shown(pending[0].then(pending[0].ticket))
+    assert (status, told["topics"]["t"]["end"]) == (200, end)
 
 
 BAD_BODIES: list[tuple[object, str]] = [

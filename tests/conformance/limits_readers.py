@@ -1,0 +1,115 @@
+"""Trials of the limits of readers by index, of stagings, and of what clients may ask for."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+from penstock.wire import commands
+from tests.client import Client
+from tests.limits import Daemons, trial, tried_by
+
+READERS = "tests.conformance.test_log_readers:"
+
+tried_by(
+    "An answer that is not taken",
+    "60 s; a read by index 5 s without a byte, 2 s while others wait",
+    READERS + "test_readers_that_take_nothing_stop_nobody_and_are_cut",
+)
+tried_by(
+    "What readers by index hold, together",
+    "256 MiB",
+    READERS + "test_readers_that_take_nothing_stop_nobody_and_are_cut",
+)
+tried_by(
+    "Reads by index that wait",
+    "1,024",
+    "tests.unit.engine.test_reads:test_of_too_many_reads_the_greedy_reader_s_are_refused",
+)
+tried_by(
+    "Polls that wait for the end of a log",
+    "1,024",
+    READERS + "test_a_crowd_that_waits_refuses_nobody",
+)
+
+
+@trial("A read by index", "16 MiB")
+def _(daemons: Daemons) -> None:
+    nsqd = daemons.nsqd()
+    nsqd.post("/topic/create?topic=read")
+    place = nsqd.get("/log?topic=read").json
+    end = place["end"]
+    asked = f"/log/read?topic=read&instance={place['instance']}&start={end}&end={end}&size_max="
+    assert nsqd.get(asked + str(16 << 20)).status == 200
+    refused = nsqd.get(asked + str((16 << 20) + 1))
+    assert (refused.status, refused.json["message"]) == (400, "INVALID_SIZE_MAX")
+
+
+@trial("One poll for the end of a log", "30 s, 1,024 topics")
+def _(daemons: Daemons) -> None:
+    nsqd = daemons.nsqd()
+
+    def ends(count: int, wait_ms: int) -> tuple[int, str]:
+        topics = {f"t{number}": {"after": 0} for number in range(count)}
+        asked = {"topics": topics, "wait_ms": wait_ms}
+        reply = nsqd.post("/log/ends", json.dumps(asked).encode())
+        return reply.status, reply.json.get("message", "")
+
+    assert ends(1024, 30_000) == (200, "")  # at once: they do not exist
+    assert ends(1, 30_001) == (400, "INVALID_WAIT_MS")
+    assert ends(1025, 1) == (400, "INVALID_TOPICS")
+
+
+@trial("A part of a staging", "8 MiB")
+def _(daemons: Daemons) -> None:
+    nsqd = daemons.nsqd()
+    assert nsqd.http("PUT", "/staging/part", bytes(8 << 20)).status == 400
+    assert nsqd.http("PUT", "/staging/part", bytes((8 << 20) + 1)).status == 413
+
+
+@trial("The ready count of a client", "2,500")
+def _(daemons: Daemons) -> None:
+    with Client.of(daemons.nsqd()).sub("rdy", "c", ready=2500) as client:
+        client.send(commands.rdy(2501))
+        assert client.error() == "E_INVALID RDY count 2501 out of range 0-2500"
+
+
+@trial("The delay of a publish", "365d")
+def _(daemons: Daemons) -> None:
+    nsqd = daemons.nsqd()
+    year_ms = 365 * 86_400_000
+    assert nsqd.post(f"/pub?topic=deferred&defer={year_ms}", b"m").status == 200
+    assert nsqd.post(f"/pub?topic=deferred&defer={year_ms + 1}", b"m").status == 400
+    with Client.of(nsqd) as client:
+        client.dpub("deferred", year_ms, b"m")
+        client.send(b"DPUB deferred %d\n" % (year_ms + 1), struct.pack(">i", 1), b"m")
+        assert client.error().startswith("E_INVALID DPUB timeout")
+
+
+def identified(daemons: Daemons, **fields: object) -> str:
+    """The error that an IDENTIFY is answered with."""
+    with Client.of(daemons.nsqd()) as client:
+        client.send(commands.identify(fields))
+        return client.error()
+
+
+@trial("The heartbeat interval of a client", "1m")
+def _(daemons: Daemons) -> None:
+    with Client.of(daemons.nsqd()) as client:
+        client.identify(heartbeat_interval=60_000)
+    assert identified(daemons, heartbeat_interval=60_001).startswith("E_BAD_BODY IDENTIFY")
+
+
+@trial("The message timeout of a client", "15m")
+def _(daemons: Daemons) -> None:
+    with Client.of(daemons.nsqd()) as client:
+        client.identify(msg_timeout=900_000)
+    assert identified(daemons, msg_timeout=900_001).startswith("E_BAD_BODY IDENTIFY")
+
+
+@trial("The deflate level of a client", "6")
+def _(daemons: Daemons) -> None:
+    with Client.of(daemons.nsqd()) as client:
+        asked = {"feature_negotiation": True, "deflate": True, "deflate_level": 9}
+        client.send(commands.identify(asked))
+        assert json.loads(client.reply().text)["deflate_level"] == 6
