@@ -323,6 +323,7 @@ class Files:
         count = len(self._handles) - self._open_max
         if count <= 0:
             return []
+        count += self._open_max // 8  # a few at once: each time they are all sorted
         idle = [handle for handle in self._handles.values() if not handle.users]
         idle.sort(key=lambda handle: handle.recent)
         # One that is taken this moment stays: two handles of a file would not agree on its size.
