@@ -13,6 +13,7 @@ from typing import Any
 from penstock.core.ticket import Ticket
 from penstock.engine.clock import ManualClock
 from penstock.engine.deferred import DeferredQueue, Due, Fired
+from penstock.engine.slot_counts import Reports
 from penstock.storage.slots import SlotStore
 from tests.crash.lossy import KEEP, LossyFiles
 
@@ -78,12 +79,15 @@ class World:
         self.void: dict[int, int] = {}
         self.log: list[Logged] = []
         self.failures: list[BaseException] = []
+        self.damages: list[tuple[str, str, int | None]] = []
+        self.failing: dict[str, str] = {}
         self.dirty_count = 0
         self.wake_count = 0
         self.start()
 
     def start(self) -> None:
         options = dict(self.options)
+        self.failing = {}
         self.disk = StepDisk()
         self.store = SlotStore(self.files, FOLDER, options.pop("piece_size"))
         self.queue = DeferredQueue(
@@ -92,6 +96,7 @@ class World:
             self.clock,
             void_before=lambda instance: self.void.get(instance, 0),
             health=self.failures.append,
+            reports=Reports(self._damaged, self._failed, self._works),
             dirty=self._dirty,
             wake=self._wake,
             generation=lambda: next(self.generations),
@@ -110,6 +115,21 @@ class World:
             self.log = [logged for logged in self.log if logged.synced]
         self.files.crash(mode, seed)
         self.start()
+
+    def _damaged(self, text: str, path: str, messages: int | None) -> None:
+        if (text, path, messages) not in self.damages:
+            self.damages.append((text, path, messages))
+
+    def _failed(self, source: str, error: BaseException | str) -> None:
+        self.failing[source] = str(error)
+
+    def _works(self, source: str) -> None:
+        self.failing.pop(source, None)
+
+    @property
+    def lost_count(self) -> int:
+        """Messages that were reported as lost."""
+        return sum(messages or 0 for _, _, messages in self.damages)
 
     def _dirty(self) -> None:
         self.dirty_count += 1
@@ -134,11 +154,19 @@ class World:
         )
         return ticket, stamp
 
+    def flush(self) -> None:
+        """Write what was accepted; new files are made by the disk, very many in several turns."""
+        for _ in range(1000):
+            self.queue.flush()
+            self.disk.drain()
+            if self.queue.writer.idle:
+                return
+        raise AssertionError("never written")
+
     def put(self, delay_ns: int, body: bytes = b"body", instance: int = 1) -> None:
         """Accept one message and see it written."""
         ticket = self.defer(delay_ns, body, instance)
-        self.queue.flush()
-        self.disk.drain()
+        self.flush()
         assert ticket.done and ticket.error is None
 
     def take(self, count_max: int = 1000, size_max: int = 1 << 30) -> list[Due]:

@@ -23,6 +23,7 @@ from penstock.storage.journal import (
 )
 from penstock.storage.metadata import ChannelEntry, TopicEntry, write_metadata
 from penstock.storage.node import load_node
+from penstock.storage.slot_counts import CountsFile, SlotCount
 from penstock.storage.slots import SlotName, SlotStore
 from penstock.storage.staging import (
     Key,
@@ -177,6 +178,18 @@ def test_a_slot_file_and_its_checkpoints_are_told(
     assert "topic=orders~00000000000000ab due=2027-01-15T08:00:01.000000Z" in out
     assert "body=5:'hello'" in out
     assert "fired ordinals=0..0" in out
+
+
+def test_the_counts_of_slots_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = SlotName(1_800_000_000_000, 60_000, 7)
+    path = tmp_path / "deferred.counts"
+    counts = CountsFile(Files(), str(path))
+    counts.write_whole([SlotCount(name, size=500, record_count=4, fired_size=24, fired_count=1)])
+    assert main([str(path)]) == 0
+    assert f"{name.slot_file} count=4 size=500 fired=1 fired_size=24" in capsys.readouterr().out
+    path.write_bytes(path.read_bytes()[:100])
+    assert main([str(path)]) == 1
+    assert "!! 1 of 1 entries are damaged or missing" in capsys.readouterr().out
 
 
 def test_a_damaged_slot_file_is_shown_as_such(

@@ -91,6 +91,9 @@ class LossyFiles:
         self._maybe_fail("size", path)
         return len(self._inode(path).now)
 
+    def is_open(self, path: str) -> bool:
+        return isinstance(self._find(path), _Inode)
+
     def exists(self, path: str) -> bool:
         self._maybe_fail("exists", path)
         folder, name = self._split(path)

@@ -77,6 +77,7 @@ def test_a_crash_at_any_step_loses_nothing_answered_and_doubles_nothing(
         if mode == KEEP or sync_every == 1:
             missing = answered - set(bodies)
             assert not missing, f"lost {missing}, crash at {crash_at}"
+        assert world.damages == [], f"called damaged, crash at {crash_at}"
         assert world.queue.slot_count == 0, f"left over, crash at {crash_at}"
         assert [name for name in world.file_names() if not name.endswith(".corrupt")] == []
 

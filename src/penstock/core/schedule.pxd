@@ -28,6 +28,11 @@ cdef class Slot:
     cdef readonly Bits known
     cdef public Bits origins
     cdef readonly int64_t counted_end
+    cdef public int64_t pending_count     # records seen that were not done when first seen
+    cdef public int64_t done_count        # ordinals known to be done before their record was seen
+    cdef public int64_t sure_end          # ordinals below this were synced by an earlier process
+    cdef readonly int64_t sure_count      # of those, the records seen
+    cdef readonly int64_t sure_done_count # of these, the ones that were done
     cdef readonly int64_t near_count
     cdef readonly int64_t firing_count
     cdef public int64_t next_ns

@@ -10,6 +10,7 @@ class Bits:
     count: int
     def __contains__(self, ordinal: int) -> bool: ...
     def __len__(self) -> int: ...
+    def count_below(self, end: int, other: Bits | None = None) -> int: ...
     def add(self, ordinal: int) -> None: ...
     def add_run(self, start: int, count: int) -> None: ...
 
@@ -18,6 +19,11 @@ class Slot:
     known: Bits
     origins: Bits | None
     counted_end: int
+    pending_count: int
+    done_count: int
+    sure_end: int
+    sure_count: int
+    sure_done_count: int
     near_count: int
     firing_count: int
     next_ns: int
@@ -29,7 +35,7 @@ class Taken:
     def ranges(self, gap_max: int, size_max: int) -> list[tuple[Slot, int, int, int, int]]: ...
     def parse(
         self, slot: Slot, data: bytes, offset: int, first: int, end: int, out: list[Due | None]
-    ) -> tuple[list[int], list[int]]: ...
+    ) -> tuple[list[int], list[tuple[int, int, int]]]: ...
 
 class Schedule:
     count: int

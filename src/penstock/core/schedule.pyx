@@ -14,7 +14,8 @@
 # Invariant 3: at most count_max entries; past that the latest go (``shrink``), their bits are
 #              cleared, next_ns of their slots falls, and the engine scans those files again when
 #              there is room.
-# Invariant 4: while ``limited``, a scan takes in nothing later than ``limit``, so that what is in
+# Invariant 4: of the records seen, pending_count + done_count - len(known) are unindexed.
+# Invariant 5: while ``limited``, a scan takes in nothing later than ``limit``, so that what is in
 #              the heap is earlier than what fell out of it.
 
 from cpython.array cimport array
@@ -67,6 +68,22 @@ cdef class Bits:
 
     def __len__(self):
         return self.count
+
+    def count_below(self, int64_t end, Bits other=None):
+        """How many ordinals below ``end`` are in the set, or in ``other``."""
+        cdef int64_t at, found = 0
+        cdef int64_t room = self.room if other is None else max(self.room, other.room)
+        cdef uint8_t bits
+        for at in range(min(room, (end + 7) >> 3)):
+            bits = self.items[at] if at < self.room else 0
+            if other is not None and at < other.room:
+                bits |= other.items[at]
+            if at == end >> 3:
+                bits &= (1 << (end & 7)) - 1
+            while bits:
+                bits &= bits - 1
+                found += 1
+        return found
 
     def add(self, uint32_t ordinal):
         self.put(ordinal)
@@ -163,7 +180,8 @@ cdef class Taken:
     ):
         """Put the messages of one range into ``out`` by rank.
 
-        Returns the ordinals left out: those that are void, and those that are damaged.
+        Returns what was left out: the ordinals of those that are void, and (ordinal, offset, size)
+        of those that are damaged.
         """
         cdef Py_ssize_t i, at
         cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
@@ -181,10 +199,10 @@ cdef class Taken:
                 due = parse(start + at, entry.size, slot.number, entry.ordinal, entry.offset)
             if due is None:
                 # Whose it was is not known any more: its topic's count stays one too high.
-                damaged.append(entry.ordinal)
+                damaged.append((entry.ordinal, entry.offset, entry.size))
             elif due.body is None:
                 self.tallies.change(due.instance, due.due_ns, due.stamp, -1)
-                damaged.append(entry.ordinal)
+                damaged.append((entry.ordinal, entry.offset, entry.size))
             elif due.stamp < self.tallies.tally(due.instance).void_before:
                 void.append(entry.ordinal)
             else:
@@ -240,17 +258,22 @@ cdef class Schedule:
         cdef Record* record
         cdef Entry entry
         cdef list fired = []
+        cdef bint done
         cdef Bits known = slot.known
         entry.slot = self.place_of(slot)
         entry.rank = 0
         for i in range(records.count):
             record = &records.items[i]
-            if not known.has(record.ordinal):
+            done = known.has(record.ordinal)
+            if not done:
                 if slot.origins is not None and slot.origins.has(record.ordinal):
+                    done = True
                     known.put(record.ordinal)
+                    slot.done_count += 1
                     fired.append((record.ordinal, records.topic_at(i), record.instance))
                 else:
                     if record.ordinal >= slot.counted_end:
+                        slot.pending_count += 1
                         self.tallies.change(record.instance, record.due_ns, record.stamp, 1)
                     if slot.loading or record.due_ns < slot.next_ns:
                         entry.due_ns = record.due_ns
@@ -266,6 +289,9 @@ cdef class Schedule:
                             slot.near_count += 1
                             self.push(entry)
             if record.ordinal >= slot.counted_end:
+                if record.ordinal < slot.sure_end:
+                    slot.sure_count += 1
+                    slot.sure_done_count += done
                 slot.counted_end = <int64_t>record.ordinal + 1
         return fired
 

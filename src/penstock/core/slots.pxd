@@ -21,6 +21,9 @@ cdef class Records:
     cdef readonly int64_t corrupt_count
     cdef readonly int64_t corrupt_size
     cdef readonly int64_t torn_size
+    cdef readonly int64_t bad_offset      # in the file: the first bad byte, -1 if there is none
+    cdef readonly int64_t bad_end         # one past the last one
+    cdef readonly int64_t good_end        # where the last good record ends, 0 if there is none
 
     cdef int reserve(self, Py_ssize_t count) except -1 nogil
     cdef str topic_at(self, Py_ssize_t i)

@@ -9,6 +9,9 @@ class Records:
     corrupt_count: int
     corrupt_size: int
     torn_size: int
+    bad_offset: int
+    bad_end: int
+    good_end: int
     def __len__(self) -> int: ...
     def rows(self) -> list[tuple[int, int, int, int, int, int]]: ...
 

@@ -116,6 +116,9 @@ cdef str decode_topic(const uint8_t* p):
 cdef class Records:
     """Records found in ``data``, which starts at offset ``base`` of its file."""
 
+    def __cinit__(self):
+        self.bad_offset = -1
+
     def __dealloc__(self):
         free(self.items)
 
@@ -287,6 +290,7 @@ cdef int scan_into(
             if bad_at >= 0:
                 found.corrupt_count += 1
                 found.corrupt_size += at - bad_at
+                found.bad_end = found.base + at
                 bad_at = -1
             record_size = load_u32(p + 8)
             found.reserve(found.count + 1)
@@ -296,9 +300,12 @@ cdef int scan_into(
             )
             found.count += 1
             at += record_size
+            found.good_end = found.base + at
             continue
         if bad_at < 0:
             bad_at = at
+            if found.bad_offset < 0:
+                found.bad_offset = found.base + at
         p = <const uint8_t*>memchr(p + 1, MAGIC[0], size - at - 1)
         at = size if p == NULL else p - start
     found.next_offset = found.base + at
@@ -309,6 +316,7 @@ cdef int scan_into(
         else:
             found.corrupt_count += 1
             found.corrupt_size += min(at, size) - bad_at
+        found.bad_end = found.base + min(at, size)
     return 0
 
 

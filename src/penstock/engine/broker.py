@@ -47,6 +47,7 @@ from penstock.engine.registry import Registry
 from penstock.engine.retries import Retries
 from penstock.engine.rounds import Rounds
 from penstock.engine.scan import DeadlineScan, SampleScan, Scan
+from penstock.engine.slot_counts import reports_of
 from penstock.engine.staging import Staging
 from penstock.engine.topic import Topic
 from penstock.engine.turns import Timer, Turns
@@ -143,6 +144,7 @@ class Broker:
             self.clock,
             void_before=self._void_before,
             health=self.set_health,
+            reports=reports_of(self),
             dirty=self._deferred_changed,
             wake=self._fire_soon,
             sync_every=self.options.sync_every,
@@ -463,9 +465,8 @@ class Broker:
         for topic in self.topics.values():
             if isinstance(topic, Topic):
                 tickets.append(self._save_exit(topic))
-        deferred = Ticket()
-        self.deferred.sync(lambda error: deferred.settle(_failure(error)))
-        return after(*tickets, deferred, self.damage.save())
+        # Damage is saved last: the end of the deferred queue may report some.
+        return after(*tickets, self.deferred.finish(self.damage.save))
 
     def _save_exit(self, topic: Topic) -> Ticket:
         ticket = Ticket()
@@ -498,7 +499,3 @@ class Broker:
     def later(self, call: Callable[[], None]) -> None:
         """Try something again that failed, in a while."""
         self.turns.after(AGAIN_NS, call)
-
-
-def _failure(error: BaseException | None) -> Exception | None:
-    return error if error is None or isinstance(error, Exception) else OSError(str(error))

@@ -30,9 +30,13 @@ from penstock.core.ticket import Ticket
 from penstock.engine.clock import Clock
 from penstock.engine.disk import Disk
 from penstock.engine.slot_checkpoints import Checkpoints, Fired
-from penstock.engine.slot_file import SlotFile, SlotTable
+from penstock.engine.slot_counts import Reports, SlotCounts
+from penstock.engine.slot_damage import SlotDamage
+from penstock.engine.slot_file import RETRY_NS, SlotFile, SlotTable
 from penstock.engine.slot_loader import SlotLoader
+from penstock.engine.slot_opening import SlotOpening
 from penstock.engine.slot_writer import Rows, SlotWriter
+from penstock.storage.slot_counts import CountsFile
 from penstock.storage.slots import SlotStore, new_generation
 
 __all__ = ["FOREVER", "NEVER", "DeferredQueue", "Due", "Fired"]
@@ -45,9 +49,6 @@ NEAR_COUNT_MAX = 1_000_000
 # Neighbours in a file are read as one when no more than this lies between them.
 GAP_SIZE_MAX = 16 * 1024  # a read of its own would cost as much as copying 30 KB
 READ_SIZE_MAX = 512 * 1024
-
-# A message that could not be fired, or not be read, is tried again after this.
-RETRY_NS = 100_000_000
 
 Range = tuple[Slot, int, int, int, int]
 
@@ -68,6 +69,7 @@ class DeferredQueue:
         *,
         void_before: Callable[[int], int],
         health: Callable[[BaseException], None],
+        reports: Reports,
         dirty: Callable[[], None],
         wake: Callable[[], None],
         sync_every: int = 2500,
@@ -77,12 +79,16 @@ class DeferredQueue:
         generation: Callable[[], int] = new_generation,
     ) -> None:
         self.store = store
-        self._table = SlotTable(store, disk, clock, void_before, health, near_count_max)
+        self._table = SlotTable(store, disk, clock, void_before, health, reports, near_count_max)
         self._schedule = self._table.schedule
         self._tallies = self._table.tallies
         self._wake = wake
+        counts_file = CountsFile(store.files, f"{store.folder}.counts")
+        self._counts = SlotCounts(counts_file, disk, reports, self._loaded_late)
+        self._damage = SlotDamage(self._table, self._changed)
         self.writer = SlotWriter(
             self._table,
+            self._counts,
             synced=sync_every == 1,
             dirty=dirty,
             opened=self._opened,
@@ -90,9 +96,18 @@ class DeferredQueue:
             void=self._void_ordinals,
             generation=generation,
         )
-        self._checkpoints = Checkpoints(self._table, self.writer.retire)
+        self._checkpoints = Checkpoints(self._table, self._counts, self._damage, self.writer.retire)
         self._loader = SlotLoader(
-            self._table, fired=self._found_fired, changed=self._changed, wake=wake
+            self._table,
+            self._counts,
+            self._damage,
+            self.writer.syncing,
+            fired=self._found_fired,
+            changed=self._changed,
+            wake=wake,
+        )
+        self._opening = SlotOpening(
+            self._table, self._counts, self._damage, self._checkpoints.take_over
         )
         self._memory: list[tuple[int, int, Due]] = []
         self._memory_size = 0
@@ -104,23 +119,28 @@ class DeferredQueue:
     # Start
 
     def find(self) -> set[int]:
-        """List the folder; returns the slots found, whose origins ``recover`` wants to know."""
-        for name in self._table.store.list():
-            if name.number not in self._table.files:
-                self._table.add(SlotFile(name, name.start_ns, found=True))
-        return set(self._table.files)
+        """List the folder; returns the slots found, whose origins ``recover`` wants to know.
+
+        Those that are missing are among them.  StorageError if a later version wrote one.
+        """
+        return self._opening.find()
 
     def recover(self, fired: Mapping[int, Iterable[int]]) -> None:
         """Go on where the last process stopped; ``fired`` are the origins found in topic logs.
 
-        Reads nothing: slots are read in the background, from the first ``take`` on, as they come
+        Reads no records: slots are read in the background, from the first ``take`` on, as they come
         near.
         """
-        for number in self.find():
-            file = self._table.files[number]
+        self.find()
+        for number, file in self._table.files.items():
             if number in fired:
                 self._table.set_origins(file, list(fired[number]))
             self._loader.add(file)
+        self._opening.tell_missing(fired)
+        self._counts.settle()
+
+    def _loaded_late(self) -> None:
+        self._opening.tell_missing({})
 
     # In
 
@@ -166,12 +186,23 @@ class DeferredQueue:
 
     def sync(self, done: Callable[[BaseException | None], None] | None = None) -> None:
         """Sync what was written since the last sync, in the background."""
-        self.writer.sync(done)
+        self.writer.syncing.sync(done)
+
+    def finish(self, save_reports: Callable[[], Ticket]) -> Ticket:
+        """The end: what was accepted is written and synced, what was found damaged is reported."""
+        ticket = Ticket()
+
+        def synced(error: BaseException | None) -> None:
+            failure = error if isinstance(error, Exception) else None
+            save_reports().add(lambda saved: ticket.settle(failure or saved.error))
+
+        self._damage.finish(partial(self.writer.finish, synced))
+        return ticket
 
     @property
     def unsynced_count(self) -> int:
-        """Messages written and not yet synced; always 0 with ``sync_every`` 1."""
-        return self.writer.unsynced_count
+        """Messages written and not yet synced; 0 with ``sync_every`` 1, but for those found."""
+        return self.writer.syncing.unsynced_count
 
     # Out
 
@@ -236,6 +267,8 @@ class DeferredQueue:
             if data is None:
                 cold.append(part)
             else:
+                if file.retry_ns:
+                    self._table.read_works(file)
                 self._parse(taken, part, data, out)
         if cold:
             self._reading = True
@@ -243,32 +276,43 @@ class DeferredQueue:
             self._table.disk.submit(work, partial(self._have_read, taken, cold))
         return [due for due in out if due is not None]
 
-    def _read_cold(self, cold: list[Range]) -> list[bytes | None]:
+    def _read_cold(self, cold: list[Range]) -> list[bytes | OSError]:
         # Runs on another thread.
-        found: list[bytes | None] = []
+        found: list[bytes | OSError] = []
+        store = self._table.store
         for file, offset, size, _, _ in cold:
             assert isinstance(file, SlotFile)
             try:
-                found.append(self._table.store.read(file.name, offset, size))
-            except OSError:
-                found.append(None)
+                found.append(store.read(file.name, offset, size))
+            except FileNotFoundError as error:
+                found.append(b"" if store.is_missing(file.name) else error)
+            except OSError as error:
+                found.append(error)
         return found
 
     def _have_read(
         self,
         taken: Taken,
         cold: list[Range],
-        found: list[bytes | None] | None,
+        found: list[bytes | OSError] | None,
         error: BaseException | None,
     ) -> None:
         self._reading = False
         out: list[Due | None] = [None] * taken.count
-        retry_ns = self._table.clock.wall_ns() + RETRY_NS
-        for part, data in zip(cold, found or [None] * len(cold), strict=True):
-            if data is None:
-                self._table.error_count += 1
-                self._schedule.put_back(taken, part[3], part[4], retry_ns)
+        wall_ns = self._table.clock.wall_ns()
+        failures: dict[SlotFile, OSError] = {}
+        failed = OSError(str(error))
+        for part, data in zip(cold, found or [failed] * len(cold), strict=True):
+            file = part[0]
+            assert isinstance(file, SlotFile)
+            if isinstance(data, OSError):
+                if file not in failures:
+                    failures[file] = data
+                    self._table.read_failed(file, data)
+                self._schedule.put_back(taken, part[3], part[4], wall_ns + file.retry_ns)
             else:
+                if file not in failures:
+                    self._table.read_works(file)
                 self._parse(taken, part, data, out)
         self._ready.extend(due for due in out if due is not None)
         self._wake()
@@ -280,9 +324,9 @@ class DeferredQueue:
         if void or damaged:
             self._schedule.settle(file, len(void) + len(damaged))
             self._table.void_count += len(void)
-            self._table.corrupt_count += len(damaged)
-            file.damaged = file.damaged or bool(damaged)
-            self._checkpoints.add_void(file, void + damaged)
+            if damaged:
+                self._damage.bodies(file, damaged)
+            self._checkpoints.add_void(file, void + [ordinal for ordinal, _, _ in damaged])
 
     def fired(self, dues: list[Due]) -> None:
         """These are in their topics' logs now (in the page cache)."""
@@ -390,6 +434,11 @@ class DeferredQueue:
     def corrupt_count(self) -> int:
         """Damaged records (or stretches of them) found since start."""
         return self._table.corrupt_count
+
+    @property
+    def torn_count(self) -> int:
+        """Places found since start that a crash left half-written."""
+        return self._table.torn_count
 
     @property
     def error_count(self) -> int:

@@ -3,6 +3,8 @@
 Rule 1: a checkpoint is written only for messages whose topic logs are synced; the engine says so.
 Rule 2: until then the slot is open: the logs keep the segments that carry its origins.
 Rule 3: a slot file goes only after all its records are done and in a durable checkpoint.
+Rule 4: its checkpoints go only after deferred.counts says that the slot is gone: until then they
+        tell a start that nothing of it is missing.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from penstock.engine.slot_counts import SlotCounts
+from penstock.engine.slot_damage import SlotDamage
 from penstock.engine.slot_file import SlotFile, SlotTable
 from penstock.errors import StorageError
 from penstock.storage.slots import SlotName
@@ -35,18 +39,35 @@ class _Entry(NamedTuple):
 class Checkpoints:
     """What is done and not yet checkpointed."""
 
-    def __init__(self, table: SlotTable, retire: Callable[[SlotFile], None]) -> None:
+    def __init__(
+        self,
+        table: SlotTable,
+        counts: SlotCounts,
+        damage: SlotDamage,
+        retire: Callable[[SlotFile], None],
+    ) -> None:
         self._table = table
+        self._counts = counts
+        self._damage = damage
         self._retire = retire
         self._fired: dict[tuple[int, int], Fired] = {}
         self._offered: dict[int, Fired] = {}  # by id()
         self._void: dict[int, array[int]] = {}
         self._gone: list[SlotFile] = []
+        self._left: list[SlotName] = []  # of which only the checkpoints are left
         self._busy = False
 
     @property
     def wanted(self) -> bool:
-        return not self._busy and bool(self._fired or self._offered or self._void or self._gone)
+        return not self._busy and bool(
+            self._fired
+            or self._offered
+            or self._void
+            or self._gone
+            or self._left
+            or self._damage.wanted
+            or self._counts.wanted
+        )
 
     def add(self, file: SlotFile, topic: str, instance: int, ordinals: Sequence[int]) -> None:
         """These are in the topic's log, which is not known to be synced."""
@@ -67,6 +88,7 @@ class Checkpoints:
         """What waits for its log to be synced; the same again until ``write`` gets it."""
         if self._busy:
             return []
+        self._damage.flush()
         for fired in self._fired.values():
             self._offered[id(fired)] = fired
         self._fired.clear()
@@ -94,40 +116,61 @@ class Checkpoints:
         else:
             self._remove()
 
-    def _append_all(self, batch: list[_Entry]) -> list[Exception | None]:
+    def _append_all(self, batch: list[_Entry]) -> list[int | Exception]:
         # Runs on another thread.
-        outcomes: list[Exception | None] = []
+        outcomes: list[int | Exception] = []
+        store = self._table.store
         for file, void, fired in batch:
             ordinals = array("I", void)
             for part in fired:
                 ordinals.extend(part.ordinals)
             try:
-                self._table.store.append_fired(file.name, ordinals, fresh=not file.fired_named)
+                outcomes.append(store.append_fired(file.name, ordinals, fresh=False))
             except (OSError, StorageError) as error:
                 outcomes.append(error)
-            else:
-                outcomes.append(None)
+        fresh = [not entry.file.fired_named for entry in batch]
+        if any(fresh):
+            try:
+                store.sync_names()
+            except OSError as error:
+                outcomes = [
+                    error if new else outcome for new, outcome in zip(fresh, outcomes, strict=True)
+                ]
         return outcomes
 
     def _appended(
         self,
         batch: list[_Entry],
-        outcomes: list[Exception | None] | None,
+        outcomes: list[int | Exception] | None,
         error: BaseException | None,
     ) -> None:
         self._busy = False
-        results = outcomes if outcomes is not None else [error] * len(batch)
-        for (file, void, fired), failure in zip(batch, results, strict=True):
-            if failure is not None:
+        failed: list[int | BaseException] = [error or OSError()] * len(batch)
+        for (file, void, fired), outcome in zip(batch, outcomes or failed, strict=True):
+            if isinstance(outcome, BaseException):
                 self._table.error_count += 1
                 self._offered.update((id(part), part) for part in fired)
                 if void:
                     self._void.setdefault(file.number, array("I")).extend(void)
                 continue
             file.fired_named = True
-            file.unchecked_count -= len(void) + sum(len(part.ordinals) for part in fired)
+            count = len(void) + sum(len(part.ordinals) for part in fired)
+            file.unchecked_count -= count
+            self._state(file, count, outcome)
             self.settle(file)
+        self._counts.commit()
         self._remove()
+
+    def _state(self, file: SlotFile, count: int, size: int) -> None:
+        if size <= file.fired_size:
+            what = f"cut or removed while nsqd was running; {file.fired_count} messages"
+            self._damage.fired(file, f"{what} may be delivered again after a restart")
+            file.fired_count = 0
+        file.fired_size = size
+        file.fired_count += count
+        stated = self._counts.get(file.number)
+        if stated is not None:
+            self._counts.note(stated._replace(fired_size=size, fired_count=file.fired_count))
 
     def settle(self, file: SlotFile) -> None:
         """Take ``file`` out of the table if nothing in it is needed any more."""
@@ -138,20 +181,52 @@ class Checkpoints:
                 self._gone.append(file)
 
     def _remove(self) -> None:
-        if self._busy or not self._gone:
+        if self._busy:
             return
-        self._busy = True
-        gone, self._gone = self._gone, []
-        names = [file.name for file in gone]
-        damaged: list[SlotName] = [file.name for file in gone if file.damaged]
-        work = partial(self._table.store.remove, names, damaged)
-        self._table.disk.submit(work, partial(self._removed, gone))
+        if self._gone:
+            self._busy = True
+            gone, self._gone = self._gone, []
+            names = [file.name for file in gone]
+            damaged: set[SlotName] = {file.name for file in gone if file.damaged}
+            work = partial(self._table.store.remove, names, damaged)
+            self._table.disk.submit(work, partial(self._removed, gone))
+        elif self._left:
+            self._forget([])
+        elif self._counts.wanted:
+            self._counts.commit()
 
     def _removed(self, gone: list[SlotFile], _result: None, error: BaseException | None) -> None:
         self._busy = False
         if error is not None:
             self._table.error_count += 1
             self._gone.extend(gone)
+        else:
+            self._forget([file.name for file in gone])
+
+    def _forget(self, names: list[SlotName]) -> None:
+        names, self._left = self._left + names, []
+        for name in names:
+            self._counts.forget(name)
+        self._busy = True
+        self._counts.commit(partial(self._forgotten, names))
+
+    def _forgotten(self, names: list[SlotName], error: BaseException | None) -> None:
+        if error is not None:
+            self._busy = False
+            self._left = names
+            return
+        work = partial(self._table.store.remove_fired, names)
+        self._table.disk.submit(work, partial(self._cleared, names))
+
+    def _cleared(self, names: list[SlotName], _result: None, error: BaseException | None) -> None:
+        self._busy = False
+        if error is not None:
+            self._table.error_count += 1
+            self._left.extend(names)
+
+    def take_over(self, name: SlotName) -> None:
+        """Of a slot that an earlier process finished only the checkpoints are left."""
+        self._left.append(name)
 
     def open_slots(self) -> set[int]:
         """The slots whose origins the topic logs must keep."""

@@ -10,7 +10,15 @@ from penstock.core.tally import Tallies
 from penstock.core.ticket import Ticket
 from penstock.engine.clock import Clock
 from penstock.engine.disk import Disk
+from penstock.engine.slot_counts import Reports
+from penstock.storage.slot_counts import ORDINAL_END, SlotCount
 from penstock.storage.slots import HEADER, SlotName, SlotStore
+
+# What cannot be read is tried again after the first pause, then after twice as long each time.
+RETRY_NS = 100_000_000
+RETRY_NS_MAX = 4_000_000_000
+# Files that health names; the others are named when these can be read again.
+FAILING_COUNT_MAX = 32
 
 
 class SlotFile(Slot):
@@ -27,6 +35,7 @@ class SlotFile(Slot):
         self.batch: Batch | None = None  # accepted, not yet on its way
         self.ticket: Ticket | None = None
         self.begun = found  # there may be a file on disk
+        self.queued = False  # waits for a thread to write it
         self.writing = False
         self.unsynced_count = 0
         self.syncing = False
@@ -37,10 +46,24 @@ class SlotFile(Slot):
         self.floor_ns = NEVER  # while loading: nothing unindexed is due earlier
         self.unchecked_count = 0  # fired or void, not in .fired yet
         self.fired_named = False  # .fired exists durably
+        self.fired_size = 0  # of .fired
+        self.fired_count = 0  # ordinals in it
         self.damaged = False
+        self.retry_ns = 0  # the pause before it is read again; 0 while reading works
         # Publications that may look for their rows here after a crash (R19): neither the file nor
-        # a word in .fired about records that were never accepted before they are through.
+        # a word in .fired about records that were never accepted before they are through.  And
+        # copies of damaged parts that are being made.
         self.pin_count = 0
+        # Of a file that was found, while it is read for the first time:
+        self.stated: SlotCount | None = None  # what must be there
+        self.sure_done_total = 0  # ordinals below sure_end that are done, in the file or not
+        self.whole_size = 0  # up to here bodies were synced
+        self.uncounted = False  # made before there were counts, or these are lost
+        self.bad_header = False
+        self.bad_offset = -1  # the first byte that is no record
+        self.bad_end = 0
+        self.bad_size = 0
+        self.good_end = 0  # where the last good record ends
 
     @property
     def finished(self) -> bool:
@@ -56,6 +79,28 @@ class SlotFile(Slot):
             and self.batch is None
         )
 
+    @property
+    def unindexed_count(self) -> int:
+        """Records that were seen and are neither near nor firing nor done."""
+        return self.pending_count + self.done_count - len(self.known)
+
+    def counts(self) -> SlotCount:
+        """What is to be stated of the file once all that is written of it is synced."""
+        if self.found:
+            count, ordinal_end = self.pending_count + self.done_count, ORDINAL_END
+        else:
+            count, ordinal_end = self.pending_count, self.counted_end
+        return SlotCount(
+            self.name,
+            self.size,
+            self.whole_size if self.found else self.size,
+            count,
+            ordinal_end,
+            self.bad_size,
+            self.fired_size,
+            self.fired_count,
+        )
+
 
 class SlotTable:
     """The slot files by number, with what all parts of the deferred queue share."""
@@ -67,11 +112,13 @@ class SlotTable:
         clock: Clock,
         void_before: Callable[[int], int],
         health: Callable[[BaseException], None],
+        reports: Reports,
         near_count_max: int,
     ) -> None:
         self.store = store
         self.disk = disk
         self.clock = clock
+        self.reports = reports
         self.tallies = Tallies(void_before)
         self.schedule = Schedule(self.tallies, near_count_max)
         self.files: dict[int, SlotFile] = {}
@@ -80,17 +127,36 @@ class SlotTable:
         self.torn_count = 0
         self.error_count = 0
         self._health = health
+        self._failing: dict[int, str] = {}
 
     def write_failed(self, error: BaseException) -> None:
         """A slot file could not be written or synced."""
         self.error_count += 1
         self._health(error)
 
+    def read_failed(self, file: SlotFile, error: BaseException | str) -> int:
+        """``file`` cannot be read at the moment; returns the pause before it is tried again."""
+        self.error_count += 1
+        file.retry_ns = min(max(RETRY_NS, 2 * file.retry_ns), RETRY_NS_MAX)
+        if file.number not in self._failing and len(self._failing) < FAILING_COUNT_MAX:
+            self._failing[file.number] = self.store.path(file.name.slot_file)
+        if file.number in self._failing:
+            self.reports.failing(self._failing[file.number], error)
+        return file.retry_ns
+
+    def read_works(self, file: SlotFile) -> None:
+        if file.retry_ns:
+            file.retry_ns = 0
+            source = self._failing.pop(file.number, None)
+            if source is not None:
+                self.reports.working(source)
+
     def add(self, file: SlotFile) -> None:
         self.files[file.number] = file
         self.schedule.attach(file)
 
     def drop(self, file: SlotFile) -> None:
+        self.read_works(file)
         del self.files[file.number]
         self.schedule.detach(file)
 

@@ -3,7 +3,8 @@
 Rule 1: one piece is read at a time, on another thread, and taken in at once: the loop never waits.
 Rule 2: files are read in the order of their due times, those that are near before those that are
         only counted.  Nothing is fired that is due after something still to be read (``barrier``).
-Rule 3: a file that cannot be read is tried again later and holds nobody up meanwhile.
+Rule 3: a file that cannot be read is tried again after growing pauses, shows in health, and holds
+        nobody up meanwhile.  Only what was read, or a name that is not there, is judged as damage.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from functools import partial
 
 from penstock.core.schedule import NEVER
 from penstock.core.slots import Records
+from penstock.engine.slot_counts import SlotCounts
+from penstock.engine.slot_damage import SlotDamage
 from penstock.engine.slot_file import SlotFile, SlotTable
+from penstock.engine.slot_priming import Piece, Primed, read_piece
+from penstock.engine.slot_sync import SlotSync
 from penstock.engine.slot_writer import NEAR_NS
-from penstock.storage.slots import HEADER, VERSION, FiredRuns
+from penstock.storage.slots import HEADER
 
-RETRY_NS = 1_000_000_000
+LATER_VERSION_LOOK_NS = 60_000_000_000
 
 
 class SlotLoader:
@@ -27,12 +32,18 @@ class SlotLoader:
     def __init__(
         self,
         table: SlotTable,
+        counts: SlotCounts,
+        damage: SlotDamage,
+        syncing: SlotSync,
         *,
         fired: Callable[[SlotFile, int, str, int], None],
         changed: Callable[[SlotFile], None],
         wake: Callable[[], None],
     ) -> None:
         self._table = table
+        self._counts = counts
+        self._damage = damage
+        self._syncing = syncing
         self._fired = fired
         self._changed = changed
         self._wake = wake
@@ -78,7 +89,11 @@ class SlotLoader:
         self._drop_stale()
         next_ns = self._queue[0][0] - NEAR_NS if self._queue and self._has_room() else NEVER
         if self._broken:
-            next_ns = min(next_ns, self._table.clock.wall_ns() + RETRY_NS)
+            clock = self._table.clock
+            wait_ns = min(retry_ns for retry_ns, _ in self._broken) - clock.monotonic_ns()
+            if wait_ns <= 0:
+                return 0  # whatever the wall clock says by the time somebody compares
+            next_ns = min(next_ns, clock.wall_ns() + wait_ns)
         return next_ns
 
     def _drop_stale(self) -> None:
@@ -147,6 +162,8 @@ class SlotLoader:
             self.add(file)
 
     def _start(self, file: SlotFile) -> None:
+        if any(file is broken for _, broken in self._broken):
+            return  # its pause is not over; then it is added again
         floor_ns, file.next_ns = file.next_ns, NEVER
         if file.primed and not file.size:
             # Empty; or its first write is still under way, and will find it near.
@@ -160,51 +177,55 @@ class SlotLoader:
 
     def _read(self, file: SlotFile, offset: int, end: int) -> None:
         self._reading = True
-        work = partial(self._read_piece, file, offset, end, primed=file.primed)
+        stated = None if file.primed else self._counts.get(file.number)
+        work = partial(read_piece, self._table.store, file.name, offset, end, file.primed, stated)
         self._table.disk.submit(work, partial(self._take_in, file))
 
-    def _read_piece(
-        self, file: SlotFile, offset: int, end: int, *, primed: bool
-    ) -> tuple[Records | None, FiredRuns | None, int]:
-        # Runs on another thread.
-        store = self._table.store
-        fired = None
-        if not primed:
-            if store.version(file.name) not in (VERSION, None):
-                return None, None, 0
-            fired = store.read_fired(file.name)
-            end = store.size(file.name)
-        return store.scan(file.name, min(offset, end), end), fired, end
-
-    def _take_in(
-        self,
-        file: SlotFile,
-        found: tuple[Records | None, FiredRuns | None, int] | None,
-        error: BaseException | None,
-    ) -> None:
+    def _take_in(self, file: SlotFile, piece: Piece | None, error: BaseException | None) -> None:
         self._reading = False
-        if found is None:
-            self._stop(file)
-        elif found[0] is None:
-            self._refuse(file)
+        if piece is None:
+            self._stop(file, self._table.read_failed(file, error or OSError("cannot be read")))
+        elif piece.later_version:
+            # The start did not see it, since the header could not be read then.
+            what = f"written by a later version (format {piece.later_version})"
+            self._table.read_failed(file, what)
+            self._stop(file, LATER_VERSION_LOOK_NS)
         else:
-            records, fired, end = found
-            assert records is not None
-            if fired is not None:
-                self._prime(file, fired, end)
-            self._index(file, records, end)
+            self._table.read_works(file)
+            if piece.primed is not None:
+                self._prime(file, piece.primed)
+            if piece.records is None:
+                self._lose(file)
+            else:
+                self._index(file, piece.records, piece.end)
         self._wake()
         self._pump()
 
-    def _prime(self, file: SlotFile, fired: FiredRuns, end: int) -> None:
+    def _prime(self, file: SlotFile, primed: Primed) -> None:
         file.primed = True
-        file.size = end
-        self._end = end
-        file.fired_named = bool(fired.runs)
-        if fired.bad_size:
-            self._table.torn_count += 1
-        for start, count in fired.runs:
+        file.size = primed.size
+        self._end = primed.size
+        file.fired_named = bool(primed.fired_size)
+        file.fired_size, file.fired_count = primed.fired_size, primed.fired_count
+        if primed.fired_damage:
+            self._damage.fired(file, primed.fired_damage)
+        self._table.torn_count += primed.fired_torn
+        for start, count in primed.runs:
             file.known.add_run(start, count)
+        file.done_count = len(file.known)
+        stated = file.stated = self._counts.get(file.number)
+        lacking = self._counts.missing or self._counts.damaged
+        counted = primed.header.counted if primed.header is not None else not lacking
+        file.uncounted = stated is None and (lacking or not counted)
+        if primed.header is None and file.size >= HEADER.size:
+            file.bad_header = True
+            file.bad_size += HEADER.size
+        if stated is not None:
+            file.whole_size = stated.whole_size
+            file.sure_end = stated.ordinal_end
+            file.sure_done_total = file.known.count_below(stated.ordinal_end, file.origins)
+        elif file.uncounted:
+            file.whole_size = file.size
 
     def _index(self, file: SlotFile, records: Records, end: int) -> None:
         table = self._table
@@ -212,43 +233,72 @@ class SlotLoader:
             self._fired(file, ordinal, topic, instance)
         if records.next_offset > file.count_offset:
             file.count_offset = records.next_offset
-            file.damaged = file.damaged or records.corrupt_count > 0
-            table.corrupt_count += records.corrupt_count
-            table.torn_count += records.torn_size > 0
+            if file.found:
+                self._note_bad(file, records)
         finished = records.next_offset >= end
-        if finished:
-            file.counted = True
-            file.origins = None
+        was_counted = file.counted
         if file is self._current:
             self._offset = records.next_offset
-            if finished:
-                self._loaded(file)
-        if finished:
-            self._changed(file)
+        if not finished:
+            return
+        file.counted = True
+        file.origins = None
+        if file is self._current:
+            self._loaded(file)
+        if not was_counted:
+            self._judge(file)
+        self._changed(file)
+
+    def _note_bad(self, file: SlotFile, records: Records) -> None:
+        if records.bad_offset >= 0:
+            if file.bad_offset < 0:
+                file.bad_offset = records.bad_offset
+            file.bad_end = records.bad_end
+            file.bad_size += records.corrupt_size + records.torn_size
+        file.good_end = max(file.good_end, records.good_end)
+
+    def _judge(self, file: SlotFile) -> None:
+        """The whole file was read for the first time: compare it with what must be there."""
+        self._damage.judge(file)
+        if file.stated is None or not file.counts().agrees(file.stated):
+            # What a killed process wrote counts from now on, so a power cut must not take it.
+            self._syncing.wrote(file, 1)
 
     def _loaded(self, file: SlotFile) -> None:
         file.loading = False
         file.floor_ns = NEVER
         self._current = None
         self.take_fallen()
+        if file.next_ns == NEVER and file.counted and file.unindexed_count > 0:
+            lost = file.unindexed_count
+            file.pending_count -= lost
+            self._table.corrupt_count += lost
+            what = f"cut or damaged while nsqd was running; {lost} messages are lost"
+            self._damage.report(file, what, lost)
         self.add(file)
 
-    def _stop(self, file: SlotFile) -> None:
-        self._table.error_count += 1
+    def _lose(self, file: SlotFile) -> None:
+        """The file is not there any more."""
+        lost = file.unindexed_count
+        stated = file.stated
+        if not file.counted:
+            there = file.sure_count + file.sure_done_total - file.sure_done_count
+            lost += max(0, stated.record_count - there) if stated is not None else 0
+        file.pending_count -= file.unindexed_count
+        file.next_ns = NEVER
+        file.counted = True
+        file.origins = None
+        self._uncounted.pop(file.number, None)
+        if file is self._current:
+            self._loaded(file)
+        self._damage.missing(file, lost)
+        self._changed(file)
+
+    def _stop(self, file: SlotFile, pause_ns: int) -> None:
         if file is self._current:
             file.loading = False
             file.next_ns = min(file.next_ns, file.floor_ns)
             file.floor_ns = NEVER
             self._current = None
-        else:
-            self._uncounted.pop(file.number, None)
-        self._broken.append((self._table.clock.monotonic_ns() + RETRY_NS, file))
-
-    def _refuse(self, file: SlotFile) -> None:
-        # Written by a later version: left alone, for that version to find again.
-        self._table.error_count += 1
-        if file is self._current:
-            self._current = None
-        file.loading = False
-        file.counted = True
-        self._table.drop(file)
+        self._uncounted.pop(file.number, None)
+        self._broken.append((self._table.clock.monotonic_ns() + pause_ns, file))

@@ -5,17 +5,24 @@ All messages accepted for a slot in one loop turn are one append and one ticket.
 Rule 1: a message is in the schedule only after its record is written (and synced, if asked for).
 Rule 2: a failed append leaves nothing behind; where it cannot be undone, its ordinals are void.
 Rule 3: one write at a time per file, so that what fails can be cut off again.
+Rule 4: the loop itself appends only to files that are open, and for a bounded time in a turn.
+        Files are made and opened on other threads, a bounded number at once, however many slots a
+        client publishes to.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from penstock.core.schedule import NEVER
 from penstock.core.slots import Batch
 from penstock.core.ticket import Ticket
+from penstock.engine.slot_counts import SlotCounts
 from penstock.engine.slot_file import SlotFile, SlotTable
+from penstock.engine.slot_sync import SlotSync
 from penstock.errors import StorageError, UncutError
 from penstock.storage.slots import HEADER, SlotName, new_generation
 
@@ -35,6 +42,24 @@ FILE_SIZE_MAX = 256 * 1024 * 1024
 # An inline append that took longer sends the next second's to another thread (R9).
 SLOW_NS = 10 * MS
 SLOW_PAUSE_NS = 1000 * MS
+
+# Files that are looked at in one turn, and how long the loop appends to them.
+FLUSH_COUNT_MAX = 256
+INLINE_NS = 1 * MS
+
+# Works on other threads at once, and files in each of them.
+WORK_COUNT_MAX = 4
+WORK_FILE_MAX = 64
+
+
+class _Write(NamedTuple):
+    """One append on its way."""
+
+    file: SlotFile
+    batch: Batch
+    ticket: Ticket
+    old_size: int
+    packed: bytes
 
 
 class Rows:
@@ -64,6 +89,7 @@ class SlotWriter:
     def __init__(
         self,
         table: SlotTable,
+        counts: SlotCounts,
         *,
         synced: bool,
         dirty: Callable[[], None],
@@ -82,10 +108,15 @@ class SlotWriter:
         # The files that are appended to, by start_ms; a sealed one is not among them.
         self._minutes: dict[int, SlotFile] = {}
         self._hours: dict[int, SlotFile] = {}
-        self._waiting: list[SlotFile] = []
+        self._waiting: deque[SlotFile] = deque()  # with something accepted in this turn
+        self._queue: deque[SlotFile] = deque()  # to be written by another thread
+        self._work_count = 0
+        self._idle: list[Callable[[], None]] = []  # who waits until all is written
+        self._turn_ns = 0
         self._slow_until_ns = 0
+        self._counts = counts
+        self.syncing = SlotSync(table, counts, self._seal, changed)
         self.pending_size = 0
-        self.unsynced_count = 0
 
     def defer(
         self, topic: str, instance: int, body: bytes, timestamp_ns: int, due_ns: int, stamp: int
@@ -173,8 +204,7 @@ class SlotWriter:
     def retire(self, file: SlotFile) -> None:
         """The file is finished: nothing may be appended to it any more, nor need it be synced."""
         self._seal(file)
-        self.unsynced_count -= file.unsynced_count
-        file.unsynced_count = 0
+        self.syncing.retire(file)
 
     def _seal(self, file: SlotFile) -> None:
         files = self._open_files(file)
@@ -182,87 +212,149 @@ class SlotWriter:
             del files[file.name.start_ms]
 
     def flush(self) -> None:
-        """Write what was accepted in this turn."""
-        waiting, self._waiting = self._waiting, []
-        for file in waiting:
-            if file.batch is not None and not file.writing:
+        """Write what was accepted in this turn; the rest of very much in the next turns."""
+        self._turn_ns = self._table.clock.monotonic_ns()
+        for _ in range(min(len(self._waiting), FLUSH_COUNT_MAX)):
+            file = self._waiting.popleft()
+            if file.batch is not None and not file.writing and not file.queued:
                 self._write(file)
+        self._send()
+        if self._waiting:
+            self._dirty()
 
     def _write(self, file: SlotFile) -> None:
-        batch, ticket = file.batch, file.ticket
-        assert batch is not None and ticket is not None
-        file.batch = file.ticket = None
-        file.writing = file.begun = True
         table = self._table
         started_ns = table.clock.monotonic_ns()
-        work = partial(self._store, file, file.size, batch.packed())
-        if self._synced or started_ns < self._slow_until_ns:
-            table.disk.submit(work, partial(self._written_elsewhere, file, batch, ticket))
+        if (
+            self._synced
+            or not file.size
+            or started_ns < self._slow_until_ns
+            or started_ns > self._turn_ns + INLINE_NS
+            or not table.store.is_open(file.name)
+        ):
+            file.queued = True
+            self._queue.append(file)
             return
-        try:
-            size = work()
-        except (OSError, StorageError) as error:
-            self._written(file, batch, ticket, None, error)
-        else:
-            self._written(file, batch, ticket, size, None)
+        write = self._begin(file)
+        (outcome,) = self._store_all([write])
+        self._written(write, outcome)
+        write.ticket.settle(outcome if isinstance(outcome, Exception) else None)
         if table.clock.monotonic_ns() - started_ns > SLOW_NS:
             self._slow_until_ns = started_ns + SLOW_PAUSE_NS
 
-    def _store(self, file: SlotFile, old_size: int, packed: bytes) -> int:
-        # Runs on the loop or on another thread; touches nothing of ``file`` that changes.
+    def _begin(self, file: SlotFile) -> _Write:
+        batch, ticket = file.batch, file.ticket
+        assert batch is not None and ticket is not None
+        file.batch = file.ticket = None
+        file.queued = False
+        file.writing = file.begun = True
+        return _Write(file, batch, ticket, file.size, batch.packed())
+
+    def _send(self) -> None:
+        """Give what is queued to other threads, spread over those that may be used."""
+        while self._queue and self._work_count < WORK_COUNT_MAX:
+            share = -(-len(self._queue) // (WORK_COUNT_MAX - self._work_count))
+            count = min(share, WORK_FILE_MAX)
+            writes = [self._begin(self._queue.popleft()) for _ in range(count)]
+            self._work_count += 1
+            work = partial(self._store_all, writes)
+            self._table.disk.submit(work, partial(self._stored, writes))
+
+    def _store_all(self, writes: list[_Write]) -> list[int | Exception]:
+        # Runs on the loop or on another thread; touches nothing of the files that changes.
         store = self._table.store
-        size = store.append(file.name, packed, fresh=old_size == 0)
+        outcomes = [self._store(write) for write in writes]
+        fresh = [i for i, write in enumerate(writes) if not write.old_size]
+        if self._synced and any(isinstance(outcomes[i], int) for i in fresh):
+            try:
+                store.sync_names()
+            except OSError as error:
+                for i in fresh:
+                    if isinstance(outcomes[i], int):
+                        outcomes[i] = self._undo(writes[i], error)
+        return outcomes
+
+    def _store(self, write: _Write) -> int | Exception:
+        store = self._table.store
+        try:
+            size = store.append(
+                write.file.name,
+                write.packed,
+                fresh=not write.old_size,
+                counted=self._counts.exists,
+            )
+        except (OSError, StorageError) as error:
+            return error
         if self._synced:
             try:
-                store.sync(file.name, fresh=old_size == 0)
+                store.sync(write.file.name, fresh=False)
             except OSError as error:
-                try:
-                    store.cut(file.name, old_size)
-                except OSError as second:
-                    raise UncutError(f"{file.name.slot_file}: {error}; and {second}") from error
-                raise
+                return self._undo(write, error)
         return size
 
-    def _written_elsewhere(
-        self,
-        file: SlotFile,
-        batch: Batch,
-        ticket: Ticket,
-        size: int | None,
-        error: BaseException | None,
-    ) -> None:
-        self._written(file, batch, ticket, size, error)
-        self._dirty()  # the turn that accepted them is over: the next due time may be another
+    def _undo(self, write: _Write, error: OSError) -> Exception:
+        try:
+            self._table.store.cut(write.file.name, write.old_size)
+        except OSError as second:
+            uncut = UncutError(f"{write.file.name.slot_file}: {error}; and {second}")
+            uncut.__cause__ = error
+            return uncut
+        return error
 
-    def _written(
+    def _stored(
         self,
-        file: SlotFile,
-        batch: Batch,
-        ticket: Ticket,
-        size: int | None,
+        writes: list[_Write],
+        outcomes: list[int | Exception] | None,
         error: BaseException | None,
     ) -> None:
+        self._work_count -= 1
+        failure = error if isinstance(error, Exception) else OSError(str(error))
+        settled: list[Ticket] = []
+        for write, outcome in zip(writes, outcomes or [failure] * len(writes), strict=True):
+            self._written(write, outcome)
+            if isinstance(outcome, Exception):
+                write.ticket.settle(outcome)
+            else:
+                settled.append(write.ticket)
+        if self._synced:
+            # All who wait share one sync of the counts.
+            self._counts.commit(lambda _error: _settle(settled))
+        else:
+            _settle(settled)
+        self._send()
+        self._dirty()  # the turn that accepted them is over: the next due time may be another
+        if self.idle:
+            waiting, self._idle = self._idle, []
+            for call in waiting:
+                call()
+
+    def _written(self, write: _Write, outcome: int | Exception) -> None:
+        file, batch = write.file, write.batch
         file.writing = False
         self.pending_size -= batch.size
-        if size is None:
-            assert error is not None
-            self._not_written(file, batch, error)
+        if isinstance(outcome, Exception):
+            self._not_written(file, batch, outcome)
         else:
-            batch.settle(file.size or HEADER.size)
-            file.size = size
-            self._table.schedule.index(file, batch)
-            if size > FILE_SIZE_MAX:
-                self._seal(file)
-            if self._synced:
-                file.name_synced = True
-                file.synced_size = size
-            else:
-                file.unsynced_count += batch.count
-                self.unsynced_count += batch.count
-        if file.batch is not None:
+            self._take_in(file, batch, outcome)
+        if file.batch is not None and not file.queued:
             self._write(file)
         self._changed(file)
-        ticket.settle(error if isinstance(error, Exception) else None)
+
+    def _take_in(self, file: SlotFile, batch: Batch, size: int) -> None:
+        base = size - batch.size
+        if base != (file.size or HEADER.size):
+            self._seal(file)  # somebody cut or removed it; what is gone is found when it is due
+        batch.settle(base)
+        file.size = size
+        self._table.schedule.index(file, batch)
+        if size > FILE_SIZE_MAX:
+            self._seal(file)
+        if self._synced:
+            file.name_synced = True
+            file.synced_size = size
+            self.syncing.state(file)
+        else:
+            self.syncing.wrote(file, batch.count)
 
     def _not_written(self, file: SlotFile, batch: Batch, error: BaseException) -> None:
         self._table.write_failed(error)
@@ -279,61 +371,21 @@ class SlotWriter:
                 self.pending_size -= late.size
                 ticket.settle(error)
 
-    def sync(self, done: Callable[[BaseException | None], None] | None = None) -> None:
-        """Sync what was written since the last sync, on another thread."""
-        files = [
-            f
-            for f in self._table.files.values()
-            if f.unsynced_count and not f.syncing and not (f.rewrite and (f.writing or f.batch))
-        ]
-        counts = [(f.unsynced_count, f.size) for f in files]
-        fresh = [not f.name_synced for f in files]
-        for file in files:
-            file.syncing = True
-        if files:
-            work = partial(self._sync_all, files, fresh)
-            self._table.disk.submit(work, partial(self._synced_all, files, counts, done))
-        elif done is not None:
-            done(None)
+    @property
+    def idle(self) -> bool:
+        """All that was accepted is written, or has failed."""
+        return not (self._waiting or self._queue or self._work_count)
 
-    def _sync_all(self, files: list[SlotFile], fresh: list[bool]) -> list[Exception | None]:
-        # Runs on another thread.
-        outcomes: list[Exception | None] = []
-        store = self._table.store
-        for file, is_fresh in zip(files, fresh, strict=True):
-            try:
-                if file.rewrite:
-                    store.rewrite(file.name)
-                else:
-                    store.sync(file.name, fresh=is_fresh)
-            except (OSError, StorageError) as error:
-                outcomes.append(error)
-            else:
-                outcomes.append(None)
-        return outcomes
+    def finish(self, done: Callable[[BaseException | None], None]) -> None:
+        """Sync everything that was accepted so far, once it is written."""
+        while self._waiting:
+            self.flush()
+        if self.idle:
+            self.syncing.sync(done)
+        else:
+            self._idle.append(partial(self.finish, done))
 
-    def _synced_all(
-        self,
-        files: list[SlotFile],
-        counts: list[tuple[int, int]],
-        done: Callable[[BaseException | None], None] | None,
-        outcomes: list[Exception | None] | None,
-        error: BaseException | None,
-    ) -> None:
-        results = outcomes if outcomes is not None else [error] * len(files)
-        for file, (count, size), failure in zip(files, counts, results, strict=True):
-            file.syncing = False
-            if failure is None:
-                file.name_synced = True
-                file.synced_size = max(file.synced_size, size)
-                file.rewrite = False
-                file.unsynced_count -= count
-                self.unsynced_count -= count
-            else:
-                # The kernel forgets what it could not write: next time a new file is written (R8).
-                self._table.write_failed(failure)
-                file.rewrite = True
-                self._seal(file)
-            self._changed(file)
-        if done is not None:
-            done(next((failure for failure in results if failure is not None), None))
+
+def _settle(tickets: list[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.settle()

@@ -261,6 +261,11 @@ class Metrics:
             deferred.corrupt_count,
         )
         yield _counter(
+            "deferred_torn_total",
+            "Deferred records half-written by a crash, never synced.",
+            deferred.torn_count,
+        )
+        yield _counter(
             "deferred_errors_total", "Disk errors of deferred publishing.", deferred.error_count
         )
         yield histogram(

@@ -7,7 +7,7 @@
 #     penstock/topics/<topic>~<instance, 16 hex digits>/
 #                     <base>.log  <base>[-n].side  journal  *.corrupt
 #     penstock/topics/<topic>~<instance>.deleted/   on its way out
-#     penstock/deferred/                            slots.py
+#     penstock/deferred/  penstock/deferred.counts  slots.py, slot_counts.py
 #     penstock/staging/  penstock/staging.notes     staging.py, ledger.py; staging_notes.py
 #     penstock/import/                              an import that was not finished: removed
 #     penstock/imported/                            topics of one that was: moved to topics/
@@ -28,7 +28,7 @@ from penstock.storage.files import Files
 DELETED = ".deleted"
 
 _LEFTOVER = re.compile(
-    r"(nsqd\.dat|(penstock\.)?node\.json(\.bad)?|damage\.json|staging\.notes)"
+    r"(nsqd\.dat|(penstock\.)?node\.json(\.bad)?|damage\.json|deferred\.counts|staging\.notes)"
     r"\.[0-9a-f]{12}\.tmp"
 )
 _FOLDER = re.compile(r"([.a-zA-Z0-9_-]{1,64})~([0-9a-f]{16})")

@@ -26,6 +26,7 @@ from penstock.storage.segment import (
     decode_trailer,
     tables_good,
 )
+from penstock.storage.slot_counts import unpack_counts
 from penstock.storage.slots import SlotStore, slot_name
 from penstock.storage.survey import BadBytes, Walk, decode_ordinals
 from penstock.storage.words import body_of, short, signed, time_of
@@ -51,6 +52,8 @@ def dump_file(files: Files, path: str, out: TextIO, *, brief: bool = False) -> i
     """
     name = path.rpartition("/")[2]
     start = files.pread(path, 0, HEADER_SIZE, True) or b""
+    if name == "deferred.counts":
+        return _dump_counts(files, path, out)
     if name.endswith((".slot", ".fired")):
         return _dump_slot(files, path, out, brief)
     if name.endswith((".log", ".side")) or start.startswith(MAGIC):
@@ -266,3 +269,17 @@ def _dump_slot(files: Files, path: str, out: TextIO, brief: bool) -> int:
                 file=out,
             )
     return bad_count
+
+
+def _dump_counts(files: Files, path: str, out: TextIO) -> int:
+    loaded = unpack_counts(files.read(path), path)
+    print(f"counts of {len(loaded.counts)} slots in {loaded.entry_count} entries", file=out)
+    for count in sorted(loaded.counts.values()):
+        print(
+            f"  {count.name.slot_file} count={count.record_count} size={count.size}"
+            f" fired={count.fired_count} fired_size={count.fired_size}",
+            file=out,
+        )
+    if loaded.damage:
+        print(f"!! {loaded.damage}", file=out)
+    return int(bool(loaded.damage))

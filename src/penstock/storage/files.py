@@ -281,6 +281,10 @@ class Files:
 
     # Descriptors
 
+    def is_open(self, path: str) -> bool:
+        """Whether the file is open already: then an append does not have to wait for a name."""
+        return path in self._handles
+
     @property
     def open_count(self) -> int:
         return len(self._handles)

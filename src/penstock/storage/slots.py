@@ -4,7 +4,7 @@
 #     <same>.fired                                               which of them are done
 #
 #     .slot    header, 40 bytes:  magic "PENSTSLT" | crc32c u32 of bytes 12..40 | version u16 = 1
-#                                 | zero u16 | start_ms i64 | length_ms i64 | number i64
+#                                 | flags u16 | start_ms i64 | length_ms i64 | number i64
 #              records as in core/slots.pyx
 #     .fired   records:  magic "PSF1" | crc32c u32 of the slot's number and of bytes 8..
 #                        | run count u32 | zero u32 | runs (first ordinal u32, count u32)
@@ -16,25 +16,30 @@
 #         not even when a power cut took the file's tail and left the fired messages in their logs.
 # Rule 2: a file that comes after another one of the same time has another number, so what is known
 #         of the old one never hides a record of the new one.
-# Rule 3: everything needed to find a file stands in its name.  There is no list of files to lose.
-# Rule 4: .fired is synced before anything relies on it, and unlinked after its .slot is gone.
+# Rule 3: everything needed to find a file stands in its name.  There is no list of files to lose;
+#         deferred.counts (slot_counts.py) only says how much must be there.
+# Rule 4: .fired is synced before anything relies on it, and unlinked after its .slot is gone and
+#         the counts say so.
 
 from __future__ import annotations
 
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import google_crc32c
 
 from penstock.core.schedule import pack_runs
 from penstock.core.slots import Records, scan
+from penstock.storage.evidence import keep_evidence, set_aside
+from penstock.storage.files import Files
 
 VERSION = 1
+COUNTED = 1  # a flag: the process that made the file keeps deferred.counts
 HEADER = struct.Struct(">8sIHHqqq")
 HEADER_MAGIC = b"PENSTSLT"
 FIRED = struct.Struct(">4sIII")
@@ -63,6 +68,7 @@ class FilesLike(Protocol):
     def make_folder(self, folder: str) -> None: ...
     def rename(self, old: str, new: str) -> None: ...
     def unlink(self, path: str) -> None: ...
+    def is_open(self, path: str) -> bool: ...
 
 
 @dataclass(frozen=True, order=True)
@@ -101,7 +107,7 @@ def slot_name(file: str) -> SlotName | None:
     return name if good else None
 
 
-def _crc(data: bytes) -> int:
+def crc32c(data: bytes) -> int:
     return int(google_crc32c.value(data))
 
 
@@ -109,50 +115,73 @@ def new_generation() -> int:
     return int.from_bytes(os.urandom(4), "big") >> (32 - GENERATION_BITS)
 
 
-def pack_header(name: SlotName) -> bytes:
-    rest = HEADER.pack(b"", 0, VERSION, 0, name.start_ms, name.length_ms, name.number)[12:]
-    return b"".join((HEADER_MAGIC, _crc(rest).to_bytes(4, "big"), rest))
+def pack_header(name: SlotName, *, counted: bool = True) -> bytes:
+    flags = COUNTED if counted else 0
+    rest = HEADER.pack(b"", 0, VERSION, flags, name.start_ms, name.length_ms, name.number)[12:]
+    return b"".join((HEADER_MAGIC, crc32c(rest).to_bytes(4, "big"), rest))
 
 
-def read_version(header: bytes) -> int | None:
-    """The version of a slot file by its header, None if that is damaged."""
+class SlotHeader(NamedTuple):
+    """What a header says beside the name."""
+
+    version: int
+    counted: bool
+
+
+def read_header(header: bytes) -> SlotHeader | None:
+    """The header of a slot file, None if it is damaged."""
     if len(header) < HEADER.size or header[:8] != HEADER_MAGIC:
         return None
-    if _crc(header[12 : HEADER.size]) != int.from_bytes(header[8:12], "big"):
+    if crc32c(header[12 : HEADER.size]) != int.from_bytes(header[8:12], "big"):
         return None
-    return int.from_bytes(header[12:14], "big")
+    flags = int.from_bytes(header[14:16], "big")
+    return SlotHeader(int.from_bytes(header[12:14], "big"), bool(flags & COUNTED))
 
 
 def pack_fired(number: int, ordinals: Iterable[int]) -> bytes:
     runs = pack_runs(ordinals)
     rest = FIRED.pack(b"", 0, len(runs) // 8, 0)[8:] + runs
-    crc = _crc(number.to_bytes(8, "big") + rest)
+    crc = crc32c(number.to_bytes(8, "big") + rest)
     return b"".join((FIRED_MAGIC, crc.to_bytes(4, "big"), rest))
 
 
 class FiredRuns(NamedTuple):
-    """What a .fired file says: (first ordinal, count) runs, and the bytes that say nothing."""
+    """What a .fired file says: (first ordinal, count) runs, and the bytes that say nothing.
+
+    ``corrupt_size`` of those are followed by good ones: no power cut leaves that behind.
+    """
 
     runs: list[tuple[int, int]]
     bad_size: int
+    corrupt_size: int = 0
+    bad_offset: int = -1
+    size: int = 0
+
+    @property
+    def ordinal_count(self) -> int:
+        """Ordinals, those that are there twice counted twice."""
+        return sum(count for _, count in self.runs)
 
 
 def unpack_fired(number: int, data: bytes) -> FiredRuns:
     """Read checkpoints; damaged ones are stepped over to the next good one."""
     runs: list[tuple[int, int]] = []
     seed = number.to_bytes(8, "big")
-    at = bad_size = 0
+    at = bad_size = corrupt_size = 0
+    bad_offset = -1
     while at < len(data):
         end = _fired_end(seed, data, at)
         if end is None:
             next_at = data.find(FIRED_MAGIC, at + 1)
             next_at = len(data) if next_at < 0 else next_at
             bad_size += next_at - at
+            bad_offset = at if bad_offset < 0 else bad_offset
             at = next_at
             continue
         runs.extend(struct.iter_unpack(">II", data[at + FIRED.size : end]))
         at = end
-    return FiredRuns(runs, bad_size)
+        corrupt_size = bad_size
+    return FiredRuns(runs, bad_size, corrupt_size, bad_offset, len(data))
 
 
 def _fired_end(seed: bytes, data: bytes, at: int) -> int | None:
@@ -160,7 +189,7 @@ def _fired_end(seed: bytes, data: bytes, at: int) -> int | None:
         return None
     _, crc, count, _ = FIRED.unpack_from(data, at)
     end: int = at + FIRED.size + 8 * count
-    return end if end <= len(data) and _crc(seed + data[at + 8 : end]) == crc else None
+    return end if end <= len(data) and crc32c(seed + data[at + 8 : end]) == crc else None
 
 
 class SlotStore:
@@ -175,8 +204,11 @@ class SlotStore:
     def path(self, file: str) -> str:
         return f"{self.folder}/{file}"
 
-    def list(self) -> list[SlotName]:
-        """The slot files there are, soonest first; clears away what a crash left half done."""
+    def list(self, counted: Container[int] = ()) -> list[SlotName]:
+        """The slot files there are, soonest first; clears away what a crash left half done.
+
+        Checkpoints without their slot file stay if its number is in ``counted``: it is missing.
+        """
         if not self.files.exists(self.folder):
             self.files.make_folder(self.folder)
             self.files.sync_folder(os.path.dirname(self.folder))  # noqa: PTH120
@@ -188,21 +220,35 @@ class SlotStore:
             elif file.endswith(".tmp"):
                 self.files.unlink(self.path(file))
         for name in set(names["fired"]) - set(names["slot"]):
-            self.files.unlink(self.path(name.fired_file))
+            if name.number not in counted:
+                self.files.unlink(self.path(name.fired_file))
         return sorted(names["slot"])
+
+    def is_missing(self, name: SlotName) -> bool:
+        """The folder can be read, and there is no such slot file in it."""
+        names = self.files.list(self.folder)
+        return name.slot_file not in names and self.files.exists(self.folder)
 
     def size(self, name: SlotName) -> int:
         return self.files.size(self.path(name.slot_file))
 
-    def append(self, name: SlotName, packed: bytes, *, fresh: bool) -> int:
+    def append(self, name: SlotName, packed: bytes, *, fresh: bool, counted: bool = True) -> int:
         """Add records, whole or not at all; the first time with the header before them."""
-        parts = [pack_header(name), packed] if fresh else [packed]
+        parts = [pack_header(name, counted=counted), packed] if fresh else [packed]
         return self.files.append(self.path(name.slot_file), parts)
+
+    def is_open(self, name: SlotName) -> bool:
+        """An append needs no opening of the file, so that the loop may do it."""
+        return self.files.is_open(self.path(name.slot_file))
 
     def sync(self, name: SlotName, *, fresh: bool) -> None:
         self.files.sync(self.path(name.slot_file))
         if fresh:
-            self.files.sync_folder(self.folder)
+            self.sync_names()
+
+    def sync_names(self) -> None:
+        """Make durable which files there are."""
+        self.files.sync_folder(self.folder)
 
     def cut(self, name: SlotName, size: int) -> None:
         """Take back what was appended after ``size``; a file that never held more goes."""
@@ -222,12 +268,16 @@ class SlotStore:
 
     def scan(self, name: SlotName, offset: int, end: int) -> Records:
         """The records found in the piece of the file at ``offset``."""
+        return self.scan_piece(name, offset, end)[0]
+
+    def scan_piece(self, name: SlotName, offset: int, end: int) -> tuple[Records, int]:
+        """The same, and where the file ends: before ``end`` if it was cut."""
         path = self.path(name.slot_file)
         size = min(self.piece_size, end - offset)
         data = self.files.pread(path, offset, size, True) or b""
         if len(data) < size:
             end = offset + len(data)
-        return scan(data, offset, end, name.number)
+        return scan(data, offset, end, name.number), end
 
     def scan_all(self, name: SlotName) -> Iterator[Records]:
         """All pieces of a file, for tests and dumps."""
@@ -237,10 +287,8 @@ class SlotStore:
             yield records
             offset = max(records.next_offset, offset + 1)
 
-    def version(self, name: SlotName) -> int | None:
-        return read_version(
-            self.files.pread(self.path(name.slot_file), 0, HEADER.size, True) or b""
-        )
+    def header(self, name: SlotName) -> SlotHeader | None:
+        return read_header(self.files.pread(self.path(name.slot_file), 0, HEADER.size, True) or b"")
 
     def read_now(self, name: SlotName, offset: int, size: int) -> bytes | None:
         """Bytes if they can be had without waiting, else None."""
@@ -251,29 +299,50 @@ class SlotStore:
         return self.files.pread(self.path(name.slot_file), offset, size, True) or b""
 
     def read_fired(self, name: SlotName) -> FiredRuns:
-        path = self.path(name.fired_file)
-        if not self.files.exists(path):
+        try:
+            return unpack_fired(name.number, self.files.read(self.path(name.fired_file)))
+        except FileNotFoundError:
             return FiredRuns([], 0)
-        return unpack_fired(name.number, self.files.read(path))
 
-    def append_fired(self, name: SlotName, ordinals: Iterable[int], *, fresh: bool) -> None:
-        """Write and sync a checkpoint: these ordinals are never fired again."""
+    def append_fired(self, name: SlotName, ordinals: Iterable[int], *, fresh: bool) -> int:
+        """Write and sync a checkpoint: these ordinals are never fired again.  The file's size."""
         path = self.path(name.fired_file)
-        self.files.append(path, [pack_fired(name.number, ordinals)])
+        size = self.files.append(path, [pack_fired(name.number, ordinals)])
         self.files.sync(path)
         if fresh:
-            self.files.sync_folder(self.folder)
+            self.sync_names()
+        return size
 
-    def remove(self, names: Iterable[SlotName], evidence: Iterable[SlotName] = ()) -> None:
-        """Remove slot files whose records are all done; damaged ones stay as ``*.corrupt``."""
-        kept = set(evidence)
-        names = list(names)
+    def rewrite_fired(self, name: SlotName, runs: Iterable[tuple[int, int]]) -> int:
+        """Replace damaged or torn checkpoints by what is good in them; the file's size."""
+        ordinals = (ordinal for start, count in runs for ordinal in range(start, start + count))
+        data = pack_fired(name.number, ordinals)
+        self.files.write_new(self.path(name.fired_file), data)
+        return len(data)
+
+    def keep_evidence(self, file: str, offset: int, end: int) -> str | None:
+        """Copy a damaged part of ``file`` aside; returns where to, None if that is impossible."""
+        return keep_evidence(cast(Files, self.files), self.path(file), offset, end)
+
+    def set_aside(self, file: str) -> str | None:
+        """Rename ``file``, if there is one, so that nobody takes it for what it was."""
+        path = self.path(file)
+        return set_aside(cast(Files, self.files), path) if self.files.exists(path) else None
+
+    def remove(self, names: Iterable[SlotName], evidence: Container[SlotName] = ()) -> None:
+        """Remove slot files whose records are all done; damaged ones stay as ``*.corrupt``.
+
+        Their checkpoints stay until the counts say that the slots are gone: by them a later start
+        knows that nothing is missing.
+        """
         for name in names:
-            path = self.path(name.slot_file)
-            if name in kept:
-                self.files.rename(path, f"{path}.corrupt")
+            if name in evidence:
+                self.set_aside(name.slot_file)
             else:
-                self.files.unlink(path)
-        self.files.sync_folder(self.folder)
+                self.files.unlink(self.path(name.slot_file))
+        self.sync_names()
+
+    def remove_fired(self, names: Iterable[SlotName]) -> None:
+        """Remove the checkpoints of slots that are gone."""
         for name in names:
             self.files.unlink(self.path(name.fired_file))

@@ -15,11 +15,15 @@ from typing import Any
 import google_crc32c
 import pytest
 
+from penstock.core.ticket import settled
 from penstock.engine import slot_writer
 from penstock.engine.clock import ManualClock
 from penstock.engine.deferred import FOREVER, NEVER, DeferredQueue
+from penstock.engine.slot_counts import Reports
+from penstock.errors import StorageError
 from penstock.storage.files import Files
-from penstock.storage.slots import SlotStore
+from penstock.storage.slots import HEADER, SlotStore
+from tests.crash.lossy import KEEP, LOSE
 from tests.deferring import FOLDER, HOUR, MINUTE, SECOND, World
 
 MS = 1_000_000
@@ -39,18 +43,19 @@ def test_messages_of_one_turn_and_slot_share_a_ticket_and_an_append(world: World
     assert first is second and far is not first
     assert world.dirty_count == 1
     world.files.trace.clear()
-    world.queue.flush()
+    world.flush()
     assert first.done and first.error is None and far.done
     assert sum(line.startswith("append") for line in world.files.trace) == 2
+    dirty_count = world.dirty_count
     world.defer(SECOND)
-    assert world.dirty_count == 2
+    assert world.dirty_count == dirty_count + 1
 
 
 def test_a_message_is_on_disk_when_its_ticket_is_settled(world: World) -> None:
     """D-1: kill -9 right after the answer loses nothing."""
     ticket = world.defer(SECOND, b"kept")
     assert not ticket.done
-    world.queue.flush()
+    world.flush()
     assert ticket.done
     world.restart()
     world.clock.advance(SECOND)
@@ -77,7 +82,8 @@ def test_messages_accepted_while_a_slot_is_written_go_in_the_next_write() -> Non
     second = world.defer(SECOND, b"2")
     world.queue.flush()
     assert second is not first
-    world.disk.step()
+    world.disk.step()  # the write
+    world.disk.step()  # the counts, which the second write does not wait for
     assert first.done and not second.done
     world.disk.drain()
     assert second.done
@@ -88,7 +94,7 @@ def test_messages_accepted_while_a_slot_is_written_go_in_the_next_write() -> Non
 def test_pending_size_is_what_is_not_written_yet(world: World) -> None:
     world.defer(SECOND, b"x" * 1000)
     assert world.queue.writer.pending_size > 1000
-    world.queue.flush()
+    world.flush()
     assert world.queue.writer.pending_size == 0
     assert world.queue.unsynced_count == 1
     world.queue.sync()
@@ -108,8 +114,7 @@ def test_a_failed_write_is_told_and_leaves_nothing_to_fire(sync_every: int, acti
     world.files.fail(action, errno.ENOSPC)
     for _ in range(5):  # where half of a write stays, whole records stay
         ticket = world.defer(SECOND, b"refused")
-    world.queue.flush()
-    world.disk.drain()
+    world.flush()
     assert ticket.done and ticket.error is not None
     world.put(SECOND, b"after")
     assert world.queue.total == 2 and world.queue.writer.pending_size == 0
@@ -125,7 +130,7 @@ def test_a_first_write_that_fails_leaves_no_file(world: World) -> None:
     for delay_ns in (SECOND, 50 * HOUR):
         world.files.fail("append", errno.ENOSPC)
         ticket = world.defer(delay_ns)
-        world.queue.flush()
+        world.flush()
         assert isinstance(ticket.error, OSError)
     world.checkpoint()
     assert world.file_names() == [] and world.queue.slot_count == 0
@@ -186,9 +191,11 @@ def test_slow_appends_move_to_another_thread(world: World, monkeypatch: pytest.M
         world.clock.advance(50 * MS)
         return append(*arguments, **options)  # type: ignore[arg-type]
 
+    world.put(SECOND)
     monkeypatch.setattr(world.store, "append", slow_append)
-    assert world.defer(SECOND).done is False
+    inline = world.defer(SECOND)
     world.queue.flush()
+    assert inline.done and not world.disk.queue
     ticket = world.defer(SECOND)
     world.queue.flush()
     assert not ticket.done and world.disk.queue
@@ -196,12 +203,63 @@ def test_slow_appends_move_to_another_thread(world: World, monkeypatch: pytest.M
     assert ticket.done
 
 
+def test_the_loop_makes_and_opens_no_file(world: World) -> None:
+    """R9: however many slots are published to, other threads make the files, a few at once."""
+    tickets = [world.defer(hour * HOUR) for hour in range(2, 2002)]
+    turns = 0
+    for _ in range(2000):
+        world.files.trace.clear()
+        world.queue.flush()
+        turns += 1
+        assert world.files.trace == [], "by the loop"
+        assert len(world.disk.queue) <= slot_writer.WORK_COUNT_MAX
+        if not world.disk.step():
+            break
+        appends = sum(line.startswith("append") for line in world.files.trace)
+        assert appends <= slot_writer.WORK_FILE_MAX
+    assert turns >= 2000 // slot_writer.FLUSH_COUNT_MAX
+    assert all(ticket.done and ticket.error is None for ticket in tickets)
+    assert world.queue.total == 2000 and world.queue.writer.idle
+    world.files.is_open = lambda path: False  # type: ignore[method-assign]
+    ticket = world.defer(2 * HOUR)
+    world.files.trace.clear()
+    world.queue.flush()
+    assert world.files.trace == [] and not ticket.done
+    world.disk.drain()
+    assert ticket.done
+
+
+def test_an_end_waits_for_what_is_on_its_way(world: World) -> None:
+    """What was accepted is written and synced before a clean stop ends."""
+    tickets = [world.defer(hour * HOUR) for hour in range(2, 602)]
+    finished = world.queue.finish(settled)
+    assert not finished.done
+    world.disk.drain()
+    assert finished.done and finished.error is None and all(ticket.done for ticket in tickets)
+    world.restart(LOSE)
+    world.fire()
+    assert world.queue.total == 600 and world.damages == []
+
+
+def test_many_slots_are_synced_in_parts_with_one_sync_of_the_folder_each(world: World) -> None:
+    for hour in range(2, 602):
+        world.defer(hour * HOUR)
+    world.flush()
+    world.files.trace.clear()
+    world.queue.sync()
+    world.disk.drain()
+    assert world.queue.unsynced_count == 0
+    actions = [line.split()[0] for line in world.files.trace]
+    assert actions.count("sync_folder") == 3
+    assert actions.count("sync") <= 600 + 3
+
+
 def test_a_busy_hour_goes_on_in_minutes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """D-4: no file grows so large that reading it again and again is all there is to do."""
     monkeypatch.setattr(slot_writer, "HOUR_COUNT_MAX", 10)
     for i in range(40):
         world.defer(30 * HOUR + i * MINUTE, b"%d" % i)
-    world.queue.flush()
+    world.flush()
     lengths = [name.split("-")[1] for name in world.file_names()]
     assert lengths.count("3600000") == 1 and lengths.count("60000") == 30
     world.clock.advance(31 * HOUR)
@@ -254,7 +312,7 @@ def test_a_message_comes_with_all_that_it_was_published_with(world: World) -> No
 def test_ten_thousand_due_at_once_come_in_bounded_pieces(world: World) -> None:
     for i in range(10_000):
         world.defer(SECOND, b"%d" % i)
-    world.queue.flush()
+    world.flush()
     world.clock.advance(SECOND)
     seen = []
     while taken := world.take(300):
@@ -267,7 +325,7 @@ def test_ten_thousand_due_at_once_come_in_bounded_pieces(world: World) -> None:
 def test_a_piece_is_bounded_in_bytes_too(world: World) -> None:
     for _ in range(10):
         world.defer(SECOND, b"x" * 1000)
-    world.queue.flush()
+    world.flush()
     world.clock.advance(SECOND)
     assert len(world.queue.take(world.now_ns, 100, 3500)) == 3
     assert len(world.queue.take(world.now_ns, 100, 1)) == 1
@@ -298,7 +356,7 @@ def test_delays_around_slot_borders_all_arrive_once(world: World) -> None:
                 body = b"%d" % len(expected)
                 world.defer(delay_ns, body)
                 expected.append(body)
-        world.queue.flush()
+        world.flush()
         if world.now_ns < border_ns - 3 * SECOND:
             world.clock.advance(min(10 * MINUTE, border_ns - 3 * SECOND - world.now_ns))
         else:
@@ -319,7 +377,7 @@ def test_a_message_accepted_while_its_slot_comes_to_an_end_is_kept(world: World)
     world.fire()
     ticket = world.defer(SECOND, b"second")
     world.checkpoint()
-    world.queue.flush()
+    world.flush()
     assert ticket.done and ticket.error is None
     world.restart()
     world.clock.advance(SECOND)
@@ -396,7 +454,7 @@ def test_a_damaged_body_costs_one_message_and_is_counted(world: World) -> None:
     """D-15: corrupt records are isolated, and the file stays as evidence."""
     for i in range(3):
         world.defer(SECOND, b"body %d" % i)
-    world.queue.flush()
+    world.flush()
     path = f"{FOLDER}/{world.file_names()[0]}"
     at = world.files.read(path).index(b"body 1")
 
@@ -408,7 +466,11 @@ def test_a_damaged_body_costs_one_message_and_is_counted(world: World) -> None:
     assert world.fire() == [b"body 0", b"body 2"]
     assert world.queue.corrupt_count == 1 and world.queue.total == 0
     world.checkpoint()
-    assert [name.rpartition(".")[2] for name in world.file_names()] == ["corrupt"]
+    world.checkpoint()
+    slot = path.rpartition("/")[2]
+    assert world.file_names() == [f"{slot}.{at - 62}.corrupt", f"{slot}.corrupt"]
+    ((text, where, lost),) = world.damages
+    assert (where, lost) == (path, 1) and "1 messages are damaged and lost" in text
 
 
 # Clocks
@@ -453,15 +515,16 @@ def test_a_restart_keeps_the_remaining_delay(world: World) -> None:
         assert world.fire() == [b"%d" % delay_ns]
 
 
-def test_a_start_reads_no_slot_and_far_ones_only_to_count_them(world: World) -> None:
-    """S2-5, S2-2: the start lists a folder; the rest happens after listeners are open."""
+def test_a_start_reads_headers_and_far_slots_only_to_count_them(world: World) -> None:
+    """S2-5, S2-2: records are read after listeners are open."""
     world.put(SECOND)
     world.put(50 * HOUR)
-    reads: list[str] = []
+    reads: list[tuple[int, int]] = []
     pread = world.files.pread
-    world.files.pread = lambda path, *rest: reads.append(path) or pread(path, *rest)  # type: ignore
+    world.files.pread = lambda path, *rest: reads.append(rest[:2]) or pread(path, *rest)  # type: ignore
     world.restart()
-    assert reads == [] and not world.queue.counted and world.queue.total == 0
+    assert reads == [(0, HEADER.size)] * 2
+    assert not world.queue.counted and world.queue.total == 0
     assert world.queue.next_due_ns <= world.now_ns
     world.fire()
     assert world.queue.counted and world.queue.total == 2
@@ -473,7 +536,7 @@ def test_overdue_slots_at_start_are_fired_in_order_of_due_time(world: World) -> 
     delays = [(i * 37 % 100) * 3 * MINUTE + SECOND for i in range(100)]
     for delay_ns in delays:
         world.defer(delay_ns, b"%d" % delay_ns)
-    world.queue.flush()
+    world.flush()
     world.clock.advance(24 * HOUR)
     world.restart()
     assert world.fire(count_max=7) == [b"%d" % delay_ns for delay_ns in sorted(delays)]
@@ -485,7 +548,7 @@ def test_what_is_still_to_be_read_goes_before_what_is_due_later(world: World) ->
     world.clock.advance(MINUTE)
     world.restart()
     world.defer(SECOND, b"new")
-    world.queue.flush()
+    world.flush()
     world.clock.advance(SECOND)
     assert world.queue.take(world.now_ns, 10, 1000) == []
     world.disk.drain()
@@ -511,7 +574,7 @@ def test_what_is_in_a_log_is_not_fired_again(world: World) -> None:
     """R16, D-2: not even once, whether or not a checkpoint came in between."""
     for i in range(9):
         world.defer(SECOND * (i // 3 + 1), b"%d" % i)
-    world.queue.flush()
+    world.flush()
     world.clock.advance(SECOND)
     world.fire()
     world.checkpoint()
@@ -570,6 +633,7 @@ def test_real_files_and_threads_do_the_same(tmp_path: Path) -> None:
         clock,
         void_before=lambda instance: 0,
         health=lambda error: None,
+        reports=Reports(lambda *_: None, lambda *_: None, lambda _: None),
         dirty=lambda: None,
         wake=lambda: None,
         sync_every=1,
@@ -601,7 +665,11 @@ def test_real_files_and_threads_do_the_same(tmp_path: Path) -> None:
     assert queue.error_count == 0
 
 
-def test_a_slot_of_a_later_version_is_left_alone(world: World) -> None:
+@pytest.mark.parametrize("readable", [True, False], ids=["at start", "when it is read"])
+def test_a_slot_of_a_later_version_refuses_the_start_untouched(
+    world: World, readable: bool
+) -> None:
+    """Its version is told; a header that could not be read then is found when it can."""
     world.put(SECOND)
     (name,) = world.file_names()
     path = f"{FOLDER}/{name}"
@@ -613,13 +681,22 @@ def test_a_slot_of_a_later_version_is_left_alone(world: World) -> None:
         data[:40] = header
 
     world.files.edit(path, change)
-    world.restart()
+    whole = world.files.read(path)
+    world.files.crash(KEEP)
+    if readable:
+        with pytest.raises(StorageError, match=rf"{name}: written by a later version \(format 2\)"):
+            world.start()
+        assert world.files.read(path) == whole and world.file_names() == [name]
+        return
+    world.files.fail("pread", errno.EIO)
+    world.start()
     world.clock.advance(MINUTE)
     assert world.fire() == []
-    assert world.queue.error_count == 1 and world.file_names() == [name]
+    assert "later version (format 2)" in world.failing[path]
     world.put(SECOND, b"other")
     world.clock.advance(SECOND)
     assert world.fire() == [b"other"]
+    assert world.files.read(path) == whole and world.damages == []
 
 
 # Checkpoints
@@ -811,8 +888,8 @@ def test_more_messages_than_the_schedule_holds_all_fire_in_order(near_count_max:
     for i, delay_ns in enumerate(delays):
         world.defer(delay_ns, b"%d" % delay_ns)
         if i % 10 == 0:
-            world.queue.flush()
-    world.queue.flush()
+            world.flush()
+    world.flush()
     for _ in range(40):
         world.clock.advance(SECOND)
         world.fire(count_max=5)
@@ -828,7 +905,7 @@ def test_failing_logs_and_a_full_schedule_do_not_block_each_other() -> None:
     world = World(near_count_max=16)
     for i in range(40):
         world.defer(SECOND + i, b"%d" % i)
-    world.queue.flush()
+    world.flush()
     world.clock.advance(SECOND + 100)
     for _ in range(50):
         world.queue.failed(world.take(1))

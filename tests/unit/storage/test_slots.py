@@ -14,7 +14,7 @@ from penstock.storage.slots import (
     new_generation,
     pack_fired,
     pack_header,
-    read_version,
+    read_header,
     slot_name,
     unpack_fired,
 )
@@ -103,7 +103,7 @@ def test_every_cut_of_a_slot_file_keeps_the_records_before_it(store: SlotStore) 
     for cut in range(size, -1, -1):
         store.files.truncate(path, cut)
         assert ordinals(store) == list(range(max(0, (cut - HEADER.size) // record_size)))
-        assert (store.version(NAME) == 1) == (cut >= HEADER.size)
+        assert (store.header(NAME) is not None) == (cut >= HEADER.size)
     assert len(whole) == HEADER.size + 3 * record_size
 
 
@@ -113,7 +113,7 @@ def test_a_damaged_header_costs_no_record(store: SlotStore) -> None:
         store.files.truncate(store.path(NAME.slot_file), 0)
         broken = bytearray(pack_header(NAME))
         broken[at] ^= 255
-        assert read_version(bytes(broken)) is None
+        assert read_header(bytes(broken)) is None
         store.files.append(store.path(NAME.slot_file), [bytes(broken), packed(NAME, 3)])
         assert ordinals(store) == [0, 1, 2]
 
@@ -174,6 +174,7 @@ def test_checkpoints_go_only_after_their_slot_is_gone_for_good(store: SlotStore)
     store.append_fired(NAME, [0, 1], fresh=True)
     store.files.trace.clear()  # type: ignore[attr-defined]
     store.remove([NAME])
+    store.remove_fired([NAME])
     assert store.files.trace == [  # type: ignore[attr-defined]
         f"unlink {NAME.slot_file}",
         "sync_folder deferred",

@@ -1,0 +1,196 @@
+# deferred.counts: how much of every slot file must be there, so that what is missing is noticed.
+#
+# A slot file that was cut at a record's edge, or removed, looks like one that a power cut took
+# before it was synced.  So whatever is synced is written down here, beside the folder of the slots:
+#
+#     header, 80 bytes:   magic "PENSTCNT" | crc32c u32 of bytes 12..80 | version u16 = 1 | zero u16
+#                         | count of entries that the file was made with u32 | zeros
+#     entries, 80 bytes:  magic "PSC1" | crc32c u32 of bytes 8..80 | kind u8 | zeros
+#                         | entries before this one that are synced u32 | start_ms i64
+#                         | length_ms i64 | generation u32 | count u32 | ordinal_end u32
+#                         | fired_count u32 | size i64 | whole_size i64 | bad_size i64
+#                         | fired_size i64
+#
+# Rule 1: of several entries for a slot the last one counts.  Kind 2 says that the slot is gone.
+# Rule 2: an entry is written after the sync of what it states.  So after a power cut it may state
+#         too little, and never too much.
+# Rule 3: the file is made whole (written aside, synced, renamed), then appended to.  What is
+#         missing of the entries it was made with, or of those that a later entry calls synced, is
+#         damage.
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple, cast
+
+from penstock.errors import CorruptError, StorageError
+from penstock.storage.evidence import keep_evidence
+from penstock.storage.files import Files
+from penstock.storage.slots import FilesLike, SlotName, crc32c
+
+VERSION = 1
+HEADER = struct.Struct(">8sIHHI60x")
+HEADER_MAGIC = b"PENSTCNT"
+ENTRY = struct.Struct(">4sIB3xIqqIIIIqqqq")
+ENTRY_MAGIC = b"PSC1"
+ENTRY_SIZE = ENTRY.size
+KIND_SLOT, KIND_GONE = 1, 2
+ORDINAL_END = (1 << 32) - 1
+
+assert HEADER.size == ENTRY_SIZE == 80
+
+
+class SlotCount(NamedTuple):
+    """What is synced of one slot file and its checkpoints."""
+
+    name: SlotName
+    size: int = 0  # of the .slot file
+    whole_size: int = 0  # up to here its process synced it, so that bodies must be good
+    record_count: int = 0  # records below ``size``, or known to be done
+    ordinal_end: int = 0  # their ordinals are below this
+    bad_size: int = 0  # bytes below ``size`` that were found to be no records
+    fired_size: int = 0  # of the .fired file
+    fired_count: int = 0  # ordinals in it
+
+    def agrees(self, other: SlotCount) -> bool:
+        """Both state the same, though the ordinals may be bounded otherwise."""
+        return self == other._replace(ordinal_end=self.ordinal_end)
+
+
+class Loaded(NamedTuple):
+    """What a file of counts says, and what is wrong with it, for people; "" if nothing is."""
+
+    counts: dict[int, SlotCount]
+    entry_count: int
+    neat: bool  # one good entry a slot, and nothing else
+    damage: str
+
+
+def pack_counts_header(entry_count: int) -> bytes:
+    rest = HEADER.pack(b"", 0, VERSION, 0, entry_count)[12:]
+    return b"".join((HEADER_MAGIC, crc32c(rest).to_bytes(4, "big"), rest))
+
+
+def pack_entry(count: SlotCount, synced_count: int, kind: int = KIND_SLOT) -> bytes:
+    name = count.name
+    rest = ENTRY.pack(
+        b"",
+        0,
+        kind,
+        synced_count,
+        name.start_ms,
+        name.length_ms,
+        name.generation,
+        count.record_count,
+        count.ordinal_end,
+        count.fired_count,
+        count.size,
+        count.whole_size,
+        count.bad_size,
+        count.fired_size,
+    )[8:]
+    return b"".join((ENTRY_MAGIC, crc32c(rest).to_bytes(4, "big"), rest))
+
+
+def unpack_counts(data: bytes, path: str) -> Loaded:
+    """Read a file of counts; raises StorageError if a later version wrote it."""
+    made_count = _made_count(data, path)
+    counts: dict[int, SlotCount] = {}
+    synced_count = made_count or 0
+    bad: list[int] = []
+    whole_count = max(0, len(data) // ENTRY_SIZE - 1)
+    for place in range(whole_count):
+        at = (place + 1) * ENTRY_SIZE
+        raw = data[at : at + ENTRY_SIZE]
+        if raw[:4] != ENTRY_MAGIC or int.from_bytes(raw[4:8], "big") != crc32c(raw[8:]):
+            bad.append(place)
+            continue
+        synced_count = max(synced_count, _take_entry(raw, counts))
+    lost = sum(place < synced_count for place in bad) + max(0, synced_count - whole_count)
+    damage = []
+    if made_count is None:
+        damage.append("the header is damaged")
+    if lost:
+        damage.append(f"{lost} of {synced_count} entries are damaged or missing")
+    neat = not damage and whole_count == len(counts) and len(data) % ENTRY_SIZE == 0
+    return Loaded(counts, whole_count, neat, " and ".join(damage))
+
+
+def _made_count(data: bytes, path: str) -> int | None:
+    """The count in the header, None if that is damaged."""
+    header = data[: HEADER.size]
+    if len(header) < HEADER.size or header[:8] != HEADER_MAGIC:
+        return None
+    _, crc, version, _, count = HEADER.unpack(header)
+    if crc32c(header[12:]) != crc:
+        return None
+    if version > VERSION:
+        raise StorageError(f"{path}: written by a later version (format {version})")
+    return int(count)
+
+
+def _take_entry(raw: bytes, counts: dict[int, SlotCount]) -> int:
+    """Put an entry into ``counts``; returns how many entries before it are synced."""
+    (
+        _magic,
+        _crc,
+        kind,
+        synced_count,
+        start_ms,
+        length_ms,
+        generation,
+        count,
+        ordinal_end,
+        fired_count,
+        size,
+        whole_size,
+        bad_size,
+        fired_size,
+    ) = ENTRY.unpack(raw)
+    name = SlotName(start_ms, length_ms, generation)
+    if kind == KIND_GONE:
+        counts.pop(name.number, None)
+    elif kind == KIND_SLOT:
+        counts[name.number] = SlotCount(
+            name, size, whole_size, count, ordinal_end, bad_size, fired_size, fired_count
+        )
+    return int(synced_count)
+
+
+class CountsFile:
+    """The file of counts.  Every method may wait for the disk."""
+
+    def __init__(self, files: FilesLike, path: str) -> None:
+        self.files = files
+        self.path = path
+
+    def load(self) -> Loaded | None:
+        """What the file says; None if there is none."""
+        try:
+            data = self.files.read(self.path)
+        except FileNotFoundError:
+            return None
+        loaded = unpack_counts(data, self.path)
+        if loaded.damage:
+            kept = keep_evidence(cast(Files, self.files), self.path, 0, len(data))
+            copied = f", copied to {kept}" if kept else ""
+            loaded = loaded._replace(damage=loaded.damage + copied)
+        return loaded
+
+    def write_whole(self, counts: Iterable[SlotCount]) -> None:
+        """Replace the file, durably."""
+        counts = list(counts)
+        entries = [pack_entry(count, len(counts)) for count in counts]
+        data = b"".join((pack_counts_header(len(entries)), *entries))
+        self.files.write_new(self.path, data)
+
+    def append(self, entries: Iterable[bytes], end: int) -> None:
+        """Add packed entries, durably; then there are ``end`` in the file.
+
+        Raises CorruptError if there are not: somebody cut or removed the file meanwhile.
+        """
+        size = self.files.append(self.path, [b"".join(entries)])
+        if size != (end + 1) * ENTRY_SIZE:
+            raise CorruptError(f"{self.path}: {size} bytes where {end} entries should end")
+        self.files.sync(self.path)
