@@ -5,8 +5,12 @@ And kill -9 at any moment of making and deleting them gives the comparison nothi
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import http.client
 import logging
+import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +83,23 @@ def test_a_journal_damaged_at_any_byte_loses_no_channel_and_no_message(change: s
         assert engine.broker.damage.records == told, "what was mended is not reported again"
 
 
+@pytest.mark.parametrize("change", ["flipped", "cut"])
+def test_an_nsqd_dat_damaged_at_any_byte_loses_no_channel_and_no_message(change: str) -> None:
+    before = used()
+    path = before.broker.data.metadata
+    for at in range(before.files.size(path)):
+        files = copy.deepcopy(before.files)
+        files.edit(path, lambda data, at=at: CHANGES[change](data, at))
+        engine = Engine(files)
+        assert set(engine.topic("t").channels) >= {"a", "b"}
+        assert set(engine.unfinished("t", "a")) == {b"two", b"three"}
+        assert set(engine.unfinished("t", "b")) == set(BODIES)
+        told = engine.broker.damage.records
+        assert (
+            told if change == "cut" else {r.kind for r in told} <= {"metadata", "topic", "journal"}
+        )
+
+
 @pytest.mark.parametrize("how", ["gone", "empty"])
 def test_a_journal_that_is_gone_is_told(how: str) -> None:
     engine = used()
@@ -130,6 +151,45 @@ def test_a_kill_at_any_step_of_making_and_deleting_is_no_damage(
             assert "b" not in engine.topic("t").channels
         step += 1
     assert step > 20
+
+
+OPERATIONS = (
+    *("/topic/create", "/topic/delete", "/topic/pause", "/topic/unpause", "/pub", "/pub"),
+    *("/channel/create", "/channel/delete", "/channel/pause", "/channel/unpause", "/channel/empty"),
+)
+
+
+def operate(nsqd: Nsqd, number: int, seed: int) -> None:
+    """Make, change and delete topics and channels until nsqd is killed."""
+    chance = random.Random(seed)
+    connection = http.client.HTTPConnection("127.0.0.1", nsqd.http_port, 10)
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        while True:
+            operation = chance.choice(OPERATIONS)
+            query = f"?topic=t{number}-{chance.randrange(4)}"
+            if "channel" in operation:
+                query += f"&channel=c{chance.randrange(4)}"
+            connection.request("POST", operation + query, bytes(1500))
+            connection.getresponse().read()
+
+
+def test_kills_amid_making_and_deleting_are_followed_by_no_warning(tmp_path: Path) -> None:
+    nsqd = Nsqd(tmp_path / "nsqd", "--max-bytes-per-file=20000")
+    with nsqd:
+        for round in range(4):
+            threads = [
+                threading.Thread(target=operate, args=(nsqd, number, 10 * round + number))
+                for number in range(3)
+            ]
+            for thread in threads:
+                thread.start()
+            threads[0].join(0.5 + round / 4)
+            nsqd.kill()
+            for thread in threads:
+                thread.join(15)
+            nsqd.start()
+            assert not [line for line in nsqd.lines if "WARN" in line or "ERROR" in line]
+            assert "damage" not in nsqd.stats()
 
 
 def test_a_compacted_journal_still_knows_what_nsqd_dat_has_to_forget() -> None:

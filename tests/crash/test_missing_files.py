@@ -158,6 +158,33 @@ def test_a_data_path_of_the_version_before_opens_and_headers_tell_what_is_missin
     assert reported(engine) == []
 
 
+def test_any_file_that_is_removed_costs_what_was_in_it_at_most_and_is_told() -> None:
+    """Also files that hold no message: nsqd.dat, node.json, its copy and the journal."""
+    before = several_segments(20)
+    before.crash(KEEP)
+    data = before.broker.data
+    own = [f"{data.own}/{name}" for name in before.files.list(data.own)]
+    paths = [data.metadata, data.node_copy, *(p for p in own if p not in (data.topics,))]
+    folder = before.topic("t").log.folder
+    paths += [f"{folder}/{name}" for name in before.files.list(folder)]
+    count = logged(Engine(copy.deepcopy(before.files)))
+    silent = {data.reserve, data.deferred, data.staging, data.damage}
+    for path in paths:
+        if path in silent:
+            continue
+        files = copy.deepcopy(before.files)
+        files.unlink(path)
+        engine = Engine(files)
+        assert [told for _, told, _ in reported(engine)] == [
+            data.node if path == data.node_copy else path
+        ], path
+        missing = count - logged(engine)
+        assert missing == sum(messages or 0 for _, _, messages in reported(engine)), path
+        assert not missing or path.endswith((".log", ".side"))
+        assert set(engine.topic("t").channels) == {"c"}
+        assert engine.broker.node_uuid == before.broker.node_uuid
+
+
 def retiring(seed: int) -> Engine:
     """About to remove segments, to move a straggler and to move it again."""
     engine = Engine(seed=seed, max_bytes_per_file=10_000)
