@@ -28,8 +28,8 @@ cdef enum:
     PENDING_SIZE_MAX = 8 << 20
     # Replies added to an output that is full already, before the client is choked.
     REPLIES_SIZE_MAX = 64 << 10
-    # How long one turn works for one client.  Unsliced, a packet of 2,000 PUBs to new topics held
-    # the loop for seconds.
+    # How long one turn executes commands in Python for one client; the scanner counts its own.
+    # Unsliced, a packet of 2,000 PUBs to new topics held the loop for seconds.
     SLICE_NS = 1_000_000
     # What is kept of an unfinished command counts from here on.  The end of a packet full of small
     # messages is less.
@@ -109,8 +109,10 @@ cdef class Session:
             command = scanner.advance(now_ns, self._clock.wall_ns())
             if command is None:
                 break
-            if command is not WORKED:
-                self._execute_after_owed(command)
+            if command is WORKED:
+                self._rest_later()
+                break
+            self._execute_after_owed(command)
             if not self._waiting and not self._closed and monotonic_ns() >= end_ns:
                 self._rest_later()
         self._running = False
