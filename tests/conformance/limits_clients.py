@@ -6,8 +6,9 @@ import json
 import time
 
 from penstock.wire import commands
-from tests.client import Client
-from tests.daemon import ERROR
+from tests.client import Client, numbered
+from tests.conformance.limits_connections import metric
+from tests.daemon import ERROR, Nsqd
 from tests.limits import Daemons, trial, tried_by
 
 
@@ -64,6 +65,44 @@ def _(daemons: Daemons) -> None:
         begin_s = time.monotonic()
         assert len(nsqd.get("/stats").body) < 100_000
         assert time.monotonic() - begin_s < 10
+
+
+@trial(
+    "What an ephemeral channel or topic keeps",
+    "10,000 messages, 64 MiB with those in flight and requeued",
+)
+def _(daemons: Daemons) -> None:
+    nsqd = daemons.nsqd("--mem-queue-bytes=1000000", "--mem-queue-size=100")
+    with Client.of(nsqd) as producer:
+        producer.mpub("small#ephemeral", numbered(150))
+        producer.mpub("large#ephemeral", [bytes(100_000)] * 15)
+    topics = {topic["topic_name"]: topic for topic in nsqd.stats()["topics"]}
+    assert topics["small#ephemeral"]["depth"] == 100
+    assert topics["large#ephemeral"]["depth"] == 9
+    assert metric(nsqd.get("/metrics").text, "penstock_ephemeral_dropped_messages_total") >= 56
+
+
+@trial("What all ephemeral queues keep", "8 times as many bytes")
+def _(daemons: Daemons) -> None:
+    nsqd = daemons.nsqd("--mem-queue-bytes=1000000", "--mem-queue-size=1000")
+    with Client.of(nsqd) as producer:
+        for number in range(20):
+            producer.mpub(f"all-{number}#ephemeral", [bytes(100_000)] * 15)
+    assert sum(topic["depth"] for topic in nsqd.stats()["topics"]) in range(70, 81)
+    assert metric(nsqd.get("/metrics").text, "penstock_ephemeral_bytes") <= 8_000_000
+
+
+@trial("Deferred publishes of ephemeral topics", "10,000 messages, 64 MiB together")
+def _(daemons: Daemons) -> None:
+    options = ("--mem-queue-bytes=1000001", "--mem-queue-size=100")
+    for body, kept in ((b"x", 100), (bytes(100_000), 10)):
+        nsqd = Nsqd(daemons.folder(f"deferred-{kept}"), *options)
+        with nsqd, Client.of(nsqd) as producer:
+            for number in range(120):
+                producer.dpub(f"late-{number % 7}#ephemeral", 3_600_000, body)
+            assert metric(nsqd.get("/metrics").text, "penstock_deferred_pending") == kept
+            dropped = "penstock_ephemeral_dropped_messages_total"
+            assert metric(nsqd.get("/metrics").text, dropped) == 120 - kept
 
 
 tried_by(

@@ -68,6 +68,30 @@ cdef class Block:
             total += self.spans[i].count
         return total
 
+    @property
+    def size(self):
+        """Bytes of all frames."""
+        cdef Py_ssize_t i
+        cdef int64_t total = 0
+        for i in range(self.span_count):
+            total += self.spans[i].end - self.spans[i].start
+        return total
+
+    def count_within(self, int64_t size_max):
+        """How many of the first messages have frames of no more than ``size_max`` bytes together."""
+        cdef Py_ssize_t i, at, size
+        cdef int64_t total = 0, count = 0
+        for i in range(self.span_count):
+            at = self.spans[i].start
+            while at + 4 <= self.spans[i].end:
+                size = 4 + load_u32(self.bytes_at + at)
+                if total + size > size_max:
+                    return count
+                total += size
+                count += 1
+                at += size
+        return count
+
     def frame(self, int64_t index):
         """The frame of ``index`` as bytes, or None if the block does not hold it."""
         cdef Py_ssize_t span = self.find(index)
@@ -95,7 +119,10 @@ cdef class Block:
         return found
 
     def head(self, int64_t count):
-        """A block of the first ``count`` messages over the same bytes."""
+        """A block of the first ``count`` messages, with a copy of their bytes.
+
+        Over the same bytes it would keep all of them in memory.
+        """
         cdef Py_ssize_t i
         cdef list spans = []
         for i in range(self.span_count):
@@ -108,7 +135,11 @@ cdef class Block:
                 end = self.offset_of(i, span.first + count)
                 spans.append((span.first, count, span.start, end))
             count -= span.count
-        return Block(self.data, spans, self.node_id)
+        if not spans:
+            return Block(b"", spans, self.node_id)
+        begin, end = spans[0][2], spans[len(spans) - 1][3]
+        moved = [(first, number, at - begin, to - begin) for first, number, at, to in spans]
+        return Block(self.data[begin:end], moved, self.node_id)
 
     cdef Py_ssize_t find(self, int64_t index) noexcept:
         # The span that holds ``index`` or the first one after it; -1 past the end.

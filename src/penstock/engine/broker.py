@@ -32,7 +32,7 @@ from penstock.engine.damage import DamageLog
 from penstock.engine.deferred import FOREVER, DeferredQueue, Due
 from penstock.engine.deletion import Deletion
 from penstock.engine.disk import Disk
-from penstock.engine.ephemeral import EphemeralTopic
+from penstock.engine.ephemeral import EphemeralMemory, EphemeralTopic
 from penstock.engine.flushing import SYNC_SPACING_NS
 from penstock.engine.health import Health
 from penstock.engine.identity import Identity
@@ -100,6 +100,7 @@ class Broker:
         self.sync_times = Histogram()
         self.lateness = Histogram()  # of deferred publishes: fired minus due
         self.tail_budget = TailBudget()
+        self.ephemeral = EphemeralMemory(options.mem_queue_bytes)
         self.exiting = False
         self.scan: Scan = (
             SampleScan(clock, options) if options.queue_scan == "sample" else DeadlineScan(clock)
@@ -149,6 +150,7 @@ class Broker:
             wake=self._fire_soon,
             sync_every=self.options.sync_every,
             memory_count_max=self.options.mem_queue_size,
+            memory_size_max=self.options.mem_queue_bytes,
         )
 
     # ---- what others ask
@@ -289,7 +291,10 @@ class Broker:
         stamp = self.stamp()
         if topic.ephemeral:
             # Past the bound it is dropped, as an ephemeral topic drops.
-            self.deferred.defer_memory(topic.name, topic.instance, body, now_ns, due_ns, stamp)
+            if not self.deferred.defer_memory(
+                topic.name, topic.instance, body, now_ns, due_ns, stamp
+            ):
+                self.ephemeral.dropped_count += 1
             self._deferred_changed()
             return settled()
         self._deferred_changed()

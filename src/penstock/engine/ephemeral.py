@@ -1,7 +1,8 @@
 """Ephemeral channels and topics: memory only, bounded, gone with their last user (R15).
 
-An ephemeral channel decides when a message arrives: past ``mem_queue_size`` the newest are
-dropped, as nsqd does.  It holds the blocks it accepted itself and so never pins a segment.
+An ephemeral channel decides when a message arrives: past ``mem_queue_size`` messages, or
+``mem_queue_bytes`` of what it keeps, the newest are dropped, as nsqd does.  It keeps what waits, is
+in flight or was requeued.  It holds the blocks it accepted itself and so never pins a segment.
 """
 
 from __future__ import annotations
@@ -22,6 +23,24 @@ if TYPE_CHECKING:
 
 # Delivered blocks kept whole; of older ones only the unfinished messages are kept.
 SENT_BLOCK_COUNT = 8
+# A message that is kept by itself costs this much besides its bytes.
+HELD_OVERHEAD_SIZE = 256
+# All queues together keep as much as so many full ones.
+FULL_QUEUE_COUNT = 8
+
+
+class EphemeralMemory:
+    """What ephemeral queues keep, each and together; a block counts in each of its channels."""
+
+    def __init__(self, queue_size_max: int) -> None:
+        self.queue_size_max = queue_size_max
+        self.size_max = FULL_QUEUE_COUNT * queue_size_max
+        self.size = 0
+        self.dropped_count = 0
+
+    def room(self, queue_size: int) -> int:
+        """Bytes that may be added to a queue of ``queue_size``."""
+        return max(0, min(self.queue_size_max - queue_size, self.size_max - self.size))
 
 
 class EphemeralChannel(Channel):
@@ -36,27 +55,44 @@ class EphemeralChannel(Channel):
         self._blocks: deque[Block] = deque()
         self._sent: deque[Block] = deque()
         self._held: dict[int, bytes] = {}
+        self._memory = topic.broker.ephemeral
+        self._size = 0  # of all of these
+        self._sorted_finish_count = 0
 
     @property
     def backend_depth(self) -> int:
         return 0
 
     def arrive(self, block: Block) -> None:
-        room = self.topic.broker.options.mem_queue_size - self.window.depth
-        if room <= 0:
-            return
-        accepted = block if block.count <= room else block.head(room)
-        self._blocks.append(accepted)
-        super().arrive(accepted)
+        self._accept(block)
+
+    def _accept(self, block: Block) -> bool:
+        """Take what there is room for; whether that is all."""
+        memory, block_count = self._memory, block.count
+        count = min(block_count, self.topic.broker.options.mem_queue_size - self.window.depth)
+        if count > 0 and block.size > memory.room(self._size):
+            self._make_room()
+            count = min(count, block.count_within(memory.room(self._size)))
+        if count < block_count:
+            memory.dropped_count += block_count - max(0, count)
+            if count <= 0:
+                return False
+            block = block.head(count)
+        self._resize(block.size)
+        self._blocks.append(block)
+        super().arrive(block)
+        return count == block_count
+
+    def _resize(self, size: int) -> None:
+        self._size += size
+        self._memory.size += size
 
     def release(self, start: int, end: int, count: int) -> None:
         """Accept what the topic held, as far as there is room."""
-        room = self.topic.broker.options.mem_queue_size
-        while start < end and self.window.depth < room:
+        while start < end:
             block = self.topic.block_at(start, READ_SIZE, wait=True)
-            if block is None or block.end <= start:
+            if block is None or block.end <= start or not self._accept(block):
                 break
-            self.arrive(block)
             start = block.end
 
     def skip(self, index: int) -> None:
@@ -71,10 +107,18 @@ class EphemeralChannel(Channel):
             self.topic.delete_channel(self.name)
 
     def empty(self) -> Ticket:
+        self._forget()
+        return super().empty()
+
+    def close(self) -> None:
+        super().close()
+        self._forget()
+
+    def _forget(self) -> None:
         self._blocks.clear()
         self._sent.clear()
         self._held.clear()
-        return super().empty()
+        self._resize(-self._size)
 
     def _load(self) -> bool:
         while self._blocks:
@@ -84,18 +128,36 @@ class EphemeralChannel(Channel):
                 self._sent.append(block)
                 self._shed()
                 return self.window.loaded
+            self._resize(-block.size)
         return False
 
-    def _shed(self) -> None:
+    def _shed(self, count: int = SENT_BLOCK_COUNT) -> None:
         """Let go of sent blocks, keeping copies of the messages that may be sent again."""
-        while len(self._sent) > SENT_BLOCK_COUNT:
+        while len(self._sent) > count:
             block = self._sent.popleft()
+            self._resize(-block.size)
             for index in self.window.unfinished(block.first, block.end, block.count) or ():
                 frame = block.frame(index)
                 if frame is not None:
                     self._held[index] = frame
+                    self._resize(len(frame) + HELD_OVERHEAD_SIZE)
         if len(self._held) > 2 * self.window.unfinished_count + 64:
-            self._held = {i: f for i, f in self._held.items() if self.window.describe(i)}
+            self._sort_out()
+
+    def _sort_out(self) -> None:
+        """Let go of single messages that are finished."""
+        self._sorted_finish_count = self.window.finish_count
+        for index in [index for index in self._held if not self.window.describe(index)]:
+            self._resize(-len(self._held.pop(index)) - HELD_OVERHEAD_SIZE)
+
+    def _make_room(self) -> None:
+        """Keep nothing that is finished."""
+        sending = bool(self._sent) and self._sent[-1].end > self.window.cursor
+        self._shed(int(sending))
+        # While none, or few, are finished a search would find as much as the last one.
+        finished = self.window.finish_count - self._sorted_finish_count
+        if finished > len(self._held) // 8:
+            self._sort_out()
 
     def kept_frame(self, index: int) -> bytes:
         """A message that was delivered and may be sent again; b"" if it is not kept."""
@@ -121,6 +183,7 @@ class EphemeralTopic(BaseTopic):
     def __init__(self, broker: Broker, name: str, node_id: int, first: int) -> None:
         super().__init__(broker, name, broker.new_instance(), node_id, first)
         self._waiting: deque[Block] = deque()
+        self._waiting_size = 0
         self._fired: deque[list[Due]] = deque()
         self._end = first
 
@@ -154,17 +217,29 @@ class EphemeralTopic(BaseTopic):
                 self.broker.deferred.fired(dues)
 
     def _wait(self, block: Block) -> None:
-        room = self.broker.options.mem_queue_size - self.held_count
-        if room > 0:
-            kept = block if block.count <= room else block.head(room)
-            self._waiting.append(kept)
-            self.held_count += kept.count
+        memory, block_count = self.broker.ephemeral, block.count
+        count = min(block_count, self.broker.options.mem_queue_size - self.held_count)
+        if block.size > memory.room(self._waiting_size):
+            count = min(count, block.count_within(memory.room(self._waiting_size)))
+        if count < block_count:
+            memory.dropped_count += block_count - max(0, count)
+            if count <= 0:
+                return
+            block = block.head(count)
+        self._waiting.append(block)
+        self._resize(block.size)
+        self.held_count += count
+
+    def _resize(self, size: int) -> None:
+        self._waiting_size += size
+        self.broker.ephemeral.size += size
 
     def release(self) -> None:
         if not self.frozen:
             self.released = self._end
             while self._waiting:
                 block = self._waiting.popleft()
+                self._resize(-block.size)
                 for channel in self.channels.values():
                     channel.arrive(block)
             self.held_count = 0
@@ -196,11 +271,19 @@ class EphemeralTopic(BaseTopic):
         return settled()
 
     def empty(self) -> Ticket:
-        self._waiting.clear()
-        self.held_count = 0
+        self._forget()
         self.void_stamp = self.broker.stamp()
         self.broker.deferred.purge(self.instance, self.void_stamp)
         return settled()
+
+    def close(self) -> None:
+        super().close()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._waiting.clear()
+        self._resize(-self._waiting_size)
+        self.held_count = 0
 
     def block_at(self, index: int, size_max: int, *, wait: bool) -> Block | None:
         return None

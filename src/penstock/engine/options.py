@@ -185,6 +185,13 @@ class Options:
         "messages an ephemeral channel or topic keeps; depth beyond it counts as backend_depth",
         minimum=0,
     )
+    mem_queue_bytes: int = integer(
+        STORAGE,
+        64 << 20,
+        "bytes an ephemeral channel or topic keeps; all of them together eight times as many",
+        minimum=1,
+        own=True,
+    )
     max_bytes_per_file: int = integer(
         STORAGE, 104_857_600, "bytes in a log segment before the next begins", minimum=1
     )

@@ -308,6 +308,13 @@ class Metrics:
 
     def _topics(self, topics: list[BaseTopic]) -> Iterator[bytes]:
         yield _gauge("topics", "Topics of this node.", len(topics))
+        memory = self._broker.ephemeral
+        yield _gauge("ephemeral_bytes", "Bytes that ephemeral queues keep.", memory.size)
+        yield _counter(
+            "ephemeral_dropped_messages_total",
+            "Messages that ephemeral queues had no room for.",
+            memory.dropped_count,
+        )
         rows: list[tuple[str, tuple[int, ...]]] = []
         for topic in topics:
             rows.append((_topic_labels(topic), _topic_row(topic)))

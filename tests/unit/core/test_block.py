@@ -50,16 +50,31 @@ def test_indexes_are_listed_from_anywhere_up_to_a_count() -> None:
     assert Block(b"", [], 1).indexes(0, 5) == []
 
 
-def test_the_head_of_a_block_is_its_first_messages_over_the_same_bytes() -> None:
+def test_the_head_of_a_block_is_a_copy_of_its_first_messages() -> None:
     indexes = [3, 4, 5, 9, 20, 21]
     block = block_of(indexes)
     for count in range(-1, 9):
         head = block.head(count)
         kept = indexes[: max(0, count)]
         assert head.count == len(kept)
-        assert head.data is block.data
+        assert len(head.data) <= len(block.data)
+        if kept == [3, 4]:
+            assert len(head.data) == head.size < len(block.data)
+        assert [head.frame(i) for i in kept] == [block.frame(i) for i in kept]
         assert [i for i in range(30) if head.frame(i) is not None] == kept
         assert head.end == (kept[-1] + 1 if kept else 0)
+
+
+def test_how_many_messages_fit_into_a_size() -> None:
+    block = block_of([3, 4, 5, 9, 20, 21])
+    sizes = [len(block.frame(i) or b"") for i in (3, 4, 5, 9, 20, 21)]
+    assert block.size == sum(sizes)
+    for count in range(7):
+        exactly = sum(sizes[:count])
+        assert block.count_within(exactly) == count
+        assert block.count_within(exactly - 1) == max(0, count - 1)
+    assert block.count_within(1 << 40) == 6
+    assert Block(b"", [], 1).count_within(5) == 0 == Block(b"", [], 1).size
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import tracemalloc
+from typing import Any
 
 from penstock.engine.channel import CHUNK_SIZE_MAX, TURN_COUNT_MAX
+from penstock.engine.ephemeral import HELD_OVERHEAD_SIZE
 from tests.engine import MINUTE, SECOND, Client, Engine
 
 
@@ -160,6 +162,91 @@ def test_an_ephemeral_channel_drops_the_newest_and_pins_nothing() -> None:
     client.ready(25)
     engine.settle()
     assert [received.body for received in client.take()] == bodies(10)
+
+
+def check_size(engine: Engine, client: Client) -> None:
+    """What is accounted for is what is kept."""
+    channel: Any = client.channel
+    held = sum(len(frame) + HELD_OVERHEAD_SIZE for frame in channel._held.values())
+    blocks = sum(block.size for block in channel.kept_blocks())
+    assert channel._size == engine.broker.ephemeral.size == held + blocks
+
+
+def test_an_ephemeral_channel_keeps_a_number_of_bytes() -> None:
+    """Of what waits, is in flight and was requeued; what is finished makes room."""
+    engine = Engine(mem_queue_bytes=100_000)
+    client = Client(engine, "t", "c#ephemeral", ready_count=0)
+    engine.settle()
+    for _ in range(3):
+        engine.publish("t", *[bytes(1000)] * 50)
+    assert 90 <= client.channel.depth < 100
+    check_size(engine, client)
+    first_count = client.channel.depth
+    assert engine.broker.ephemeral.dropped_count == 150 - first_count
+    client.ready(2500)
+    engine.settle()
+    taken = client.take()
+    engine.publish("t", *[bytes(1000)] * 50)
+    assert not client.take(), "what is in flight is kept too"
+    for received in taken[:40]:
+        client.requeue(received.index, 1000)
+    engine.settle()
+    engine.publish("t", *[bytes(1000)] * 50)
+    assert not client.take(), "and what waits for its time"
+    for received in taken[40:]:
+        client.finish(received.index)
+    engine.settle()
+    engine.publish("t", *[bytes(1000)] * 20)
+    assert len(client.take()) == 20
+    check_size(engine, client)
+    client.channel.empty()
+    engine.settle()
+    assert engine.broker.ephemeral.size == 0
+    engine.publish("t", b"x")
+    client.close()
+    engine.settle()
+    assert engine.broker.ephemeral.size == 0
+
+
+def test_a_long_run_leaves_nothing_accounted_for() -> None:
+    engine = Engine(mem_queue_bytes=50_000)
+    client = Client(engine, "t#ephemeral", "c#ephemeral", ready_count=30)
+    engine.settle()
+    for number in range(300):
+        engine.publish("t#ephemeral", *[bytes(100 + number)] * 7)
+        for received in client.take():
+            if received.index % 5 == number % 5 and received.attempts < 3:
+                client.requeue(received.index)
+            else:
+                client.finish(received.index)
+        engine.settle()
+        check_size(engine, client)
+        assert engine.broker.ephemeral.size <= 50_000 + 5000
+    while received_now := client.take():
+        for received in received_now:
+            client.finish(received.index)
+        engine.settle()
+    client.close()
+    engine.settle()
+    assert engine.broker.ephemeral.size == 0
+
+
+def test_ephemeral_topics_without_channels_keep_bytes_and_all_together_do_too() -> None:
+    engine = Engine(mem_queue_bytes=10_000)
+    for number in range(20):
+        engine.broker.create_topic(f"t{number}#ephemeral")
+        engine.publish(f"t{number}#ephemeral", *[bytes(1000)] * 20)
+    memory = engine.broker.ephemeral
+    depths = [engine.broker.topics[f"t{number}#ephemeral"].depth for number in range(20)]
+    assert depths[:8] == [9] * 8 and depths[9:] == [0] * 11
+    assert memory.size <= 80_000 and memory.dropped_count == 400 - sum(depths)
+    client = Client(engine, "t0#ephemeral", "c", ready_count=100)
+    engine.settle()
+    assert len(client.take()) == 9
+    for number in range(20):
+        engine.broker.delete_topic(f"t{number}#ephemeral")
+    engine.settle()
+    assert memory.size == 0
 
 
 def test_an_ephemeral_channel_can_send_a_message_again() -> None:
