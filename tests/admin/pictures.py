@@ -138,7 +138,8 @@ def pull(cluster: Cluster, batch: int) -> None:
         pulled = nsqd.post("/channel/pull?topic=clicks&channel=lake&start=earliest").json
         progress = {
             "name": "clicks to the lake",
-            "query": "clicks",
+            "query": "0b9c6a52-clicks",
+            "state": "running",
             "batch": batch,
             "input_rate": 118 + 9 * math.sin(batch),
             "processed_rate": 1130.0 + 40 * math.sin(batch),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -319,7 +320,8 @@ def test_a_running_stream_copies_topic_to_topic_and_shows_its_lag(
         # The listener has told of the last batch too, with its figures.
         wait_until(lambda: broker.channel(topic, "c")["depth"] == 0)
         progress = broker.channel(topic, "c")["pull"]["progress"]
-        assert progress["query"] == f"q{topic}" and progress["rows"] > 0
+        assert progress["name"] == f"q{topic}" and progress["query"] == str(query.id)
+        assert progress["rows"] > 0 and progress["state"] in ("running", "waiting")
         assert query.exception() is None
     finally:
         query.stop()
@@ -401,10 +403,13 @@ def test_a_listener_knows_offsets_of_this_source_only() -> None:
 
 
 def test_figures_are_json_whatever_spark_says() -> None:
-    class Progress:
+    class Spark:
         name, id, batchId, timestamp, numInputRows = None, "id", 3, "t", 0
-        processedRowsPerSecond = float("nan")
+        processedRowsPerSecond, inputRowsPerSecond = float("nan"), float("inf")
         durationMs = ()
+        sink = None
 
-    told = figures(Progress())  # type: ignore[arg-type]
-    assert told["query"] == "id" and told["rows_per_second"] is None
+    told = figures(Spark()).as_json()  # type: ignore[arg-type]
+    assert (told["query"], told["state"], told["batch"]) == ("id", "waiting", 3)
+    assert told["input_rate"] is told["processed_rate"] is None
+    json.dumps(told, allow_nan=False)

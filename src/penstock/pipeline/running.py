@@ -14,8 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,7 +27,6 @@ from penstock.pipeline.discovery import Brokers, has_patterns
 from penstock.pipeline.faults import explain_fault
 from penstock.pipeline.folders import open_folder
 from penstock.pipeline.once import run_once
-from penstock.pipeline.outputs import source_brokers
 from penstock.pipeline.plan import (
     Flow,
     Plan,
@@ -40,8 +38,9 @@ from penstock.pipeline.plan import (
     source_options,
 )
 from penstock.pipeline.spec import Pipeline, Source, channel_of
-from penstock.pipeline.status import StatusFile
-from penstock.spark.listener import NsqListener
+from penstock.pipeline.status import STOPPING, StatusFile
+from penstock.pipeline.told import Told
+from penstock.progress import PipelineState
 from penstock.spark.session import SessionPlan, open_session
 
 if TYPE_CHECKING:
@@ -91,6 +90,7 @@ class Run:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
+        self._told = Told(self.pipeline)
         self._topics: dict[str, tuple[str, ...]] = {}
         self._message_count = 0
         self._batch_count = 0
@@ -106,15 +106,17 @@ class Run:
             self._run()
         except Exception as error:
             reason = str(error) if isinstance(error, PenstockError) else explain_fault(error)
-            self.status.update(state="failed", error=reason)
+            self.status.update(state=PipelineState.FAILED, error=reason)
+            self._told.tell(PipelineState.FAILED, reason)
             if isinstance(error, PenstockError):
                 raise
             raise PipelineError(reason) from error
+        self._told.tell(PipelineState.ENDED)
         self.status.remove()
 
     def _run(self) -> None:
         pipeline = self.pipeline
-        self.status.update(state="starting")
+        self.status.update(state=PipelineState.STARTING)
         places = " and ".join(pipeline.places())
         if self.spark is None:
             log.info("pipeline=%s: starting Spark, some 10 to 30 s", pipeline.name)
@@ -126,16 +128,16 @@ class Run:
         try:
             if pipeline.job:
                 job = load(pipeline.job, pipeline.modules)
-                self.status.update(state="running")
+                self.status.update(state=PipelineState.RUNNING)
                 job(spark, pipeline, self.screen.show)
             elif pipeline.trigger.once:
-                self.status.update(state="running")
+                self.status.update(state=PipelineState.RUNNING)
                 self._done = run_once(spark, pipeline, self.screen, self.stop)
             else:
-                with listening(spark, pipeline):
+                with self._told.listening(spark):
                     self._stream(spark)
         finally:
-            self.status.update(state="stopping")
+            self.status.update(state=STOPPING)
             if self.spark is None:
                 spark.stop()
 
@@ -162,6 +164,7 @@ class Run:
             plan = self._plan(spark)
             batches = Batches(spark, plan, self.screen.show)
             query = self._start(plan, batches)
+            self._told.started(query, self._topics)
             self._tell_places()
             if not self._told_reading:
                 self._told_reading = True
@@ -171,6 +174,7 @@ class Run:
             if self.stop.is_set() or self.pipeline.trigger.available_now:
                 return
             if self.pipeline.trigger.every_ns:
+                self._told.tell(PipelineState.WAITING)
                 self._rest()
 
     # Before a query
@@ -184,7 +188,7 @@ class Run:
                 return True
             if not told:
                 log.info("pipeline=%s: no topic matches yet; waiting", self.pipeline.name)
-                self.status.update(state="waiting")
+                self.status.update(state=PipelineState.WAITING)
                 told = True
             if self.pipeline.trigger.available_now:
                 return False
@@ -289,7 +293,7 @@ class Run:
         return bool(new)
 
     def _end(self, query: StreamingQuery, batches: Batches) -> None:
-        self.status.update(state="stopping")
+        self.status.update(state=STOPPING)
         with batches.closing(BATCH_END_S):
             self._await_progress(query, batches.last_batch)
             query.stop()
@@ -308,9 +312,10 @@ class Run:
         nodes = sorted({n.address for name in names for n in Brokers(self.pipeline, name).nodes()})
         channel = channel_of(self.pipeline, names[0]) if names else ""
         topics = sorted(self._all_topics())
-        self.status.update(state="running", topics=topics, nodes=nodes, channel=channel)
+        self.status.update(state=PipelineState.RUNNING, topics=topics, nodes=nodes, channel=channel)
 
     def _tell(self, query: StreamingQuery) -> None:
+        self._told.look()
         for progress in self._progress(query):
             batch = int(progress["batchId"])
             if batch <= self._last_batch:
@@ -365,21 +370,6 @@ class Run:
                 self.screen.progress(progress_line(self))
                 if waiting is not None and waiting >= trigger.messages:
                     return
-
-
-@contextmanager
-def listening(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
-    """Tell the brokers how far the query is after each batch, and not one later."""
-    sources = [name for name, source in pipeline.sources.items() if source.format == "nsq"]
-    if not sources:
-        yield
-        return
-    listener = NsqListener(source_brokers(pipeline))
-    spark.streams.addListener(listener)
-    try:
-        yield
-    finally:
-        spark.streams.removeListener(listener)
 
 
 def progress_line(run: Run) -> str:

@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError
+from penstock.progress import OVER, PipelineState
 from penstock.spark.broker import Access, Node
 
-RUNNING = ("starting", "running", "waiting", "stopping")
+# A run that was told to stop ends its batch first; its pipeline runs until then.
+STOPPING = "stopping"
+RUNNING = (*(state for state in PipelineState if state not in OVER), STOPPING)
 VARIABLE = "PENSTOCK_STATE"
 ASK_S = 1.0
 
@@ -30,7 +33,7 @@ class Status:
 
     name: str
     pid: int = dataclasses.field(default_factory=os.getpid)
-    state: str = "starting"
+    state: str = PipelineState.STARTING
     file: str = ""
     master: str = ""
     checkpoint: str = ""

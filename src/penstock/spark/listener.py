@@ -5,13 +5,14 @@
 Spark tells a source of a finished batch only when the next one begins, so without this listener a
 query's channel is one batch behind, and its depth too.  Spark's progress comes when the batch is in
 the sink and in the checkpoint; every offset of the source ``nsq`` in it is committed here, with a
-few figures that /stats shows as the channel's progress.
+``Progress`` that /stats shows beside the channel and nsqadmin on its page Pipelines.
 
 One listener serves all queries of a session.  Nothing that fails here stops a query.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import time
@@ -28,67 +29,86 @@ from pyspark.sql.streaming.listener import (
 )
 
 from penstock.errors import PenstockError
-from penstock.spark.broker import asked
-from penstock.spark.cluster import Cluster
-from penstock.spark.offsets import Positions, decode
-from penstock.spark.options import parse_brokers
+from penstock.progress import PipelineState, Progress
+from penstock.spark.offsets import decode
+from penstock.spark.reporting import Reporter
 
 log = logging.getLogger("penstock.spark")
 
-# Spark's progress waits for its listeners; a node that is away is looked for now and then.
-DISCOVERY_S = 10.0
+# In the text of an exception: the lines of Java's and Python's stacks say nothing to operators.
+STACK_LINES = ("\tat ", "at ", "JVM stacktrace", "===", "Traceback", "  File ")
 
 
 class NsqListener(StreamingQueryListener):
-    """``options`` are those of the source; all but where the nodes are may be left out."""
+    """``options`` are those of the source; all but where the nodes are may be left out.
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._cluster = Cluster(parse_brokers(options))
-        self._committed: dict[tuple[str, str, str], int] = {}  # by channel, node and topic
-        self._discover_s = 0.0
+    With ``channel`` and ``topic`` among them, a query that fails before its first batch is told of
+    too.  ``sink`` is what is shown in place of Spark's own description; ``reporter`` is one that
+    whoever starts the queries has, and then tells of their starts and ends himself.
+    """
+
+    def __init__(
+        self, options: Mapping[str, str], *, sink: str = "", reporter: Reporter | None = None
+    ) -> None:
+        given = {name.lower(): text for name, text in options.items()}
+        self._reporter = reporter or Reporter(options)
+        self._tells_ends = reporter is None
+        self._sink = sink
+        self._last: dict[str, Progress] = {}  # by query
+        self._channels: dict[str, set[str]] = {}
+        self._given: tuple[str, list[str]] | None = None
+        if given.get("channel") and given.get("topic"):
+            names = [name.strip() for name in given["topic"].split(",")]
+            self._given = (given["channel"], names)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        pass
+        query = str(event.id)
+        self._last[query] = Progress(query, event.name or "", PipelineState.STARTING)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
+        told = figures(progress, self._sink)
+        self._last[told.query] = told
         for source in progress.sources:
             offset = offset_in(source.endOffset)
             if offset is not None:
+                channel = offset["channel"]
+                self._channels.setdefault(told.query, set()).add(channel)
                 try:
-                    self._commit(offset["channel"], decode(offset), figures(progress))
+                    self._reporter.commit(channel, decode(offset), told)
                 except PenstockError as error:
                     log.warning("query=%s: %s", progress.name or progress.id, error)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        pass
+        """Nothing to read, for ten seconds each time."""
+        self._tell(str(event.id), PipelineState.WAITING)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        pass
+        query = str(event.id)
+        if self._tells_ends:
+            error = explained(event.exception) if event.exception else ""
+            if self._given is not None and not self._channels.get(query):
+                channel, topics = self._given
+                self._reporter.find(channel, topics)
+                self._channels[query] = {channel}
+            self._tell(query, PipelineState.FAILED if error else PipelineState.ENDED, error)
+            self._last.pop(query, None)
+            self._channels.pop(query, None)
 
-    def _commit(self, channel: str, positions: Positions, told: dict[str, Any]) -> None:
-        now_s = time.monotonic()
-        missing = any(uuid not in self._cluster.nodes for uuid in positions)
-        if missing and now_s >= self._discover_s:
-            self._discover_s = now_s + DISCOVERY_S
-            self._cluster.discover(strict=False, everywhere=True)
-        for uuid, topics in positions.items():
-            node = self._cluster.nodes.get(uuid)
-            new = {
-                topic: {"instance": position.instance, "index": position.index}
-                for topic, position in topics.items()
-                if self._committed.get((channel, uuid, topic)) != position.index
-            }
-            if node is None or not new:
-                continue
-            body = {"channel": channel, "topics": new, "progress": told}
-            try:
-                node.brief().json(asked("POST", "/channel/commit", None, body), 0.0)
-            except PenstockError as error:
-                log.warning("channel=%s: %s", channel, error)
-                continue
-            for topic in new:
-                self._committed[channel, uuid, topic] = topics[topic].index
+    def last(self, query: str) -> Progress:
+        """The newest report of a query."""
+        return self._last.get(query, Progress(query))
+
+    def _tell(self, query: str, state: PipelineState, error: str = "") -> None:
+        last = self.last(query)
+        told = dataclasses.replace(
+            last, state=state, error=error, input_rate=0.0, at_ms=int(time.time() * 1000)
+        )
+        self._last[query] = told
+        try:
+            self._reporter.tell(self._channels.get(query, ()), told)
+        except PenstockError as failed:
+            log.warning("query=%s: %s", last.name or query, failed)
 
 
 def offset_in(text: str | None) -> dict[str, Any] | None:
@@ -101,18 +121,25 @@ def offset_in(text: str | None) -> dict[str, Any] | None:
     return offset if known else None
 
 
-def figures(progress: StreamingQueryProgress) -> dict[str, Any]:
-    """What of a progress is worth showing beside a channel."""
-    return {
-        "query": progress.name or str(progress.id),
-        "batch": progress.batchId,
-        "time": progress.timestamp,
-        "rows": progress.numInputRows,
-        "rows_per_second": _number(progress.processedRowsPerSecond),
-        "duration_ms": dict(progress.durationMs).get("triggerExecution", 0),
-    }
+def figures(progress: StreamingQueryProgress, sink: str = "") -> Progress:
+    """What of Spark's progress is worth showing beside a channel."""
+    return Progress(
+        query=str(progress.id),
+        name=progress.name or "",
+        state=PipelineState.RUNNING if progress.numInputRows else PipelineState.WAITING,
+        batch=progress.batchId,
+        rows=progress.numInputRows,
+        input_rate=progress.inputRowsPerSecond,
+        processed_rate=progress.processedRowsPerSecond,
+        batch_ms=dict(progress.durationMs).get("triggerExecution", 0),
+        sink=sink or getattr(progress.sink, "description", ""),
+        at_ms=int(time.time() * 1000),
+    )
 
 
-def _number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return round(value, 1) if value == value and abs(value) != float("inf") else None
+def explained(exception: str) -> str:
+    """What an exception says, without its stacks: the last line of a Python worker's, if any."""
+    lines = [line for line in exception.splitlines() if line.strip()]
+    said = [line.strip() for line in lines if not line.startswith(STACK_LINES)]
+    ours = [line for line in said if line.startswith(("penstock.errors.", "pyspark.errors."))]
+    return (ours or said or [exception])[-1 if ours else 0]
