@@ -78,8 +78,9 @@ class Chart:
     ticks: list[Tick]
     times: list[Tick]
     step_s: float
+    end_ms: int  # wall time of the newest values; 0: not known
     summary: str
-    table: list[tuple[str, list[str]]]  # how long ago, a value a line
+    table: list[tuple[str, list[str]]]  # when, a value a line
     empty: bool
 
 
@@ -89,10 +90,12 @@ def chart(
     step_s: float,
     unit: Unit,
     newest: Sequence[float | None] = (),
+    end_ms: int = 0,
 ) -> Chart:
     """A chart of values ``step_s`` apart, the newest last; all lines have the same number.
 
     ``newest`` are values newer than the last of each line, for the legend, if there are any.
+    ``end_ms`` is when the last values are from.
     """
     lines = [(name, [_finite(value) for value in values]) for name, values in lines[:LINES_MAX]]
     newest = newest or [values[-1] if values else None for _, values in lines]
@@ -112,8 +115,9 @@ def chart(
         ticks=ticks,
         times=_times(span_s),
         step_s=step_s * group,
+        end_ms=end_ms,
         summary=_summary(title, thin, span_s, unit),
-        table=_table(thin, step_s * group, unit),
+        table=_table(thin, step_s * group, unit, end_ms),
         empty=not known,
     )
 
@@ -278,7 +282,7 @@ def _summary(
 
 
 def _table(
-    lines: Sequence[tuple[str, list[float | None]]], step_s: float, unit: Unit
+    lines: Sequence[tuple[str, list[float | None]]], step_s: float, unit: Unit, end_ms: int
 ) -> list[tuple[str, list[str]]]:
     """At most TABLE_ROWS_MAX rows, the newest first, each the largest of its time."""
     size = len(lines[0][1]) if lines else 0
@@ -286,8 +290,10 @@ def _table(
     columns = [_thin(values, group)[::-1] for _, values in lines]
     rows = []
     for at, row in enumerate(zip(*columns, strict=True)):
-        ago = formats.span_s(round(at * group * step_s)) + " ago" if at else "now"
-        rows.append((ago, [unit.text(value) for value in row]))
+        ago_s = at * group * step_s
+        ago = formats.span_s(round(ago_s)) + " ago" if at else "now"
+        clock = f"{formats.clock(end_ms - ago_s * 1000)}, " if end_ms else ""
+        rows.append((clock + ago, [unit.text(value) for value in row]))
     return rows
 
 

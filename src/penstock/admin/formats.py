@@ -122,6 +122,12 @@ def moment(at_ms: float | None) -> str:
     return at.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def clock(at_ms: float | None) -> str:
+    """The time of day, in UTC."""
+    text = moment(at_ms)
+    return text if text == UNKNOWN else text.partition(" ")[2]
+
+
 def quantile(value: float | None) -> str:
     """0.99 is p99."""
     return f"p{value * 100:.6g}" if _known(value) else UNKNOWN

@@ -73,7 +73,8 @@ def _drawn(history: View, span: str, *plans: Plan) -> list[Chart]:
         lines = [(name, chosen["series"][series]) for name, series in plan]
         # A step of the hour is over some time later: the numbers beside it should be the same.
         newest = [(recent["series"][series] or [None])[-1] for _, series in plan]
-        drawn.append(chart(title, lines, chosen["step_ms"] / 1000, unit, newest))
+        step_s, end_ms = chosen["step_ms"] / 1000, chosen["end_ms"]
+        drawn.append(chart(title, lines, step_s, unit, newest, end_ms))
     return drawn
 
 

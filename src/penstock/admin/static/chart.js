@@ -1,7 +1,8 @@
 // A cursor in the charts: follows the pointer or the arrow keys and shows the values under it.
 //
 // The chart itself comes drawn from the server (charts.py).  The figure says how far apart values
-// are (data-step, seconds) and each line carries its numbers (data-values).
+// are (data-step, seconds) and when the newest is from (data-end, ms), and each line carries its
+// numbers (data-values).
 
 const WIDTH = 1000;
 
@@ -71,7 +72,7 @@ export class Charts {
     cursor.setAttribute("x1", x);
     cursor.setAttribute("x2", x);
     cursor.setAttribute("visibility", "visible");
-    const when = agoText(at * Number(figure.dataset.step));
+    const when = whenText(figure, at * Number(figure.dataset.step));
     const told = [when];
     for (const key of figure.querySelectorAll(".key")) {
       const value = valuesOf(figure, key.dataset.line)[count - 1 - at];
@@ -109,6 +110,14 @@ function valuesOf(figure, line) {
 
 function countOf(figure) {
   return valuesOf(figure, figure.querySelector(".key").dataset.line).length;
+}
+
+// Clock time in UTC, as everywhere on the pages, and how long ago.
+function whenText(figure, ago_s) {
+  const end_ms = Number(figure.dataset.end);
+  if (!(end_ms > 0)) return agoText(ago_s);
+  const clock = new Date(end_ms - ago_s * 1000).toISOString().slice(11, 19);
+  return `${clock} UTC, ${agoText(ago_s)}`;
 }
 
 function agoText(ago_s) {

@@ -116,10 +116,11 @@ export class Live {
   }
 }
 
-// A filter of the browser's own is not the server's, and what an action did is told once.
+// A filter or an order of the browser's own is not the server's; what an action did is told once.
 function address() {
   const url = new URL(location.href);
   url.searchParams.delete("q");
+  url.searchParams.delete("sort");
   url.searchParams.delete("done");
   return url.pathname + url.search;
 }

@@ -1,4 +1,5 @@
-// Sorting and filtering of tables in the browser; both outlast updates.
+// Sorting and filtering of tables in the browser; both outlast updates, and stand in the address, so
+// that a link shows what its sender saw: ?sort=topics.depth.descending&q=orders
 //
 //   <table id="topics" data-sortable>  ... <th><button class="sort">Depth</button></th> ...
 //   <input data-filter="topics">           hides rows whose data-key does not contain the words
@@ -23,6 +24,18 @@ export class Tables {
       if (event.target.querySelector("input[data-filter]") !== null) event.preventDefault();
     });
     for (const table of document.querySelectorAll("table[data-sortable]")) recall(table);
+    // The links between the spans of charts keep what stands in the address.
+    document.addEventListener("click", (event) => {
+      const link = event.target.closest?.(".spans a");
+      if (link === null || link === undefined) return;
+      const url = new URL(link.href);
+      const here = new URL(location.href).searchParams;
+      for (const name of ["sort", "q", "topic"]) {
+        url.searchParams.delete(name);
+        for (const value of here.getAll(name)) url.searchParams.append(name, value);
+      }
+      link.href = url;
+    });
     this.refresh();
   }
 
@@ -75,24 +88,47 @@ function compare(one, other) {
   return typeof one === "number" ? one - other : collator.compare(one, other);
 }
 
+// A column's name in the address: "In flight" is in-flight.
+function nameOf(heading) {
+  return heading.textContent.trim().toLowerCase().replaceAll(/[^a-z0-9]+/g, "-").replace(/-$/, "");
+}
+
 function keep(table, heading) {
+  const order = heading.getAttribute("aria-sort");
+  const url = new URL(location.href);
+  const others = url.searchParams.getAll("sort").filter((text) => !text.startsWith(`${table.id}.`));
+  url.searchParams.delete("sort");
+  for (const text of [...others, `${table.id}.${nameOf(heading)}.${order}`]) {
+    url.searchParams.append("sort", text);
+  }
+  history.replaceState(null, "", url);
   try {
-    const state = [heading.cellIndex, heading.getAttribute("aria-sort")];
+    const state = [nameOf(heading), order];
     sessionStorage.setItem(`sort:${location.pathname}:${table.id}`, JSON.stringify(state));
   } catch {
-    // it holds for this page then
+    // the address has it
   }
 }
 
+// What the address says, or what this window had on this page before.
 function recall(table) {
+  const params = new URL(location.href).searchParams;
+  const text = params.getAll("sort").find((text) => text.startsWith(`${table.id}.`));
+  const [column, order] = text !== undefined ? text.split(".").slice(1) : remembered(table);
+  if (order !== "ascending" && order !== "descending") return;
+  const headings = [...table.tHead.rows[0].cells];
+  const heading = headings.find((cell) => cell.querySelector(".sort") && nameOf(cell) === column);
+  if (heading === undefined) return;
+  heading.setAttribute("aria-sort", order);
+  table.setAttribute("data-sorted", "");
+  if (text === undefined) keep(table, heading);
+}
+
+function remembered(table) {
   try {
-    const kept = sessionStorage.getItem(`sort:${location.pathname}:${table.id}`);
-    if (kept === null) return;
-    const [column, order] = JSON.parse(kept);
-    table.tHead.rows[0].cells[column]?.setAttribute("aria-sort", order);
-    table.setAttribute("data-sorted", "");
+    return JSON.parse(sessionStorage.getItem(`sort:${location.pathname}:${table.id}`)) ?? [];
   } catch {
-    // then it is not sorted
+    return [];
   }
 }
 
