@@ -166,7 +166,7 @@ def test_a_chart_is_read_by_keyboard(tab: Tab) -> None:
     told = plot.get_attribute("aria-valuetext")
     step_s = float(tab.page.locator("figure").first.get_attribute("data-step") or 0)
     assert told is not None and f" UTC, {2 * step_s:.0f} s ago, Published " in told
-    expect(tab.page.locator("figure .when").first).to_have_text(f"{2 * step_s:.0f} s ago")
+    expect(tab.page.locator("figure .when").first).to_contain_text(f"UTC, {2 * step_s:.0f} s ago")
     tab.page.keyboard.press("Home")
     tab.updated()
     expect(plot).to_be_focused()

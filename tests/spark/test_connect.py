@@ -40,4 +40,4 @@ def test_a_connect_session_reads_writes_and_streams(tmp_path: Path) -> None:
         }
         channel = nsqd.channel(SOURCE, "copy")
         assert channel["depth"] == 0
-        assert channel["pull"]["progress"]["query"] == "copy"
+        assert channel["pull"]["progress"]["name"] == "copy"

@@ -140,7 +140,7 @@ def test_new_topics_join_a_stream_that_runs_and_progress_is_told(
         status = running.status.status
         running.until(lambda: status.message_count == 2)
         assert status.topics == ["orders.a", "orders.b"]
-        assert channel(nsqd, "orders.b", "test")["pull"]["progress"]["query"] == "test"
+        assert channel(nsqd, "orders.b", "test")["pull"]["progress"]["name"] == "test"
     assert running.error is None
     assert sorted(bodies(spark, nsqd, "all")) == [b"1", b"2"]
     assert any("2 messages" in line and "0 waiting" in line for line in running.screen.told)

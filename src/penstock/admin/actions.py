@@ -4,6 +4,7 @@
     delete      nsqlookupds, then the topic's nodes
     pause, unpause, empty      the topic's nodes
     tombstone   nsqlookupds hide the node for the topic, then it is deleted there
+    clear       the records of damage of one node
 
 With an ``address`` only that node is asked; ``addresses.py`` has it, never a request.
 
@@ -107,6 +108,12 @@ class Actions:
         except UpstreamError as error:
             raise NothingKnownError(f"failed to query any nsqd: {error.text}") from None
         await self._on_nsqds(outcome, [address], "/topic/delete", topic=topic)
+        return outcome
+
+    async def clear(self, address: str) -> Outcome:
+        """Somebody has seen what a node found damaged; it is not shown any more."""
+        outcome = Outcome()
+        await self._on_nsqds(outcome, [address], "/damage/clear")
         return outcome
 
     async def publish(self, topic: str, body: bytes, defer_ms: int, address: str) -> Outcome:

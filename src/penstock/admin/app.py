@@ -14,7 +14,7 @@ For whoever writes pages:
 A form posts, as application/x-www-form-urlencoded, the fields:
 
     token      of access
-    action     create, pause, unpause, empty, delete, tombstone, publish or peek
+    action     create, pause, unpause, empty, delete, tombstone, publish, peek or clear
     topic      and channel, if it is about a channel
     node       "host:port", or empty for all nodes
     confirm    empty, delete and tombstone: the name of what it is about, typed by the user:

@@ -1,4 +1,4 @@
-"""What only one page shows and is not worth sampling: clients, deferred messages by due time.
+"""What only one page shows and is not worth sampling: clients, due times, records of damage.
 
 Rule 1: asked when the page is looked at, and kept for KEEP_S: a hundred browsers on one page cost
         the daemons what one costs.
@@ -21,6 +21,7 @@ from penstock.admin.upstream import Upstream, UpstreamError, ask_all
 KEEP_S = 2.0
 KEPT_COUNT_MAX = 64
 CLIENT_COUNT_MAX = 1000
+DAMAGE_COUNT_MAX = 200
 HOUR_S = 3600
 HOUR_COUNT_MAX = 48
 
@@ -42,6 +43,14 @@ class Clients:
     clients: list[View] = field(default_factory=list)
     left_out: int = 0
     delivery: dict[str, View] = field(default_factory=dict)  # by node, of a channel
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Damages:
+    """What a node found damaged or missing."""
+
+    records: list[View] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -79,6 +88,14 @@ class Details:
         if not part.answered:
             return Clients()
         found: Clients = await self._once(("node", node), lambda: self._clients([part], "", ""))
+        return found
+
+    async def damage(self, sample: Sample, node: str) -> Damages:
+        """The records of a node that has any."""
+        part = sample.nodes[node]
+        if not part.answered or part.damage is None:
+            return Damages()
+        found: Damages = await self._once(("damage", node), lambda: self._damage(part))
         return found
 
     async def deferred(self, sample: Sample) -> Pending:
@@ -123,6 +140,16 @@ class Details:
         result.clients.sort(key=lambda client: (client["node"], client["remote_address"]))
         return result
 
+    async def _damage(self, part: NodePart) -> Damages:
+        try:
+            answer = await self._upstream.nsqd_get(part.address, "/damage")
+            found = merging.objects(answer.get("records"))[-DAMAGE_COUNT_MAX:]
+            return Damages([_damage_record(record) for record in reversed(found)])
+        except UpstreamError as error:
+            return Damages(warnings=[f"{part.node}: {error.short}"])
+        except (AttributeError, ValueError):
+            return Damages(warnings=[f"{part.node}: its records of damage make no sense"])
+
     async def _deferred(self, parts: list[NodePart]) -> Pending:
         able = {part.address: part for part in parts if part.own}
 
@@ -140,6 +167,15 @@ class Details:
                     own[start_s] = own.get(start_s, 0) + count
         _add_up(result, due, time.time())
         return result
+
+
+def _damage_record(record: Mapping[str, Any]) -> View:
+    messages = record.get("messages")
+    return {
+        "time_ms": merging.count(record, "time") * 1000,
+        **{name: merging.text(record, name)[:1000] for name in ("kind", "topic", "path", "text")},
+        "messages": None if messages is None else merging.count(record, "messages"),
+    }
 
 
 def _warnings(parts: Mapping[str, NodePart], failures: Mapping[str, UpstreamError]) -> list[str]:

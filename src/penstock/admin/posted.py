@@ -33,7 +33,7 @@ FIELD_COUNT_MAX = 32
 DEFER_MS_MAX = 366 * 24 * 3600 * 1000
 PEEK_COUNT = 10
 
-ACTIONS = ("create", "pause", "unpause", "empty", "delete", "tombstone", "publish", "peek")
+ACTIONS = ("create", "pause", "unpause", "empty", "delete", "tombstone", "publish", "peek", "clear")
 CONFIRMED = frozenset(("empty", "delete", "tombstone"))
 _FORM = b"application/x-www-form-urlencoded"
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -78,7 +78,9 @@ class Posted:
         node = fields.get("node", "")
         if action not in ACTIONS:
             raise HttpError(400, "INVALID_ACTION")
-        if not is_valid_name(topic):
+        if action == "clear":
+            topic = channel = ""
+        elif not is_valid_name(topic):
             raise HttpError(400, "INVALID_TOPIC")
         if channel and not is_valid_name(channel):
             raise HttpError(400, "INVALID_CHANNEL")
@@ -113,10 +115,12 @@ class Posted:
             return await self._peek(topic, channel, node, _number(fields, "count", PEEK_COUNT))
         if action == "publish":
             return await self._publish(topic, node, fields)
+        if action in ("tombstone", "clear") and not node:
+            raise HttpError(400, "INVALID_NODE")
         if action == "tombstone":
-            if not node:
-                raise HttpError(400, "INVALID_NODE")
             return await actions.tombstone(topic, node)
+        if action == "clear":
+            return await actions.clear(await self._addresses.of(node))
         address = await self._addresses.of(node) if node else ""
         if action == "create":
             return await actions.create(topic, channel, address)
@@ -160,6 +164,7 @@ def notice_of(action: str, channel: str) -> str:
         "tombstone": "tombstone_topic_producer",
         "publish": "publish_message",
         "peek": "peek_channel",
+        "clear": "clear_damage",
     }
     return special.get(action) or f"{action}_{'channel' if channel else 'topic'}"
 
@@ -227,4 +232,6 @@ def _number(fields: Mapping[str, str], name: str, absent: int) -> int:
 
 
 def _named(topic: str, channel: str) -> str:
+    if not topic:
+        return "damage"
     return f"topic={topic} channel={channel}" if channel else f"topic={topic}"

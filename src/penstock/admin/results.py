@@ -23,6 +23,7 @@ _DONE = {
     "delete": "Deleted",
     "tombstone": "Tombstoned",
     "publish": "Published a message to",
+    "clear": "Cleared",
 }
 
 
@@ -56,6 +57,8 @@ def told(fields: Mapping[str, str], outcome: Outcome) -> Result:
     """An outcome in words: what, where, and who failed."""
     topic, channel = fields.get("topic", ""), fields.get("channel", "")
     what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
+    if fields.get("action") == "clear":
+        what = "the records of damage"
     failed = [result for result in outcome.results if result.error]
     done_count = len(outcome.results) - len(failed)
     failures = [f"{result.daemon}: {result.short or result.error}" for result in failed]

@@ -18,7 +18,8 @@ Rule 1: what a node says is not trusted.  ``read_node`` takes it apart completel
         with ValueError; everything after it works on checked numbers.
 Rule 2: a rate is the growth of a node's own counter over the time between two of its answers; it is
         never negative.  What is new since the last look, be it a channel, a topic, or a node that
-        was started since, has counted from zero: its first messages are in the rate too.
+        was started since, has counted from zero: its first messages are in the rate too.  Only
+        what channels had before a restart says nothing of what arrived or left since.
 Rule 3: nothing here is kept of an older sample but its numbers.
 
 A part is a tuple and a sum has slots: 18,000 channels of three nodes as dicts would be 30 MB.
@@ -49,6 +50,14 @@ class Pull(NamedTuple):
     lapses_in_ms: int | None
     progress: Progress | None
     progress_ms: int  # when it was reported, by the node's clock
+
+
+class Damage(NamedTuple):
+    """What a node found damaged or missing on its disk, and nobody has cleared."""
+
+    records: int
+    messages: int  # lost, as far as it can be counted
+    kinds: dict[str, int]
 
 
 class ChannelPart(NamedTuple):
@@ -129,6 +138,7 @@ class NodePart:
     health: str = ""
     start_time: int = 0
     memory: dict[str, int] = field(default_factory=dict)
+    damage: Damage | None = None
     at_ns: int = 0  # monotonic, of its answer
     topics: dict[str, TopicPart] = field(default_factory=dict)
     channel_count: int = 0
@@ -217,6 +227,7 @@ def reading_node(part: NodePart, stats: Any, at_ns: int) -> Iterator[None]:
         part.health = _text(stats["health"])
         part.start_time = _count(stats.get("start_time") or 0)
         part.memory = _numbers(stats.get("memory"))
+        part.damage = _damage(stats.get("damage"))
         topics: dict[str, TopicPart] = {}
         done = 0
         for topic in stats["topics"] or ():
@@ -267,6 +278,13 @@ def _numbers(memory: Any) -> dict[str, int]:
         for name, value in list(memory.items())[:PERCENTILE_COUNT_MAX]
         if type(value) is int and 0 <= value < NUMBER_MAX
     }
+
+
+def _damage(damage: Any) -> Damage | None:
+    if damage is None:
+        return None
+    records, messages = _count(damage["records"]), _count(damage["messages"])
+    return Damage(records, messages, _numbers(damage["kinds"])) if records else None
 
 
 def _topic_part(topic: Mapping[str, Any]) -> TopicPart:
@@ -397,21 +415,28 @@ class Past(NamedTuple):
     known: bool
     per_s: float
     topics: Mapping[str, TopicPart]
+    # Of a node that was started anew: our channels count what was waiting as arrived again.
+    again: Mapping[str, TopicPart]
 
 
-_UNKNOWN = Past(False, 0.0, {})
+_UNKNOWN = Past(False, 0.0, {}, {})
 
 
 def _past(node: NodePart, before: NodePart | None, since: Since | None) -> Past:
+    topics: Mapping[str, TopicPart] = {}
+    again: Mapping[str, TopicPart] = {}
     if before is not None:
         passed_ns = node.at_ns - before.at_ns
-        topics = before.topics if before.start_time == node.start_time else {}
+        if before.start_time == node.start_time:
+            topics = before.topics
+        else:
+            again = before.topics
     elif since is not None and node.start_time * 1000 >= since.at_ms:
         # It is new, and was started after the last look.
-        passed_ns, topics = node.at_ns - since.at_ns, {}
+        passed_ns = node.at_ns - since.at_ns
     else:
         return _UNKNOWN
-    return Past(True, 1e9 / passed_ns, topics) if passed_ns > 0 else _UNKNOWN
+    return Past(True, 1e9 / passed_ns, topics, again) if passed_ns > 0 else _UNKNOWN
 
 
 def _add_node(topics: dict[str, TopicSum], node: NodePart, past: Past) -> Iterator[None]:
@@ -450,6 +475,7 @@ def _add_channels(
     topic: TopicSum, node: NodePart, part: TopicPart, before: TopicPart | None, past: Past
 ) -> None:
     earlier = before.channels if before is not None else {}
+    again = past.again[topic.name].channels if topic.name in past.again else {}
     address = node.node
     for name, channel in part.channels.items():
         total = topic.channels.get(name)
@@ -474,7 +500,7 @@ def _add_channels(
         if paused or pull is not None:
             total.paused |= paused
             total.pull |= pull is not None
-        if past.known:
+        if past.known and name not in again:
             found = earlier.get(name)
             # Most channels of a large cluster are quiet at any moment.
             if found is None or found != channel:

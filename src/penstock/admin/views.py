@@ -21,7 +21,8 @@ known" (a Go nsqd cannot tell everything).  Names, bodies, addresses and texts c
     NODE        node ("host:port", its name in paths), hostname, broadcast_address, tcp_port,
                 http_port, version, zone, region, state ("ok", "unhealthy", "down"), health, error,
                 own (of Penstock), out_of_date, start_time (s), topic_count, channel_count,
-                lookupds [address], lookupd_count, tombstones [topic], memory_size, + FIGURES
+                lookupds [address], lookupd_count, tombstones [topic], memory_size,
+                damage {records, messages, kinds {kind: count}} or None, + FIGURES
     TOPIC       topic, ephemeral, paused, node_count, channel_count, topic_depth (not in any
                 channel yet), message_bytes, lag_s (of its slowest channel), lag_open, + FIGURES
     CHANNEL     topic, channel, ephemeral, paused, pull (read by Spark), node_count, backend_depth,
@@ -179,21 +180,25 @@ async def nodes(admin: Admin) -> View:
 
 
 async def node(admin: Admin, name: str) -> View:
-    """node: NODE; memory {name: number}; topics [TOPIC ON NODE]; clients; chart.
+    """node: NODE; memory {name: number}; topics [TOPIC ON NODE]; clients; damage [DAMAGE]; chart.
 
     TOPIC ON NODE: topic, topic_depth, backend_depth, message_count, message_bytes, paused,
     tombstoned, latency, channels [CHANNEL ON NODE + channel].  clients: of all channels.
+    DAMAGE: time_ms, kind, topic, path, messages (None: nobody can count them), text; the newest
+    first.
     """
     sample = await admin.sample()
     found = sample.nodes.get(name)
     if found is None:
         raise HttpError(404, "NODE_NOT_FOUND")
     details = await admin.details.node(sample, name)
+    damage = await admin.details.damage(sample, name)
     head = _head(admin, "node", sample)
     return {
         **head,
-        "warnings": head["warnings"] + details.warnings,
+        "warnings": head["warnings"] + details.warnings + damage.warnings,
         "node": rows.node_row(sample, found),
+        "damage": damage.records,
         "memory": found.memory,
         "topics": [
             {
