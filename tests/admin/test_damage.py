@@ -21,6 +21,7 @@ def flip(path: Path) -> None:
 def damaged(folder: Path) -> Nsqd:
     """A nsqd that found one bit of a topic's journal flipped when it started."""
     nsqd = Nsqd(folder, "--broadcast-address=127.0.0.1").start()
+    nsqd.post("/topic/create?topic=hurt")
     nsqd.post("/channel/create?topic=hurt&channel=c")
     for number in range(50):
         nsqd.post("/pub?topic=hurt", b"%d" % number + b"x" * 100)

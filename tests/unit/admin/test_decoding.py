@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import marshal
 import random
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from penstock.admin import decoder, decoding
+from penstock.admin.daemon import COLLECT_COUNTS
 from penstock.admin.decoding import SMALL_SIZE, Building, Decoding
 from penstock.admin.metering import Meter, Metered
 
@@ -85,6 +88,15 @@ def test_what_is_too_much_or_no_json_is_refused(body: bytes, text: str) -> None:
         decoded(body)
 
 
+@pytest.fixture
+def collected_as_in_nsqadmin() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECT_COUNTS)
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("collected_as_in_nsqadmin")
 def test_the_loop_goes_on_while_a_large_answer_is_decoded() -> None:
     channel = {f"key_{n}": n for n in range(14)}
     value = {"topics": [{"topic_name": f"t{n}", "channels": [channel] * 10} for n in range(6000)]}
