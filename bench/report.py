@@ -31,11 +31,14 @@ METRICS = {
     "journal_kib": ("journal, KiB", "{:,.0f}"),
     "journal_growth_kib": ("growth of the journal, KiB", "{:,.0f}"),
     "stored_mib": ("data path, MiB", "{:,.0f}"),
+    "flood_s": ("until the last OK of the flood, s", "{:.1f}"),
+    "channel_us": ("server CPU, us a channel", "{:,.0f}"),
+    "channel_growth": ("CPU a channel, last to first", "{:.2f}"),
     "cold_mib": ("cold bytes read, MiB", "{:,.0f}"),
     "cold_s": ("cold reading lasted, s", "{:.1f}"),
     "cold_mib_s": ("cold reading, MiB/s", "{:,.0f}"),
 }
-PREFIXES = {"term_": "clean restart: ", "kill_": "kill -9: "}
+PREFIXES = {"term_": "clean restart: ", "kill_": "kill -9: ", "alone_": "without the flood: "}
 
 
 def medians(rounds: Rounds) -> dict[str, dict[str, float]]:

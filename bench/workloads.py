@@ -1,8 +1,8 @@
 """What is measured, as data.
 
-A workload is a function of `throughput`, `timing` or `footprint` with its parameters, the makes of
-broker it runs on, and the targets its figures have to meet.  `quick` replaces parameters for a
-short look; targets are judged on full runs.
+A workload is a function of `throughput`, `timing`, `footprint` or `floods` with its parameters, the
+makes of broker it runs on, and the targets its figures have to meet.  `quick` replaces parameters
+for a short look; targets are judged on full runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench import footprint, throughput, timing
+from bench import floods, footprint, throughput, timing
 from bench.broker import CERTIFICATE, Broker
 
 OURS = ("penstock",)
@@ -297,5 +297,33 @@ WORKLOADS = (
         full={"count": 750_000, "size": 4096, "rate": 1000, "seconds": 4},
         quick={"count": 60_000, "seconds": 2},
         targets=(Target("p99_ms", 20), COMPLETE),
+    ),
+    Workload(
+        "new-topics",
+        "others' latency at 500 messages a second while 6,000 new topics are published to",
+        floods.new_topics,
+        rounds=3,
+        full={"topics": 6000, "rate": 500, "seconds": 10},
+        quick={"topics": 1000, "seconds": 3},
+        targets=(Target("p50_ms", 5), COMPLETE),
+    ),
+    Workload(
+        "new-topics-synced",
+        "the same for 2,000 new topics with --sync-every=1",
+        floods.new_topics,
+        rounds=3,
+        full={"topics": 2000, "rate": 200, "seconds": 10},
+        quick={"topics": 500, "seconds": 3},
+        makes=OURS,
+        targets=(Target("p50_ms", 20), COMPLETE),
+        flags=("--sync-every=1",),
+    ),
+    Workload(
+        "many-channels",
+        "making and deleting 1,000, 2,000 and 4,000 channels of a topic",
+        floods.channel_costs,
+        full={"channels": [1000, 2000, 4000]},
+        quick={"channels": [250, 500]},
+        targets=(Target("channel_growth", 1.5),),
     ),
 )

@@ -36,6 +36,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "stuck": {"warm": 2_000, "messages": 5_000},
     "latency": {"rate": 500, "seconds": 1},
     "cold": {"count": 500, "seconds": 1},
+    "new-topics": {"topics": 50, "rate": 100, "seconds": 2},
+    "new-topics-synced": {"topics": 20, "rate": 100, "seconds": 2},
+    "many-channels": {"channels": [10, 20]},
 }
 MAKE = Make("penstock", str(Path(sys.executable).parent / Nsqd.program))
 

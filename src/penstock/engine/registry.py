@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class _Entry:
     """A topic's part of the file."""
 
-    __slots__ = ("channels", "head", "joined", "topic")
+    __slots__ = ("channels", "head", "topic")
 
     def __init__(self, topic: BaseTopic) -> None:
         self.topic = topic
@@ -40,12 +40,6 @@ class _Entry:
             for channel in topic.channels.values()
             if topic.lists(channel)
         }
-        self.joined = b""  # empty: to be joined again
-
-    def encode(self) -> bytes:
-        if not self.joined:
-            self.joined = join_entry(self.head, self.channels.values())
-        return self.joined
 
 
 class Registry:
@@ -54,6 +48,8 @@ class Registry:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._entries: dict[str, _Entry] = {}
+        self._parts: dict[str, bytes] = {}  # what the last write had of each topic
+        self._changed: dict[str, None] = {}  # topics since then, in order
         self._ticket: Ticket | None = None
         self._writing = False
 
@@ -74,6 +70,7 @@ class Registry:
 
     def save_all(self) -> Ticket:
         self._entries.clear()
+        self._parts.clear()
         for topic in self._broker.topics.values():
             self._note(topic)
         return self.save()
@@ -84,7 +81,7 @@ class Registry:
         entry = self._entries.get(topic.name)
         if entry is None or entry.topic is not topic:
             return  # a topic that is noted later is noted with its channels
-        entry.joined = b""
+        self._changed[topic.name] = None
         current = topic.channels.get(channel.name)
         if current is None or not topic.lists(current):
             entry.channels.pop(channel.name, None)
@@ -97,6 +94,7 @@ class Registry:
         if self._broker.topics.get(topic.name) is not topic:
             if topic.name not in self._broker.topics:
                 self._entries.pop(topic.name, None)
+                self._changed[topic.name] = None
             return
         entry = self._entries.get(topic.name)
         if entry is None or entry.topic is not topic:
@@ -104,7 +102,18 @@ class Registry:
         head = encode_topic_head(topic.name, topic.paused)
         if head != entry.head:
             entry.head = head
-            entry.joined = b""
+            self._changed[topic.name] = None
+
+    def _encode_changed(self) -> list[bytes]:
+        """All parts of the file, of which those that changed are encoded anew."""
+        for name in self._changed:
+            entry = self._entries.get(name)
+            if entry is None:
+                self._parts.pop(name, None)
+            else:
+                self._parts[name] = join_entry(entry.head, entry.channels.values())
+        self._changed.clear()
+        return list(self._parts.values())
 
     def _again(self) -> None:
         if not self._writing:
@@ -114,7 +123,7 @@ class Registry:
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
         self._writing = True
-        entries = [entry.encode() for entry in self._entries.values()]
+        entries = self._encode_changed()
         broker = self._broker
 
         def write() -> None:
