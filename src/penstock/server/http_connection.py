@@ -169,7 +169,8 @@ class HttpConnection(Visitor, asyncio.Protocol):
             self._note_bodies()
             if self._closing or self._transport is None or self._transport.is_closing():
                 return
-        self._read_or_not()
+        if bool(self._waiting or self._unread or self._held) != self._read_paused:
+            self._read_or_not()
         if not self._busy():
             self._rest()
 
