@@ -168,7 +168,9 @@ def test_any_file_that_is_removed_costs_what_was_in_it_at_most_and_is_told() -> 
     folder = before.topic("t").log.folder
     paths += [f"{folder}/{name}" for name in before.files.list(folder)]
     count = logged(Engine(copy.deepcopy(before.files)))
-    silent = {data.reserve, data.deferred, data.staging, data.damage}
+    # There are no deferred messages to be counted here.
+    counts = f"{data.own}/deferred.counts"
+    silent = {data.reserve, data.deferred, data.staging, data.damage, counts}
     for path in paths:
         if path in silent:
             continue

@@ -145,7 +145,9 @@ class Writer:
         for topic in ("t", "u"):
             bodies.update(self.engine.logged(topic).values())
         assert bodies == Counter(self.rows)
-        assert not self.engine.broker.damage.records, "a crash is no damage"
+        # A power cut may take a segment that was never synced as a whole; that is told.
+        reports = [record.text for record in self.engine.broker.damage.records]
+        assert all("a power cut may have taken" in text for text in reports), "a crash is no damage"
         check_rest(self.engine)
 
 

@@ -58,6 +58,13 @@ def compare(
     return True
 
 
+def is_new(entry: TopicEntry | None, found: RecoveredTopic) -> bool:
+    """Whether the journal knows a topic or channel that nsqd.dat does not list yet."""
+    if entry is None:
+        return True
+    return not found.state.channels.keys() <= {channel.name for channel in entry.channels}
+
+
 def _problems(entry: TopicEntry | None, found: RecoveredTopic, listed: bool) -> list[str]:
     state = found.state
     if state.corrupt_count:

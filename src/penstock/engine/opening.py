@@ -14,7 +14,7 @@ from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
-from penstock.engine.comparing import compare
+from penstock.engine.comparing import compare, is_new
 from penstock.engine.health import is_full
 from penstock.engine.names import is_ephemeral, is_valid_name
 from penstock.engine.pull import PullChannel, pull_channel
@@ -66,6 +66,10 @@ def open_broker(broker: Broker) -> None:
             fired.setdefault(slot, []).extend(ordinals)
         entry = listed.get(folder.topic)
         doubtful = compare(broker, folder.topic, entry, found, listed=bool(metadata.version))
+        if found.journal.size and is_new(entry, found):
+            # A killed process may have left it unsynced, and nsqd.dat is about to rely on it.
+            broker.files.sync(found.journal.path)
+            broker.files.sync_folder(folder.path)
         topic = _restore(broker, folder, found)
         for channel in entry.channels if entry is not None else ():
             if gone := found.state.gone.get(channel.name):

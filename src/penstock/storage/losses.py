@@ -37,7 +37,7 @@ def find_missing(
     search.by_files(state.files)
     if not state.corrupt_count and not state.torn_size and state.index_max:
         # Otherwise the journal may have lost the record that says what was removed.
-        search.by_headers(state.whole_from)
+        search.by_headers(state.whole_from, first=not state.files)
         search.by_synced(state)
     state.whole_from = max([state.whole_from, *(end for _, end in search.ranges)])
     return search.losses
@@ -89,13 +89,19 @@ class _Search:
     def path(self, base: int, told: FileState) -> str:
         return side_path(self.folder, base, 0) if told.side else segment_path(self.folder, base)
 
-    def by_headers(self, whole_from: int) -> None:
-        """Every header says where the segment before it ended."""
+    def by_headers(self, whole_from: int, *, first: bool) -> None:
+        """Every header says where the segment before it ended.
+
+        That of the ``first`` one is asked only where FILE records do not say better: without a
+        segment before it, it names itself, which may be far behind what was removed.
+        """
         end = whole_from
         for segment in self.segments:
             # Of the first one it is not known whether there was one before it, unless some were
             # removed or the header declares a gap.
             started = end or segment.previous_end < segment.base
+            if segment is self.segments[0] and not first:
+                started = False
             start, stop = max(end, whole_from), segment.previous_end
             if started and not segment.side and start < stop and not self.covered(start, stop):
                 path = self.before(segment)
