@@ -60,13 +60,6 @@ def _(daemons: Daemons) -> None:
     assert ends(1025, 1) == (400, "INVALID_TOPICS")
 
 
-@trial("A part of a staging", "8 MiB")
-def _(daemons: Daemons) -> None:
-    nsqd = daemons.nsqd()
-    assert nsqd.http("PUT", "/staging/part", bytes(8 << 20)).status == 400
-    assert nsqd.http("PUT", "/staging/part", bytes((8 << 20) + 1)).status == 413
-
-
 @trial("The ready count of a client", "2,500")
 def _(daemons: Daemons) -> None:
     with Client.of(daemons.nsqd()).sub("rdy", "c", ready=2500) as client:
