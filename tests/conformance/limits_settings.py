@@ -38,10 +38,10 @@ def _(daemons: Daemons) -> None:
 @trial("Consumers of a channel", "any number")
 def _(daemons: Daemons) -> None:
     nsqd = daemons.nsqd("--max-channel-consumers=2")
-    with Client.of(nsqd).sub("crowded", "c"), Client.of(nsqd).sub("crowded", "c"):
-        with Client.of(nsqd) as third:
-            third.send(commands.sub("crowded", "c"))
-            assert third.error().startswith("E_SUB_FAILED")
+    two = Client.of(nsqd).sub("crowded", "c"), Client.of(nsqd).sub("crowded", "c")
+    with two[0], two[1], Client.of(nsqd) as third:
+        third.send(commands.sub("crowded", "c"))
+        assert third.error().startswith("E_SUB_FAILED")
 
 
 @trial("Messages that one peek shows", "100, with 64 KiB of each body")
