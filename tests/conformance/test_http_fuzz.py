@@ -179,6 +179,8 @@ FIELDS = {
     "POST /staging/publish": ["query", "batch", "winners", "stagings"],
     "POST /staging/abort": ["query", "batch", "stagings"],
     "POST /staging/coordinator": ["query", "node", "address"],
+    "POST /staging/give-up": ["query", "batch", "stagings"],
+    "POST /staging/reset": ["query", "published"],
     "PUT /config/nsqlookupd_tcp_addresses": [],
     "PUT /config/log_level": [],
 }
@@ -205,7 +207,7 @@ def test_nasty_json_is_refused(nsqd: Nsqd, line: str) -> None:
 
 
 def test_every_route_that_takes_json_is_tried(nsqd: Nsqd) -> None:
-    paths = re.findall(r"`((?:POST|PUT) /[a-z/]+)", (DOCS / "http.md").read_text())
+    paths = re.findall(r"`((?:POST|PUT) /[a-z/-]+)", (DOCS / "http.md").read_text())
     assert {path for path in paths if "/staging/" in path} <= {*FIELDS, "PUT /staging/part"}
 
 

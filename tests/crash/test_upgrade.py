@@ -1,6 +1,6 @@
 """A data path that the version before has written opens, whole and without a word.
 
-``data/version-0.1.0.tar.gz`` was left by a killed nsqd: a side file, finished and requeued
+``stored/version-0.1.0.tar.gz`` was left by a killed nsqd: a side file, finished and requeued
 messages, a paused channel, a pull channel, messages deferred by a year, a staging that was decided
 for.  Its formats know no checksum in ``node.json``, no counts of slots and no list of files: that
 is not damage.
@@ -17,7 +17,7 @@ from tests.client import Client
 from tests.daemon import Nsqd
 from tests.staging import ATTEMPT, HttpQuery
 
-ARCHIVE = Path(__file__).parent / "data" / "version-0.1.0.tar.gz"
+ARCHIVE = Path(__file__).parent / "stored" / "version-0.1.0.tar.gz"
 
 
 @pytest.fixture

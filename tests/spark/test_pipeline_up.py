@@ -64,7 +64,7 @@ def test_spark_can_be_left_out(tmp_path: Path) -> None:
 
 def test_make_run_is_what_is_tested_here() -> None:
     done = subprocess.run(
-        ["make", "-n", "run", "DEMO=1", "FLAGS=--no-spark"],
+        ["make", "-n", "--no-print-directory", "run", "DEMO=1", "FLAGS=--no-spark"],
         cwd=ROOT,
         capture_output=True,
         text=True,
