@@ -169,7 +169,7 @@ class StagingApi:
     def reset(self, request: Request) -> Pending:
         told = json_object(request)
         query, published = _query(told), None
-        if told.get("published") is not None:
+        if "published" in told:
             published = _integer(told, "published", _BATCH_MAX)
         count, ticket = self._staging.losses.reset(query, published)
         return _pending(ticket, {"discarded": count, "published": published})
