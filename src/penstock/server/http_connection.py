@@ -92,10 +92,6 @@ class HttpConnection(Visitor, asyncio.Protocol):
         """Whether nothing more is answered."""
         return self._closing or self._transport is None
 
-    @property
-    def stopping(self) -> bool:
-        return self._server.stopping
-
     # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -259,7 +255,8 @@ class HttpConnection(Visitor, asyncio.Protocol):
             exchange = Exchange(self, incoming.request)
             self._begun.append(exchange)
             self._begun_size += exchange.size
-            exchange.begin(incoming)
+            if not (self._server.stopping and exchange.refuse()):
+                exchange.begin(incoming)
         if parts:
             self._transport.write(b"".join(parts))
             if self._lookout is not None:

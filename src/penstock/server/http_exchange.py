@@ -30,10 +30,6 @@ class Connection(Protocol):
     def closed(self) -> bool:
         """Whether nothing more is answered."""
 
-    @property
-    def stopping(self) -> bool:
-        """Whether the process ends: nothing may be changed any more."""
-
     def advance(self) -> None:
         """Begin what may begin, write what is answered."""
 
@@ -72,9 +68,6 @@ class Exchange:
             return
         self.logged = route.logged
         self.publishes = route.publishes
-        if self._connection.stopping and request.method not in _READING:
-            self.response = EXITING
-            return
         try:
             if request.oversize and not route.judges_size:
                 raise HttpError(413, "BODY_TOO_BIG")
@@ -88,6 +81,12 @@ class Exchange:
                 self._wait(result)
         # The broker has what it needs; an answer that waits must not hold 5 MiB.
         request.body = b""
+
+    def refuse(self) -> bool:
+        """The process ends: what would change something is refused; whether it was."""
+        if self.request.method not in _READING:
+            self.response = EXITING
+        return self.response is not None
 
     def _wait(self, pending: Pending) -> None:
         self._then = pending.then
