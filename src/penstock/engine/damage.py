@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.ticket import Ticket, settled
+from penstock.engine.disk import failure
 from penstock.errors import CorruptError
 from penstock.storage.damage import (
     RECORD_MAX,
@@ -138,10 +139,7 @@ class DamageLog:
             broker.set_journal_health("damage.json", error)
             if error is not None and not broker.exiting:
                 broker.later(self._again)
-            failure = (
-                error if error is None or isinstance(error, Exception) else OSError(str(error))
-            )
-            ticket.settle(failure)
+            ticket.settle(failure(error))
             if self._ticket is not None:
                 self._write()
 

@@ -42,11 +42,6 @@ class Health:
             return str(self._write_error)
         return next(iter(self._failing.values()), None)
 
-    @property
-    def failing_count(self) -> int:
-        """How many sources fail."""
-        return len(self._failing)
-
     # Named sources
 
     def failing(self, source: str, error: BaseException | str) -> None:
