@@ -44,7 +44,7 @@ def filled(cluster: Cluster) -> Iterator[Cluster]:
         for _ in range(10 + number):
             cluster.publish("orders", b'{"order": 1}', number)
         cluster.publish("clicks", b"click", 0)
-        cluster.publish("later", b"wait", number, "&defer=7200000")
+        cluster.publish("later", b"wait", number, "&defer=10800000")
         cluster.nsqds[number].post("/channel/pause?topic=orders&channel=billing")
         cluster.nsqds[number].post("/topic/pause?topic=stopped")
         cluster.publish("stopped", b"waits in the topic", number)

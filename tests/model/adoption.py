@@ -145,6 +145,9 @@ class Adoption:
     def _held(self, topic: NaiveTopic) -> None:
         found = self.engine.held(topic.name)
         emptied = self.doubt.of("empty_topic", topic.name)
+        if self.doubt.of("pause_topic", topic.name):
+            # Released and not unpaused: the journal was written, nsqd.dat was not.
+            topic.let_go(set(topic.held) - found)
         for body in set(topic.held) - found:
             assert emptied or self._may_be_lost(self.model.messages[body]), f"held {body!r} is lost"
             del topic.held[body]

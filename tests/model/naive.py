@@ -109,13 +109,16 @@ class NaiveTopic:
                 channel.entries[message.body] = Entry()
 
     def release(self) -> None:
-        if self.frozen:
-            return
-        for body, skipping in self.held.items():
+        if not self.frozen:
+            self.let_go(set(self.held))
+
+    def let_go(self, bodies: set[bytes]) -> None:
+        """Give held messages to the channels."""
+        for body in bodies:
+            skipping = self.held.pop(body)
             for channel in self.channels.values():
                 if not any(channel is other for other in skipping):
                     channel.entries[body] = Entry()
-        self.held.clear()
 
 
 class NaiveBroker:
