@@ -15,6 +15,9 @@
     ├── LoadError         a load generator's run cannot go on
     ├── SparkSetupError   Java or PySpark is missing, or too old
     ├── PipelineError     a pipeline cannot be run as it is declared, or not any further
+    │   ├── NotProvableError      whether every message was written cannot be known
+    │   ├── AlreadyRunningError   another process runs this pipeline, or writes its folder
+    │   └── DataWouldBeLostError  to go on would leave out messages, or rows are missing
     ├── QueryError        a Spark query over topics cannot go on
     │   ├── NodeError            a node does not answer, or refuses: a status and a code
     │   └── DataLossError        messages that the query should have read may be gone
@@ -102,7 +105,30 @@ class SparkSetupError(PenstockError):
 
 
 class PipelineError(PenstockError):
-    """A pipeline's file is wrong, or its run cannot go on; the text says where and what to do."""
+    """A pipeline's file is wrong, or its run cannot go on; the text says where and what to do.
+
+    ``status`` is the exit status of `penstock pipeline`: 2 is a wrong command line.
+    """
+
+    status = 1
+
+
+class NotProvableError(PipelineError):
+    """Whether every message was written cannot be known: before the ledger, or a node is away."""
+
+    status = 3
+
+
+class AlreadyRunningError(PipelineError):
+    """Another process runs the pipeline, or writes to its folder under its name."""
+
+    status = 4
+
+
+class DataWouldBeLostError(PipelineError):
+    """Messages or rows are gone that the pipeline should have; the text says what to run."""
+
+    status = 5
 
 
 class QueryError(PenstockError):

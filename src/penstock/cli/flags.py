@@ -60,6 +60,7 @@ class FlagTable(Generic[Options]):
     ``ignored`` lists flags that NSQ still accepts and that do nothing: (name, help).  An argument
     that is not a flag is refused, with a hint at ``argument_flag``, the flag that was probably
     meant.  ``ignores_rest`` is for the daemons, which start whatever NSQ's daemons start with.
+    ``statuses`` are the exit statuses, if there are more than the usual three: (number, help).
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class FlagTable(Generic[Options]):
         ignored: Iterable[tuple[str, str]] = (),
         argument_flag: str = "topic",
         ignores_rest: bool = False,
+        statuses: Sequence[tuple[int, str]] = (),
     ) -> None:
         self.program = program
         self.options = options
@@ -79,6 +81,7 @@ class FlagTable(Generic[Options]):
         self.environment_prefix = environment_prefix
         self.settings = settings_of(options)
         self.ignored = tuple(ignored)
+        self.statuses = tuple(statuses)
         self._by_flag = {setting.flag: setting for setting in self.settings}
         self._by_option = {setting.option: setting for setting in self.settings}
         self._ignored_names = frozenset(name for name, _ in self.ignored)
@@ -242,6 +245,9 @@ class FlagTable(Generic[Options]):
             lines += [f"  -{name} {argument}".rstrip(), f"        {text}"]
         for name, text in self.ignored:
             lines += [f"  -{name}", f"        {text}"]
+        if self.statuses:
+            lines += ["", "Exit status:"]
+            lines += [f"  {number}  {text}" for number, text in self.statuses]
         lines += [
             "",
             "Flags are written -flag=value, --flag=value or -flag value.  An option is taken from",

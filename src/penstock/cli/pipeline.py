@@ -6,7 +6,7 @@
     penstock pipeline init orders.toml
     penstock pipeline status
 
-Exit status: 0 done or stopped; 1 it cannot be run, or failed; 2 the command line is wrong.
+Exit status: as EXIT_STATUSES says.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.flags import FlagTable, UsageError, take_word
 from penstock.cli.tool import log_level, repeated
-from penstock.errors import PenstockError, PipelineError
+from penstock.errors import (
+    AlreadyRunningError,
+    DataLossError,
+    DataWouldBeLostError,
+    NotProvableError,
+    PenstockError,
+    PipelineError,
+)
 from penstock.pipeline.reading import read_pipeline, shipped_names
 from penstock.server import log
 from penstock.settings import boolean, choice, string
@@ -37,6 +44,14 @@ if TYPE_CHECKING:
 PROGRAM = "penstock pipeline"
 TOLD_EVERY_S = 10.0
 COLUMNS = 80
+EXIT_STATUSES = (
+    (0, "ended: stopped, or came to its end"),
+    (1, "failed, or cannot be run as it is declared"),
+    (2, "usage: the command line is wrong"),
+    (NotProvableError.status, "not provable: whether every message was written cannot be known"),
+    (AlreadyRunningError.status, "already running: another process runs it; nothing was touched"),
+    (DataWouldBeLostError.status, "data would be lost: messages or rows are gone"),
+)
 SPARK_LEVELS = ("debug", "info", "warn", "error")
 
 
@@ -94,6 +109,7 @@ def flag_tables() -> list[FlagTable[Any]]:
             + ", ".join(shipped_names())
             + ".",
             environment_prefix="PENSTOCK_PIPELINE_RUN_",
+            statuses=EXIT_STATUSES,
         ),
         FlagTable(
             f"{PROGRAM} check FILE|NAME",
@@ -188,7 +204,14 @@ def _call(
         return 2
     except (PenstockError, OSError) as error:
         print(f"penstock pipeline: {error}", file=sys.stderr)
-        return 1
+        return exit_status(error)
+
+
+def exit_status(error: PenstockError | OSError) -> int:
+    if isinstance(error, DataLossError):
+        return DataWouldBeLostError.status
+    # A NodeError has a status too, which is HTTP's.
+    return error.status if isinstance(error, PipelineError) else 1
 
 
 # run

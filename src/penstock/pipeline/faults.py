@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from penstock.errors import PenstockError
+from penstock.errors import DataLossError, DataWouldBeLostError, PenstockError, PipelineError
 
 # "penstock.errors.DataLossError: topic orders was deleted" somewhere in a report.
 OURS = re.compile(r"penstock\.errors\.(\w+): (.+?)(?:\\n|\n|$)")
@@ -37,6 +37,23 @@ KNOWN = (
         "the state in the checkpoint does not fit the query; give another with --checkpoint",
     ),
 )
+
+
+def fault_of(*errors: BaseException | None) -> PipelineError:
+    """The error that a run ends with: its class is the exit status, its text for people."""
+    for error in errors:
+        if isinstance(error, PipelineError):
+            return error
+    text = explain_fault(*errors)
+    return DataWouldBeLostError(text) if loses_data(*errors) else PipelineError(text)
+
+
+def loses_data(*errors: BaseException | None) -> bool:
+    """Whether messages are gone; from the source's process only the text of an error comes."""
+    if any(isinstance(error, DataLossError) for error in errors):
+        return True
+    named = OURS.findall("\n".join(str(error) for error in errors if error is not None))
+    return bool(named) and named[-1][0] == DataLossError.__name__
 
 
 def explain_fault(*errors: BaseException | None) -> str:

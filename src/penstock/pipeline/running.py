@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.errors import NodeError, PenstockError, PipelineError
+from penstock.errors import DataWouldBeLostError, NodeError, PenstockError
 from penstock.pipeline import checkpoints
 from penstock.pipeline.batches import Batches
 from penstock.pipeline.bodies import infer_schema, schema_of
 from penstock.pipeline.code import load
 from penstock.pipeline.discovery import Brokers, has_patterns
-from penstock.pipeline.faults import explain_fault
+from penstock.pipeline.faults import fault_of
 from penstock.pipeline.folders import open_folder
 from penstock.pipeline.once import run_once
 from penstock.pipeline.plan import (
@@ -105,12 +105,12 @@ class Run:
         try:
             self._run()
         except Exception as error:
-            reason = str(error) if isinstance(error, PenstockError) else explain_fault(error)
-            self.status.update(state=PipelineState.FAILED, error=reason)
-            self._told.tell(PipelineState.FAILED, reason)
-            if isinstance(error, PenstockError):
+            fault = fault_of(error)
+            self.status.update(state=PipelineState.FAILED, error=str(fault))
+            self._told.tell(PipelineState.FAILED, str(fault))
+            if isinstance(error, PenstockError) and not isinstance(fault, DataWouldBeLostError):
                 raise
-            raise PipelineError(reason) from error
+            raise fault from error
         self._told.tell(PipelineState.ENDED)
         self.status.remove()
 
@@ -278,7 +278,7 @@ class Run:
         self._tell(query)
         error = query.exception()
         if error is not None and not self.stop.is_set():
-            raise PipelineError(explain_fault(batches.error, error))
+            raise fault_of(batches.error, error)
 
     def _news(self) -> bool:
         """Whether there are topics that the query does not read."""
