@@ -34,6 +34,25 @@ def _(daemons: Daemons) -> None:
     assert (reply.status, reply.json["message"]) == (400, "INVALID_WINNERS")
 
 
+@trial("The note of a decision", "1 MiB, 64 MiB together")
+def _(daemons: Daemons) -> None:
+    query = HttpQuery(daemons.nsqd(), "notes")
+    largest = "\u0001" * (1 << 20)  # six bytes each in JSON
+    assert query.post("decide", batch=0, winners=[], note=largest).status == 200
+    assert query.nsqd.get("/staging/decision?query=notes").json["note"] == largest
+    reply = query.post("decide", batch=1, winners=[], note=largest + "x")
+    assert (reply.status, reply.json["message"]) == (400, "INVALID_NOTE")
+    plainest = "x" * (1 << 20)
+    others = [HttpQuery(query.nsqd, f"notes-{number}") for number in range(63)]
+    assert {each.post("decide", batch=0, winners=[], note=plainest).status for each in others} == {
+        200
+    }
+    reply = HttpQuery(query.nsqd, "one-more").post("decide", batch=0, winners=[], note="x")
+    assert (reply.status, reply.json["message"]) == (507, "STAGING_FULL")
+    assert query.post("decide", batch=1, winners=[], note="less").status == 200
+    assert HttpQuery(query.nsqd, "one-more").post("decide", batch=0, winners=[]).status == 200
+
+
 tried_by(
     "A batch above the newest that is known of its query",
     "1,000,000, and as many for each second since",

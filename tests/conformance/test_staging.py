@@ -73,6 +73,50 @@ def test_a_batch_is_staged_decided_published_and_consumed(query: HttpQuery) -> N
     assert consume(nsqd, "t", 3) == [b"a", b"b", b"c"]
 
 
+def test_the_newest_decision_is_told_with_its_note(query: HttpQuery) -> None:
+    """R43: a note is kept with the decision, across kill -9 and a snapshot of the ledger."""
+    nsqd = query.nsqd
+    node = nsqd.get("/info").json["node_uuid"]
+    target = "/staging/decision?query=q"
+    missing = nsqd.get(target)
+    assert (missing.status, missing.json) == (404, {"message": "NO_DECISION"})
+    assert query.put(0, "t", plain(b"a")).status == 200
+    assert query.seal(1, 1).status == 200
+    assert nsqd.get(target).status == 404
+    note = json.dumps({"ends": {"t": 1}, "text": 'ä "\u2028'})
+    winner = {"node": node, "partition": 0, "attempt": ATTEMPT, "count": 1}
+    assert query.post("decide", batch=0, winners=[winner], note=note).status == 200
+    assert query.post("decide", batch=0, winners=[winner], note="other").status == 200
+    nsqd.kill()
+    nsqd.start()
+    told = {"query": "q", "batch": 0, "note": note, "published": False, "winners": [winner]}
+    assert nsqd.get(target).json == told
+    assert query.publish(0, (0, ATTEMPT)).status == 200
+    assert nsqd.get(target).json == {**told, "published": True}
+    elsewhere = {**winner, "node": "00000000-0000-0000-0000-000000000001"}
+    assert query.post("decide", batch=1, winners=[elsewhere], note="x").status == 200
+    assert nsqd.get(target).json["published"] is False, "the other node may not have published it"
+    big = "y" * 700_000
+    for batch in (2, 3, 4, 5):
+        assert query.post("decide", batch=batch, winners=[], note=big + str(batch)).status == 200
+    nsqd.kill()
+    assert (nsqd.data_path / "penstock/staging/ledger").stat().st_size < 3 * len(big)
+    nsqd.start()
+    newest = nsqd.get(target).json
+    assert (newest["batch"], newest["note"], newest["published"]) == (5, big + "5", True)
+    assert query.post("decide", batch=6, winners=[]).status == 200
+    assert nsqd.get(target).json["note"] is None
+    assert query.post("reset").status == 200
+    assert nsqd.get(target).status == 404
+
+
+@pytest.mark.parametrize("note", [1, True, ["x"], {"a": 1}, "\ud800"])
+def test_a_note_that_is_no_text_is_refused(query: HttpQuery, note: object) -> None:
+    reply = query.post("decide", batch=0, winners=[], note=note)
+    assert (reply.status, reply.json["message"]) == (400, "INVALID_NOTE")
+    assert query.nsqd.get("/staging/decision?query=q").status == 404
+
+
 def test_rows_of_many_partitions_and_topics_come_in_order(query: HttpQuery) -> None:
     """R19: in order of (partition, part); topics that are missing are made."""
     for partition in (1, 0):

@@ -283,6 +283,22 @@ def test_a_batch_write_of_a_name_is_published_once(broker: Nsqd, topic: str) -> 
     assert published(broker, topic=topic) == [b"any", b"any", b"one", b"three"]
 
 
+def test_the_note_of_a_batch_write_is_kept_with_its_decision(broker: Nsqd, topic: str) -> None:
+    """R43: also of a write that has no tasks; a repeated one changes nothing."""
+    name = f"noted-{topic}"
+    rows = pa.RecordBatch.from_pydict({"body": [b"a"]})
+    for batch, note in ((0, "one"), (0, "other"), (2, "two"), (1, "old"), (3, "")):
+        given = {**nodes(broker), "topic": topic, "writeId": name, "writeBatch": str(batch)}
+        writer = NsqDataSource({**given, "writeNote": note} if note else given).writer(BODY, False)
+        assert isinstance(writer, NsqBatchWriter)
+        staged = [writer.stager.stage(iter([rows]), writer.query, batch, 0)] if batch != 2 else []
+        writer.commit([*staged])
+        told = broker.get(f"/staging/decision?query={name}").json
+        newest, kept = {0: (0, "one"), 3: (3, None)}.get(batch, (2, "two"))
+        assert (told["batch"], told["note"], told["published"]) == (newest, kept, True)
+    assert published(broker, topic=topic) == [b"a", b"a"]
+
+
 def test_a_topic_cannot_be_overwritten(broker: Nsqd) -> None:
     source = NsqDataSource({**nodes(broker), "topic": "t"})
     for make in (source.writer, source.streamWriter):

@@ -5,8 +5,8 @@
 Rule 1: what is told to a client is synced first, also when it is told again.
 Rule 2: after a failed write the next one is a whole snapshot (JournalKeeper), so what is in memory
         and was never answered may become durable or not: both are right.
-Rule 3: memory is bounded by ``QUERY_COUNT_MAX`` and ``WINNER_COUNT_MAX``; past them a query that is
-        new is refused, never an old one forgotten before its time.
+Rule 3: memory is bounded by ``QUERY_COUNT_MAX``, ``WINNER_COUNT_MAX`` and ``NOTES_SIZE_MAX``; past
+        them a query that is new is refused, never an old one forgotten before its time.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 QUERY_COUNT_MAX = 100_000
 WINNER_COUNT_MAX = 1_000_000
+# Characters in the notes of all decisions: 64 of the largest notes, thousands of ordinary ones.
+NOTES_SIZE_MAX = 64 << 20
 # What was published stays known for so long: a driver that comes back within it repeats nothing.
 KNOWN_FOR_NS = 30 * 24 * 3600 * 1_000_000_000
 # A batch may be so far above the newest that is known, and further by so many for each second since
@@ -80,6 +82,7 @@ class Ledger:
         self._notes = notes
         self._report = report
         self._winner_count = 0
+        self._notes_size = 0
         self._encoded: dict[str, bytes | None] = {}
         self._keeper: JournalKeeper | None = None
         self.queries: dict[str, QueryState] = {}
@@ -95,7 +98,8 @@ class Ledger:
             damaged = self._judge(data, found)
             self.corrupt_count = found.corrupt_count
             self._encoded = dict.fromkeys(self.queries)
-            self._winner_count = sum(_winner_count(state) for state in self.queries.values())
+            for state in self.queries.values():
+                self._count(state.decision, 1)
         elif self._notes.ledger_size:
             self._report(
                 f"{self._path} is missing, of which {self._notes.ledger_size} bytes were synced: "
@@ -178,10 +182,12 @@ class Ledger:
         newest = state.decision
         if newest is not None and told.batch <= newest.batch:
             return newest, False, self.save()
-        count = self._winner_count + len(told.winners) - _winner_count(state)
-        if count > WINNER_COUNT_MAX:
+        self._count(newest, -1)
+        self._count(told, 1)
+        if self._winner_count > WINNER_COUNT_MAX or self._notes_size > NOTES_SIZE_MAX:
+            self._count(told, -1)
+            self._count(newest, 1)
             raise StagingError("STAGING_FULL", "too many decisions are kept")
-        self._winner_count = count
         state.decision = told
         self._add(query, encode_decision(query, self._now(state), told))
         return told, True, self.save()
@@ -249,7 +255,7 @@ class Ledger:
         """Forget all of a query; batches up to ``published`` count as published from now on."""
         known = self.queries.pop(query, None)
         if known is not None:
-            self._winner_count -= _winner_count(known)
+            self._count(known.decision, -1)
         self._encoded.pop(query, None)
         assert self._keeper is not None
         self._keeper.add(encode_forgotten(query, self._clock.wall_ns()))
@@ -273,7 +279,7 @@ class Ledger:
             if state.intent is None and now_ns - state.time_ns > KNOWN_FOR_NS
         ]
         for query in gone:
-            self._winner_count -= _winner_count(self.queries.pop(query))
+            self._count(self.queries.pop(query).decision, -1)
             self._encoded.pop(query, None)
             assert self._keeper is not None
             self._keeper.add(encode_forgotten(query, now_ns))
@@ -282,6 +288,12 @@ class Ledger:
         return len(gone)
 
     # Inside
+
+    def _count(self, decision: Decision | None, sign: int) -> None:
+        """Add what a decision keeps in memory to the totals, or take it away."""
+        if decision is not None:
+            self._winner_count += sign * len(decision.winners)
+            self._notes_size += sign * len(decision.note or "")
 
     def _state(self, query: str) -> QueryState:
         state = self.queries.get(query)
@@ -305,10 +317,6 @@ class Ledger:
         for query in [query for query, known in self._encoded.items() if known is None]:
             self._encoded[query] = b"".join(snapshot([(query, self.queries[query])]))
         return [known for known in self._encoded.values() if known]
-
-
-def _winner_count(state: QueryState) -> int:
-    return len(state.decision.winners) if state.decision is not None else 0
 
 
 def _name(winner: Winner) -> tuple[int, str]:

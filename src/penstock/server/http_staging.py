@@ -3,6 +3,7 @@
     PUT  /staging/part        a part of the rows of one task
     POST /staging/seal        they are all there: keep them
     POST /staging/decide      which stagings of a batch count, asked of the query's coordinator
+    GET  /staging/decision    the newest decision of a query
     POST /staging/publish     publish those that are here
     POST /staging/abort       they will never be
     POST /staging/give-up     an admin: publish a batch without those that are lost
@@ -52,6 +53,9 @@ FRAMES_SIZE_MAX = 16 << 20
 # The winners of 10,000 tasks.
 BODY_SIZE_MAX = 2 << 20
 WINNER_COUNT_MAX = 20_000
+# With a note, each of whose characters may be escaped.
+DECIDE_SIZE_MAX = 8 << 20
+NOTE_SIZE_MAX = 1 << 20
 LISTED_COUNT_MAX = 1000
 
 _STATUS = {
@@ -91,7 +95,10 @@ class StagingApi:
     def add_routes(self, router: Router) -> None:
         part = Route(_guarded(self.part), body_size_max=PART_SIZE_MAX, publishes=True)
         router.add("PUT", "/staging/part", part)
-        for name in ("seal", "decide", "publish", "abort", "coordinator"):
+        decide = Route(_guarded(self.decide), body_size_max=DECIDE_SIZE_MAX)
+        router.add("POST", "/staging/decide", decide)
+        router.add("GET", "/staging/decision", Route(_guarded(self.decision)))
+        for name in ("seal", "publish", "abort", "coordinator"):
             handler = _guarded(getattr(self, name))
             router.add("POST", f"/staging/{name}", Route(handler, body_size_max=BODY_SIZE_MAX))
         for name, repair in (("give-up", self.give_up), ("reset", self.reset)):
@@ -135,11 +142,32 @@ class StagingApi:
         coordinator = state.coordinator if state is not None else None
         if coordinator is not None and coordinator.node != self._broker.node_uuid:
             raise StagingError("NOT_COORDINATOR", f"{coordinator.node} decides")
-        newest, recorded, ticket = self._staging.ledger.decide(query, Decision(batch, winners))
+        decision = Decision(batch, winners, _note(told))
+        newest, recorded, ticket = self._staging.ledger.decide(query, decision)
         if newest.batch > batch:
             return _pending(ticket, {"winners": [], "recorded": False, "old": True})
         shown = [asdict(winner) for winner in newest.winners]
         return _pending(ticket, {"winners": shown, "recorded": recorded})
+
+    def decision(self, request: Request) -> Pending:
+        query = _checked_query(_argument(request, "query"))
+        state = self._staging.ledger.queries.get(query)
+        if state is None or state.decision is None:
+            raise HttpError(404, "NO_DECISION")
+        decision, done = state.decision, state.published
+        # What other nodes have published is not known here.
+        elsewhere = any(winner.node != self._broker.node_uuid for winner in decision.winners)
+        done_batch = done.batch if done is not None else -1
+        here = done_batch == decision.batch and not elsewhere
+        published = not decision.winners or here or done_batch > decision.batch
+        answer = {
+            "query": query,
+            "batch": decision.batch,
+            "note": decision.note,
+            "published": published,
+            "winners": [asdict(winner) for winner in decision.winners],
+        }
+        return _pending(self._staging.ledger.save(), answer)
 
     def publish(self, request: Request) -> Pending:
         told = json_object(request)
@@ -302,6 +330,19 @@ def _name(told: dict[str, Any]) -> tuple[int, str]:
     if not isinstance(attempt, str) or not _ATTEMPT.fullmatch(attempt.lower()):
         raise HttpError(400, "INVALID_ATTEMPT")
     return partition, attempt.lower()
+
+
+def _note(told: dict[str, Any]) -> str | None:
+    note = told.get("note")
+    if note is None:
+        return None
+    try:
+        size = len(note.encode()) if isinstance(note, str) else NOTE_SIZE_MAX + 1
+    except UnicodeEncodeError:  # half of a surrogate pair
+        size = NOTE_SIZE_MAX + 1
+    if size > NOTE_SIZE_MAX:
+        raise HttpError(400, "INVALID_NOTE", detail=f"a text of up to {NOTE_SIZE_MAX} bytes")
+    return str(note)
 
 
 def _winner(told: dict[str, Any]) -> Winner:

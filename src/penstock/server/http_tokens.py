@@ -31,7 +31,8 @@ PUBLISH, READ, ADMIN, METRICS = "publish", "read", "admin", "metrics"
 ROLES = (PUBLISH, READ, ADMIN, METRICS)
 
 STAGING = frozenset(
-    f"/staging/{name}" for name in ("part", "seal", "decide", "publish", "abort", "coordinator")
+    f"/staging/{name}"
+    for name in ("part", "seal", "decide", "decision", "publish", "abort", "coordinator")
 )
 _OPEN = frozenset({"/ping"})
 _BY_ROLE = {

@@ -40,6 +40,9 @@ BATCH, STREAM, WRITE = "a batch read", "a stream", "a write"
 
 COLUMNS = ("topic", "node", "index", "id", "timestamp", "body")
 ENVIRONMENT_PREFIX = "PENSTOCK_SPARK_"
+NOTE_SIZE_MAX = 1 << 20
+# Of a wrong value in an error; those that are read by mistake may be long.
+TEXT_SHOWN_MAX = 200
 # Options that Spark itself puts in, or that are for Spark and pass through here.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
 
@@ -141,6 +144,15 @@ class WriteId(Text):
         return text
 
 
+class Note(Text):
+    noun = "a text of up to 1 MiB"
+
+    def parse(self, text: str) -> str:
+        if len(text.encode()) > NOTE_SIZE_MAX:
+            raise ValueError(f"{len(text.encode())} bytes")
+        return text
+
+
 def names(group: str, help: str) -> Any:
     return row(Listed(Name()), group, (), help)
 
@@ -234,6 +246,9 @@ class Options:
     )
     write_batch: int = integer(
         WRITING, 0, "number of a batch write among those of its writeId; they only rise", minimum=0
+    )
+    write_note: str = row(
+        Note(), WRITING, "", "text that the brokers keep with the newest batch of a writeId"
     )
 
 
@@ -343,7 +358,7 @@ def _parse(setting: Setting, text: str, place: str) -> Any:
         reason = str(error)
         detail = f": {reason}" if reason and reason != text.strip() else ""
         raise OptionError(
-            f"{place} must be {setting.kind.allowed()}, not {text!r}{detail}"
+            f"{place} must be {setting.kind.allowed()}, not {text[:TEXT_SHOWN_MAX]!r}{detail}"
         ) from None
 
 
@@ -366,6 +381,8 @@ def _check(options: Options, use: str) -> None:
         )
     if options.write_batch and not options.write_id:
         raise OptionError("option writeBatch needs writeId")
+    if options.write_note and not options.write_id:
+        raise OptionError("option writeNote needs writeId")
     if options.http_token and options.http_token_file:
         raise OptionError("options httpToken and httpTokenFile exclude one another")
     if options.starting_timestamp is not None and not options.starting_offsets.default:

@@ -126,7 +126,7 @@ class Committer:
         self._lasting = lasting  # somebody may commit the same again after us
         self._coordinator = ""
 
-    def commit(self, staged: Sequence[Staged]) -> int:
+    def commit(self, staged: Sequence[Staged], note: str = "") -> int:
         """Publish what is staged, or what was decided before; return how many rows that are."""
         if not staged:
             return 0
@@ -134,16 +134,16 @@ class Committer:
         own = [each for each in staged if each.attempt]
         for each in own:
             self._cluster.nodes[each.node] = Node(each.address, self._cluster.access)
-        winners = self._decide(first.query, first.batch, own)
+        winners = self._decide(first.query, first.batch, own, note)
         count = self._publish(first.query, first.batch, winners)
         kept = {each.attempt for each in winners}
         for address, losers in by_address(each for each in own if each.attempt not in kept).items():
             abort(losers, Node(address, self._cluster.access))
         return count
 
-    def _decide(self, query: str, batch: int, own: Sequence[Staged]) -> list[Staged]:
+    def _decide(self, query: str, batch: int, own: Sequence[Staged], note: str) -> list[Staged]:
         coordinator = self._node(self._coordinator_of(query), query)
-        body = {
+        body: dict[str, Any] = {
             "query": query,
             "batch": batch,
             "winners": [
@@ -156,6 +156,8 @@ class Committer:
                 for each in own
             ],
         }
+        if note:
+            body["note"] = note
         told = coordinator.post("/staging/decide", body)
         return [
             Staged(

@@ -158,7 +158,12 @@ class NsqBatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         cluster = Cluster(self.options, self.access)
-        Committer(cluster, "", lasting=bool(self.options.write_id)).commit(staged_in(messages))
+        committer = Committer(cluster, "", lasting=bool(self.options.write_id))
+        staged = staged_in(messages)
+        if self.options.write_note and not staged:
+            # No tasks and no rows, but a note to keep.
+            staged = [Staged(self.query, self.options.write_batch, 0)]
+        committer.commit(staged, self.options.write_note)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         abort_all(messages, self.access)

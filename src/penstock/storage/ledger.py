@@ -4,7 +4,8 @@
 #     | payload, a JSON object with the query and the time (ns) of the record
 #
 #     COORDINATOR  {"query","time","node","address"}            who decides; the first one stays
-#     DECISION     {"query","time","batch","winners":[[node, partition, attempt, count]...]}
+#     DECISION     {"query","time","batch","winners":[[node, partition, attempt, count]...],
+#                   "note"}                                     the writer's, if it has one
 #     INTENT       {"query","time","batch","count","members":[[number, partition, attempt]...],
 #                   "topics":{name:[instance, end]...},"stamps":[[number, part, stamp]...]}
 #     PUBLISHED    {"query","time","batch","count","digest"}    ends the intent
@@ -90,6 +91,7 @@ class Coordinator:
 class Decision:
     batch: int
     winners: tuple[Winner, ...]
+    note: str | None = None  # the writer reads it back with its newest batch
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,9 @@ def encode_coordinator(query: str, time_ns: int, told: Coordinator) -> bytes:
 
 
 def encode_decision(query: str, time_ns: int, told: Decision) -> bytes:
-    return _record(
-        DECISION, query, time_ns, batch=told.batch, winners=[w.told() for w in told.winners]
-    )
+    more = {} if told.note is None else {"note": told.note}
+    winners = [winner.told() for winner in told.winners]
+    return _record(DECISION, query, time_ns, batch=told.batch, winners=winners, **more)
 
 
 def encode_intent(query: str, told: Intent) -> bytes:
@@ -296,7 +298,7 @@ def _apply(queries: dict[str, QueryState], kind: int, told: dict[str, Any]) -> N
         state.coordinator = Coordinator(told["node"], told["address"])
     elif kind == DECISION:
         winners = tuple(Winner(*winner) for winner in told["winners"])
-        state.decision = Decision(told["batch"], winners)
+        state.decision = Decision(told["batch"], winners, told.get("note"))
     elif kind == INTENT:
         state.intent = Intent(
             told["batch"],

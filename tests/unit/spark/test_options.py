@@ -51,6 +51,7 @@ WRONG = {
     "maxInFlight": ("0", "from 1 to 1000000"),
     "writeId": ("two words", "1 to 200 ASCII characters"),
     "writeBatch": ("-1", "0 or more"),
+    "writeNote": ("x" * ((1 << 20) + 1), "a text of up to 1 MiB"),
 }
 ANY_TEXT = {
     *("nsqdHttpAddresses", "lookupdHttpAddresses", "nsqdTcpAddresses", "storePath", "authSecret"),
@@ -71,7 +72,8 @@ def test_a_wrong_value_is_refused_with_the_option_and_what_is_allowed(option: st
         parse_options({**ENOUGH[use], option: value}, use)
     assert f"option {option} must be" in str(caught.value)
     assert allowed in str(caught.value)
-    assert repr(value) in str(caught.value)
+    assert repr(value[:200]) in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 def test_every_option_is_named_grouped_and_explained() -> None:
@@ -132,6 +134,7 @@ def test_options_of_spark_itself_pass() -> None:
         (STREAM, READ, "option channel must be given"),
         (WRITE, {**NODES, "topic": "a,b"}, "must be one topic"),
         (WRITE, {**READ, "writeBatch": "1"}, "writeBatch needs writeId"),
+        (WRITE, {**READ, "writeNote": "{}"}, "writeNote needs writeId"),
         (BATCH, {**READ, "httpToken": "x", "httpTokenFile": "y"}, "exclude one another"),
         (
             BATCH,
