@@ -270,7 +270,7 @@ def test_what_is_deleted_ends_the_wait(nsqd: Nsqd) -> None:
         )
         of_topic = pool.submit(nsqd.post, "/log/ends", ends_body(known, wait_ms=30_000))
         eventually(lambda: metric(nsqd, "log_polls") == 2)
-        assert nsqd.post("/channel/delete?topic=t&channel=q").status == 200
+        assert nsqd.post("/channel/delete?topic=t&channel=q&force=true").status == 200
         gone = {"message": "CHANNEL_NOT_FOUND", "topic": "t", "channel": "q"}
         assert (of_channel.result(5).status, of_channel.result().json) == (404, gone)
         assert nsqd.post("/topic/delete?topic=t").status == 200
@@ -349,7 +349,7 @@ def test_a_paused_topic_and_a_paused_channel_hold_a_reader(nsqd: Nsqd) -> None:
     assert ends(nsqd, known, channel="q", wait_ms=100)["t"]["end"] == told["end"]
     assert nsqd.post("/channel/unpause?topic=t&channel=q").status == 200
     assert ends(nsqd, known, channel="q", wait_ms=5000)["t"]["end"] == told["end"] + 1
-    assert nsqd.post("/channel/empty?topic=t&channel=q").status == 200
+    assert nsqd.post("/channel/empty?topic=t&channel=q&force=true").status == 200
     assert depth(nsqd) == 0
 
 

@@ -32,7 +32,7 @@ def test_a_topic_that_was_made_again_is_told_and_can_be_gone_on_with(
     )
     publish(nsqd, "orders", [b"1", b"2"])
     run(spark, pipeline, tmp_path)
-    nsqd.post("/topic/delete?topic=orders", b"")
+    nsqd.post("/topic/delete?topic=orders&force=true", b"")
     publish(nsqd, "orders", [b"3"])
     with pytest.raises(PipelineError) as caught:
         run(spark, pipeline, tmp_path)

@@ -359,7 +359,7 @@ def test_a_stream_that_fails_says_why(
     frame = follow(spark, **nodes(broker), topic=topic)
     publish(broker, topic, b"a")
     run(frame, tmp_path / "a")
-    broker.post(f"/topic/delete?topic={topic}")
+    broker.post(f"/topic/delete?topic={topic}&force=true")
     with pytest.raises(PySparkException, match="was deleted and made again"):
         run(frame, tmp_path / "a")
 

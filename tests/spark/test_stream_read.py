@@ -435,7 +435,7 @@ def test_a_topic_that_was_deleted_fails_the_stream_or_begins_anew(
     publish(broker, topic, b"old")
     for stream in (careful, careless):
         assert bodies(stream.batch()) == [b"old"]
-    broker.post(f"/topic/delete?topic={topic}")
+    broker.post(f"/topic/delete?topic={topic}&force=true")
     with pytest.raises(DataLossError, match="was deleted and made again"):
         careful.batch()
     assert careless.batch() == []
@@ -443,7 +443,7 @@ def test_a_topic_that_was_deleted_fails_the_stream_or_begins_anew(
     assert careless.bodies(1) == [b"new"]
     with pytest.raises(DataLossError, match="was deleted and made again"):
         Stream(options, careful.offset).batch()
-    broker.post(f"/topic/delete?topic={topic}")
+    broker.post(f"/topic/delete?topic={topic}&force=true")
     available_now = Stream(options, careless.offset)
     available_now.reader.prepareForTriggerAvailableNow()
     with pytest.raises(DataLossError, match="was deleted and made again"):
@@ -474,7 +474,7 @@ def test_a_token_that_only_reads_waits_for_the_topic(tmp_path: Path) -> None:
         found: list[bytes] = []
         wait_until(lambda: found.extend(bodies(stream.batch())) or len(found) == 1)
         assert found == [b"later"]
-        admin("/topic/delete?topic=later")
+        admin("/topic/delete?topic=later&force=true")
         wait_until(lambda: not stream.batch() and "later" not in json.dumps(stream.offset))
         admin("/pub?topic=later", b"again")
         wait_until(lambda: found.extend(bodies(stream.batch())) or len(found) == 2)
@@ -493,7 +493,7 @@ def test_a_channel_that_was_deleted_is_made_again_if_nothing_is_lost(
     publish(broker, topic, *numbered(3))
     assert bodies(stream.batch()) == numbered(3)
     publish(broker, topic, *numbered(3, 3))
-    broker.post(f"/channel/delete?topic={topic}&channel=c")
+    broker.post(f"/channel/delete?topic={topic}&channel=c&force=true")
     assert stream.bodies(3) == numbered(3, 3)
     look_again(stream)  # the last batch may have been planned before the channel was deleted
     assert depth(broker, topic) == 0
@@ -507,7 +507,7 @@ def test_a_channel_that_is_deleted_before_a_planned_range_is_read_does_not_end_t
     reader, start = stream.reader, stream.offset
     end = reader.latestOffset(start, ReadAllAvailable())
     partitions = reader.partitions(start, end)
-    broker.post(f"/channel/delete?topic={topic}&channel=c")
+    broker.post(f"/channel/delete?topic={topic}&channel=c&force=true")
     assert bodies(rows_of(reader, partitions)) == numbered(3)
     reader.commit(end)
     stream.offset = end
@@ -525,7 +525,7 @@ def test_what_was_removed_since_its_channel_was_deleted_is_told(tmp_path: Path) 
             reader, start = stream.reader, stream.offset
             end = reader.latestOffset(start, ReadAllAvailable())
             partitions = reader.partitions(start, end)
-            nsqd.post(f"/channel/delete?topic={topic}&channel=c{careful}")
+            nsqd.post(f"/channel/delete?topic={topic}&channel=c{careful}&force=true")
             drop_oldest(nsqd, topic)
             if careful:
                 with pytest.raises(DataLossError, match="lost messages below"):
@@ -544,7 +544,7 @@ def test_messages_that_are_gone_fail_the_stream_or_not(tmp_path: Path) -> None:
             publish(nsqd, name, *[b"x" * 1000] * 10)
             stream.batch(3)
             offsets[name] = stream.offset
-            nsqd.post(f"/channel/delete?topic={name}&channel=c")
+            nsqd.post(f"/channel/delete?topic={name}&channel=c&force=true")
         drop_oldest(nsqd, topic)
         drop_oldest(nsqd, other)
         options = {**nodes(nsqd), "channel": "c"}

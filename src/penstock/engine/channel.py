@@ -15,6 +15,7 @@ from penstock.engine.topology import EXPERIMENT, LOCALITIES, NearestFirst
 
 if TYPE_CHECKING:
     from penstock.engine.base import BaseTopic
+    from penstock.storage.channel_reader import ChannelReader
 
 # One turn of the loop hands out at most this many messages, or KiB, of one channel (R13).
 TURN_COUNT_MAX = 1024
@@ -40,6 +41,8 @@ class Channel:
     pulled = False  # see pull.py
     plain = True  # what arrives is only counted, and sent from the log
     named = False  # made because an nsqlookupd named it, and used by nobody since
+    partial = False  # a pull channel made where messages had been removed
+    reader: ChannelReader | None = None  # of a pull channel that is bound to one
 
     def __init__(
         self, topic: BaseTopic, name: str, number: int, window: Window, *, id: int = 0

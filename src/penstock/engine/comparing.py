@@ -6,6 +6,8 @@ After kill -9 the two differ only by what was being done at that moment (engine/
     in nsqd.dat, gone in the journal     was being deleted                          stays gone
     in nsqd.dat, not in the journal      the journal has lost it                    is made again
     paused in one of them                was being paused or unpaused               as nsqd.dat says
+    another reader in nsqd.dat           was being taken over                       as nsqd.dat says
+    a reader only in the journal         was being bound                            stays
 
 What was acknowledged is in both, so nsqd.dat is never older than a journal that was cut.
 A channel that the journal has lost starts at the first message that is there: it may get messages
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING
 from penstock.engine.names import is_ephemeral, is_valid_name
 from penstock.storage.damage import DamageKind
 from penstock.storage.journal import ChannelState
-from penstock.storage.metadata import TopicEntry
+from penstock.storage.metadata import ChannelEntry, TopicEntry
 from penstock.storage.recovery import RecoveredTopic
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ def _believe(entry: TopicEntry, found: RecoveredTopic, lost: list[str]) -> bool:
         paused = listed[name].paused if name in listed else channel.paused
         changed = changed or channel.paused != paused
         channel.paused = paused
+        changed = _believe_reader(channel, listed.get(name)) or changed
     for name in lost:
         state.channel_id_max += 1
         told = listed[name]
@@ -103,5 +106,16 @@ def _believe(entry: TopicEntry, found: RecoveredTopic, lost: list[str]) -> bool:
             low=first,
             pulled=told.pulled,
             named=told.named,
+            reader=told.reader,
         )
     return changed
+
+
+def _believe_reader(channel: ChannelState, told: ChannelEntry | None) -> bool:
+    """A journal that was damaged or cut may have lost who reads the channel."""
+    if told is None or told.reader is None or not channel.pulled:
+        return False
+    if channel.reader is not None and channel.reader.identity == told.reader.identity:
+        return False  # the journal may have a newer name of it
+    channel.reader = told.reader
+    return True

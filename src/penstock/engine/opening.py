@@ -224,7 +224,10 @@ def _add_listed(broker: Broker, metadata: Metadata, deleted: set[str]) -> None:
 
 def _add_channel(topic: BaseTopic, entry: ChannelEntry) -> Channel:
     if entry.pulled and isinstance(topic, Topic):
-        return pull_channel(topic, entry.name, topic.released)[0]
+        channel = pull_channel(topic, entry.name, topic.released)[0]
+        if entry.reader is not None:
+            channel.restore_reader(entry.reader)
+        return channel
     return topic.create_channel(entry.name, named=entry.named)[0]
 
 
@@ -265,6 +268,7 @@ def _restore_channel(broker: Broker, topic: Topic, state: ChannelState) -> Chann
     if state.pulled:
         pulled = PullChannel(topic, state.name, state.low, id=state.id)
         pulled.paused, pulled.defer_stamp = state.paused, state.defer_stamp
+        pulled.reader, pulled.partial = state.reader, state.partial
         return pulled
     low = max(state.low, min(topic.log.first, topic.log.end))
     cursor, ahead = _split_runs(topic, state, low)

@@ -1,8 +1,9 @@
 """Long polls: who waits for the end of a log to move.
 
 A poll names topics and how far its reader has come in each.  It is answered when one of them has
-more that is synced (R18), has become another instance, has lost the poll's channel or is gone;
-or when its time is over.  What it is answered with is looked up by whoever asked.
+more that is synced (R18), has become another instance, has lost the poll's channel or is gone, or
+when the channel has another reader (R45); or when its time is over.  What it is answered with is
+looked up by whoever asked.
 
 Rule 1: waiting costs nothing: there is one timer a poll, and topics tell when something happens.
 Rule 2: only a poll makes the log sync earlier than --sync-every and --sync-timeout do, and at
@@ -51,14 +52,19 @@ class Known(NamedTuple):
 class Poll:
     """One reader that waits."""
 
-    __slots__ = ("channel", "named", "reader", "ticket", "timer", "topics")
+    __slots__ = ("channel", "identity", "named", "reader", "ticket", "timer", "topics")
 
     def __init__(
-        self, topics: Mapping[str, Known], channel: str | None, reader: Hashable = None
+        self,
+        topics: Mapping[str, Known],
+        channel: str | None,
+        reader: Hashable = None,
+        identity: str | None = None,
     ) -> None:
         self.topics = topics
         self.reader = reader
         self.channel = channel
+        self.identity = identity
         self.ticket = Ticket()
         self.timer: Timer | None = None
         self.named: list[PullChannel] = []  # which are not without their reader meanwhile
@@ -109,12 +115,14 @@ class Polls:
         channel: str | None,
         wait_ns: int,
         reader: Hashable = None,
+        identity: str | None = None,
     ) -> Poll:
         """A poll that is answered as soon as there is something to tell, or after ``wait_ns``.
 
         ``reader`` is whose poll it is, for rule 4; None is one of our own, which are few.
+        ``identity`` is what it may name ``channel`` with.
         """
-        poll = Poll(topics, channel, reader)
+        poll = Poll(topics, channel, reader, identity)
         answers = [self._judge(poll, name) for name in topics]
         if not wait_ns or self._broker.exiting or DUE in answers:
             poll.ticket.settle()
@@ -228,7 +236,7 @@ class Polls:
         channel = None
         if poll.channel is not None:
             named = topic.channels.get(poll.channel)
-            if not isinstance(named, PullChannel):
+            if not isinstance(named, PullChannel) or not named.admits(poll.identity):
                 return DUE
             channel = named
         if _visible_end(topic, channel) <= known.after:

@@ -16,6 +16,9 @@ Rule 4: a channel whose reader is gone lapses after a stated time or size, or it
         for ever.
 Rule 5: what belongs to consumers is theirs.  A plain channel becomes a pull channel only if an
         nsqlookupd named it and nobody has used it since (``Channel.named``), or by force.
+Rule 6: a channel has one reader (R45).  The first commit that carries an identity binds it; from
+        then on every call that names the channel with another one, or with none, is refused.
+        Only a take-over that names the bound identity binds another.
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.block import Block
-from penstock.core.ticket import Ticket
+from penstock.core.ticket import Ticket, settled
 from penstock.core.window import Window
 from penstock.engine.channel import Channel
 from penstock.errors import PenstockError
+from penstock.storage.channel_reader import SINCE_MS_MAX, ChannelReader
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
@@ -49,6 +53,22 @@ class InUseError(PenstockError):
     """A plain channel that somebody has used does not become a pull channel."""
 
 
+class ReaderError(PenstockError):
+    """Somebody who is not its reader named a pull channel."""
+
+    def __init__(self, channel: PullChannel, text: str) -> None:
+        super().__init__(text)
+        self.channel = channel
+
+
+class HasReaderError(ReaderError):
+    """The channel is bound to another reader."""
+
+
+class TakeOverError(ReaderError):
+    """The channel is not bound to the reader that was to be replaced."""
+
+
 class PullChannel(Channel):
     """A cursor that its reader moves."""
 
@@ -60,12 +80,15 @@ class PullChannel(Channel):
         super().__init__(
             topic, name, broker.channel_number(), Window(low, seed=broker.seed()), id=id
         )
+        self._topic = topic
         self._log = topic.log
         self._finish_count = 0
         self._visit_ns = broker.clock.monotonic_ns()
         self._progress: dict[str, Any] | None = None
         self._progress_ns = 0
         self.poll_count = 0  # long polls that wait in its name
+        self._bound = settled()  # when its reader is durable
+        self._refused = ""  # the identity that was refused last, so that it is logged once
         broker.pulls.channels.add(self)
 
     # ---- what /stats shows
@@ -88,6 +111,16 @@ class PullChannel(Channel):
         return 0 if self.poll_count else self.topic.broker.clock.monotonic_ns() - self._visit_ns
 
     @property
+    def whole_from(self) -> int:
+        """From where on nothing was removed that its reader has not had.
+
+        From its low on a channel keeps everything, also if it is not known any more what was
+        removed because a journal was damaged; but not if it was made too late.
+        """
+        whole_from = self._topic.whole_from
+        return whole_from if self.partial else min(whole_from, self.window.low)
+
+    @property
     def held_size(self) -> int:
         """Bytes of the log that wait for its reader, as good as segments tell."""
         low, size = self.window.low, 0
@@ -107,6 +140,16 @@ class PullChannel(Channel):
             "lapses_in_ms": max(0, lapse_ns - idle_ns) // MS_NS if lapse_ns else None,
             "progress": self._progress,
             "progress_time": self._progress_ns,
+            **self.reader_stats(),
+        }
+
+    def reader_stats(self) -> dict[str, Any]:
+        if self.reader is None:
+            return {"identity": None, "reader": None, "reader_since_ms": None}
+        return {
+            "identity": self.reader.identity,
+            "reader": self.reader.name,
+            "reader_since_ms": self.reader.since_ms,
         }
 
     # ---- its reader
@@ -115,6 +158,70 @@ class PullChannel(Channel):
         """Its reader is there."""
         self._visit_ns = self.topic.broker.clock.monotonic_ns()
 
+    def admits(self, identity: str | None) -> bool:
+        """Whether a call with ``identity``, or without one, may name the channel (rule 6)."""
+        return self.reader is None or self.reader.identity == identity
+
+    def admit(self, identity: str | None) -> None:
+        """HasReaderError unless it admits ``identity``."""
+        if self.admits(identity):
+            return
+        self.topic.broker.pulls.refusal_counts["reader"] += 1
+        if self._refused != (identity or "none"):
+            self._refused = identity or "none"
+            log.warning(
+                "topic=%s channel=%s: refused identity %s, it is read by %s",
+                *(self.topic.name, self.name, self._refused, self.reader),
+            )
+        raise HasReaderError(
+            self, f"channel {self.name} of topic {self.topic.name} is read by {self.reader}"
+        )
+
+    def bind(self, identity: str, name: str | None) -> None:
+        """A reader that was admitted committed.  ``name`` is for people; None leaves it."""
+        reader = self.reader
+        if reader is None:
+            self._bind(identity, name or "")
+        elif name is not None and name != reader.name:
+            self.reader = ChannelReader(identity, name, reader.since_ms)
+            self._topic.rename_reader(self)
+
+    def take_over(self, identity: str, old: str) -> Ticket:
+        """Bind ``identity`` in place of ``old``; the ticket is settled when that is durable.
+
+        Repeating it changes nothing.  TakeOverError if the channel is bound to neither.
+        """
+        bound = None if self.reader is None else self.reader.identity
+        if bound == identity:
+            if self._bound.error is not None:
+                self._bound = self.topic.save_channel(self)  # the disk may have recovered since
+        elif bound == old:
+            self._bind(identity, "")
+        else:
+            self.topic.broker.pulls.refusal_counts["take_over"] += 1
+            reads = f"is read by {self.reader}" if bound else "is not bound to a reader"
+            raise TakeOverError(
+                self, f"channel {self.name} of topic {self.topic.name} {reads}, not by {old}"
+            )
+        return self._bound
+
+    def restore_reader(self, reader: ChannelReader) -> None:
+        """Bind it as nsqd.dat says: the channel's journal is gone."""
+        self.reader = reader
+        self._bound = self.topic.save_channel(self)
+
+    def _bind(self, identity: str, name: str) -> None:
+        since_ms = self.topic.broker.clock.wall_ns() // MS_NS
+        before = self.reader
+        self.reader = ChannelReader(identity, name, min(max(0, since_ms), SINCE_MS_MAX))
+        self._refused = ""
+        log.info(
+            "topic=%s channel=%s: bound to %s%s",
+            *(self.topic.name, self.name, self.reader),
+            f", taken over from {before}" if before is not None else "",
+        )
+        self._bound = self.topic.save_channel(self)  # which also answers polls of others
+
     def commit(self, index: int) -> None:
         """Everything below ``index`` is finished; never back, never past the end."""
         self.visit()
@@ -122,6 +229,7 @@ class PullChannel(Channel):
         if index > low:
             self._finish_count += self._log.count_between(low, index)
             self.window.clear(index)
+            self.partial = self.partial and index < self._topic.whole_from
             self.touched()
 
     def report(self, progress: dict[str, Any]) -> None:
@@ -161,13 +269,14 @@ class PullChannel(Channel):
 
 
 def pull_channel(
-    topic: Topic, name: str, start: int, *, force: bool = False
+    topic: Topic, name: str, start: int, *, force: bool = False, resumes: bool = False
 ) -> tuple[PullChannel, Ticket, bool]:
     """The pull channel ``name``; made at ``start``, or out of an unused plain one, if need be.
 
     A plain channel keeps its low-water mark: nsqlookupd may have had it made before its reader
-    came.  ``force`` takes one that was used, if it has no consumers now.  Also returns whether
-    ``start`` counted.  InUseError if the channel is others' (Rule 5).
+    came.  ``force`` takes one that was used, if it has no consumers now.  ``resumes``: a reader
+    that was at ``start`` before wants what is there from then on.  Also returns whether ``start``
+    counted.  InUseError if the channel is others' (Rule 5).
     """
     channel = topic.channels.get(name)
     if isinstance(channel, PullChannel):
@@ -177,6 +286,7 @@ def pull_channel(
         return channel, channel.created, False
     if channel is None:
         made = PullChannel(topic, name, start, id=topic.next_channel_id())
+        made.partial = resumes and start < topic.whole_from
         return made, topic.add_channel(made), True
     if channel.consumers or channel.in_flight_count or not (channel.named or force):
         raise InUseError(f"channel {name} is a plain one")
@@ -205,6 +315,9 @@ class Pulls:
         self._broker = broker
         self.channels: set[PullChannel] = set()
         self.lapse_counts = {"time": 0, "bytes": 0}
+        # Calls by others than the reader, take-overs that name another reader than there is, and
+        # what would have removed messages under a reader.
+        self.refusal_counts = {"reader": 0, "take_over": 0, "guard": 0}
 
     def look(self) -> None:
         """Let lapse what has been without its reader for too long; called once a second."""

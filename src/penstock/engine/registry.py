@@ -143,5 +143,5 @@ class Registry:
 
 def _encode(channel: Channel) -> bytes:
     return encode_channel_entry(
-        ChannelEntry(channel.name, channel.paused, channel.pulled, channel.named)
+        ChannelEntry(channel.name, channel.paused, channel.pulled, channel.named, channel.reader)
     )

@@ -312,6 +312,12 @@ class Topic(BaseTopic):
     def journal_later(self) -> None:
         self.broker.rounds.progressed(self)
 
+    def rename_reader(self, channel: Channel) -> None:
+        """The name of a channel's reader changed, for people: it is journaled with progress."""
+        assert channel.reader is not None
+        self.keeper.add(records.encode_reader(channel.id, channel.reader))
+        self.journal_later()
+
     def save_channel(self, channel: Channel) -> Ticket:
         if channel.ephemeral:
             return settled()
@@ -397,7 +403,7 @@ class Topic(BaseTopic):
         return records.encode_topic(self.released, frozen, self.paused, self.void_stamp)
 
     def _channel_record(self, channel: Channel, start: int) -> bytes:
-        return records.encode_channel(
+        record = records.encode_channel(
             channel.id,
             start,
             channel.paused,
@@ -405,7 +411,11 @@ class Topic(BaseTopic):
             channel.name,
             channel.pulled,
             channel.named,
+            channel.partial,
         )
+        if channel.reader is None:
+            return record
+        return record + records.encode_reader(channel.id, channel.reader)
 
     def _snapshot(self) -> list[bytes]:
         whole = [self._topic_record(), *self.listing.gone_records()]

@@ -21,6 +21,7 @@ from penstock.engine.options import hostname
 from penstock.engine.views import BrokerView, ChannelView, TopicView
 from penstock.server import live
 from penstock.server.http_gather import gather
+from penstock.server.http_identity import guard_channel, guard_topic
 from penstock.server.http_message import (
     EMPTY,
     INTERNAL_ERROR,
@@ -135,12 +136,16 @@ class NsqdApi:
         return _when(created if topic.channels_known.done else after(created, topic.channels_known))
 
     def topic_delete(self, request: Request) -> Pending:
-        return _when(self._broker.delete_topic(self._topic(request).name))
+        topic = self._topic(request)
+        self._guard(request, guard_topic(topic, "deleted"))
+        return _when(self._broker.delete_topic(topic.name))
 
     def topic_empty(self, request: Request) -> Pending:
         if not is_valid_name(_argument(request, "topic")):
             raise HttpError(400, "INVALID_TOPIC")
-        return _when(self._topic(request).empty())
+        topic = self._topic(request)
+        self._guard(request, guard_topic(topic, "emptied"))
+        return _when(topic.empty())
 
     def topic_pause(self, request: Request) -> Pending:
         return _when(self._topic(request).pause(True))
@@ -162,10 +167,13 @@ class NsqdApi:
 
     def channel_delete(self, request: Request) -> Pending:
         topic, channel = self._channel(request)
+        self._guard(request, guard_channel(topic, channel, "deleted"))
         return _when(topic.delete_channel(channel.name))
 
     def channel_empty(self, request: Request) -> Pending:
-        return _when(self._channel(request)[1].empty())
+        topic, channel = self._channel(request)
+        self._guard(request, guard_channel(topic, channel, "emptied"))
+        return _when(channel.empty())
 
     def channel_pause(self, request: Request) -> Pending:
         return _when(self._channel(request)[1].pause(True))
@@ -188,6 +196,20 @@ class NsqdApi:
         if channel is None:
             raise HttpError(404, "CHANNEL_NOT_FOUND")
         return topic, channel
+
+    def _guard(self, request: Request, refusal: HttpError | None) -> None:
+        """Nobody removes messages under a reader without saying so (R45).
+
+        Without pull channels ``force`` is ignored, as every parameter is that nsqd does not know.
+        """
+        if refusal is None:
+            return
+        force = request.query.get("force", "false")
+        if force not in ("true", "false"):
+            raise HttpError(400, "INVALID_FORCE")
+        if force == "false":
+            self._broker.pulls.refusal_counts["guard"] += 1
+            raise refusal
 
     # Options
 

@@ -21,9 +21,24 @@ from penstock.core.ticket import Ticket, after
 from penstock.engine.broker import Broker
 from penstock.engine.names import is_ephemeral, is_valid_name
 from penstock.engine.polls import Known, readable_end
-from penstock.engine.pull import EARLIEST, LATEST, InUseError, PullChannel, pull_channel, start_of
+from penstock.engine.pull import (
+    EARLIEST,
+    LATEST,
+    InUseError,
+    PullChannel,
+    TakeOverError,
+    pull_channel,
+    start_of,
+)
 from penstock.engine.reads import BusyError, Read, UnsyncedError
 from penstock.engine.topic import Topic
+from penstock.server.http_identity import (
+    admit,
+    argument_identity,
+    body_identity,
+    body_reader,
+    refusal,
+)
 from penstock.server.http_message import (
     INTERNAL_ERROR,
     V1,
@@ -43,6 +58,7 @@ WAIT_MS_MAX = 30_000
 READ_SIZE = 4 << 20
 READ_SIZE_MAX = 16 << 20
 TOPIC_COUNT_MAX = 1024
+RANGE_COUNT_MAX = 1024
 PROGRESS_SIZE_MAX = 8 << 10
 PROGRESS_DEPTH_MAX = 16
 
@@ -68,6 +84,7 @@ class LogApi:
         add("POST", "/log/ends", self.ends)
         add("GET", "/log/seek", self.seek)
         add("GET", "/log/count", self.count)
+        add("POST", "/log/counts", self.counts)
         add("GET", "/log/read", self.read)
         # Readers come once a second or so: in the log they would drown all the rest.
         limited = Route(self.pull_limited)
@@ -88,6 +105,7 @@ class LogApi:
                 "released": topic.released,
                 "message_count": topic.log.count,
                 "channels": sorted(topic.channels),
+                "pull_channels": _pull_channels(topic),
             }
         )
 
@@ -115,6 +133,26 @@ class LogApi:
             raise HttpError(400, "INVALID_RANGE")
         return json_response({"count": topic.log.count_between(start, min(end, topic.end))})
 
+    def counts(self, request: Request) -> Response:
+        """``count`` of many ranges; null where there is no such log."""
+        ranges = json_object(request).get("ranges")
+        if not isinstance(ranges, list) or not 1 <= len(ranges) <= RANGE_COUNT_MAX:
+            raise HttpError(400, "INVALID_RANGES")
+        counts = [self._count(_object(told, "INVALID_RANGES")) for told in ranges]
+        return json_response({"node": self._broker.node_uuid, "counts": counts})
+
+    def _count(self, told: Mapping[str, Any]) -> int | None:
+        name, instance = told.get("topic"), _instance(told.get("instance"))
+        start, end = _index(told.get("start")), _index(told.get("end"))
+        if not isinstance(name, str) or not is_valid_name(name):
+            raise HttpError(400, "INVALID_RANGES")
+        if start > end:
+            raise HttpError(400, "INVALID_RANGE", topic=name)
+        topic = self._broker.topics.get(name)
+        if not isinstance(topic, Topic) or topic.instance != instance:
+            return None
+        return topic.log.count_between(start, min(end, topic.end))
+
     # Waiting
 
     def ends(self, request: Request) -> Pending:
@@ -123,22 +161,26 @@ class LogApi:
             name: _known(_object(value, "INVALID_TOPICS")) for name, value in _topics(body).items()
         }
         channel = _channel_name(body) if "channel" in body else None
+        identity = body_identity(body)
         wait_ms = body.get("wait_ms", 0)
         if type(wait_ms) is not int or not 0 <= wait_ms <= WAIT_MS_MAX:
             raise HttpError(400, "INVALID_WAIT_MS")
         for name in topics:
             if is_ephemeral(name):
                 raise HttpError(400, "EPHEMERAL_TOPIC", topic=name)
-        self._ends(topics, channel)  # whoever names a channel that is not there does not wait
+        # Whoever names a channel that is not there, or somebody else's, does not wait.
+        self._ends(topics, channel, identity)
         reader = _reader(request, channel)
-        poll = self._broker.polls.wait(topics, channel, wait_ms * MS_NS, reader)
+        poll = self._broker.polls.wait(topics, channel, wait_ms * MS_NS, reader, identity)
         return Pending(
             poll.ticket,
-            lambda _: json_response(self._ends(topics, channel)),
+            lambda _: json_response(self._ends(topics, channel, identity)),
             hurry=partial(self._broker.polls.answer, poll),
         )
 
-    def _ends(self, topics: Mapping[str, Known], channel_name: str | None) -> dict[str, Any]:
+    def _ends(
+        self, topics: Mapping[str, Known], channel_name: str | None, identity: str | None
+    ) -> dict[str, Any]:
         ends: dict[str, Any] = {}
         for name in topics:
             topic = self._broker.topics.get(name)
@@ -148,9 +190,8 @@ class LogApi:
             ends[name] = _place(topic)
             channel = None
             if channel_name is not None:
-                channel = _pulled(topic, channel_name)
-                channel.visit()
-                ends[name]["low"] = channel.low
+                channel = _visited(topic, channel_name, identity)
+                ends[name] |= {"low": channel.low, "paused": channel.paused}
             ends[name]["end"] = readable_end(topic, channel)
         return {"node": self._broker.node_uuid, "topics": ends}
 
@@ -166,14 +207,15 @@ class LogApi:
         size_max = READ_SIZE
         if "size_max" in request.query:
             size_max = _number(request, "size_max", READ_SIZE_MAX)
-        if "channel" in request.query:
-            _pulled(topic, request.query["channel"]).visit()
+        name, identity = request.query.get("channel"), argument_identity(request)
+        if name is not None:
+            _visited(topic, name, identity)
         raw, reads = _flag(request, "raw"), self._broker.reads
         reader = _reader(request, request.query.get("channel"))
         read = reads.read(topic, start, end, max(1, size_max), raw=raw, reader=reader)
-        return Pending(read, lambda _: self._batches(read))
+        return Pending(read, lambda _: self._batches(read, name, identity))
 
-    def _batches(self, read: Read) -> Response:
+    def _batches(self, read: Read, name: str | None, identity: str | None) -> Response:
         free = partial(self._broker.reads.free, read)
         if read.error is not None or read.topic.closed:
             free()
@@ -182,15 +224,22 @@ class LogApi:
             if isinstance(read.error, BusyError):
                 return _BUSY
             return _UNSYNCED if isinstance(read.error, UnsyncedError) else INTERNAL_ERROR
+        try:
+            whole_from = _whole_from(read.topic, name, identity)
+        except HttpError:
+            free()
+            raise
         pieces, next = read.range
-        headers = (_BYTES, V1, ("X-Penstock-Next", str(next)))
+        headers = [_BYTES, V1, ("X-Penstock-Next", str(next))]
+        if read.start < whole_from:
+            headers.append(("X-Penstock-Missing-Below", str(whole_from)))
         return Response(200, b"", headers, pieces, free, read.stretch)
 
     # Pull channels
 
     def pull_limited(self, request: Request) -> Pending:
-        """``pull`` for the role read: of topics that exist, and without force."""
-        if _flag(request, "force"):
+        """``pull`` for the role read: of topics that exist, without force or take-over."""
+        if _flag(request, "force") or "take_over" in request.query:
             raise HttpError(403, "FORBIDDEN")
         name = _argument(request, "topic")
         if is_valid_name(name) and not is_ephemeral(name):
@@ -208,8 +257,15 @@ class LogApi:
         if is_ephemeral(name):
             raise HttpError(400, "EPHEMERAL_CHANNEL")
         wanted, force = _start(request), _flag(request, "force")
+        identity, old = argument_identity(request), argument_identity(request, "take_over")
+        if old is not None and identity is None:
+            raise HttpError(400, "MISSING_ARG_IDENTITY")
         if self._broker.exiting:
             raise HttpError(503, "EXITING")
+        tickets: list[Ticket] = []
+        if old is not None and identity is not None:
+            tickets.append(self._take_over(topic_name, name, identity, old))
+        self._admit(topic_name, name, identity)
         if isinstance(wanted, int) and topic_name not in self._broker.topics:
             raise HttpError(400, "INVALID_START")
         topic, created = self._broker.create_topic(topic_name)
@@ -218,25 +274,47 @@ class LogApi:
         if start > topic.end:
             raise HttpError(400, "INVALID_START")
         try:
-            channel, ticket, made = pull_channel(topic, name, start, force=force)
+            channel, ticket, made = pull_channel(
+                topic, name, start, force=force, resumes=isinstance(wanted, int)
+            )
         except InUseError:
             raise HttpError(409, "CHANNEL_IN_USE") from None
         # Synced too, so that where it starts is never beyond the end.
-        tickets = [created, topic.channels_known, ticket]
+        tickets += [created, topic.channels_known, ticket]
         if readable_end(topic, None) < topic.end:
             tickets.append(topic.writer.sync())
         return Pending(
-            after(*tickets), lambda done: _unless(done, lambda: self._pulled(channel, topic, made))
+            after(*tickets),
+            lambda done: _unless(done, lambda: self._pulled(channel, topic, made, identity)),
         )
 
-    def _pulled(self, channel: PullChannel, topic: Topic, made: bool) -> dict[str, Any]:
+    def _admit(self, topic_name: str, name: str, identity: str | None) -> None:
+        """Before anything is made: a pull channel of this name may have another reader."""
+        topic = self._broker.topics.get(topic_name)
+        channel = None if topic is None else topic.channels.get(name)
+        if isinstance(channel, PullChannel):
+            admit(channel, identity)
+
+    def _take_over(self, topic_name: str, name: str, identity: str, old: str) -> Ticket:
+        channel = _pulled(self._named(topic_name), name)
+        try:
+            return channel.take_over(identity, old)
+        except TakeOverError as error:
+            raise refusal(error) from None
+
+    def _pulled(
+        self, channel: PullChannel, topic: Topic, made: bool, identity: str | None
+    ) -> dict[str, Any]:
+        admit(channel, identity)  # somebody may have taken it over meanwhile
         return {
             "node": self._broker.node_uuid,
             "topic": topic.name,
             "channel": channel.name,
             **_place(topic),
             "low": channel.low,
+            "paused": channel.paused,
             "end": readable_end(topic, channel),
+            "identity": None if channel.reader is None else channel.reader.identity,
             "made": made,
         }
 
@@ -245,6 +323,7 @@ class LogApi:
         body = json_object(request)
         channel_name = _channel_name(body)
         progress = _progress(body["progress"]) if body.get("progress") is not None else None
+        identity, reader = body_identity(body), body_reader(body)
         moves: list[tuple[PullChannel, int]] = []
         for name, value in _topics(body).items():
             told = _object(value, "INVALID_TOPICS")
@@ -253,9 +332,12 @@ class LogApi:
             channel = _pulled(topic, channel_name)
             if instance != topic.instance:
                 raise HttpError(409, "INSTANCE_CHANGED", topic=name)
+            admit(channel, identity)
             moves.append((channel, index))
         for channel, index in moves:
             channel.commit(index)
+            if identity is not None:
+                channel.bind(identity, reader)
             if progress is not None:
                 channel.report(progress)
         lows = {channel.topic.name: {"low": channel.low} for channel, _ in moves}
@@ -281,6 +363,37 @@ def _place(topic: Topic) -> dict[str, Any]:
         "first": topic.log.first,
         "whole_from": topic.whole_from,
     }
+
+
+def _pull_channels(topic: Topic) -> dict[str, Any]:
+    pulled = [c for c in topic.channels.values() if isinstance(c, PullChannel)]
+    return {
+        channel.name: {
+            "low": channel.low,
+            "identity": None if channel.reader is None else channel.reader.identity,
+            "reader": None if channel.reader is None else channel.reader.name,
+            "since_ms": None if channel.reader is None else channel.reader.since_ms,
+            "paused": channel.paused,
+        }
+        for channel in sorted(pulled, key=lambda channel: channel.name)
+    }
+
+
+def _whole_from(topic: Topic, name: str | None, identity: str | None) -> int:
+    """From where on nothing was removed that a reader, of channel ``name`` if any, has not had."""
+    if name is None:
+        return topic.whole_from
+    channel = _pulled(topic, name)
+    admit(channel, identity)
+    return channel.whole_from
+
+
+def _visited(topic: Topic, name: str, identity: str | None) -> PullChannel:
+    """The pull channel ``name``, named by its reader."""
+    channel = _pulled(topic, name)
+    admit(channel, identity)
+    channel.visit()
+    return channel
 
 
 def _reader(request: Request, channel: str | None) -> tuple[str, bytes, str]:

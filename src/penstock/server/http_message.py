@@ -37,7 +37,7 @@ _BAD_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 class HttpError(PenstockError):
     """Ends a request with a status and a V1 error text; ``more`` says what it is about."""
 
-    def __init__(self, status: int, text: str, **more: str) -> None:
+    def __init__(self, status: int, text: str, **more: Any) -> None:
         super().__init__(f"{status} {text}")
         self.status = status
         self.text = text

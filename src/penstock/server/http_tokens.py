@@ -43,6 +43,7 @@ _BY_ROLE = {
             "/log/ends",
             "/log/seek",
             "/log/count",
+            "/log/counts",
             "/log/read",
             "/channel/pull",
             "/channel/commit",

@@ -358,6 +358,12 @@ class Metrics:
             "Pull channels deleted because their reader was gone, by what ran out.",
             [(labels({"cause": c}), count) for c, count in broker.pulls.lapse_counts.items()],
         )
+        yield from family(
+            "penstock_pull_refusals_total",
+            COUNTER,
+            "Requests refused for the sake of a pull channel's reader, by reason.",
+            [(labels({"reason": r}), count) for r, count in broker.pulls.refusal_counts.items()],
+        )
         yield _gauge("log_polls", "Readers that wait for a log's end.", broker.polls.waiting_count)
         yield _counter("log_reads_total", "Ranges read by index.", broker.reads.read_count)
         yield _counter("log_read_bytes_total", "Bytes of those ranges.", broker.reads.read_size)

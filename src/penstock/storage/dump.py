@@ -41,6 +41,7 @@ _RECORDS = {
     journal.PROGRESS: "progress",
     journal.SYNCED: "synced",
     journal.REMOVED: "removed",
+    journal.READER: "reader",
     journal.FILE: "file",
 }
 
@@ -198,7 +199,11 @@ def _record(kind: int, payload: bytes) -> str:
             f"id={channel.id} name={channel.name} start={channel.start}"
             f" paused={channel.paused} defer_stamp={channel.defer_stamp}"
             f"{' pulled' * channel.pulled}{' named' * channel.named}"
+            f"{' partial' * channel.partial}"
         )
+    if kind == journal.READER:
+        id, reader = journal.decode_channel_reader(payload)
+        return f"id={id} reader={reader}"
     if kind == journal.PROGRESS:
         id, low, runs, marks = journal.decode_progress(payload)
         told_runs = short([f"{start}..{end - 1}" for start, end in runs])

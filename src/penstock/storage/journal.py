@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from google_crc32c import value as crc32c
 
+from penstock.storage.channel_reader import ChannelReader, decode_reader
 from penstock.storage.files import Files
 
 MAGIC = b"PJ"
@@ -29,6 +30,7 @@ PROGRESS = 4
 SYNCED = 5
 REMOVED = 6
 FILE = 7
+READER = 8
 
 # A larger PROGRESS is split: a record that cannot be trusted costs this much at most, and a size
 # field that lies cannot make a reader skip the rest of the file.
@@ -47,6 +49,7 @@ SIDE = 2
 PAUSED = 1
 PULLED = 2  # read by index over HTTP, see engine/pull.py
 NAMED = 4  # made because an nsqlookupd named it; nobody has used it.  Older versions ignore it.
+PARTIAL = 8  # made below whole_from: what it has not read may lack messages.  Ignored before.
 
 _HEADER = struct.Struct(">2sBBII")
 _HEAD_CRC = struct.Struct(">BBI")
@@ -89,6 +92,8 @@ class ChannelState:
     marks: dict[int, Mark] = field(default_factory=dict)
     pulled: bool = False
     named: bool = False
+    partial: bool = False
+    reader: ChannelReader | None = None
 
 
 @dataclass
@@ -126,9 +131,14 @@ def encode_channel(
     name: str,
     pulled: bool = False,
     named: bool = False,
+    partial: bool = False,
 ) -> bytes:
-    flags = PAUSED * paused | PULLED * pulled | NAMED * named
+    flags = PAUSED * paused | PULLED * pulled | NAMED * named | PARTIAL * partial
     return _record(CHANNEL, _CHANNEL.pack(id, start, flags, defer_stamp) + name.encode())
+
+
+def encode_reader(id: int, reader: ChannelReader) -> bytes:
+    return _record(READER, _ID.pack(id) + reader.encode())
 
 
 def encode_gone(id: int) -> bytes:
@@ -195,8 +205,19 @@ def decode_channel(payload: bytes) -> ChannelState:
     """The channel as it is at its creation."""
     id, start, flags, defer_stamp = _CHANNEL.unpack_from(payload)
     name = payload[_CHANNEL.size :].decode()
-    paused, pulled, named = bool(flags & PAUSED), bool(flags & PULLED), bool(flags & NAMED)
-    return ChannelState(id, name, start, paused, defer_stamp, low=start, pulled=pulled, named=named)
+    return ChannelState(
+        *(id, name, start, bool(flags & PAUSED), defer_stamp),
+        low=start,
+        pulled=bool(flags & PULLED),
+        named=bool(flags & NAMED),
+        partial=bool(flags & PARTIAL),
+    )
+
+
+def decode_channel_reader(payload: bytes) -> tuple[int, ChannelReader]:
+    """(id, who reads the channel)"""
+    id: int = _ID.unpack_from(payload)[0]
+    return id, decode_reader(payload[_ID.size :])
 
 
 def decode_progress(
@@ -244,8 +265,11 @@ def snapshot(state: TopicState) -> list[bytes]:
                 channel.name,
                 channel.pulled,
                 channel.named,
+                channel.partial,
             )
         )
+        if channel.reader is not None:
+            encoded.append(encode_reader(channel.id, channel.reader))
         encoded.append(encode_progress(channel.id, channel.low, channel.runs, channel.marks))
     if state.synced is not None:
         encoded.append(encode_synced(*state.synced))
@@ -341,6 +365,8 @@ class _Replay:
             self.saw(state.whole_from)
         elif kind == FILE:
             self.apply_file(*decode_file(payload))
+        elif kind == READER:
+            self.apply_reader(*decode_channel_reader(payload))
 
     def apply_file(self, base: int, told: FileState) -> None:
         self.saw(told.end)
@@ -361,6 +387,12 @@ class _Replay:
         else:
             channel.paused, channel.defer_stamp = told.paused, told.defer_stamp
             channel.pulled, channel.named = told.pulled, told.named
+            channel.partial = told.partial
+
+    def apply_reader(self, id: int, reader: ChannelReader) -> None:
+        channel = self.channels.get(id)
+        if channel is not None:
+            channel.reader = reader
 
     def apply_progress(
         self, id: int, low: int, runs: list[Run], marks: list[tuple[int, int, int]]

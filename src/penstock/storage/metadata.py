@@ -5,7 +5,8 @@
 #
 # nsqd and its tools read this file, so its shape is theirs: `topics` and `channels` are null when
 # empty, ephemeral ones are left out (by the caller), unknown fields are ignored.  Ours are "pulled"
-# and "named" of a channel, where they are true: what kind it is must be known if a journal is lost.
+# and "named" of a channel, where they are true, and "reader", where it has one: what kind it is and
+# who reads it must be known if a journal is lost.
 
 from __future__ import annotations
 
@@ -15,17 +16,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import CorruptError
+from penstock.storage.channel_reader import ChannelReader, reader_of
 from penstock.storage.files import Files
 
 
 @dataclass
 class ChannelEntry:
-    """A channel; ``pulled`` and ``named`` are the journal's, and written only if true."""
+    """A channel; from ``pulled`` on it is the journal's, and written only if there is any."""
 
     name: str
     paused: bool = False
     pulled: bool = False
     named: bool = False
+    reader: ChannelReader | None = None
 
 
 @dataclass
@@ -60,7 +63,9 @@ def encode_topic_head(name: str, paused: bool) -> bytes:
 
 
 def encode_channel_entry(channel: ChannelEntry) -> bytes:
-    kind = {name: True for name in ("pulled", "named") if getattr(channel, name)}
+    kind: dict[str, Any] = {name: True for name in ("pulled", "named") if getattr(channel, name)}
+    if channel.reader is not None:
+        kind["reader"] = channel.reader.as_json()
     return _json({"name": channel.name, "paused": channel.paused, **kind})
 
 
@@ -110,6 +115,7 @@ def _topic(entry: Any) -> TopicEntry:
             _typed(channel.get("paused", False), bool),
             pulled=channel.get("pulled") is True,
             named=channel.get("named") is True,
+            reader=reader_of(channel.get("reader")),
         )
         for channel in _named(_typed(entry, dict).get("channels") or [])
     ]

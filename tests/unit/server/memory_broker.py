@@ -135,6 +135,13 @@ class MemoryDamage:
         return settled()
 
 
+class MemoryPulls:
+    """Counts what was refused."""
+
+    def __init__(self) -> None:
+        self.refusal_counts = {"guard": 0}
+
+
 class MemoryBroker:
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options(broadcast_address="host1")
@@ -146,6 +153,7 @@ class MemoryBroker:
         self.error: Exception | None = None
         self.hold = False
         self.damage = MemoryDamage()
+        self.pulls = MemoryPulls()
         self.held: list[Ticket] = []
 
     @property

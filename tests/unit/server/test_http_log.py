@@ -104,6 +104,7 @@ def test_what_a_log_tells_of_itself(reader: Reader) -> None:
             "released": topic.log.first,
             "message_count": 2,
             "channels": [],
+            "pull_channels": {},
         },
     )
 
@@ -290,7 +291,7 @@ def test_ends_of_several_topics(reader: Reader) -> None:
     assert status == 200 and answer["topics"] == {"t": wanted, "unknown": None}
     assert answer["node"] == reader.engine.broker.node_uuid
     _, answer = reader.ends({"t": {}}, channel="q")
-    assert answer["topics"]["t"] == {**wanted, "low": told["low"]}
+    assert answer["topics"]["t"] == {**wanted, "low": told["low"], "paused": False}
 
 
 def test_a_poll_waits_and_is_answered(reader: Reader) -> None:
@@ -398,7 +399,9 @@ def test_pulling_makes_topic_and_channel(reader: Reader) -> None:
         "first": topic.end,
         "whole_from": 0,
         "low": topic.end,
+        "paused": False,
         "end": topic.end,
+        "identity": None,
         "made": True,
     }
     assert reader.pull("&start=latest") == told | {"made": False}
