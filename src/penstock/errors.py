@@ -15,6 +15,7 @@
     ├── LoadError         a load generator's run cannot go on
     ├── SparkSetupError   Java or PySpark is missing, or too old
     ├── PipelineError     a pipeline cannot be run as it is declared, or not any further
+    │   ├── ParameterError        it was given a parameter that it does not have
     │   ├── NotProvableError      whether every message was written cannot be known
     │   ├── AlreadyRunningError   another process runs this pipeline, or writes its folder
     │   └── DataWouldBeLostError  to go on would leave out messages, or rows are missing
@@ -111,6 +112,12 @@ class PipelineError(PenstockError):
     """
 
     status = 1
+
+
+class ParameterError(PipelineError):
+    """A parameter was given that the pipeline does not have; the text names those it has."""
+
+    status = 2
 
 
 class NotProvableError(PipelineError):

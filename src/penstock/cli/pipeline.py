@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -80,11 +81,10 @@ class FileOptions:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CheckOptions:
-    param: tuple[str, ...] = repeated("Pipeline", "name=value of [parameters]", own=True)
-    set: tuple[str, ...] = repeated("Pipeline", "table.key=value of the file", own=True)
+class CheckOptions(FileOptions):
+    """All that changes a pipeline for a run, so that what is judged is what would run."""
+
     spark: bool = boolean("Pipeline", True, "also judge SQL and functions with Spark", own=True)
-    log_level: str = log_level()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -218,8 +218,7 @@ def exit_status(error: PenstockError | OSError) -> int:
 
 
 def run(options: FileOptions, file: str) -> int:
-    folder = Path(options.folder) if options.folder else None
-    pipeline = read_pipeline(file, overrides_of(options), folder)
+    pipeline = _read(options, file)
     check_pyspark()
     from penstock.pipeline.running import Run
     from penstock.pipeline.status import Status, StatusFile
@@ -241,17 +240,25 @@ def run(options: FileOptions, file: str) -> int:
     return 0
 
 
+def _read(options: FileOptions, file: str) -> Pipeline:
+    folder = Path(options.folder) if options.folder else None
+    return read_pipeline(file, overrides_of(options), folder)
+
+
 def overrides_of(options: FileOptions) -> list[str]:
     """Everything on the command line as ``table.key=value``."""
+    for text in options.param:
+        if not re.match(r"[^=\s]+=", text):
+            raise UsageError(f'invalid value "{text}" for flag -param: must be name=value')
     texts = [f"parameters.{text}" for text in options.param]
     if options.nsqd_http_address and options.lookupd_http_address:
         raise UsageError("-nsqd-http-address and -lookupd-http-address exclude one another")
     if options.nsqd_http_address:
         addresses = ",".join(options.nsqd_http_address)
-        texts += [f"parameters.nsqd={addresses}", "parameters.lookupd="]
+        texts += [f"parameters.nsqd={addresses}", "?parameters.lookupd="]
     if options.lookupd_http_address:
         addresses = ",".join(options.lookupd_http_address)
-        texts += [f"parameters.lookupd={addresses}", "parameters.nsqd="]
+        texts += [f"parameters.lookupd={addresses}", "?parameters.nsqd="]
     for text in options.conf:
         if not text.startswith("spark.") or "=" not in text:
             raise UsageError(f'invalid value "{text}" for flag -conf: must be spark.name=value')
@@ -259,7 +266,9 @@ def overrides_of(options: FileOptions) -> list[str]:
     if options.master:
         texts.append(f"master={options.master}")
     if options.checkpoint:
-        texts.append(f"checkpoint={Path(options.checkpoint).absolute()}")
+        remote = "://" in options.checkpoint or options.checkpoint.startswith("file:")
+        path = options.checkpoint if remote else Path(options.checkpoint).absolute()
+        texts.append(f"checkpoint={path}")
     return [*texts, *options.set]
 
 
@@ -325,9 +334,9 @@ class Terminal:
 
 
 def check(options: CheckOptions, file: str) -> int:
-    overrides = [*(f"parameters.{text}" for text in options.param), *options.set]
-    pipeline = read_pipeline(file, overrides)
-    text = _judged(pipeline) if options.spark else _counted(pipeline)
+    pipeline = _read(options, file)
+    level = options.spark_log_level
+    text = _judged(pipeline, level) if options.spark else _counted(pipeline)
     print(f"{file}: {pipeline.name} can be run: {text}")
     return 0
 
@@ -337,7 +346,7 @@ def _counted(pipeline: Pipeline) -> str:
     return "{} sources, {} transforms, {} sinks".format(*counts)
 
 
-def _judged(pipeline: Pipeline) -> str:
+def _judged(pipeline: Pipeline, log_level: str) -> str:
     check_pyspark()
     from pyspark.errors import PySparkException
 
@@ -346,7 +355,7 @@ def _judged(pipeline: Pipeline) -> str:
     from penstock.pipeline.validating import validate
     from penstock.spark.session import open_session
 
-    plan = dataclasses.replace(session_plan(pipeline), master="local[1]")
+    plan = dataclasses.replace(session_plan(pipeline, log_level), master="local[1]")
     spark = open_session(plan)
     try:
         return validate(spark, pipeline)

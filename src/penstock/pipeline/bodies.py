@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 PARSED = "_parsed"
+# Names that a field of a body cannot have: the columns of the message beside them.
+RESERVED = (*(PREFIX + column for column in MESSAGE_COLUMNS), PARSED)
 OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": "_wrong",
@@ -41,9 +43,8 @@ def schema_of(text: str) -> StructType:
         raise PipelineError(f"schema {text!r}: {str(error).strip().splitlines()[0]}") from None
     if not isinstance(schema, StructType):
         raise PipelineError(f"schema {text!r}: must be columns, as in CREATE TABLE")
-    names = [field.name for field in schema.fields]
-    for name in (*(PREFIX + column for column in MESSAGE_COLUMNS), PARSED):
-        if name in names:
+    for name in schema.names:
+        if name in RESERVED:
             raise PipelineError(f"schema: {name} is the name of a column of the message")
     return schema
 

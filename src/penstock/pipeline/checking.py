@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-from penstock.errors import PipelineError
+from penstock.errors import OptionError, PipelineError
+from penstock.pipeline.bodies import RESERVED
+from penstock.pipeline.ddl import column_names
+from penstock.pipeline.places import check_places
 from penstock.pipeline.spec import (
     ConsoleSink,
     DeltaSink,
@@ -17,12 +21,15 @@ from penstock.pipeline.spec import (
     Transform,
     channel_of,
 )
+from penstock.spark.broker import host_and_port
 from penstock.wire.names import is_valid_name
 
 # Spark reads "10 minutes"; a Go duration would be an error of its own much later.
 INTERVAL = re.compile(r"\d+ (second|minute|hour|day)s?")
 # What the derived names of topics add to it: NAME.invalid must be a name too.
 NAME_SIZE_MAX = 64 - len(".invalid")
+# Options of the data source nsq that are addresses; their names have no case.
+ADDRESS_OPTIONS = ("nsqdhttpaddresses", "lookupdhttpaddresses", "nsqdtcpaddresses")
 
 
 def check(pipeline: Pipeline) -> Pipeline:
@@ -37,6 +44,9 @@ def check(pipeline: Pipeline) -> Pipeline:
     if pipeline.job:
         if pipeline.sources or pipeline.sinks or pipeline.transforms:
             raise PipelineError("a pipeline with a job has no sources, transforms and sinks")
+        for name in ("nsqd", "lookupd"):
+            given = pipeline.parameters.get(name, "").split(",")
+            _check_addresses([text for text in given if text.strip()], f"parameter {name}: ")
         return pipeline
     if not pipeline.sources:
         raise PipelineError("there is no [source]")
@@ -50,7 +60,27 @@ def check(pipeline: Pipeline) -> Pipeline:
         _check_sink(sink, pipeline, place)
     _check_topics(pipeline)
     _check_trigger(pipeline)
+    check_places(pipeline)
     return pipeline
+
+
+def _check_addresses(addresses: Iterable[str], place: str) -> None:
+    for address in addresses:
+        try:
+            host_and_port(address.strip())
+        except (OptionError, ValueError):
+            raise PipelineError(
+                f"{place}{address!r} must be host:port or https://host:port, such as 127.0.0.1:4151"
+            ) from None
+
+
+def _check_brokers(table: Source | TopicSink, place: str) -> None:
+    _check_addresses(table.nsqd_http_addresses, f"{place}nsqd_http_addresses: ")
+    _check_addresses(table.lookupd_http_addresses, f"{place}lookupd_http_addresses: ")
+    for name, text in table.options.items():
+        if name.lower() in ADDRESS_OPTIONS:
+            given = [part for part in text.split(",") if part.strip()]
+            _check_addresses(given, f"{place}options: {name}: ")
 
 
 def _check_source(source: Source, place: str) -> None:
@@ -64,6 +94,7 @@ def _check_source(source: Source, place: str) -> None:
             raise PipelineError(
                 f"{place}either nsqd_http_addresses or lookupd_http_addresses must be given"
             )
+        _check_brokers(source, place)
         if source.channel and not is_valid_name(source.channel):
             raise PipelineError(f"{place}channel: {source.channel!r} is no name of a channel")
     elif source.body != "bytes":
@@ -72,6 +103,8 @@ def _check_source(source: Source, place: str) -> None:
         raise PipelineError(f'{place}schema must be given with body = "json"; or "infer"')
     if source.schema == "infer" and source.body != "json":
         raise PipelineError(f'{place}schema = "infer" is for JSON bodies')
+    if source.schema and source.schema != "infer":
+        _check_schema(source, place)
     if source.watermark and not INTERVAL.fullmatch(source.watermark):
         raise PipelineError(
             f'{place}watermark must be such as "10 minutes" or "30 seconds", '
@@ -79,6 +112,20 @@ def _check_source(source: Source, place: str) -> None:
         )
     if source.dedupe and not source.watermark:
         raise PipelineError(f"{place}dedupe needs a watermark: how long to remember what was there")
+
+
+def _check_schema(source: Source, place: str) -> None:
+    is_body = source.body == "json"
+    for name in _check_columns(source.schema, f"{place}schema: ", colons=is_body):
+        if is_body and name in RESERVED:
+            raise PipelineError(f"{place}schema: {name} is the name of a column of the message")
+
+
+def _check_columns(text: str, place: str, *, colons: bool = True) -> list[str]:
+    try:
+        return column_names(text, colons=colons)
+    except PipelineError as error:
+        raise PipelineError(f"{place}{error}") from None
 
 
 def _check_transforms(pipeline: Pipeline) -> None:
@@ -90,6 +137,8 @@ def _check_transforms(pipeline: Pipeline) -> None:
             raise PipelineError(f"{place}exactly one of sql, function and dataframe must be given")
         if step.returns and not step.function:
             raise PipelineError(f"{place}returns is for a function")
+        if step.returns:
+            _check_columns(step.returns, f"{place}returns: ")
         if step.name and (step.name in names or not step.name.isidentifier()):
             raise PipelineError(f"{place}name: {step.name!r} is taken or no name of a view")
         names.add(step.name)
@@ -128,6 +177,7 @@ def _check_sink(sink: Sink, pipeline: Pipeline, place: str) -> None:
                 raise PipelineError(
                     f"{place}only one of nsqd_http_addresses and lookupd_http_addresses"
                 )
+            _check_brokers(sink, place)
             if not _brokers(sink, pipeline):
                 raise PipelineError(f"{place}nsqd_http_addresses must be given")
             if sink.rate and not pipeline.trigger.once:
@@ -135,6 +185,8 @@ def _check_sink(sink: Sink, pipeline: Pipeline, place: str) -> None:
         case ParquetSink() | DeltaSink() | PlotSink():
             if not sink.path:
                 raise PipelineError(f"{place}path must be given")
+            if not isinstance(sink, ParquetSink) and "://" in pipeline.resolve(sink.path):
+                raise PipelineError(f"{place}path: {sink.type} is written on this machine only")
             if isinstance(sink, PlotSink) and not sink.values:
                 raise PipelineError(f"{place}values must be given: the columns to draw")
         case ConsoleSink():

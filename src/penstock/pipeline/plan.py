@@ -235,8 +235,10 @@ def read_other(spark: SparkSession, pipeline: Pipeline, source: Source) -> DataF
     from pyspark.errors import AnalysisException
 
     try:
-        path = [pipeline.resolve(source.path)] if source.path else []
-        frame: DataFrame = reader.load(*path)
+        # A plain path is of Spark's default file system, which file: is there to say otherwise.
+        given = source.path.lower().startswith("file:")
+        path = source.path if given else pipeline.resolve(source.path)
+        frame: DataFrame = reader.load(*([path] if source.path else []))
     except AnalysisException as error:
         raise PipelineError(f"[source] {source.format}: {_first_lines(error)}") from None
     return frame

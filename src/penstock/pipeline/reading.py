@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.errors import PipelineError
+from penstock.errors import ParameterError, PipelineError
 from penstock.pipeline.checking import check
 from penstock.pipeline.spec import (
     INPUT,
@@ -34,6 +34,7 @@ SHIPPED = Path(__file__).resolve().with_name("shipped")
 TABLES = ("source", "transform", "sink", "retry", "invalid", "trigger")
 # The fields of Pipeline that are keys of the file; the others are tables, or set by whoever reads.
 TOP = ("name", "description", "checkpoint", "master", "output_mode", "job", "spark", "parameters")
+FILLED = re.compile(r"\$\{(\w+)\}")
 
 Row = TypeVar("Row")
 
@@ -47,8 +48,9 @@ def read_pipeline(
 ) -> Pipeline:
     """Return the pipeline of a file or a name, or raise PipelineError.
 
-    ``overrides`` are ``table.key=value``, as the command line gives them.  Relative paths start
-    from ``folder``, or else from that of the file.
+    ``overrides`` are ``table.key=value``, as the command line gives them; with a ``?`` before it
+    one is left out if it is a parameter that the pipeline does not have.  Relative paths start from
+    ``folder``, or else from that of the file.
     """
     path = find(reference)
     try:
@@ -62,7 +64,7 @@ def read_pipeline(
             )
         return check(pipeline)
     except PipelineError as error:
-        raise PipelineError(f"{path}: {error}") from None
+        raise type(error)(f"{path}: {error}") from None
 
 
 def find(reference: str) -> Path:
@@ -111,7 +113,9 @@ def _from_module(path: Path, overrides: Sequence[str]) -> Pipeline:
 
 def _overridden(pipeline: Pipeline, overrides: Sequence[str]) -> Pipeline:
     """Of a pipeline in Python only the keys at the top, and its parameters, can be set."""
-    for text in overrides:
+    texts = [step.sql for step in (*pipeline.transforms, *pipeline.sinks)]
+    known = list(dict.fromkeys([*pipeline.parameters, *_named_in_sql(texts)]))
+    for text in _fitting(overrides, known):
         words, value = _split(text)
         if words[0] == "parameters" and len(words) == 2:
             changed: Any = {**pipeline.parameters, words[1]: value}
@@ -128,7 +132,11 @@ def _overridden(pipeline: Pipeline, overrides: Sequence[str]) -> Pipeline:
 
 def from_table(table: dict[str, Any], overrides: Sequence[str], folder: Path) -> Pipeline:
     """Return the pipeline of a parsed TOML file."""
-    for text in overrides:
+    # Parameters last: what else is set, such as SQL, may name more of them.
+    for text in (text for text in overrides if not _is_parameter(text)):
+        _override(table, text)
+    given = [text for text in overrides if _is_parameter(text)]
+    for text in _fitting(given, _parameters_of(table)):
         _override(table, text)
     table = _filled(table)
     known = [*TOP, *TABLES]
@@ -149,9 +157,67 @@ def from_table(table: dict[str, Any], overrides: Sequence[str], folder: Path) ->
     )
 
 
+def _is_parameter(text: str) -> bool:
+    return text.removeprefix("?").startswith("parameters.")
+
+
+def _parameters_of(table: Mapping[str, Any]) -> list[str]:
+    """The parameters that a file has: those of its table, and what its values and SQL name."""
+    found = dict.fromkeys(_only(table, "parameters"))
+
+    def look(value: Any) -> None:
+        match value:
+            case dict():
+                for key, inner in value.items():
+                    if key == "sql":
+                        found.update(dict.fromkeys(_named_in_sql([str(inner)])))
+                    else:
+                        look(inner)
+            case list():
+                for inner in value:
+                    look(inner)
+            case str():
+                found.update(dict.fromkeys(FILLED.findall(value)))
+
+    look(table)
+    return list(found)
+
+
+def _named_in_sql(texts: Sequence[str]) -> list[str]:
+    return [name for text in texts for name in re.findall(r"(?<![:\w]):([A-Za-z_]\w*)", text)]
+
+
+def _fitting(overrides: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The overrides, or ParameterError if one is of a parameter that there is not.
+
+    A misspelled one must not run the pipeline as if it had not been given.
+    """
+    fitting = []
+    for text in overrides:
+        words, _ = _split(text.removeprefix("?"))
+        if not _is_parameter(text) or ".".join(words[1:]) in known:
+            fitting.append(text.removeprefix("?"))
+        elif not text.startswith("?"):
+            raise ParameterError(_no_parameter(".".join(words[1:]), known))
+    return fitting
+
+
+def _no_parameter(name: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    has = f"it has {', '.join(known)}" if known else "it has none"
+    text = f"the pipeline has no parameter {name!r}{hint}; {has}"
+    if name in ("nsqd", "lookupd"):
+        # What --nsqd-http-address and --lookupd-http-address set.
+        text += f"; its brokers: --set source.{name}_http_addresses=host:port"
+    return text
+
+
 def _filled(table: dict[str, Any]) -> dict[str, Any]:
     """The table with ``${name}`` replaced by the parameter; SQL has ``:name`` for them."""
-    parameters = table.get("parameters", {})
+    parameters = _only(table, "parameters")
 
     def fill(value: Any) -> Any:
         match value:
@@ -160,7 +226,7 @@ def _filled(table: dict[str, Any]) -> dict[str, Any]:
             case list():
                 return [fill(item) for item in value]
             case str():
-                return re.sub(r"\$\{(\w+)\}", replaced, value)
+                return FILLED.sub(replaced, value)
         return value
 
     def replaced(match: re.Match[str]) -> str:
@@ -191,7 +257,7 @@ def _sink(row: dict[str, Any], place: str) -> Any:
     return _read(SINKS[kind], row, f"{place}({kind}) ")
 
 
-def _only(table: dict[str, Any], name: str) -> dict[str, Any]:
+def _only(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = table.get(name, {})
     if not isinstance(found, dict):
         raise PipelineError(f"[{name}] must be one table, written [{name}]")

@@ -26,6 +26,9 @@ Function = Any  # "module:function", or in Python the function itself
 INPUT = "input"  # the view of what comes from the step before
 SIZE_UNITS = {"": 1, "KB": 1000, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20}
 
+# What a path of this machine may begin with; the path itself is what follows.
+LOCAL = re.compile(r"file:(//(localhost)?(?=/)|(?!//))", re.IGNORECASE)
+
 # Columns of a message.  Beside the fields of a JSON body they carry a prefix.
 MESSAGE_COLUMNS = ("topic", "node", "index", "id", "timestamp", "body")
 PREFIX = "nsq_"
@@ -348,7 +351,12 @@ class Pipeline:
         return found
 
     def resolve(self, path: str) -> str:
-        """A path of the file: as it is if absolute or with a scheme, else beside the file."""
+        """A path of the file: as it is if absolute or with a scheme, else beside the file.
+
+        One of this machine is plain, also if it was written as ``file:/a`` or ``file:///a``.
+        """
+        if match := LOCAL.match(path):
+            path = path[match.end() :]
         return path if "://" in path else os.path.normpath(self.folder / path)
 
 

@@ -5,6 +5,7 @@ import pty
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,12 +27,50 @@ def test_the_command_line_becomes_keys_of_the_file() -> None:
     assert overrides_of(options) == [
         "parameters.topics=a",
         "parameters.lookupd=h:1,h:2",
-        "parameters.nsqd=",
+        "?parameters.nsqd=",
         "spark.ui.enabled=true",
         "master=local[1]",
         "checkpoint=/c",
         "sink.rows=5",
     ]
+
+
+def test_a_checkpoint_elsewhere_keeps_its_scheme() -> None:
+    assert overrides_of(FileOptions(checkpoint="hdfs://h/c")) == ["checkpoint=hdfs://h/c"]
+
+
+CALLS = """
+import sys
+from penstock.cli.pipeline import main
+
+for words in (
+    ["check", "archive", "--param=topic=orders"],
+    ["run", "archive", "--param=topic=orders"],
+    ["run", "archive", "--param=topics"],
+    ["run", "archive", "--checkpoint=archive/x"],
+    ["check", "archive", "--nsqd-http-address=127.0.0.1"],
+    ["check", "metrics", "--set=sink.2.path=metrics"],
+):
+    print(main(words), flush=True)
+assert "py4j" not in sys.modules
+"""
+
+
+def test_what_cannot_run_is_refused_before_spark_starts(tmp_path: Path) -> None:
+    """A wrong command line has status 2, a pipeline that cannot run has 1."""
+    found = subprocess.run(
+        [sys.executable, "-c", CALLS], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == ["2", "2", "2", "1", "1", "1"]
+    for text in (
+        "no parameter 'topic' (did you mean topics?); it has topics, path,",
+        'invalid value "topics" for flag -param: must be name=value',
+        f"the checkpoint ({tmp_path}/archive/x) lies inside [sink] path ({tmp_path}/archive)",
+        "nsqd_http_addresses: '127.0.0.1' must be host:port",
+        f"[[sink]] 1 path and [[sink]] 2 path are the same place, {tmp_path}/metrics;",
+    ):
+        assert text in found.stderr
 
 
 def test_brokers_are_named_in_one_way() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cli import pipeline as cli
 from penstock.cli.flags import take_word
-from penstock.errors import PipelineError
+from penstock.errors import ParameterError, PipelineError
 from penstock.pipeline import reading
 from penstock.pipeline.reading import SHIPPED, from_table, read_pipeline, shipped_names
 from penstock.pipeline.spec import (
@@ -165,6 +165,28 @@ def test_what_is_set_on_the_command_line_wins(tmp_path: Path) -> None:
         (("[sink]", "[spark]\nmemory = 1\n[sink]"), "[spark] memory: settings of Spark begin"),
         (("[sink]", "[retry]\nmax_attempts = 0\n[sink]"), "[retry] max_attempts must be an int"),
         (("[sink]", "[[retry]]\n[sink]"), "[retry] must be one table"),
+        (('0.1:4151"', '0.1"'), "[source] nsqd_http_addresses: '127.0.0.1' must be host:port"),
+        (('"127.0.0.1:4151"', '"a:1,b:x"'), "[source] nsqd_http_addresses: 'b:x' must be host"),
+        (('0.1:4151"', '0.1:0"'), "[source] nsqd_http_addresses: '127.0.0.1:0' must be host:port"),
+        (('"127.0.0.1:4151"', '"::1"'), "[source] nsqd_http_addresses: '::1' must be host:port"),
+        (
+            ('nsqd_http_addresses = "127', 'lookupd_http_addresses = "http://h/'),
+            "_addresses: 'http",
+        ),
+        (('"console"', '"topic"\ntopic = "o"\nnsqd_http_addresses = "h"'), "[sink] nsqd_http_ad"),
+        (("[sink]", '[source.options]\nNsqdHttpAddresses = "h"\n[sink]'), "options: NsqdHttpA"),
+        (("[sink]", 'body = "json"\nschema = "a itn"\n[sink]'), "[source] schema: column a: Spark"),
+        (("[sink]", 'body = "json"\nschema = "nsq_id int"\n[sink]'), "nsq_id is the name of a col"),
+        (
+            ("[sink]", 'format = "csv"\nschema = "a: int"\n[sink]'),
+            "schema: column a: there must be",
+        ),
+        (
+            ("[sink]", '[[transform]]\nfunction = "m:f"\nreturns = "a text"\n[sink]'),
+            "[[transform]] 1: returns: column a: Spark has no type 'text' (did you mean string?)",
+        ),
+        (('"console"', '"delta"\npath = "hdfs://h/t"'), "[sink] path: delta is written on this"),
+        (('"console"', '"parquet"\npath = "file://h/t"'), "'h' would be another machine"),
         (("[source]", '[source]\noptions = "x"\nformat = ['), "Invalid"),
     ],
     ids=lambda value: value[1].partition("\n")[0][:40] if isinstance(value, tuple) else "",
@@ -254,6 +276,7 @@ pipeline = Pipeline(
     sources={"input": Source(topics=("t",), nsqd_http_addresses=("127.0.0.1:4151",))},
     transforms=(Transform(function=double),),
     sinks=(ConsoleSink(),),
+    parameters={"x": "0"},
 )
 """
 
@@ -266,6 +289,30 @@ def test_a_python_module_is_a_pipeline_too(tmp_path: Path) -> None:
     assert (pipeline.master, pipeline.parameters) == ("local[1]", {"x": "1"})
     with pytest.raises(PipelineError, match="of a pipeline in Python only these can be set"):
         read_pipeline(path, ["source.topics=x"])
+    with pytest.raises(ParameterError, match="has no parameter 'y'; it has x"):
+        read_pipeline(path, ["parameters.y=1"])
+
+
+def test_a_parameter_that_is_not_there_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ParameterError) as caught:
+        read_pipeline("archive", ["parameters.topic=orders"])
+    said = "has no parameter 'topic' (did you mean topics?); it has topics, path, nsqd, lookupd,"
+    assert said in str(caught.value)
+    assert read_pipeline("archive", ["?parameters.topic=orders"]) == read_pipeline("archive")
+
+
+def test_parameters_are_those_declared_and_those_used(tmp_path: Path) -> None:
+    """One without a default is given each time; SQL that is set may name another."""
+    text = MINIMAL.replace('"127.0.0.1:4151"', '"${host}:4151"')
+    given = ("parameters.host=h", "parameters.size=5", "transform.sql=SELECT :size AS a FROM input")
+    text = text.replace("[sink]", '[[transform]]\nsql = "SELECT 1::int FROM input"\n[sink]')
+    assert read(tmp_path, text, *given).parameters == {"host": "h", "size": "5"}
+    assert "no parameter 'size'; it has host" in refusal(tmp_path, text, *given[:2])
+    assert "no parameter 'int'; it has host" in refusal(tmp_path, text, "parameters.int=1")
+    assert "no parameter 'a.b'; it has host" in refusal(tmp_path, text, "parameters.a.b=1")
+    none = refusal(tmp_path, MINIMAL, "parameters.nsqd=h:1")
+    assert "no parameter 'nsqd'; it has none; its brokers: --set source.nsqd_http_addr" in none
+    assert "[parameters] must be one table" in refusal(tmp_path, "parameters = 5\n" + MINIMAL)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +335,13 @@ def test_defaults_of_dataclasses_are_those_of_the_file(tmp_path: Path) -> None:
     source = Source(topics=("t",), nsqd_http_addresses=("h:1",))
     assert made == Pipeline(name="x", sources={"input": source}, sinks=(TopicSink(topic="o"),))
     assert dataclasses.replace(made, transforms=(Transform(sql="SELECT 1"),)).queries
+
+
+def test_addresses_of_every_kind_are_taken(tmp_path: Path) -> None:
+    for address in ("h:1", "[::1]:4151", "https://h.example:4152", "http://h:1/"):
+        assert read(tmp_path, MINIMAL.replace("127.0.0.1:4151", address))
+    with pytest.raises(PipelineError, match="parameter nsqd: 'h' must be host:port"):
+        read_pipeline("audit", ["parameters.nsqd=h"])
 
 
 @pytest.mark.parametrize("name", shipped_names())
