@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.kinds import Bool, Choice, Duration, Float, Int, Listed, Text, parse_duration
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """One row.  ``field``, ``option`` and ``flag`` follow from one another unless given."""
 
     kind: Text
@@ -44,7 +43,7 @@ class Setting:
         if not option:
             option = field.removesuffix("_ns") if isinstance(self.kind, Duration) else field
         flag = self.flag or option.replace("_", "-")
-        return dataclasses.replace(self, field=field, option=option, flag=flag)
+        return self._replace(field=field, option=option, flag=flag)
 
     def show_default(self) -> str:
         return self.default_text or self.kind.show(self.default)

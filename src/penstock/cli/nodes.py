@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import signal
 from asyncio.subprocess import Process
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.cli.child import end, send, spawn, status_text
+from penstock.cli.node_folders import folder_name, warn_left
 from penstock.engine.ids import NODE_ID_COUNT
 from penstock.engine.options import Options
 from penstock.errors import OptionError, PenstockError
@@ -121,10 +121,6 @@ def numbered(prefix: str, node: int) -> str:
     return f"{name}-{node}{prefix[len(name) :]}"
 
 
-def folder_name(node: int) -> str:
-    return f"node-{node}"
-
-
 def make_folders(files: Files, data_path: Path, count: int) -> None:
     """Lock the data path, look for messages of another number of nodes, make the folders."""
     if not data_path.is_dir():
@@ -138,14 +134,6 @@ def make_folders(files: Files, data_path: Path, count: int) -> None:
     warn_left(str(data_path), count)
     for node in range(count):
         (data_path / folder_name(node)).mkdir(exist_ok=True)
-
-
-def warn_left(data_path: str, count: int = 0) -> None:
-    """Say that there are folders of more nodes than ``count``, and so messages nobody gets."""
-    names = {path.name for path in Path(data_path or ".").glob("node-*")}
-    served = {folder_name(node) for node in range(count)}
-    if left := sorted(name for name in names - served if re.fullmatch(r"node-\d+", name)):
-        log.warning("nobody serves what is in %s of %s", ", ".join(left), data_path or ".")
 
 
 class Nodes:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.ticket import Ticket, settled
@@ -89,7 +88,7 @@ class DamageLog:
     def clear(self) -> Ticket:
         """A person has seen it all; the ticket is settled when that is durable."""
         count = len(self.records)
-        self._records = {key: replace(r, cleared=True) for key, r in self._records.items()}
+        self._records = {key: r._replace(cleared=True) for key, r in self._records.items()}
         log.info("damage: %d records cleared", count)
         return self.save() if count else settled()
 

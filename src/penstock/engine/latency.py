@@ -11,14 +11,14 @@ channel at rest, typically 5 KB while messages flow, 61 KB at the very most.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from penstock.core.latency import Histogram, Latency
+from penstock.record import record
 
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Percentiles:
     """What the window of a channel or topic holds; ``values`` are (share, ns) in flag order."""
 

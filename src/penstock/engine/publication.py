@@ -21,7 +21,6 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,6 +31,7 @@ from penstock.engine.staged_rows import StagedRows
 from penstock.engine.topic import Topic
 from penstock.engine.writer import Part
 from penstock.errors import StagingError
+from penstock.record import record
 from penstock.storage.damage import DamageKind
 from penstock.storage.ledger import Bound, Intent, Member, Published
 from penstock.storage.staging import Key, PartRecord
@@ -49,7 +49,7 @@ WINDOW_SIZE_MAX = 16 << 20
 WINDOW_COUNT_MAX = 32
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """What a client is told of a publication, once its ticket is settled."""
 

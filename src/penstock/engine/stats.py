@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.engine.latency import in_words
 from penstock.engine.memory import Memory
 from penstock.engine.views import BrokerView, ChannelView, ConnectionView, TopicView
+from penstock.record import record
 from penstock.version import NSQ_VERSION, matched_line
 from penstock.wire import gojson
 
@@ -29,7 +29,7 @@ _SECOND_NS = 1_000_000_000
 _LOCALITIES = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Selection:
     """What is wanted; an empty name takes all."""
 

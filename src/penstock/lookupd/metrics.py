@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import sys
 from collections.abc import Iterator
 
 from penstock.engine.clock import Clock
@@ -29,7 +29,11 @@ class Metrics:
     def _parts(self) -> list[bytes]:
         registry = self._registry
         build = labels(
-            {"version": VERSION, "nsq_version": NSQ_VERSION, "python": platform.python_version()}
+            {
+                "version": VERSION,
+                "nsq_version": NSQ_VERSION,
+                "python": sys.version.partition(" ")[0],
+            }
         )
         rows = (
             ("nodes", GAUGE, "nsqds that can be found.", self._node_count()),

@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from ssl import SSLContext
 from typing import TYPE_CHECKING
 from urllib.parse import quote_plus, urlsplit, urlunsplit
 
 from penstock.core.ticket import Ticket, settled
 from penstock.errors import AuthError, ProtocolError
+from penstock.record import record
 from penstock.server.http_client import Answer, HttpClientError, Timeouts, fetch
 from penstock.wire import gojson
 from penstock.wire.authorization import Authorizations, read_reply
@@ -40,7 +40,7 @@ _HEADERS = {"Accept": "application/vnd.nsq; version=1.0"}
 _JSON_HEADERS = {**_HEADERS, "Content-Type": "application/json"}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Question:
     """Who asks."""
 
@@ -72,6 +72,10 @@ class AuthServers:
         self._client_context = client_context
         self._context: SSLContext | None = None
         self._slots = asyncio.Semaphore(REQUEST_COUNT_MAX)
+
+    def permit(self, loop: asyncio.AbstractEventLoop) -> Permit:
+        """For a new client, who has not said anything yet."""
+        return Permit(self, loop)
 
     async def ask(self, question: Question) -> Authorizations:
         """Return the first valid reply.  Raises AuthError with every server's failure."""
@@ -141,9 +145,12 @@ class Permit:
     def identity_url(self) -> str:
         return self.granted.identity_url if self.granted is not None else ""
 
-    def ask(self, question: Question | None = None) -> Ticket:
-        """Ask what the client may do; its last question again if none is given."""
-        self._question = question or self._question
+    def authenticate(self, secret: bytes, remote_ip: str, tls: bool, common_name: str) -> Ticket:
+        """Ask what the client may do who says this."""
+        self._question = Question(secret, remote_ip, tls, common_name)
+        return self._ask()
+
+    def _ask(self) -> Ticket:
         assert self._question is not None and self._task is None
         ticket = Ticket()
         self._task = self._loop.create_task(self._servers.ask(self._question))
@@ -152,7 +159,7 @@ class Permit:
 
     def renew(self) -> Ticket:
         """Ask again if the time is over."""
-        return self.ask() if self._expired else settled()
+        return self._ask() if self._expired else settled()
 
     def reply(self) -> bytes:
         """What AUTH is answered with."""

@@ -50,6 +50,8 @@ class Holder(Protocol):
 
 @dataclass(slots=True)
 class _Body:
+    """A body that has not come in whole."""
+
     since_s: float  # plus the time for which it was held
     size: int = 0
     total: int = 0

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.core.heap import keep_freed_memory
 from penstock.core.ticket import Ticket
@@ -23,7 +24,7 @@ from penstock.engine.memory import Memory
 from penstock.engine.opening import open_broker
 from penstock.engine.options import Options, hostname
 from penstock.errors import PenstockError
-from penstock.server import auth, live, lookups
+from penstock.server import live
 from penstock.server.bodies import Bodies
 from penstock.server.collecting import Collecting
 from penstock.server.descriptors import open_files_limit, share_out
@@ -42,15 +43,17 @@ from penstock.server.listening import (
     stop_signals,
 )
 from penstock.server.lookout import Lookout
-from penstock.server.lookups import Lookups
 from penstock.server.loop import LoopTurns, ThreadDisk
+from penstock.server.registration import Registration
 from penstock.server.security import Security
 from penstock.server.tcp import Connection
 from penstock.server.watching import Watching
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files
 from penstock.version import NSQ_VERSION
-from penstock.wire.lookup import Identity
+
+if TYPE_CHECKING:
+    from penstock.wire.lookup import Identity
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +109,9 @@ class Daemon:
         LogApi(self.broker).add_routes(self._api.router)
         PeekApi(self.broker).add_routes(self._api.router)
         self._watching = Watching(self.broker, self._memory, self._api, self._http, self._tcp_door)
-        self._lookups = Lookups(self.broker, self._identity, lambda: self._security.lookupd_tls)
+        self._lookups = Registration(
+            self.broker, self._identity, lambda: self._security.lookupd_tls
+        )
         self._collecting = Collecting(self.broker, loop)
         self._tcp: Listeners | None = None
 
@@ -149,6 +154,8 @@ class Daemon:
 
     def _identity(self) -> Identity:
         """What nsqlookupd tells others of this node."""
+        from penstock.wire.lookup import Identity
+
         options, api = self.broker.options, self._api
         return Identity(
             broadcast_address=options.broadcast_address,
@@ -226,9 +233,16 @@ class Daemon:
 
 def _outgoing_count(options: Options) -> int:
     """Connections that nsqd itself may have open: to nsqlookupds, and to auth servers."""
-    lookupd_count = len(options.nsqlookupd_tcp_addresses)
-    count = lookupd_count + lookups.REQUEST_COUNT_MAX if lookupd_count else 0
-    return count + (auth.REQUEST_COUNT_MAX if options.auth_http_addresses else 0)
+    count = 0
+    if options.nsqlookupd_tcp_addresses:
+        from penstock.server import lookups
+
+        count += len(options.nsqlookupd_tcp_addresses) + lookups.REQUEST_COUNT_MAX
+    if options.auth_http_addresses:
+        from penstock.server import auth
+
+        count += auth.REQUEST_COUNT_MAX
+    return count
 
 
 def run(options: Options, read: Reader = None) -> int:

@@ -10,7 +10,8 @@ connections to nsqlookupds, to statsd and to the auth server.
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass
+
+from penstock.record import record
 
 FILE_COUNT_MAX = 256
 FILE_COUNT_MIN = 16
@@ -21,7 +22,7 @@ CONNECTION_COUNT_MIN = 8
 UNLIMITED = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Descriptors:
     """Shares of a limit."""
 

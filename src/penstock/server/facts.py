@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from penstock.core.scanner import Scanner
 from penstock.core.window import Consumer
-from penstock.server.auth import Permit
 from penstock.server.upgrade import Upgrade
 from penstock.wire import identify
 from penstock.wire.tls import Tls
+
+if TYPE_CHECKING:
+    from penstock.server.auth import Permit
 
 
 class Facts:

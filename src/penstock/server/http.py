@@ -23,9 +23,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from ssl import SSLContext
 
+from penstock.record import record
 from penstock.server.accepting import Listener, Refusal, bind, bind_unix
 from penstock.server.bodies import RATE_MIN, TIMEOUT_S, Bodies
 from penstock.server.doors import FIRST_COMMAND_TIMEOUT_S, Door, Doors
@@ -44,7 +45,7 @@ def _full() -> bytes:
     return encode_response(plain(503), Request("", "", b""), keep_alive=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HttpLimits:
     """Rule 1 in numbers."""
 

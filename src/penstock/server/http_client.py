@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from penstock.errors import PenstockError
+from penstock.record import record
 
 BODY_SIZE_MAX = 1 << 20
 HEAD_SIZE_MAX = 64 << 10
@@ -29,7 +30,7 @@ class HttpClientError(PenstockError):
     """No answer: unreachable, too slow, or not HTTP."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Timeouts:
     """Limits in seconds: to connect, and for everything together."""
 

@@ -9,8 +9,8 @@ Rule 3: everything is bounded.  When there are too many, the oldest goes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from penstock.record import record
 from penstock.server.http_message import Request
 
 _END = b"\r\n\r\n"
@@ -21,7 +21,7 @@ _SIZE_MAX = 2048
 _UNUSUAL = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KnownHead:
     """What a head says, and the sizes of it and of the body it announces."""
 

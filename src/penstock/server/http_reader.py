@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import httptools
 
+from penstock.record import record
 from penstock.server.http_heads import KnownHeads
 from penstock.server.http_message import TEXT, Request, Response, has_bad_escape, unescape
 from penstock.server.http_origins import Origins
@@ -30,7 +31,7 @@ _HOST = re.compile(rb"[A-Za-z0-9!$%&()*+,\-.:;=\[\]'_~]*")
 HEAD, BODY, BETWEEN = "head", "body", "between"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadLimits:
     """What a request may weigh; bodies are limited by their route."""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from penstock.record import record
 from penstock.server.http_message import HTML, Pending, Request, Response, error_response
 
 Handler = Callable[[Request], Response | Pending]
@@ -30,7 +31,7 @@ IGNORED_BODY_SIZE_MAX = 256 * 1024
 _NO_PARAMS: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Route:
     """A handler and how its requests are received.
 
@@ -50,6 +51,8 @@ class Route:
 
 @dataclass(slots=True)
 class _Node:
+    """A path, and its routes by method."""
+
     segments: tuple[str, ...]
     routes: dict[str, Route] = field(default_factory=dict)
 

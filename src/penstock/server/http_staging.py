@@ -17,8 +17,6 @@ Errors carry a second field: {"message":"MISSING_PARTS","detail":"parts [3, 4]"}
 from __future__ import annotations
 
 import re
-import uuid
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -146,7 +144,7 @@ class StagingApi:
         newest, recorded, ticket = self._staging.ledger.decide(query, decision)
         if newest.batch > batch:
             return _pending(ticket, {"winners": [], "recorded": False, "old": True})
-        shown = [asdict(winner) for winner in newest.winners]
+        shown = [winner.as_json() for winner in newest.winners]
         return _pending(ticket, {"winners": shown, "recorded": recorded})
 
     def decision(self, request: Request) -> Pending:
@@ -165,7 +163,7 @@ class StagingApi:
             "batch": decision.batch,
             "note": decision.note,
             "published": published,
-            "winners": [asdict(winner) for winner in decision.winners],
+            "winners": [winner.as_json() for winner in decision.winners],
         }
         return _pending(self._staging.ledger.save(), answer)
 
@@ -353,6 +351,8 @@ def _winner(told: dict[str, Any]) -> Winner:
 def _node(value: object, code: str) -> str:
     if not isinstance(value, str):
         raise HttpError(400, code)
+    import uuid  # takes 2 ms to load, which a start without staged writes need not pay
+
     try:
         return str(uuid.UUID(value))
     except ValueError:

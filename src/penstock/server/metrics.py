@@ -9,7 +9,7 @@ the format wants families whole.
 from __future__ import annotations
 
 import os
-import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -132,7 +132,7 @@ class Metrics:
         build = {
             "version": VERSION,
             "nsq_version": NSQ_VERSION,
-            "python": platform.python_version(),
+            "python": sys.version.partition(" ")[0],
         }
         yield from family(
             "penstock_build_info", GAUGE, "What is running here.", [(labels(build), 1)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from functools import partial
 from ssl import SSLContext
+from typing import TYPE_CHECKING
 
 from penstock.engine.options import Options
 from penstock.errors import OptionError
-from penstock.server.auth import AuthServers
 from penstock.server.certificates import (
     client_context,
     load_certificate,
@@ -18,6 +18,9 @@ from penstock.server.certificates import (
 from penstock.server.http_message import JSON, V1, Response
 from penstock.server.http_router import Gate, Route, refusing
 from penstock.server.http_tokens import Tokens, read_tokens
+
+if TYPE_CHECKING:
+    from penstock.server.auth import AuthServers
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,9 @@ class Security:
         self.lookupd_tls: SSLContext | None = lookupd_context(options)
         self.auth: AuthServers | None = None
         if options.auth_http_addresses:
+            # Loaded where it is wanted: every module more makes every start longer.
+            from penstock.server.auth import AuthServers
+
             self.auth = AuthServers(options, partial(client_context, options))
         self.tokens: Tokens | None = None
         if options.http_auth_token_file:

@@ -27,7 +27,6 @@ from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
 from penstock.errors import ProtocolError, StreamError
 from penstock.server.accepting import Visitor
-from penstock.server.auth import Permit
 from penstock.server.bodies import Bodies
 from penstock.server.doors import FIRST_COMMAND_TIMEOUT_S, Doors
 from penstock.server.facts import Facts
@@ -77,7 +76,7 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         self._ok = frames.OK
         self._magic = b""
         self._unpacking = False
-        self._permit = None if security.auth is None else Permit(security.auth, loop)
+        self._permit = None if security.auth is None else security.auth.permit(loop)
         self.channel: Channel | None = None
         self.consumer = None
         self._host = ""

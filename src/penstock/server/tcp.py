@@ -21,7 +21,6 @@ from penstock.core.window import Consumer
 from penstock.engine.names import is_valid_name
 from penstock.engine.topology import locality
 from penstock.errors import ProtocolError
-from penstock.server.auth import Question
 from penstock.server.stream import MS_NS, Stream
 from penstock.wire import frames, identify
 from penstock.wire.quote import quote
@@ -159,8 +158,8 @@ class Connection(Stream):
             raise ProtocolError("E_INVALID", "AUTH already set")
         tls = self._upgrade.tls if self._upgrade is not None else None
         common_name = tls.common_name if tls is not None else ""
-        question = Question(secret, self._host, tls is not None, common_name)
-        self._wait(permit.ask(question), self._authed)
+        ticket = permit.authenticate(secret, self._host, tls is not None, common_name)
+        self._wait(ticket, self._authed)
 
     def _authed(self, ticket: Ticket) -> None:
         permit = self._permit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from penstock.engine.broker import Broker
 from penstock.engine.memory import Memory
 from penstock.server.debug import Debug
@@ -11,7 +13,9 @@ from penstock.server.http_api import NsqdApi
 from penstock.server.http_router import Route
 from penstock.server.lag import LoopLag
 from penstock.server.metrics import Metrics, Traffic
-from penstock.server.statsd import Statsd
+
+if TYPE_CHECKING:
+    from penstock.server.statsd import Statsd
 
 
 class Watching:
@@ -24,7 +28,12 @@ class Watching:
         self._tcp_door = tcp_door
         self._memory = memory
         self._lag = LoopLag()
-        self._statsd = Statsd(broker, memory, api.statsd_prefix)
+        self._statsd: Statsd | None = None
+        if broker.options.statsd_address:
+            # Loaded where it is wanted: every module more makes every start longer.
+            from penstock.server.statsd import Statsd
+
+            self._statsd = Statsd(broker, memory, api.statsd_prefix)
         metrics = Metrics(broker, memory, self._lag, self._traffic)
         api.router.add("GET", "/metrics", Route(metrics.serve))
         Debug().add_routes(api.router)
@@ -32,10 +41,12 @@ class Watching:
     def start(self) -> None:
         self._memory.start()
         self._lag.start()
-        self._statsd.start()
+        if self._statsd is not None:
+            self._statsd.start()
 
     def stop(self) -> None:
-        self._statsd.stop()
+        if self._statsd is not None:
+            self._statsd.stop()
         self._lag.stop()
         self._memory.stop()
 

@@ -260,7 +260,7 @@ def camel(field: str) -> str:
 def settings() -> tuple[Setting, ...]:
     """The table, with the names that Spark's users write."""
     return tuple(
-        dataclasses.replace(setting, option=camel(setting.field), flag=camel(setting.field))
+        setting._replace(option=camel(setting.field), flag=camel(setting.field))
         for setting in settings_of(Options)
     )
 

@@ -9,9 +9,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import CorruptError, StorageError
 from penstock.storage.files import Files
@@ -35,8 +34,7 @@ class DamageKind(StrEnum):
     TOPIC = "topic"
 
 
-@dataclass(frozen=True, slots=True)
-class DamageRecord:
+class DamageRecord(NamedTuple):
     """One place that was found damaged.  ``messages`` is None where nobody can count them."""
 
     time_ns: int
@@ -55,7 +53,7 @@ class DamageRecord:
 
 def encode_damage(records: list[DamageRecord]) -> bytes:
     return json.dumps(
-        {"format": FORMAT, "records": [asdict(record) for record in records]}
+        {"format": FORMAT, "records": [record._asdict() for record in records]}
     ).encode()
 
 

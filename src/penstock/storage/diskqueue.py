@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.record import record
 from penstock.storage.files import Files
 
 HEAD_SIZE = 26  # timestamp, attempts and id, which a record's length includes
@@ -58,7 +59,7 @@ class Record(NamedTuple):
     id: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Extent:
     """The part of a file to be read; from ``vouched_end`` on no meta file vouches for it."""
 
@@ -68,7 +69,7 @@ class Extent:
     vouched_end: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Damage:
     """Bytes of a file that are not taken, and why.  A size of 0: nobody knows how many."""
 

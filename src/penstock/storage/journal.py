@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from google_crc32c import value as crc32c
 
+from penstock.record import record
 from penstock.storage.channel_reader import ChannelReader, decode_reader
 from penstock.storage.files import Files
 
@@ -67,7 +68,7 @@ Run = tuple[int, int]
 Mark = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FileState:
     """A file of the log, at least as large as this: ``count`` messages in [first, end)."""
 

@@ -30,6 +30,8 @@ from typing import Any, NamedTuple
 
 from google_crc32c import value as crc32c
 
+from penstock.record import record
+
 MAGIC = b"PL"
 COORDINATOR, DECISION, INTENT, PUBLISHED, FORGOTTEN, GIVEN_UP, DAMAGED = 1, 2, 3, 4, 5, 6, 7
 NAMES = {
@@ -52,7 +54,7 @@ _HEAD_CRC = struct.Struct(">BBI")
 _QUERY = re.compile(rb'"query":"([!#-\[\]-~]{1,200})"')
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Winner:
     """A staging that was decided for."""
 
@@ -60,6 +62,15 @@ class Winner:
     partition: int
     attempt: str
     count: int
+
+    def as_json(self) -> dict[str, object]:
+        """As clients are told it."""
+        return {
+            "node": self.node,
+            "partition": self.partition,
+            "attempt": self.attempt,
+            "count": self.count,
+        }
 
     def told(self) -> list[Any]:
         """As it stands in a record."""
@@ -81,20 +92,20 @@ class Bound(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
+@record
 class Coordinator:
     node: str
     address: str
 
 
-@dataclass(frozen=True)
+@record
 class Decision:
     batch: int
     winners: tuple[Winner, ...]
     note: str | None = None  # the writer reads it back with its newest batch
 
 
-@dataclass(frozen=True)
+@record
 class Intent:
     """What will be published, whatever happens; its time is the timestamp of the messages."""
 
@@ -106,14 +117,14 @@ class Intent:
     stamps: dict[tuple[int, int], int]  # of the first row of a deferred part, by number and part
 
 
-@dataclass(frozen=True)
+@record
 class Published:
     batch: int
     count: int
     digest: str  # of the winners, so that others are not taken for them
 
 
-@dataclass(frozen=True)
+@record
 class GivenUp:
     """Stagings of a batch that an admin has it published without."""
 
@@ -142,6 +153,8 @@ class QueryState:
 
 @dataclass
 class LedgerState:
+    """What a whole file says."""
+
     queries: dict[str, QueryState] = field(default_factory=dict)
     bad: list[tuple[int, int]] = field(default_factory=list)  # (offset, end) of bad bytes
     published_at: dict[str, int] = field(default_factory=dict)  # offset of the newest PUBLISHED

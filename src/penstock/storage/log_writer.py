@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
 
 from penstock.core.appender import Batch
 from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Tally, Visible
 from penstock.errors import UncutError
+from penstock.record import record
 from penstock.storage.copying import copy_bytes
 from penstock.storage.files import Files
 from penstock.storage.growth import Extent, Written
@@ -38,7 +38,7 @@ SEGMENT_SIZE_MAX = 64 * 1024 * 1024
 ROLL_SIZE_FINISHED = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SyncToken:
     """What a sync covered; ``base`` and ``offset`` are what a SYNCED record wants."""
 
@@ -49,7 +49,7 @@ class SyncToken:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sealed:
     """A segment got its footer."""
 
@@ -58,7 +58,7 @@ class Sealed:
     trailer: Trailer | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Moved:
     """The batches of ``old`` behind ``keep`` are in ``new`` now (R8)."""
 

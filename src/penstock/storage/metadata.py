@@ -33,6 +33,8 @@ class ChannelEntry:
 
 @dataclass
 class TopicEntry:
+    """A topic with its channels."""
+
     name: str
     paused: bool = False
     channels: list[ChannelEntry] = field(default_factory=list)
@@ -40,6 +42,8 @@ class TopicEntry:
 
 @dataclass
 class Metadata:
+    """What the file lists."""
+
     topics: list[TopicEntry] = field(default_factory=list)
     version: str = ""
 

@@ -9,17 +9,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from penstock.core.appender import Batch
 from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Tally
+from penstock.record import record
 from penstock.storage.files import Files
 from penstock.storage.log_reader import Damage, LogReader
 from penstock.storage.segment import Segment, encode_header, footer, side_path
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Relocation:
     """A side file on the disk that is not yet part of the log; None if nothing was to be kept."""
 

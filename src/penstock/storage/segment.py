@@ -12,13 +12,13 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from google_crc32c import value as crc32c
 
 from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Tables, Tally, Visible
+from penstock.record import record
 from penstock.storage.growth import Growth
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Header(NamedTuple):
     origin: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Trailer:
     """The last 96 bytes of a sealed file."""
 

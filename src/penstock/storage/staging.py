@@ -28,6 +28,7 @@ from typing import NamedTuple
 from google_crc32c import extend, value
 
 from penstock.errors import CorruptError, StorageError
+from penstock.record import record
 from penstock.storage.evidence import SUFFIX as CORRUPT
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
@@ -60,7 +61,7 @@ class Key(NamedTuple):
     attempt: str  # 32 lower-case hex digits
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PartRecord:
     """A part as it lies in its file."""
 
@@ -77,7 +78,7 @@ class PartRecord:
         return weight_of(self.topic, self.size)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Seal:
     """All parts are there."""
 
@@ -164,7 +165,7 @@ def _encode_record(
     return RECORD_MAGIC + _crc(number.to_bytes(8, "big") + rest) + rest
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Record:
     """The head of a record."""
 

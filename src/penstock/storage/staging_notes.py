@@ -23,9 +23,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from penstock.record import record
 from penstock.storage.files import Files
 from penstock.storage.journal import Journal
 from penstock.storage.ledger import encode_note, records
@@ -38,7 +38,7 @@ NAMES = {16: "sealed", 17: "gone", 18: "lost", 19: "ledger"}
 SIZE_MAX = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Noted:
     """A staging that was sealed."""
 

@@ -21,7 +21,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from penstock.core.appender import Batch
 from penstock.core.block import Block
@@ -29,6 +28,7 @@ from penstock.core.runs import Runs
 from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Visible
 from penstock.errors import StorageError
+from penstock.record import record
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
 from penstock.storage.growth import Shown
@@ -53,7 +53,7 @@ DAMAGE_MAX = 1024
 STALE_MAX = 16
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SegmentRecord:
     """What the engine may want to know of a segment or side file."""
 

@@ -15,10 +15,10 @@ Rule 2: patterns are RE2's, as Go has them: an auth server written for nsqd keep
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import AuthError
+from penstock.record import record
 from penstock.wire import gojson
 
 SUBSCRIBE, PUBLISH = "subscribe", "publish"
@@ -27,7 +27,7 @@ TTL_S_MAX = 10 * 365 * 86400
 ENTRY_COUNT_MAX = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Entry:
     """One line of what is allowed, patterns compiled."""
 
@@ -43,7 +43,7 @@ class Entry:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Authorizations:
     """A valid reply."""
 

@@ -14,8 +14,7 @@ Rule 5: an upgrade is negotiated if the client asks, an option allows it and the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from penstock.errors import ProtocolError
 from penstock.version import NSQ_VERSION
@@ -84,8 +83,7 @@ class Limits(Protocol):
     def topology_zone(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """What holds for one connection."""
 
     client_id: str
@@ -147,8 +145,7 @@ def _apply(
     sample_rate = _integer(fields, "sample_rate")
     if not 0 <= sample_rate <= SAMPLE_RATE_MAX:
         raise _bad_body(f"sample rate ({sample_rate}) is invalid")
-    return replace(
-        current,
+    return current._replace(
         client_id=_string(fields, "client_id"),
         hostname=_string(fields, "hostname"),
         user_agent=_string(fields, "user_agent"),
@@ -225,8 +222,7 @@ def _upgrade(
     deflate_level = DEFLATE_LEVEL
     if deflate:
         deflate_level = max(0, _integer(fields, "deflate_level")) or DEFLATE_LEVEL
-    return replace(
-        settings,
+    return settings._replace(
         tls_v1="tls_v1" in offers and bool(fields.get("tls_v1")),
         snappy=snappy and "snappy" in offers,
         deflate=deflate,

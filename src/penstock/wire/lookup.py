@@ -14,9 +14,9 @@ A reply has no frame type, unlike nsqd's.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
 from penstock.errors import ProtocolError
+from penstock.record import record
 from penstock.wire import gojson
 
 MAGIC = b"  V1"
@@ -44,7 +44,7 @@ _FIELDS: dict[str, tuple[type, int]] = {
 _REQUIRED = ("broadcast_address", "tcp_port", "http_port", "version")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Identity:
     """What an nsqd says of itself, or an nsqlookupd in its reply.
 
@@ -61,7 +61,7 @@ class Identity:
     https_port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """Where an nsqlookupd's HTTP is; a port it does not tell is 0."""
 
@@ -70,7 +70,7 @@ class Place:
     https_port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Command:
     """A command with its parameters as sent; ``identity`` comes with IDENTIFY."""
 

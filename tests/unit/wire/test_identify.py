@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -66,7 +65,7 @@ def test_the_negotiated_reply_is_nsqds_byte_by_byte() -> None:
 @pytest.mark.parametrize("body", [b"null", b"{}", b'{"client_id":null,"msg_timeout":null}'])
 def test_identity_becomes_empty_when_absent_and_the_rest_stays(body: bytes) -> None:
     settings, _ = negotiate(body, OPTIONS, FIRST)
-    assert settings == replace(FIRST, client_id="", hostname="")
+    assert settings == FIRST._replace(client_id="", hostname="")
 
 
 @pytest.mark.parametrize(
