@@ -353,6 +353,20 @@ def test_addresses_can_be_changed_while_it_runs(
         assert nsqd.get(path).json == []
 
 
+def test_the_first_address_may_come_while_it_runs(
+    cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
+    first = cluster.lookupds[0]
+    with nsqd_of(tmp_path) as nsqd:
+        nsqd.post(f"/topic/create?topic={topic}")
+        addresses = json.dumps([first.tcp_address]).encode()
+        assert nsqd.http("PUT", "/config/nsqlookupd_tcp_addresses", addresses).status == 200
+        eventually(lambda: found(first, topic), ([nsqd.tcp_port], []))
+        nsqd.post(f"/channel/create?topic={topic}&channel=late")
+        eventually(lambda: found(first, topic), ([nsqd.tcp_port], ["late"]))
+    eventually(lambda: found(first, topic)[0], [])
+
+
 # Consumers that find their way
 
 
