@@ -12,6 +12,7 @@ from penstock.cli.dump import main
 from penstock.core.segment import STAGED
 from penstock.core.slots import Batch
 from penstock.storage import ledger
+from penstock.storage.channel_reader import ChannelReader
 from penstock.storage.files import Files
 from penstock.storage.journal import (
     encode_channel,
@@ -23,6 +24,7 @@ from penstock.storage.journal import (
 )
 from penstock.storage.metadata import ChannelEntry, TopicEntry, write_metadata
 from penstock.storage.node import load_node
+from penstock.storage.patterns import PatternRecord, encode_patterns
 from penstock.storage.slot_counts import CountsFile, SlotCount
 from penstock.storage.slots import SlotName, SlotStore
 from penstock.storage.staging import (
@@ -287,3 +289,13 @@ def test_a_batch_says_which_part_it_was(tmp_path: Path, capsys: pytest.CaptureFi
     append(log, made)
     assert main([log.segments()[0].path]) == 0
     assert "staging=000000000000001f part=7" in capsys.readouterr().out
+
+
+def test_patterns_are_told_one_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = PatternRecord("q", ChannelReader("1" * 32, "me", 0), ("a.*", "b"), ("a.retry",))
+    path = tmp_path / "patterns.json"
+    path.write_bytes(encode_patterns([record]))
+    assert main([str(path)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    since = "since 1970-01-01T00:00:00Z"
+    assert line == f"channel=q of me (identity {'1' * 32}, {since}): a.*, b except a.retry"

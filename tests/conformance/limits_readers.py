@@ -33,6 +33,29 @@ tried_by(
 )
 
 
+@trial("Patterns of a node", "64, with 64 globs and 1,024 exceptions each")
+def _(daemons: Daemons) -> None:
+    nsqd = daemons.nsqd()
+
+    def leave(channel: str, globs: int, exceptions: int) -> tuple[int, str]:
+        body = {
+            "channel": channel,
+            "identity": "1" * 32,
+            "topics": [f"none{number:02d}.*" for number in range(globs)],
+            "except": [f"{number:04d}".rjust(64, "x") for number in range(exceptions)],
+        }
+        reply = nsqd.post("/channel/pattern", json.dumps(body).encode())
+        return reply.status, reply.json.get("message", "")
+
+    assert leave("most", 65, 0) == (400, "INVALID_TOPICS")
+    assert leave("most", 1, 1025) == (400, "INVALID_EXCEPT")
+    for number in range(64):
+        assert leave(f"pattern{number}", 64, 1024 if not number else 0) == (200, "")
+    assert leave("most", 1, 0) == (503, "TOO_MANY_PATTERNS")
+    for number in range(64):
+        assert nsqd.post(f"/channel/pattern/delete?channel=pattern{number}").status == 200
+
+
 @trial("A read by index", "16 MiB")
 def _(daemons: Daemons) -> None:
     nsqd = daemons.nsqd()

@@ -45,9 +45,11 @@ KINDS = {
     "staging.notes": "*/penstock/staging.notes",
     "node.json": "*node.json",
     "damage.json": "*/penstock/damage.json",
+    "patterns.json": "*patterns.json",
     "reserve": "*/penstock/reserve",
 }
 OLD_DAMAGE = "found long ago"
+PATTERN = "1" * 32
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Promised:
 
 def fill(engine: Engine) -> Promised:
     """Some of everything: full and stray segments, deferred and fired, staged and decided."""
+    _, kept_pattern = engine.broker.patterns.leave("p", PATTERN, "me", ("p*",), ())
+    assert engine.done(kept_pattern) is None
     first = Client(engine, "a", "x", ready_count=500)
     Client(engine, "a", "y", ready_count=500, msg_timeout_ns=HOUR).ready(0)
     Client(engine, "b", "z", ready_count=0)
@@ -228,8 +232,12 @@ def judge(path: str, files: LossyFiles, caplog: pytest.LogCaptureFixture) -> Non
         assert name in str(error), f"refused without naming {name}: {error}"
         assert lost_names(before, files) == set(), "a refused start removes nothing"
         return
+    pattern_lost = not len(engine.broker.patterns)
     missing = found_in(engine, promised)
     reports = [r for r in engine.broker.damage.records if r.text != OLD_DAMAGE]
+    assert reports or not pattern_lost, f"{path}: a pattern is lost and not reported"
+    if "patterns.json" in path:
+        assert reports and not pattern_lost, f"{path}: the other copy tells"
     if any(missing):
         assert reports, f"{path}: {missing} is missing and not reported"
         errors = [r for r in caplog.records if r.levelno >= logging.ERROR]

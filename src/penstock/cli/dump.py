@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 EPILOG = """\
 Shows segments and side files (*.log, *.side), journals, slot files (*.slot, *.fired) and their
-counts (deferred.counts), staging files (*.staging) and their ledger, node.json and nsqd.dat: one
-line a thing, with its offset in the file.  Lines that start with "!!" tell of damage.  Nothing is
-changed, and the files of a running nsqd can be looked at.
+counts (deferred.counts), staging files (*.staging) and their ledger, node.json, patterns.json and
+nsqd.dat: one line a thing, with its offset in the file.  Lines that start with "!!" tell of damage.
+Nothing is changed, and the files of a running nsqd can be looked at.
 
 examples:
   penstock dump data/penstock/topics/orders~*/*.log

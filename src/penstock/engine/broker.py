@@ -39,6 +39,7 @@ from penstock.engine.identity import Identity
 from penstock.engine.lane import Lane
 from penstock.engine.names import is_ephemeral
 from penstock.engine.options import Options
+from penstock.engine.patterns import Patterns
 from penstock.engine.polls import Polls
 from penstock.engine.premises import Premises
 from penstock.engine.pull import Pulls
@@ -115,6 +116,7 @@ class Broker:
         self.registry = Registry(self)
         self.staging = Staging(self)
         self.pulls = Pulls(self)
+        self.patterns = Patterns(self)
         self.polls = Polls(self)
         self.reads = Reads(self)
         self.premises = Premises(self)
@@ -206,6 +208,8 @@ class Broker:
         durable.created = Ticket()
         self._ask_channels(durable)
         self.add_topic(durable)
+        if self.patterns:
+            self.patterns.attend(durable)
         self.creation.add(durable)
         return durable, durable.created
 

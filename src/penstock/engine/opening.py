@@ -38,6 +38,7 @@ def open_broker(broker: Broker) -> None:
     broker.data.open()
     broker.damage.open()
     floor = broker.identity.open()
+    broker.patterns.open()
     _report_folders(broker)
     broker.raise_stamp(broker.identity.stamp_floor)
     broker.health_of_disk.reserve.hold()
@@ -79,6 +80,8 @@ def open_broker(broker: Broker) -> None:
         if doubtful or found.losses:
             topic.keeper.rewrite()
         if not found.journal.size:
+            # It was being made, or its journal is lost: what it was made with is made again.
+            broker.patterns.attend(topic)
             topic.save()
         if topic.log.segments():
             broker.rounds.written(

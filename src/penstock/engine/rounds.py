@@ -165,6 +165,7 @@ class Rounds:
         broker.identity.saw(0)
         self._checkpoint()
         broker.pulls.look()
+        broker.patterns.look()
         broker.staging.look_at_notes()
         broker.premises.look()
         broker.health_of_disk.look()

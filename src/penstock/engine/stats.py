@@ -100,6 +100,8 @@ def _summary(broker: BrokerView, wanted: Selection, memory: Memory) -> dict[str,
     stats["producers"] = None
     if damage := broker.damage.summary:
         stats["damage"] = damage
+    if patterns := broker.patterns.stats:
+        stats["patterns"] = patterns
     return stats
 
 

@@ -241,6 +241,11 @@ class Topic(BaseTopic):
             channel.created = self.save()
         return channel.created
 
+    def add_first_channel(self, channel: Channel) -> None:
+        """Take a channel that a new topic is made with: it is in the topic's first records."""
+        self._take_channel(channel)
+        channel.created = self.created
+
     def _take_channel(self, channel: Channel) -> None:
         start = channel.window.low
         self.channels[channel.name] = channel

@@ -156,6 +156,11 @@ class PullsView(Protocol):
     def refusal_counts(self) -> dict[str, int]: ...
 
 
+class PatternsView(Protocol):
+    @property
+    def stats(self) -> list[dict[str, Any]]: ...
+
+
 class BrokerView(Protocol):
     options: Options
 
@@ -175,6 +180,8 @@ class BrokerView(Protocol):
     def node_uuid(self) -> str: ...
     @property
     def damage(self) -> DamageView: ...
+    @property
+    def patterns(self) -> PatternsView: ...
     @property
     def pulls(self) -> PullsView: ...
 

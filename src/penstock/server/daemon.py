@@ -33,6 +33,7 @@ from penstock.server.http import HttpServer
 from penstock.server.http_api import NsqdApi
 from penstock.server.http_log import LogApi
 from penstock.server.http_origins import Origins
+from penstock.server.http_patterns import PatternApi
 from penstock.server.http_peek import PeekApi
 from penstock.server.http_staging import StagingApi
 from penstock.server.listening import (
@@ -94,6 +95,7 @@ class Daemon:
         self._memory = Memory()
         self._api = NsqdApi(self.broker, self._memory)
         StagingApi(self.broker).add_routes(self._api.router)
+        PatternApi(self.broker).add_routes(self._api.router)
         self._bodies = Bodies(options.max_unfinished_body_bytes)
         places = self._doors, http_door
         self._http = HttpServer(self._api.router, places=places, bodies=self._bodies)

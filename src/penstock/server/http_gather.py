@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock.core.ticket import Ticket
 from penstock.server.http_message import INTERNAL_ERROR, Pending, Response
@@ -23,6 +23,28 @@ def gather(pieces: Iterator[bytes], headers: Sequence[tuple[str, str]]) -> Respo
     if gathering.ticket.done:
         return gathering.response(headers)
     return Pending(gathering.ticket, lambda _: gathering.response(headers))
+
+
+def gather_after(
+    first: Ticket,
+    pieces: Iterator[bytes],
+    headers: Sequence[tuple[str, str]],
+    failed: Callable[[Exception], Response],
+) -> Pending:
+    """As ``gather``, once ``first`` is settled; if that is with an error, what ``failed`` says."""
+    gathering = _Gathering(pieces)
+
+    def begin(done: Ticket) -> None:
+        if done.error is None:
+            gathering.go_on()
+        else:
+            gathering.ticket.settle(done.error)
+
+    def answer(_: Ticket) -> Response:
+        return gathering.response(headers) if first.error is None else failed(first.error)
+
+    first.add(begin)
+    return Pending(gathering.ticket, answer)
 
 
 class _Gathering:

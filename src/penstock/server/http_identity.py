@@ -24,9 +24,9 @@ def argument_identity(request: Request, name: str = "identity") -> str | None:
     return _identity(request.query.get(name), name)
 
 
-def body_identity(body: Mapping[str, Any]) -> str | None:
+def body_identity(body: Mapping[str, Any], name: str = "identity") -> str | None:
     """An identity in a body."""
-    return _identity(body.get("identity"), "identity")
+    return _identity(body.get(name), name)
 
 
 def body_reader(body: Mapping[str, Any]) -> str | None:

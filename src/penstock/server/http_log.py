@@ -187,12 +187,12 @@ class LogApi:
             if not isinstance(topic, Topic):
                 ends[name] = None
                 continue
-            ends[name] = _place(topic)
             channel = None
             if channel_name is not None:
                 channel = _visited(topic, channel_name, identity)
-                ends[name] |= {"low": channel.low, "paused": channel.paused}
-            ends[name]["end"] = readable_end(topic, channel)
+            ends[name] = ends_entry(topic, channel)
+        if channel_name is not None:
+            self._broker.patterns.renew(channel_name, identity)
         return {"node": self._broker.node_uuid, "topics": ends}
 
     # Reading
@@ -355,6 +355,15 @@ class LogApi:
         if not isinstance(topic, Topic):
             raise HttpError(400, "EPHEMERAL_TOPIC", topic=name)
         return topic
+
+
+def ends_entry(topic: Topic, channel: PullChannel | None) -> dict[str, Any]:
+    """How far a reader may go in a log; of a channel, how far it has come."""
+    entry = _place(topic)
+    if channel is not None:
+        entry |= {"low": channel.low, "paused": channel.paused}
+    entry["end"] = readable_end(topic, channel)
+    return entry
 
 
 def _place(topic: Topic) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     # role  token
     publish 3f6c1e...        POST /pub and /mpub, and /staging...
-    read    58d0c2...        GET /log and below, POST /channel/pull and /channel/commit
+    read    58d0c2...        GET /log and below, POST /channel/pull, /commit and /pattern
     metrics 91ab77...        GET /stats, /metrics, /damage and /info
     admin   c0ffee...        everything
 
@@ -47,6 +47,8 @@ _BY_ROLE = {
             "/log/read",
             "/channel/pull",
             "/channel/commit",
+            "/channel/pattern",
+            "/channel/patterns",
         }
     ),
     METRICS: frozenset({"/stats", "/metrics", "/damage"}),

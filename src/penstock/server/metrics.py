@@ -364,6 +364,18 @@ class Metrics:
             "Requests refused for the sake of a pull channel's reader, by reason.",
             [(labels({"reason": r}), count) for r, count in broker.pulls.refusal_counts.items()],
         )
+        patterns = broker.patterns
+        yield _gauge("pull_patterns", "Patterns that give topics a channel.", len(patterns))
+        yield _counter(
+            "pull_pattern_lapses_total",
+            "Patterns deleted because their reader was gone.",
+            patterns.lapse_count,
+        )
+        yield _counter(
+            "pull_pattern_channels_total",
+            "Pull channels made together with a topic.",
+            patterns.made_count,
+        )
         yield _gauge("log_polls", "Readers that wait for a log's end.", broker.polls.waiting_count)
         yield _counter("log_reads_total", "Ranges read by index.", broker.reads.read_count)
         yield _counter("log_read_bytes_total", "Bytes of those ranges.", broker.reads.read_size)

@@ -4,6 +4,7 @@
 #     penstock.node.json                            node.py: the second copy of node.json
 #     penstock/node.json  penstock/reserve          node.py, reserve.py
 #     penstock/damage.json                          damage.py
+#     penstock/patterns.json  penstock.patterns.json   patterns.py, and its second copy
 #     penstock/topics/<topic>~<instance, 16 hex digits>/
 #                     <base>.log  <base>[-n].side  journal  *.corrupt
 #     penstock/topics/<topic>~<instance>.deleted/   on its way out
@@ -27,7 +28,8 @@ from penstock.storage.files import Files
 DELETED = ".deleted"
 
 _LEFTOVER = re.compile(
-    r"(nsqd\.dat|(penstock\.)?node\.json(\.bad)?|damage\.json|deferred\.counts|staging\.notes)"
+    r"(nsqd\.dat|(penstock\.)?(node|patterns)\.json(\.bad)?|damage\.json|deferred\.counts"
+    r"|staging\.notes)"
     r"\.[0-9a-f]{12}\.tmp"
 )
 _FOLDER = re.compile(r"([.a-zA-Z0-9_-]{1,64})~([0-9a-f]{16})")
@@ -53,6 +55,8 @@ class DataPath:
         # In the other folder: whoever removes all of penstock/ leaves it.
         self.node_copy = f"{self.root}/penstock.node.json"
         self.damage = f"{self.own}/damage.json"
+        self.patterns = f"{self.own}/patterns.json"
+        self.patterns_copy = f"{self.root}/penstock.patterns.json"
         self.reserve = f"{self.own}/reserve"
         self.topics = f"{self.own}/topics"
         self.deferred = f"{self.own}/deferred"

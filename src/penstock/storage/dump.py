@@ -17,6 +17,7 @@ from penstock.storage.dump_staging import dump_ledger, dump_staging
 from penstock.storage.files import Files
 from penstock.storage.metadata import decode_metadata
 from penstock.storage.node import decode_node
+from penstock.storage.patterns import decode_patterns
 from penstock.storage.segment import (
     MAGIC,
     TRAILER_SIZE,
@@ -63,6 +64,8 @@ def dump_file(files: Files, path: str, out: TextIO, *, brief: bool = False) -> i
         node = decode_node(files.read(path), path)
         print(f"node uuid={node.uuid} index_floor={node.index_floor}", file=out)
         return 0
+    if name in ("patterns.json", "penstock.patterns.json"):
+        return _dump_patterns(files, path, out)
     if name == "nsqd.dat":
         return _dump_metadata(files, path, out)
     if name.endswith(".staging"):
@@ -226,6 +229,14 @@ def _record(kind: int, payload: bytes) -> str:
     if kind == journal.GONE:
         return f"id={int.from_bytes(payload, 'big')}"
     return f"{len(payload)} bytes"
+
+
+def _dump_patterns(files: Files, path: str, out: TextIO) -> int:
+    for record in decode_patterns(files.read(path), path):
+        excepted = f" except {', '.join(record.excepted)}" if record.excepted else ""
+        topics = ", ".join(record.topics)
+        print(f"channel={record.channel} of {record.reader}: {topics}{excepted}", file=out)
+    return 0
 
 
 def _dump_metadata(files: Files, path: str, out: TextIO) -> int:

@@ -142,6 +142,12 @@ class MemoryPulls:
         self.refusal_counts = {"guard": 0}
 
 
+class MemoryPatterns:
+    """None."""
+
+    stats: tuple[()] = ()
+
+
 class MemoryBroker:
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options(broadcast_address="host1")
@@ -153,6 +159,7 @@ class MemoryBroker:
         self.error: Exception | None = None
         self.hold = False
         self.damage = MemoryDamage()
+        self.patterns = MemoryPatterns()
         self.pulls = MemoryPulls()
         self.held: list[Ticket] = []
 
