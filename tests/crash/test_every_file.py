@@ -20,6 +20,7 @@ from functools import cache
 
 import pytest
 
+from penstock.engine.pull import PullChannel, pull_channel
 from penstock.errors import PenstockError
 from penstock.storage.ledger import Decision, Winner
 from tests.crash.lossy import KEEP, LOSE, LossyFiles
@@ -50,6 +51,7 @@ KINDS = {
 }
 OLD_DAMAGE = "found long ago"
 PATTERN = "1" * 32
+IDENTITY = "1f" * 16
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,9 @@ def fill(engine: Engine) -> Promised:
     engine.advance(12 * SECOND)  # stragglers move, segments go
     for number in range(12):
         assert engine.publish("b", b"b%03d" % number) is None
+    read, ticket, _ = pull_channel(engine.topic("b"), "read", engine.topic("b").log.first)
+    assert engine.done(ticket) is None
+    read.bind(IDENTITY, "pipeline archive")
     more = [b"c%03d" % number for number in range(60)]
     for client in (first, second):
         client.ready(0)
@@ -233,6 +238,9 @@ def judge(path: str, files: LossyFiles, caplog: pytest.LogCaptureFixture) -> Non
         assert lost_names(before, files) == set(), "a refused start removes nothing"
         return
     pattern_lost = not len(engine.broker.patterns)
+    read = engine.topic("b").channels["read"]
+    assert isinstance(read, PullChannel) and not read.admits(None), f"{path}: not bound"
+    assert read.admits(IDENTITY), f"{path}: its reader is shut out"
     missing = found_in(engine, promised)
     reports = [r for r in engine.broker.damage.records if r.text != OLD_DAMAGE]
     assert reports or not pattern_lost, f"{path}: a pattern is lost and not reported"

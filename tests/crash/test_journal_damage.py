@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engine.pull import PullChannel, pull_channel
+from penstock.engine.topic import Topic
 from penstock.storage.journal import records
 from tests.crash.lossy import KEEP, Crashed
 from tests.crash.test_restart import folder_of, receive, subscribe
@@ -23,12 +25,14 @@ from tests.daemon import Nsqd
 from tests.engine import SECOND, Client, Engine
 
 BODIES = [b"one", b"two", b"three"]
+IDENTITY = "1f" * 16
 
 
 def used() -> Engine:
-    """A topic with two channels, a part of it finished, a deleted channel and a paused one."""
+    """A topic with channels: one with a part finished, a deleted, a paused and a bound one."""
     engine = Engine()
     topic = engine.broker.create_topic("t")[0]
+    assert isinstance(topic, Topic)
     for name in ("a", "gone", "b"):
         topic.create_channel(name)
         engine.settle()
@@ -39,6 +43,12 @@ def used() -> Engine:
     engine.advance(3 * SECOND)
     assert engine.done(topic.delete_channel("gone")) is None
     assert engine.done(topic.channels["b"].pause(True)) is None
+    read, ticket, _ = pull_channel(topic, "read", topic.log.first)
+    assert engine.done(ticket) is None
+    read.bind("2e" * 16, "before")
+    assert engine.done(read.take_over(IDENTITY, "2e" * 16)) is None
+    read.bind(IDENTITY, "pipeline archive")
+    engine.advance(SECOND)
     engine.crash(KEEP)
     return engine
 
@@ -49,11 +59,19 @@ def journal_path(engine: Engine) -> str:
 
 def opens_whole(engine: Engine) -> None:
     """Everything that was acknowledged is there, the deleted channel is not."""
-    assert set(engine.topic("t").channels) in ({"a", "b"}, {"a", "b", "gone"})
+    assert set(engine.topic("t").channels) in ({"a", "b", "read"}, {"a", "b", "gone", "read"})
+    assert_bound(engine)
     assert engine.topic("t").channels["b"].paused
     assert set(engine.unfinished("t", "a")) >= {b"two", b"three"}
     assert set(engine.unfinished("t", "b")) == set(BODIES)
     assert engine.publish("t", b"new") is None
+
+
+def assert_bound(engine: Engine) -> None:
+    """R45: no other reader comes in because a file was damaged, and its own is not shut out."""
+    channel = engine.topic("t").channels["read"]
+    assert isinstance(channel, PullChannel)
+    assert channel.reader is not None and channel.reader.identity == IDENTITY
 
 
 CHANGES: dict[str, Callable[[bytearray, int], None]] = {
@@ -91,7 +109,8 @@ def test_an_nsqd_dat_damaged_at_any_byte_loses_no_channel_and_no_message(change:
         files = copy.deepcopy(before.files)
         files.edit(path, lambda data, at=at: CHANGES[change](data, at))
         engine = Engine(files)
-        assert set(engine.topic("t").channels) >= {"a", "b"}
+        assert set(engine.topic("t").channels) >= {"a", "b", "read"}
+        assert_bound(engine)
         assert set(engine.unfinished("t", "a")) == {b"two", b"three"}
         assert set(engine.unfinished("t", "b")) == set(BODIES)
         told = engine.broker.damage.records
@@ -112,7 +131,7 @@ def test_a_journal_that_is_gone_is_told(how: str) -> None:
     opens_whole(engine)
     (record,) = engine.broker.damage.records
     assert record.kind == "journal" and "missing or empty" in record.text
-    assert "a, b" in record.text
+    assert "a, b, read" in record.text
 
 
 @pytest.mark.parametrize("seed", range(4))

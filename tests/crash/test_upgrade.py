@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.client import Client
+from tests.conformance.log_reader import LogReader
 from tests.daemon import Nsqd
 from tests.staging import ATTEMPT, HttpQuery
 
@@ -69,3 +70,18 @@ def test_a_data_path_of_the_version_before_opens_whole(data_path: Path) -> None:
         assert wanted <= bodies
         assert HttpQuery(nsqd).publish(0, (0, ATTEMPT)).status == 200
         assert nsqd.channel("b", "c")["depth"] == 2
+
+
+def test_a_reader_of_the_version_before_goes_on_and_may_take_an_identity(data_path: Path) -> None:
+    """R45: its channel is bound by the next commit that carries one."""
+    with Nsqd(data_path, "--node-id=7") as nsqd:
+        older = LogReader(nsqd, None, topic="b", channel="query")
+        assert older.pull().json["identity"] is None
+        assert older.commit(older.told["low"]).status == 200
+        reader = LogReader(nsqd, topic="b", channel="query")
+        assert reader.pull().json["low"] == older.told["low"]
+        assert reader.commit(reader.told["low"]).status == 200
+        nsqd.restart()
+        assert [reply.status for reply in reader.all_calls(reader.told).values()] == [200] * 4
+        assert [reply.status for reply in older.all_calls(reader.told).values()] == [409] * 4
+        assert len(told(nsqd)) == 1 and "refused identity none" in told(nsqd)[0]

@@ -2,7 +2,10 @@
 #
 #     since_ms i64 | identity 16 | name, UTF-8, up to 255 bytes          big-endian, after the id
 #
-#     {"identity":"<32 hex digits>","name":"...","since_ms":...}         in nsqd.dat
+#     {"identity":"<32 hex digits>","name":"...","since_ms":...,"checksum":"<8 hex digits>"}
+#
+# The second one is that of nsqd.dat, which has no checksum of its own: a digit that changed there
+# must not shut the reader out.
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import struct
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
+
+from google_crc32c import value as crc32c
 
 NAME_SIZE_MAX = 255
 SINCE_MS_MAX = 253_402_300_799_999  # the end of the year 9999
@@ -32,7 +37,12 @@ class ChannelReader:
         return _READER.pack(self.since_ms, bytes.fromhex(self.identity)) + self.name.encode()
 
     def as_json(self) -> dict[str, Any]:
-        return {"identity": self.identity, "name": self.name, "since_ms": self.since_ms}
+        return {
+            "identity": self.identity,
+            "name": self.name,
+            "since_ms": self.since_ms,
+            "checksum": f"{crc32c(self.encode()):08x}",
+        }
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since_ms // 1000, UTC)
@@ -49,7 +59,7 @@ def decode_reader(payload: bytes) -> ChannelReader:
 
 
 def reader_of(told: Any) -> ChannelReader | None:
-    """What nsqd.dat tells, None if that is not a reader: a person may have edited the file."""
+    """What nsqd.dat tells, None if that is not a reader: the file may be damaged."""
     if not isinstance(told, dict):
         return None
     identity, name, since_ms = told.get("identity"), told.get("name"), told.get("since_ms")
@@ -57,7 +67,8 @@ def reader_of(told: Any) -> ChannelReader | None:
         return None
     if not 0 <= since_ms <= SINCE_MS_MAX:
         return None
-    return ChannelReader(identity, short_name(name), since_ms)
+    reader = ChannelReader(identity, short_name(name), since_ms)
+    return reader if reader.as_json() == told else None
 
 
 def is_identity(value: Any) -> TypeGuard[str]:

@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.engine.pull import InUseError, PullChannel, pull_channel, start_of
+from penstock.engine.polls import Known
+from penstock.engine.pull import (
+    HasReaderError,
+    InUseError,
+    PullChannel,
+    TakeOverError,
+    pull_channel,
+    start_of,
+)
 from penstock.engine.topic import Topic
 from penstock.storage.journal import encode_progress
 from penstock.storage.relocation import Relocation
@@ -15,6 +23,7 @@ from tests.crash.lossy import KEEP, LOSE
 from tests.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
 
 DAY = 24 * HOUR
+ONE, TWO, THREE = (digit * 32 for digit in "123")
 
 
 def pulled(engine: Engine, start: str | int = "earliest", name: str = "q") -> PullChannel:
@@ -513,3 +522,149 @@ def test_without_a_journal_nothing_is_called_whole() -> None:
     engine.files.append(path, [bytes(data)])
     engine.start()
     assert engine.topic("t").whole_from > channel.low
+
+
+# Its reader (R45)
+
+
+def identity_of(channel: PullChannel) -> str | None:
+    return None if channel.reader is None else channel.reader.identity
+
+
+def test_only_the_bound_reader_is_admitted() -> None:
+    engine = Engine()
+    channel = pulled(engine)
+    for identity in (None, ONE, TWO):
+        channel.admit(identity)
+    channel.bind(ONE, "one")
+    channel.admit(ONE)
+    for identity in (None, TWO):
+        with pytest.raises(HasReaderError, match=f"is read by one .identity {ONE}, since 2027-"):
+            channel.admit(identity)
+    assert engine.broker.pulls.refusal_counts["reader"] == 2
+
+
+@pytest.mark.parametrize("mode", [KEEP, LOSE])
+def test_a_binding_survives_a_crash_and_a_compacted_journal(mode: str) -> None:
+    engine = Engine(sync_every=1)
+    channel = pulled(engine)
+    engine.publish("t", b"a", b"b")
+    channel.commit(channel.low + 1)
+    channel.bind(ONE, "one")
+    engine.advance(200 * MS)
+    before = channel.reader
+    for _ in range(2):
+        channel = again(engine, mode)
+        assert channel.reader == before and channel.depth == 1
+        assert engine.done(engine.topic("t").keeper.rewrite()) is None
+        engine.advance(3 * SECOND)
+
+
+def test_a_take_over_is_there_after_a_power_cut_right_after_its_ticket() -> None:
+    engine = Engine()
+    channel = pulled(engine)
+    channel.bind(ONE, "one")
+    assert engine.done(channel.take_over(TWO, ONE)) is None
+    channel = again(engine, LOSE)
+    assert identity_of(channel) == TWO
+    with pytest.raises(TakeOverError):
+        channel.take_over(THREE, ONE)
+    assert engine.done(channel.take_over(TWO, ONE)) is None
+    assert identity_of(channel) == TWO
+
+
+def test_a_take_over_that_could_not_be_written_is_written_when_it_is_repeated() -> None:
+    engine = Engine()
+    channel = pulled(engine)
+    channel.bind(ONE, "one")
+    engine.advance(3 * SECOND)
+    engine.files.fail("append", errno.EIO)
+    assert engine.done(channel.take_over(TWO, ONE)) is not None
+    assert not engine.files.failures, "the disk did fail"
+    assert engine.done(channel.take_over(TWO, ONE)) is None
+    assert identity_of(again(engine, LOSE)) == TWO
+
+
+def test_a_channel_without_a_reader_is_not_taken_over() -> None:
+    engine = Engine()
+    channel = pulled(engine)
+    with pytest.raises(TakeOverError, match="not bound to a reader"):
+        channel.take_over(TWO, ONE)
+    assert channel.reader is None
+
+
+@pytest.mark.parametrize("lost", ["journal", "folder"])
+def test_a_binding_that_only_nsqd_dat_knows_stays(lost: str) -> None:
+    engine = Engine(sync_every=1)
+    channel = pulled(engine)
+    engine.publish("t", b"a")
+    channel.bind(ONE, "one")
+    engine.advance(3 * SECOND)
+    folder, before = engine.topic("t").log.folder, channel.reader
+    engine.crash(KEEP)
+    if lost == "journal":
+        engine.files.unlink(f"{folder}/journal")
+    else:
+        engine.files.remove_tree(folder)
+    engine.start()
+    engine.settle()
+    for _ in range(2):
+        channel = again(engine)
+        assert channel.reader == before
+
+
+def test_a_channel_made_anew_has_no_reader() -> None:
+    engine = Engine()
+    channel = pulled(engine)
+    channel.bind(ONE, "one")
+    assert engine.done(engine.topic("t").delete_channel("q")) is None
+    assert pulled(engine).reader is None
+    assert again(engine, LOSE).reader is None
+
+
+def test_polls_of_others_end_when_the_reader_changes() -> None:
+    engine = Engine()
+    channel = pulled(engine)
+    known = {"t": Known(None, engine.topic("t").end)}
+
+    def poll(identity: str | None) -> Callable[[], bool]:
+        asked = engine.broker.polls.wait(known, "q", 30 * SECOND, None, identity)
+        return lambda: asked.ticket.done
+
+    one, two, none = (poll(identity) for identity in (ONE, TWO, None))
+    engine.advance(SECOND)
+    assert (one(), two(), none()) == (False, False, False)
+    channel.bind(ONE, "one")
+    engine.advance(MS)
+    assert (one(), two(), none()) == (False, True, True)
+    channel.bind(ONE, "another name")
+    engine.advance(SECOND)
+    assert not one()
+    channel.take_over(TWO, ONE)
+    engine.advance(MS)
+    assert one()
+
+
+def test_what_was_removed_before_a_channel_was_made_again_stays_known() -> None:
+    """R46: until its reader is past it; also over crashes and compaction."""
+    engine = Engine(max_bytes_per_file=300)
+    channel = pulled(engine)
+    start = channel.low
+    fill(engine, 5)
+    channel.commit(engine.topic("t").end - 1)
+    engine.advance(10 * SECOND)
+    whole_from = engine.topic("t").whole_from
+    assert start < whole_from == channel.whole_from
+    engine.done(engine.topic("t").delete_channel("q"))
+    channel, ticket, _ = pull_channel(engine.topic("t"), "q", start, resumes=True)
+    assert engine.done(ticket) is None
+    assert channel.low == start and channel.whole_from == whole_from
+    for mode in (LOSE, KEEP):
+        channel = again(engine, mode)
+        assert channel.whole_from == whole_from
+        assert engine.done(engine.topic("t").keeper.rewrite()) is None
+    channel.commit(whole_from)
+    assert not channel.partial
+    # Who begins there for the first time misses nothing.
+    fresh, _, _ = pull_channel(engine.topic("t"), "fresh", start)
+    assert fresh.whole_from == start

@@ -8,6 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.storage import journal
+from penstock.storage.channel_reader import ChannelReader
 from penstock.storage.files import Files
 from penstock.storage.journal import (
     ChannelState,
@@ -16,6 +18,7 @@ from penstock.storage.journal import (
     encode_channel,
     encode_gone,
     encode_progress,
+    encode_reader,
     encode_removed,
     encode_synced,
     encode_topic,
@@ -169,6 +172,38 @@ def test_pull_channels_and_what_was_removed_are_recorded() -> None:
     assert replay(b"".join(snapshot(state))) == state
     plain = replay(data + encode_channel(4, 120, False, 0, "q"))
     assert plain.channels["q"] == ChannelState(4, "q", 120, low=120), "a name has one channel"
+
+
+def test_the_reader_of_a_channel_is_the_one_told_last() -> None:
+    """R45."""
+    one, two = (
+        ChannelReader("1f" * 16, "", 0),
+        ChannelReader("2e" * 16, "pipeline ü, pid 7", 1 << 40),
+    )
+    data = encode_channel(3, 100, False, 0, "q", pulled=True, partial=True) + encode_reader(3, one)
+    assert replay(data).channels["q"].reader == one and replay(data).channels["q"].partial
+    data += encode_channel(3, 100, True, 0, "q", pulled=True) + encode_reader(3, two)
+    state = replay(data)
+    assert state.channels["q"].reader == two and not state.channels["q"].partial
+    assert replay(b"".join(snapshot(state))) == state
+    again = replay(data + encode_gone(3) + encode_channel(4, 100, False, 0, "q", pulled=True))
+    assert again.channels["q"].reader is None, "it goes with its channel"
+    assert replay(encode_reader(9, one)).channels == {}
+
+
+def test_a_reader_that_is_none_is_a_bad_record() -> None:
+    good = encode_channel(3, 100, False, 0, "q", pulled=True)
+    reader = ChannelReader("1f" * 16, "q", 5)
+    (payload,) = [payload for _, _, payload in records(encode_reader(3, reader))]
+    assert payload is not None
+    for wrong in (
+        payload[:3],
+        payload[:20],
+        payload + b"\xff",
+        payload[:4] + b"\xff" + payload[5:],
+    ):
+        state = replay(good + journal._record(journal.READER, wrong))
+        assert state.corrupt_count == 1 and state.channels["q"].reader is None
 
 
 def test_reading_a_journal_takes_no_longer_a_channel_the_more_there_are() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CorruptError, StorageError
+from penstock.storage.channel_reader import ChannelReader
 from penstock.storage.files import Files
 from penstock.storage.metadata import (
     ChannelEntry,
@@ -37,6 +38,23 @@ def test_what_was_written_is_read() -> None:
     assert decode_metadata(encode_metadata(paused, "x")).topics == paused
     assert decode_metadata(b'{"topics":null,"version":"1"}') == Metadata([], "1")
     assert decode_metadata(b'{"topics":[{"name":"a","later":1}]}').topics == [TopicEntry("a")]
+
+
+def test_a_reader_is_read_and_one_that_was_changed_is_none() -> None:
+    reader = ChannelReader("1f" * 16, "pipeline ü, pid 7", 1_700_000_000_000)
+    topics = [TopicEntry("a", False, [ChannelEntry("q", pulled=True, reader=reader)])]
+    data = encode_metadata(topics, "1.3.0")
+    assert decode_metadata(data).topics == topics
+    start = data.index(b'"reader":')
+    for at in range(start, len(data) - len(b'}]}],"version":"1.3.0"}')):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[at] ^= 1 << bit
+            try:
+                (channel,) = decode_metadata(bytes(changed)).topics[0].channels
+            except CorruptError:
+                continue  # not JSON any more
+            assert channel.reader in (None, reader), changed
 
 
 @pytest.mark.parametrize(
