@@ -58,8 +58,14 @@ def decode_reader(payload: bytes) -> ChannelReader:
     return ChannelReader(identity.hex(), payload[_READER.size :].decode(), since_ms)
 
 
+def checked_reader(told: Any) -> ChannelReader | None:
+    """What nsqd.dat tells, None if that is not a reader or fails its checksum."""
+    reader = reader_of(told)
+    return reader if reader is not None and reader.as_json() == told else None
+
+
 def reader_of(told: Any) -> ChannelReader | None:
-    """What nsqd.dat tells, None if that is not a reader: the file may be damaged."""
+    """What a JSON object tells, None if that is not a reader."""
     if not isinstance(told, dict):
         return None
     identity, name, since_ms = told.get("identity"), told.get("name"), told.get("since_ms")
@@ -67,8 +73,7 @@ def reader_of(told: Any) -> ChannelReader | None:
         return None
     if not 0 <= since_ms <= SINCE_MS_MAX:
         return None
-    reader = ChannelReader(identity, short_name(name), since_ms)
-    return reader if reader.as_json() == told else None
+    return ChannelReader(identity, short_name(name), since_ms)
 
 
 def is_identity(value: Any) -> TypeGuard[str]:

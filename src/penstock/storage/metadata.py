@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import CorruptError
-from penstock.storage.channel_reader import ChannelReader, reader_of
+from penstock.storage.channel_reader import ChannelReader, checked_reader
 from penstock.storage.files import Files
 
 
@@ -119,7 +119,7 @@ def _topic(entry: Any) -> TopicEntry:
             _typed(channel.get("paused", False), bool),
             pulled=channel.get("pulled") is True,
             named=channel.get("named") is True,
-            reader=reader_of(channel.get("reader")),
+            reader=checked_reader(channel.get("reader")),
         )
         for channel in _named(_typed(entry, dict).get("channels") or [])
     ]
