@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import PipelineError
-from penstock.pipeline.folders import Folder, open_folder, sync
+from penstock.pipeline.folders import Folder, open_folder, spark_path, sync
 from penstock.pipeline.outputs import (
     Output,
     make_output,
@@ -201,7 +201,7 @@ class Batches:
 
     def _kept_outcome(self, outcome: DataFrame, batch: int) -> DataFrame:
         path = f"{OUTCOME}/{batch}"
-        target = f"{self._checkpoint.uri}/{path}"
+        target = spark_path(f"{self._checkpoint.uri}/{path}")
         if self._checkpoint.read(f"{path}/_SUCCESS") is None:
             outcome.write.mode("overwrite").parquet(target)
         return outcome.sparkSession.read.schema(outcome.schema).parquet(target)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from penstock.errors import PipelineError
-from penstock.pipeline.folders import File, LocalFolder
+from penstock.pipeline.folders import File, LocalFolder, spark_path
 from penstock.pipeline.parquet import SUFFIX
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class DeltaSinkTable:
         writer = rows.write.mode("overwrite")
         if self._partition_by:
             writer = writer.partitionBy(*self._partition_by)
-        writer.parquet(f"{self._folder.uri}/{stage}")
+        writer.parquet(spark_path(f"{self._folder.uri}/{stage}"))
         added = []
         for number, file in enumerate(sorted(self._folder.files(stage), key=lambda f: f.path)):
             if file.path.endswith(SUFFIX):

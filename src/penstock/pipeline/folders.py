@@ -2,21 +2,27 @@
 
 Paths are texts relative to the folder, with "/" between.  A name is visible to readers only when
 it is whole: files are written elsewhere and renamed.
+
+Rule: what did not happen is an error.  Hadoop's file systems answer false where others raise, and
+some answer false for what they did: so what counts is what is there afterwards.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.errors import PipelineError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LISTED_MAX = 1_000_000
+READ_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +47,20 @@ class Folder(Protocol):
         """Every file below a folder; none if it is not there."""
 
     def move(self, path: str, target: str) -> None:
-        """Rename a file; nothing if it was moved before.  The target is durable then."""
+        """Rename a file; nothing if it was moved before.  The target is durable then.
+
+        PipelineError if neither is there.  A target that is there already is replaced: it is what
+        a move that was cut off has left.
+        """
 
     def remove(self, path: str) -> None:
         """A file or a folder with all it holds, if it is there."""
+
+    def row_count(self, path: str) -> int:
+        """How many rows a Parquet file has."""
+
+    def checksum(self, path: str) -> int:
+        """The CRC-32 of a file."""
 
 
 def open_folder(spark: SparkSession, uri: str) -> Folder:
@@ -52,6 +68,11 @@ def open_folder(spark: SparkSession, uri: str) -> Folder:
     if "://" not in uri or uri.startswith("file:"):
         return LocalFolder(uri.removeprefix("file://").removeprefix("file:"))
     return HadoopFolder(spark, uri)
+
+
+def spark_path(uri: str) -> str:
+    """How Spark is told of a place.  A plain path would be of its default file system there."""
+    return uri if "://" in uri else f"file://{uri}"
 
 
 class LocalFolder:
@@ -90,6 +111,8 @@ class LocalFolder:
     def move(self, path: str, target: str) -> None:
         source, goal = self.root / path, self.root / target
         if not source.exists():
+            if not goal.exists():
+                raise PipelineError(lost(f"{self.root}/{path}", f"{self.root}/{target}"))
             return
         goal.parent.mkdir(parents=True, exist_ok=True)
         sync(source)
@@ -107,6 +130,25 @@ class LocalFolder:
         else:
             target.unlink(missing_ok=True)
 
+    def row_count(self, path: str) -> int:
+        import pyarrow.parquet as pq
+
+        return int(pq.read_metadata(self.root / path).num_rows)
+
+    def checksum(self, path: str) -> int:
+        found = 0
+        with (self.root / path).open("rb") as file:
+            while data := file.read(READ_SIZE):
+                found = zlib.crc32(data, found)
+        return found
+
+
+def lost(path: str, target: str) -> str:
+    return (
+        f"{path} was written and is gone, and {target}, which it was to become, is not there: rows "
+        "are missing.  Put the folder back from a backup that is not older than its checkpoint"
+    )
+
 
 def sync(path: Path) -> None:
     """Also a folder's own entry: after that a power cut cannot take the name back."""
@@ -118,26 +160,33 @@ def sync(path: Path) -> None:
 
 
 class HadoopFolder:
-    """HDFS and object stores.  What a rename or a close promises there is theirs to keep."""
+    """HDFS and object stores.  What a rename or a close promises there is theirs to keep.
+
+    A small file is replaced in steps, as not all of them rename onto a file that is there:
+
+        write NAME.tmp, rename it to NAME.new, delete NAME, rename NAME.new to NAME
+
+    NAME.tmp may be cut off and is never read.  NAME.new is whole, and counts if there is no NAME.
+    """
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
         self.uri = uri.rstrip("/")
         jvm: Any = spark._jvm
+        self._jvm = jvm
         self._path = jvm.org.apache.hadoop.fs.Path
         self._utils = jvm.org.apache.commons.io.IOUtils
-        configuration = spark._jsparkSession.sessionState().newHadoopConf()
+        self._configuration = spark._jsparkSession.sessionState().newHadoopConf()
         self._root = self._path(self.uri)
-        self._files = self._root.getFileSystem(configuration)
+        self._files = self._root.getFileSystem(self._configuration)
         self._prefix = str(self._files.makeQualified(self._root).toString()).rstrip("/") + "/"
 
     def _at(self, path: str) -> Any:
-        return self._path(f"{self.uri}/{path}")
+        return self._path(f"{self.uri}/{path}" if path else self.uri)
 
     def _is(self, at: Any) -> bool:
         return bool(self._files.exists(at))
 
     def read(self, path: str) -> bytes | None:
-        # A write that was cut short left only the new one.
         at = next((at for at in (self._at(path), self._at(f"{path}.new")) if self._is(at)), None)
         if at is None:
             return None
@@ -148,33 +197,98 @@ class HadoopFolder:
             stream.close()
 
     def write(self, path: str, data: bytes) -> None:
-        new = self._at(f"{path}.new")
-        stream = self._files.create(new, True)
+        target, new, cut = self._at(path), self._at(f"{path}.new"), self._at(f"{path}.tmp")
+        stream = self._files.create(cut, True)
         try:
             stream.write(bytearray(data))
             stream.hsync()
         finally:
             stream.close()
-        self._files.delete(self._at(path), False)
-        self._files.rename(new, self._at(path))
+        if self._is(new):
+            # An earlier write was cut off.  Without the file itself this is the only one there is.
+            if self._is(target):
+                self._delete(new, False)
+            else:
+                self._rename(new, target)
+        self._rename(cut, new)
+        self._delete(target, False)
+        self._rename(new, target)
 
     def files(self, path: str = "") -> Iterator[File]:
-        if not self._files.exists(self._at(path)):
+        if not self._is(self._at(path)):
             return
         found = self._files.listFiles(self._at(path), True)
-        for _ in range(LISTED_MAX):
-            if not found.hasNext():
-                return
+        while found.hasNext():
             status = found.next()
-            relative = str(status.getPath().toString()).removeprefix(self._prefix)
+            full = str(status.getPath().toString())
+            if not full.startswith(self._prefix):
+                raise PipelineError(f"{self.uri}: {full} is listed there and lies elsewhere")
+            relative = full.removeprefix(self._prefix)
             yield File(relative, int(status.getLen()), int(status.getModificationTime()))
 
     def move(self, path: str, target: str) -> None:
-        if not self._files.exists(self._at(path)):
+        source, goal = self._at(path), self._at(target)
+        if not self._is(source):
+            if not self._is(goal):
+                raise PipelineError(lost(f"{self.uri}/{path}", f"{self.uri}/{target}"))
             return
-        goal = self._at(target)
-        self._files.mkdirs(goal.getParent())
-        self._files.rename(self._at(path), goal)
+        self._make(goal.getParent())
+        if self._is(goal):
+            self._delete(goal, False)
+        self._rename(source, goal)
 
     def remove(self, path: str) -> None:
-        self._files.delete(self._at(path), True)
+        self._delete(self._at(path), True)
+
+    def row_count(self, path: str) -> int:
+        parquet = self._jvm.org.apache.parquet.hadoop
+        file = parquet.util.HadoopInputFile.fromPath(self._at(path), self._configuration)
+        reader = parquet.ParquetFileReader.open(file)
+        try:
+            return int(reader.getRecordCount())
+        finally:
+            reader.close()
+
+    def checksum(self, path: str) -> int:
+        # The bytes stay in the JVM: they would take ten times as long through its socket.
+        found = self._jvm.java.util.zip.CRC32()
+        stream = self._files.open(self._at(path))
+        try:
+            nowhere = self._jvm.java.io.OutputStream.nullOutputStream()
+            checked = self._jvm.java.util.zip.CheckedOutputStream(nowhere, found)
+            self._utils.copyLarge(stream, checked)
+        finally:
+            stream.close()
+        return int(found.getValue())
+
+    # What is done is judged by what is there
+
+    def _size(self, at: Any) -> int | None:
+        """Of a file; None if there is none."""
+        if not self._is(at):
+            return None
+        status = self._files.getFileStatus(at)
+        return int(status.getLen()) if status.isFile() else None
+
+    def _rename(self, source: Any, goal: Any) -> None:
+        size = self._size(source)
+        answer = bool(self._files.rename(source, goal))
+        if size is not None and self._size(goal) == size and not self._is(source):
+            return
+        raise PipelineError(
+            f"{source.toString()} could not be renamed to {goal.toString()}: the file system "
+            f"answered {str(answer).lower()}, and a file of {size} bytes is not there.  Nothing "
+            "was removed; start again when the file system is well"
+        )
+
+    def _make(self, folder: Any) -> None:
+        answer = bool(self._files.mkdirs(folder))
+        if not answer and not (
+            self._is(folder) and self._files.getFileStatus(folder).isDirectory()
+        ):
+            raise PipelineError(f"the folder {folder.toString()} could not be made")
+
+    def _delete(self, at: Any, recursive: bool) -> None:
+        answer = bool(self._files.delete(at, recursive))
+        if not answer and self._is(at):
+            raise PipelineError(f"{at.toString()} could not be removed")

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PipelineError
-from penstock.pipeline.folders import File, Folder
+from penstock.pipeline.folders import File, Folder, spark_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,24 +84,16 @@ class ParquetTable:
         writer = rows.write.mode("overwrite")
         if self._partition_by:
             writer = writer.partitionBy(*self._partition_by)
-        writer.parquet(f"{self._folder.uri}/{stage}")
+        writer.parquet(spark_path(f"{self._folder.uri}/{stage}"))
         files = sorted(file.path for file in self._folder.files(stage) if _is_data(file.path))
         moves = []
         for number, path in enumerate(files):
-            if self._is_empty(path):
-                continue
+            if self._folder.row_count(path) == 0:
+                continue  # Spark writes a file for a batch without rows too, so it has columns
             folder = path.removeprefix(f"{stage}/").rpartition("/")[0]
             target = f"{prefix}-{number:05d}-{self._query[:8]}{SUFFIX}"
             moves.append([path, f"{folder}/{target}" if folder else target])
         return moves
-
-    def _is_empty(self, path: str) -> bool:
-        """Spark writes a file for a batch without rows too, so that it has columns."""
-        if "://" in self._folder.uri:
-            return False
-        import pyarrow.parquet as pq
-
-        return bool(pq.read_metadata(f"{self._folder.uri}/{path}").num_rows == 0)
 
     def _seal(self, sealed: dict[str, Any]) -> None:
         self._folder.write(f"{self._state}/sealed.json", json.dumps(sealed).encode())
@@ -150,14 +142,14 @@ class ParquetTable:
     def _merge(
         self, folder: str, small: list[File], merging: Merging, now_ms: int, number: int
     ) -> None:
-        paths = [f"{self._folder.uri}/{file.path}" for file in small]
+        paths = [spark_path(f"{self._folder.uri}/{file.path}") for file in small]
         # Without a base path Spark takes these as files without partition columns, as they are.
         rows = self._spark.read.option("mergeSchema", "true").parquet(*paths)
         count = max(1, round(sum(file.size for file in small) / merging.file_size))
         # The number keeps apart what one pass makes of two folders.
         stage = f"merge-{now_ms}-{number}"
         uri = f"{self._folder.uri}/{self._state}/{stage}"
-        rows.coalesce(count).write.mode("overwrite").parquet(uri)
+        rows.coalesce(count).write.mode("overwrite").parquet(spark_path(uri))
         moves = []
         files = self._folder.files(f"{self._state}/{stage}")
         for part, path in enumerate(sorted(file.path for file in files if _is_data(file.path))):

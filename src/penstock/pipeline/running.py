@@ -25,7 +25,7 @@ from penstock.pipeline.bodies import infer_schema, schema_of
 from penstock.pipeline.code import load
 from penstock.pipeline.discovery import Brokers, has_patterns
 from penstock.pipeline.faults import fault_of
-from penstock.pipeline.folders import open_folder
+from penstock.pipeline.folders import open_folder, spark_path
 from penstock.pipeline.once import run_once
 from penstock.pipeline.plan import (
     Flow,
@@ -251,7 +251,7 @@ class Run:
     def _start(self, plan: Plan, batches: Batches) -> StreamingQuery:
         pipeline, trigger = self.pipeline, self.pipeline.trigger
         writer = plan.stream.writeStream.foreachBatch(batches).queryName(pipeline.name)
-        writer = writer.option("checkpointLocation", pipeline.checkpoint_path)
+        writer = writer.option("checkpointLocation", spark_path(pipeline.checkpoint_path))
         writer = writer.outputMode(pipeline.output_mode)
         if trigger.available_now or trigger.every_ns:
             writer = writer.trigger(availableNow=True)
