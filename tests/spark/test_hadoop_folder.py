@@ -6,6 +6,9 @@ that was told to be written.
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +19,9 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 
-from penstock.errors import PipelineError
+from penstock.errors import AlreadyRunningError, PipelineError
 from penstock.pipeline.folders import HadoopFolder, LocalFolder, open_folder
+from penstock.pipeline.lock import LEASE_S, Lock, Owner
 from tests.daemon import Nsqd
 from tests.spark.hadoop import Strict
 from tests.spark.pipelines import declared, publish, run
@@ -198,3 +202,32 @@ def test_a_plain_path_is_of_this_machine_whatever_sparks_default_is(
         found = pyarrow.dataset.dataset(sorted(map(str, (tmp_path / name).glob("*.parquet"))))
         assert sorted(found.to_table()["n"].to_pylist()) == list(range(20))
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_lock_elsewhere_has_one_owner_and_a_lease(folder: HadoopFolder, tmp_path: Path) -> None:
+    here = Owner.of_this_process("orders")
+    path = "_penstock/ledger/orders/lock.json"
+    first = Lock(folder, path, dataclasses.replace(here, host="elsewhere"))
+    first.take()
+    first.check()
+    with pytest.raises(AlreadyRunningError, match=r"process \d+ on elsewhere, since 2"):
+        Lock(folder, path, here).take()
+    assert len(names(folder)) == 2, "the lock and its heartbeat"
+    then = time.time() - LEASE_S - 1
+    for name in names(folder):
+        os.utime(tmp_path / "table" / name, (then, then))
+    second = Lock(folder, path, here)
+    second.take()
+    with pytest.raises(AlreadyRunningError, match="was taken over by process"):
+        first.check()
+    first.release()
+    second.check()
+    # One that was killed, here.
+    gone = dataclasses.replace(second.owner, boot_id="before")
+    folder.write(path, gone.to_json())
+    third = Lock(folder, path, here)
+    third.take()
+    second.release()
+    third.check()
+    third.release()
+    assert names(folder) == []

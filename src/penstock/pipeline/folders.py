@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,12 +63,27 @@ class Folder(Protocol):
     def checksum(self, path: str) -> int:
         """The CRC-32 of a file."""
 
+    def create(self, path: str, data: bytes) -> bool:
+        """Make a small file that is not there; False if it is.  Of several callers one makes it."""
+
+    def touch(self, path: str) -> None:
+        """Make the time of an empty file now, by the clock of the file system."""
+
+    def modified_ms(self, path: str) -> int | None:
+        """When a file was written, by the clock of the file system; None if it is not there."""
+
 
 def open_folder(spark: SparkSession, uri: str) -> Folder:
     """A plain path or ``file:`` is this machine's, anything else is Hadoop's."""
-    if "://" not in uri or uri.startswith("file:"):
-        return LocalFolder(uri.removeprefix("file://").removeprefix("file:"))
-    return HadoopFolder(spark, uri)
+    return open_local(uri) if is_local(uri) else HadoopFolder(spark, uri)
+
+
+def is_local(uri: str) -> bool:
+    return "://" not in uri or uri.startswith("file:")
+
+
+def open_local(uri: str) -> LocalFolder:
+    return LocalFolder(uri.removeprefix("file://").removeprefix("file:"))
 
 
 def spark_path(uri: str) -> str:
@@ -142,12 +158,49 @@ class LocalFolder:
                 found = zlib.crc32(data, found)
         return found
 
+    def create(self, path: str, data: bytes) -> bool:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        whole = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        whole.write_bytes(data)
+        try:
+            # Unlike one that is opened with O_EXCL, a link is never seen without its bytes.
+            os.link(whole, target)
+        except FileExistsError:
+            return False
+        except OSError:
+            return _create_exclusively(target, data)  # a file system without links
+        finally:
+            whole.unlink()
+        return True
+
+    def touch(self, path: str) -> None:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Bytes are written since some file systems keep the time of an empty write.
+        target.write_bytes(b"\n")
+
+    def modified_ms(self, path: str) -> int | None:
+        try:
+            return (self.root / path).stat().st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return None
+
 
 def lost(path: str, target: str) -> str:
     return (
         f"{path} was written and is gone, and {target}, which it was to become, is not there: rows "
         "are missing.  Put the folder back from a backup that is not older than its checkpoint"
     )
+
+
+def _create_exclusively(target: Path, data: bytes) -> bool:
+    try:
+        with target.open("xb") as file:
+            file.write(data)
+    except FileExistsError:
+        return False
+    return True
 
 
 def sync(path: Path) -> None:
@@ -260,6 +313,33 @@ class HadoopFolder:
         finally:
             stream.close()
         return int(found.getValue())
+
+    def create(self, path: str, data: bytes) -> bool:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            stream = self._files.create(self._at(path), False)
+        except Py4JJavaError as error:
+            if "AlreadyExists" in str(error.java_exception.getClass().getName()):
+                return False
+            if self._is(self._at(path)):
+                return False
+            raise
+        try:
+            stream.write(bytearray(data))
+        finally:
+            stream.close()
+        return True
+
+    def touch(self, path: str) -> None:
+        stream = self._files.create(self._at(path), True)
+        stream.close()
+
+    def modified_ms(self, path: str) -> int | None:
+        at = self._at(path)
+        if not self._is(at):
+            return None
+        return int(self._files.getFileStatus(at).getModificationTime())
 
     # What is done is judged by what is there
 
