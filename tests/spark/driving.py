@@ -35,7 +35,7 @@ class Member:
     @property
     def runs_tasks(self) -> bool:
         """It is a worker of an executor, or the daemon that forks them."""
-        return self.command.rstrip().endswith("pyspark.daemon pyspark.worker")
+        return self.command.rstrip().endswith(".daemon pyspark.worker")
 
     @property
     def plans(self) -> bool:

@@ -14,6 +14,7 @@ Rule 2: nothing here makes a query lose or repeat rows; what could is left to th
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import SparkSetupError
 from penstock.spark.java import set_up_java
+from penstock.spark.jvm import PopenArguments
 from penstock.spark.shipping import archive_settings, make_archive
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ LOG_LEVELS = ("debug", "info", "warn", "error")
 STREAMING = "org.apache.spark.sql.execution.streaming"
 
 BUFFER_SIZE = 512 << 10
+DAEMON = "penstock.spark.daemon"
 
 LAST_LINES_MAX = 5
 TRACEBACK = "Traceback (most recent call last):"
@@ -104,6 +107,7 @@ def settings_of(plan: SessionPlan) -> dict[str, str]:
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
     if plan.local:
+        settings["spark.python.daemon.module"] = DAEMON
         # 200 by default; each is a task and, with state, a folder in the checkpoint.
         settings["spark.sql.shuffle.partitions"] = str(max(2, plan.core_count))
     if plan.local_files:
@@ -174,13 +178,16 @@ def _start_context(settings: Mapping[str, str], show: Callable[[str], None]) -> 
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
+    # It logs each error of foreachBatch with pages of stack; whoever runs the query tells of it.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     # A process has one JVM: after a session was stopped the next one runs in the same.
     gateway = SparkContext._gateway
     if gateway is None:
         log = JvmLog(show)
         try:
-            gateway = launch_gateway(conf, {"stderr": log.write_fd})  # type: ignore[no-untyped-call]
+            arguments = PopenArguments(stderr=log.write_fd)
+            gateway = launch_gateway(conf, arguments)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             log.close()
             raise SparkSetupError(f"Spark does not start: {log.last_words() or error}") from None
