@@ -109,9 +109,11 @@ class PipelineError(PenstockError):
     """A pipeline's file is wrong, or its run cannot go on; the text says where and what to do.
 
     ``status`` is the exit status of `penstock pipeline`: 2 is a wrong command line.
+    ``passing`` names what is away if the same may work a little later, without anybody's help.
     """
 
     status = 1
+    passing = ""
 
 
 class ParameterError(PipelineError):

@@ -16,12 +16,15 @@ from typing import Any
 import pytest
 
 from penstock.admin.options import checked
-from penstock.cli import nsqadmin, nsqd, nsqlookupd
+from penstock.cli import nsqadmin, nsqd, nsqlookupd, pipeline
 from penstock.cli.flags import FlagTable, Parsed
+from penstock.errors import AlreadyRunningError
+from penstock.pipeline import running
 from tests.daemon import Nsqd
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-UNITS = sorted((EXAMPLES / "systemd").glob("*.service"))
+UNITS = sorted((EXAMPLES / "systemd").glob("nsq*.service"))
+PIPELINE_UNIT = EXAMPLES / "systemd" / "penstock-pipeline@.service"
 CONTAINERFILE = EXAMPLES / "container" / "Containerfile"
 COMPOSE = EXAMPLES / "container" / "compose.yaml"
 CONFIG = EXAMPLES / "systemd" / "nsqd.toml"
@@ -76,12 +79,32 @@ def test_a_unit_parses_and_starts_its_daemon_with_known_flags(path: Path) -> Non
     assert int(unit["Service"]["LimitNOFILE"]) >= 16384
 
 
+def test_the_unit_of_a_pipeline_signals_the_driver_and_repeats_what_may_pass() -> None:
+    unit = parse_unit(PIPELINE_UNIT)
+    assert set(unit.sections()) == SECTIONS
+    program, command, verb, file, *flags = shlex.split(unit["Service"]["ExecStart"])
+    assert (Path(program).name, command, verb, file[-8:]) == (
+        "penstock",
+        "pipeline",
+        "run",
+        "/%i.toml",
+    )
+    [table] = [table for table in pipeline.flag_tables() if " run " in table.program]
+    assert table.parse(flags, {}).warnings == []
+    service = unit["Service"]
+    assert (service["KillMode"], service["KillSignal"]) == ("mixed", "SIGTERM")
+    assert int(service["TimeoutStopSec"]) > running.BATCH_END_S * 2
+    statuses = dict(pipeline.EXIT_STATUSES)
+    prevented = set(map(int, service["RestartPreventExitStatus"].split()))
+    assert prevented < set(statuses) and AlreadyRunningError.status not in prevented
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*UNITS, PIPELINE_UNIT], ids=lambda path: path.stem)
 def test_systemd_has_nothing_to_say_about_a_unit(path: Path, tmp_path: Path) -> None:
     """With our own programs in place of those in /opt, which it looks for."""
     text = path.read_text(encoding="utf-8")
-    unit = tmp_path / path.name
+    unit = tmp_path / path.name.replace("@", "@orders")
     unit.write_text(text.replace("/opt/penstock/bin", str(Path(sys.executable).parent)))
     command = ["systemd-analyze", "verify", "--man=no", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

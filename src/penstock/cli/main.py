@@ -75,6 +75,11 @@ def _run(name: str, arguments: list[str]) -> int:
 
     from importlib import import_module
 
+    if name == "pipeline" and arguments[:1] == ["run"]:
+        # Its imports take a second, in which a supervisor may want to stop it.
+        from penstock.cli.early_signals import take_signals
+
+        take_signals(hangup=False)
     return int(import_module(COMMANDS[name][0]).main(arguments))
 
 

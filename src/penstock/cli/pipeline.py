@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 PROGRAM = "penstock pipeline"
 TOLD_EVERY_S = 10.0
 COLUMNS = 80
+SAME_STOP_S = 0.2
 EXIT_STATUSES = (
     (0, "ended: stopped, or came to its end"),
     (1, "failed, or cannot be run as it is declared"),
@@ -220,6 +221,7 @@ def exit_status(error: PenstockError | OSError) -> int:
 def run(options: FileOptions, file: str) -> int:
     pipeline = _read(options, file)
     check_pyspark()
+    from penstock.pipeline.lock import ledgers_of
     from penstock.pipeline.running import Run
     from penstock.pipeline.status import Status, StatusFile
 
@@ -228,6 +230,7 @@ def run(options: FileOptions, file: str) -> int:
         file=file,
         master=pipeline.master,
         checkpoint=pipeline.checkpoint_path,
+        ledgers=ledgers_of(pipeline),
     )
     terminal = Terminal()
     life = Run(pipeline, terminal, StatusFile(started), options.spark_log_level)
@@ -274,17 +277,31 @@ def overrides_of(options: FileOptions) -> list[str]:
 
 def _stop_on_signals(life: Run) -> None:
     """The first one asks for a clean end, the second ends at once."""
+    from penstock.pipeline.attempts import Interrupted
+
+    again_s = float("inf")
 
     def received(number: int, frame: object) -> None:
+        nonlocal again_s
         if life.stop.is_set():
+            if time.monotonic() < again_s:
+                return  # one stop, which came by two ways: from a terminal and from a parent
             # The JVM goes when its standard input does; nothing half-written is ever seen.
-            print(_joined("ended at once", life.report()), file=sys.stderr, flush=True)
+            _say(_joined("ended at once", life.report()))
             os._exit(128 + number)
-        print(f"{life.stopping()}; once more to end at once", file=sys.stderr, flush=True)
+        again_s = time.monotonic() + SAME_STOP_S
+        _say(f"{life.stopping()}; once more to end at once")
         life.stop.set()
+        if life.starting:
+            raise Interrupted
 
     signal.signal(signal.SIGINT, received)
     signal.signal(signal.SIGTERM, received)
+
+
+def _say(text: str) -> None:
+    """From a signal handler, which may have interrupted a print."""
+    os.write(2, f"{text}\n".encode())
 
 
 def _joined(*parts: str) -> str:
@@ -386,15 +403,21 @@ def init(options: InitOptions, file: str) -> int:
 
 
 def status(options: StatusOptions, file: str) -> int:
+    from penstock.pipeline.details import details_of
     from penstock.pipeline.status import ask_brokers, read_all, table
 
     runs = read_all()
     for run in runs:
         run.waiting = ask_brokers(run)
+    details = [details_of(run.ledgers) for run in runs]
     if options.json:
-        print(json.dumps([{**dataclasses.asdict(run), "alive": run.alive} for run in runs]))
+        shown = [
+            {**dataclasses.asdict(run), "alive": run.alive, **more}
+            for run, more in zip(runs, details, strict=True)
+        ]
+        print(json.dumps(shown))
     elif runs:
-        print(table(runs))
+        print(table(runs, details))
     else:
         print("no pipeline runs here")
     return 0

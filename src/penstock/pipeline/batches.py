@@ -48,7 +48,14 @@ COUNT_WAIT_S = 10.0
 class Batches:
     """The function of ``foreachBatch``, and what it needs for a run."""
 
-    def __init__(self, spark: SparkSession, plan: Plan, show: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: Plan,
+        show: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``check`` raises if nothing may be written any more."""
         self._spark = spark
         self._plan = plan
         self._pipeline: Pipeline = plan.flow.pipeline
@@ -61,6 +68,7 @@ class Batches:
         ]
         self._topics = [sink for sink in self._pipeline.sinks if isinstance(sink, TopicSink)]
         self._step = make_step(self._pipeline) if self._pipeline.functions else None
+        self._check = check
         self._lock = threading.Lock()
         self._closed = False
         self.error: BaseException | None = None
@@ -84,6 +92,7 @@ class Batches:
                 # To return would tell Spark that the batch is written.
                 raise PipelineError(f"batch {batch} was not begun: the pipeline is stopping")
             try:
+                self._check()
                 self._take(frame, batch)
             except BaseException as error:
                 self.error = error

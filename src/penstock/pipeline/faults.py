@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import re
 
-from penstock.errors import DataLossError, DataWouldBeLostError, PenstockError, PipelineError
+from penstock.errors import (
+    DataLossError,
+    DataWouldBeLostError,
+    NodeError,
+    PenstockError,
+    PipelineError,
+)
+from penstock.spark.broker import TRANSIENT
 
 # "penstock.errors.DataLossError: topic orders was deleted" somewhere in a report.
 OURS = re.compile(r"penstock\.errors\.(\w+): (.+?)(?:\\n|\n|$)")
@@ -17,6 +24,49 @@ PYTHON = re.compile(r"^(?:pyspark\.errors\S*: |E\s+)?(\w+(?:Error|Exception)): (
 # "[CAST_INVALID_INPUT] The value 'x' of the type ..." as Spark names its errors.
 SPARK = re.compile(r"\[([A-Z][A-Z0-9_]+)(?:\.[A-Z0-9_]+)?\] ([^\n]+)")
 TEXT_SIZE_MAX = 1000
+
+# What passes by itself, by what Spark and Py4J say of it.  docs/spark.md lists both kinds.
+NODE, CRASH = "node", "crash"
+PASSING = {
+    CRASH: ("worker exited unexpectedly",),
+    # On a machine that is too busy to start a process in time, or short of memory.
+    "worker": (
+        "Python worker failed to connect back",
+        "waiting for the Python worker to connect back",
+        "error=11, Resource temporarily unavailable",
+        "error=12, Cannot allocate memory",
+    ),
+    "executor": ("ExecutorLostFailure", "Lost executor", "FetchFailed"),
+    "session": (
+        "Py4JNetworkError",
+        "Answer from Java side is empty",
+        "Error while sending or receiving",
+        "trying to connect to the Java server",
+        "SparkContext was shut down",
+        "stopped SparkContext",
+        "All masters are unresponsive",
+        "RpcTimeoutException",
+        "RpcEnvStoppedException",
+    ),
+    "machine": (
+        "java.net.ConnectException",
+        "java.net.NoRouteToHostException",
+        "java.net.SocketTimeoutException",
+        "Connection reset",
+        "Connection refused",
+        "SafeModeException",
+        "RetriableException",
+    ),
+}
+# Of a node; from the source's process only the text of an error comes.
+NODE_MARKS = (
+    "does not answer",
+    "no nsqd has answered",
+    "no nsqd could be reached",
+    "the batch waits for it",
+    *(f" answers {status} " for status in sorted(TRANSIENT)),
+)
+CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 
 ADVICE = {
     "DataLossError": "fail_on_data_loss = false in [source] goes on without what is gone; "
@@ -45,7 +95,11 @@ def fault_of(*errors: BaseException | None) -> PipelineError:
         if isinstance(error, PipelineError):
             return error
     text = explain_fault(*errors)
-    return DataWouldBeLostError(text) if loses_data(*errors) else PipelineError(text)
+    if loses_data(*errors):
+        return DataWouldBeLostError(text)
+    fault = PipelineError(text)
+    fault.passing = passing_of(*errors)
+    return fault
 
 
 def loses_data(*errors: BaseException | None) -> bool:
@@ -54,6 +108,27 @@ def loses_data(*errors: BaseException | None) -> bool:
         return True
     named = OURS.findall("\n".join(str(error) for error in errors if error is not None))
     return bool(named) and named[-1][0] == DataLossError.__name__
+
+
+def passing_of(*errors: BaseException | None) -> str:
+    """What is away for now; empty if a person has to mend something."""
+    present = [error for error in errors if error is not None]
+    for error in present:
+        if isinstance(error, PenstockError):
+            return _node_s(type(error).__name__, str(error))
+    report = "\n".join(f"{type(error).__name__}: {error}" for error in present)
+    if named := OURS.findall(report):
+        return _node_s(*named[-1])
+    if any(mark in report for mark, _ in KNOWN):
+        return ""
+    found = (kind for kind, marks in PASSING.items() if any(mark in report for mark in marks))
+    return next(found, "")
+
+
+def _node_s(name: str, text: str) -> str:
+    if name != NodeError.__name__ or CERTIFICATE in text:
+        return ""
+    return NODE if any(mark in text for mark in NODE_MARKS) else ""
 
 
 def explain_fault(*errors: BaseException | None) -> str:

@@ -18,8 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.errors import DataWouldBeLostError, NodeError, PenstockError
+from penstock.errors import (
+    AlreadyRunningError,
+    DataWouldBeLostError,
+    NodeError,
+    PenstockError,
+)
 from penstock.pipeline import checkpoints
+from penstock.pipeline.attempts import Attempts, Interrupted
 from penstock.pipeline.batches import Batches
 from penstock.pipeline.bodies import infer_schema, schema_of
 from penstock.pipeline.code import load
@@ -38,7 +44,7 @@ from penstock.pipeline.plan import (
     source_options,
 )
 from penstock.pipeline.spec import Pipeline, Source, channel_of
-from penstock.pipeline.status import STOPPING, StatusFile
+from penstock.pipeline.status import StatusFile
 from penstock.pipeline.told import Told
 from penstock.progress import PipelineState
 from penstock.spark.session import SessionPlan, open_session
@@ -96,7 +102,11 @@ class Run:
         self._batch_count = 0
         self._last_batch = -1
         self._waiting_s = 0.0
-        self._spark_runs = False
+        self._attempts = Attempts(
+            *(self.pipeline, self.status, self._told, self.stop),
+            open=self._open_session,
+            given=self.spark,
+        )
         self._done = False
         self._told_reading = False
 
@@ -104,9 +114,14 @@ class Run:
         """Return when it was stopped or came to its end; PenstockError says why it could not."""
         try:
             self._run()
+        except Interrupted:
+            log.info("pipeline=%s: stopped while Spark was starting", self.pipeline.name)
         except Exception as error:
             fault = fault_of(error)
-            self.status.update(state=PipelineState.FAILED, error=str(fault))
+            if isinstance(fault, AlreadyRunningError) and not self._attempts.begun:
+                self.status.remove()  # the one that runs has its own
+                raise
+            self.status.update(state=PipelineState.FAILED, error=str(fault), stopping=False)
             self._told.tell(PipelineState.FAILED, str(fault))
             if isinstance(error, PenstockError) and not isinstance(fault, DataWouldBeLostError):
                 raise
@@ -115,36 +130,36 @@ class Run:
         self.status.remove()
 
     def _run(self) -> None:
-        pipeline = self.pipeline
         self.status.update(state=PipelineState.STARTING)
-        places = " and ".join(pipeline.places())
-        if self.spark is None:
-            log.info("pipeline=%s: starting Spark, some 10 to 30 s", pipeline.name)
-        if places:
-            log.info("pipeline=%s: will write to %s", pipeline.name, places)
-        spark = self.spark or open_session(session_plan(pipeline, self.log_level), self.screen.log)
-        self._spark_runs = True
-        log.info("pipeline=%s: Spark %s runs", pipeline.name, spark.version)
-        try:
-            if pipeline.job:
-                job = load(pipeline.job, pipeline.modules)
-                self.status.update(state=PipelineState.RUNNING)
-                job(spark, pipeline, self.screen.show)
-            elif pipeline.trigger.once:
-                self.status.update(state=PipelineState.RUNNING)
-                self._done = run_once(spark, pipeline, self.screen, self.stop)
-            else:
-                with self._told.listening(spark):
-                    self._stream(spark)
-        finally:
-            self.status.update(state=STOPPING)
-            if self.spark is None:
-                spark.stop()
+        if places := " and ".join(self.pipeline.places()):
+            log.info("pipeline=%s: will write to %s", self.pipeline.name, places)
+        self._attempts.run(self._live)
+
+    def _open_session(self) -> SparkSession:
+        return open_session(session_plan(self.pipeline, self.log_level), self.screen.log)
+
+    def _live(self, spark: SparkSession) -> None:
+        pipeline = self.pipeline
+        if pipeline.job:
+            job = load(pipeline.job, pipeline.modules)
+            self.status.update(state=PipelineState.RUNNING)
+            job(spark, pipeline, self.screen.show)
+        elif pipeline.trigger.once:
+            self.status.update(state=PipelineState.RUNNING)
+            self._done = run_once(spark, pipeline, self.screen, self.stop)
+        else:
+            with self._told.listening(spark):
+                self._stream(spark)
+
+    @property
+    def starting(self) -> bool:
+        """Whether Spark is being started, which only ``Interrupted`` ends."""
+        return self._attempts.starting
 
     def stopping(self) -> str:
         """What is still done before it ends, for people."""
-        if not self._spark_runs:
-            return "stopping as soon as Spark has started"
+        if self.starting:
+            return "interrupted while Spark starts; ending now, nothing was read"
         return "stopping after this batch"
 
     def report(self) -> str:
@@ -162,7 +177,7 @@ class Run:
             if not self._find_topics():
                 return
             plan = self._plan(spark)
-            batches = Batches(spark, plan, self.screen.show)
+            batches = Batches(spark, plan, self.screen.show, self._attempts.locks.check)
             query = self._start(plan, batches)
             self._told.started(query, self._topics)
             self._tell_places()
@@ -277,7 +292,8 @@ class Run:
         self._waiting_s = 0.0
         self._tell(query)
         error = query.exception()
-        if error is not None and not self.stop.is_set():
+        # Spark may die of an error of ours (its texts are long) before it has noted it.
+        if error is not None or batches.error is not None:
             raise fault_of(batches.error, error)
 
     def _news(self) -> bool:
@@ -293,7 +309,7 @@ class Run:
         return bool(new)
 
     def _end(self, query: StreamingQuery, batches: Batches) -> None:
-        self.status.update(state=STOPPING)
+        self.status.update(stopping=self.stop.is_set())
         with batches.closing(BATCH_END_S):
             self._await_progress(query, batches.last_batch)
             query.stop()
@@ -312,7 +328,9 @@ class Run:
         nodes = sorted({n.address for name in names for n in Brokers(self.pipeline, name).nodes()})
         channel = channel_of(self.pipeline, names[0]) if names else ""
         topics = sorted(self._all_topics())
-        self.status.update(state=PipelineState.RUNNING, topics=topics, nodes=nodes, channel=channel)
+        self.status.update(
+            state=PipelineState.RUNNING, topics=topics, nodes=nodes, channel=channel, error=""
+        )
 
     def _tell(self, query: StreamingQuery) -> None:
         self._told.look()
@@ -322,6 +340,7 @@ class Run:
                 continue
             self._last_batch = batch
             self._batch_count += 1
+            self._attempts.progressed()
             count = int(progress["numInputRows"])
             self._message_count += count
             took_ms = int(progress["durationMs"].get("triggerExecution", 0))

@@ -13,16 +13,15 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError
+from penstock.pipeline.details import lines_of
 from penstock.progress import OVER, PipelineState
 from penstock.spark.broker import Access, Node
 
-# A run that was told to stop ends its batch first; its pipeline runs until then.
-STOPPING = "stopping"
-RUNNING = (*(state for state in PipelineState if state not in OVER), STOPPING)
 VARIABLE = "PENSTOCK_STATE"
 ASK_S = 1.0
 
@@ -34,12 +33,14 @@ class Status:
     name: str
     pid: int = dataclasses.field(default_factory=os.getpid)
     state: str = PipelineState.STARTING
+    stopping: bool = False  # it ends when its batch is written; its state is the same until then
     file: str = ""
     master: str = ""
     checkpoint: str = ""
     topics: list[str] = dataclasses.field(default_factory=list)
     nodes: list[str] = dataclasses.field(default_factory=list)  # HTTP addresses of nsqds
     channel: str = ""
+    ledgers: list[str] = dataclasses.field(default_factory=list)  # folders of ledgers and locks
     started_s: float = dataclasses.field(default_factory=time.time)
     updated_s: float = 0.0
     batch: int = -1
@@ -48,6 +49,16 @@ class Status:
     batch_ms: int = 0
     waiting: int | None = None
     error: str = ""
+    attempt: int = 0  # how many attempts have failed since the last batch, while it is retrying
+
+    @property
+    def shown_state(self) -> str:
+        """For people, who also want to know whether its process is there."""
+        if self.state in OVER:
+            return self.state
+        if not self.alive:
+            return "killed"
+        return f"{self.state}, stopping" if self.stopping else self.state
 
     @property
     def alive(self) -> bool:
@@ -129,24 +140,27 @@ def ask_brokers(run: Status) -> int | None:
     return depth
 
 
-def table(runs: list[Status]) -> str:
-    """A table for a person."""
+def table(runs: list[Status], details: Sequence[dict[str, Any]] = ()) -> str:
+    """A table for a person; below it for each run what ``details_of`` found."""
     rows = [["NAME", "STATE", "PID", "UP", "BATCH", "MESSAGES", "A SECOND", "WAITING", ""]]
     for run in runs:
-        state = run.state if run.alive or run.state not in RUNNING else "killed"
         rows.append(
             [
-                *(run.name, state, str(run.pid), _age(time.time() - run.started_s)),
+                *(run.name, run.shown_state, str(run.pid), _age(time.time() - run.started_s)),
                 *(str(run.batch) if run.batch >= 0 else "-", f"{run.message_count:,}"),
                 *(f"{run.messages_per_s:,.0f}", "-" if run.waiting is None else f"{run.waiting:,}"),
                 run.error or ",".join(run.topics)[:60],
             ]
         )
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    return "\n".join(
+    lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
-    )
+    ]
+    for run, more in zip(runs, details, strict=False):
+        if about := lines_of(more):
+            lines += ["", f"{run.name}, process {run.pid}:", *(f"  {line}" for line in about)]
+    return "\n".join(lines)
 
 
 def _age(seconds: float) -> str:

@@ -2,7 +2,8 @@
 
     started    after each start of its query         starting
     batches    by the listener, as Spark reports     running, waiting
-    ends       by the run, which knows why           failed, ended, waiting for its next turn
+    ends       by the run, which knows why           failed, ended, retrying, or waiting for the
+                                                     next turn
 
 A run that was killed tells nothing; nsqadmin shows that it does not read.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from penstock.pipeline.outputs import source_brokers
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 LOOK_S = 1.0
+# Also to channels that had no report yet.
+TOLD_ANYWHERE = (*OVER, PipelineState.RETRYING)
 
 
 class Told:
@@ -55,7 +58,9 @@ class Told:
         try:
             yield
         finally:
-            spark.streams.removeListener(self._listener)
+            # Of a session that has died nothing can be removed, and nothing has to be.
+            with suppress(Exception):
+                spark.streams.removeListener(self._listener)
 
     def started(self, query: StreamingQuery, topics: Mapping[str, tuple[str, ...]]) -> None:
         """A query was started; ``topics`` are those of its sources."""
@@ -79,7 +84,7 @@ class Told:
 
     def tell(self, state: PipelineState, error: str = "") -> None:
         """Why the query has ended, which Spark's progress does not say."""
-        if state in OVER and self._reporter is not None:
+        if state in TOLD_ANYWHERE and self._reporter is not None:
             self._find()
         self._tell(state, error, end=True)
 

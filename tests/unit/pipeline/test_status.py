@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+from penstock.pipeline.details import details_of
+from penstock.pipeline.lock import Owner
 from penstock.pipeline.status import Status, StatusFile, ask_brokers, read_all, state_folder, table
+from penstock.progress import PipelineState
 
 GONE = 2**22 - 1
 
@@ -67,3 +71,46 @@ def test_a_broker_that_does_not_answer_leaves_it_unknown() -> None:
     assert ask_brokers(Status("x", nodes=["127.0.0.1:1"])) is None
     assert ask_brokers(Status("x")) is None
     assert time.monotonic() - started_s < 5
+
+
+def test_locks_and_ledgers_are_shown(tmp_path: Path) -> None:
+    owner = Owner.of_this_process("orders")
+    table_folder, beside = tmp_path / "t/_penstock/ledger/orders", tmp_path / "c.ledger"
+    (beside / "sink2").mkdir(parents=True)
+    table_folder.mkdir(parents=True)
+    (table_folder / "lock.json").write_bytes(owner.to_json())
+    head = {
+        "version": 1,
+        "identity": "ab" * 16,
+        "done": 3,
+        "rolled": 1,
+        "ranges": [["n1", "orders", "i1", 0, 50, 40]],
+        "losses": [{"node": "n1", "topic": "orders", "start": 3, "end": 9}],
+    }
+    (table_folder / "head.json").write_text(json.dumps(head))
+    record = {"ranges": [["n1", "orders", "i1", 50, 70, 20], ["n2", "orders", "i2", 0, 7, 5]]}
+    (table_folder / "000000000002.json").write_text(json.dumps(record))
+    (table_folder / "000000000003.json").write_text("{")
+    (table_folder / "000000000004.json").write_text(json.dumps(record))  # not finished yet
+    (beside / "sink2" / "head.json").write_text('{"version": 9, "ranges": 5, "losses": null}')
+    found = details_of([str(table_folder), str(beside), "hdfs://x/y", str(tmp_path / "none")])
+    assert found["lock"]["pid"] == os.getpid()
+    assert found["identity"] == "ab" * 16
+    assert [ledger["messages"] for ledger in found["ledgers"]] == [65, 0]
+    ends = {each["node"]: each["end"] for each in found["ledgers"][0]["ends"]}
+    assert ends == {"n1": 70, "n2": 7}
+    assert found["losses"] == head["losses"]
+    text = table([Status("orders")], [found])
+    for part in (f"lock: process {os.getpid()} on ", "identity: abab", "orders on n1: 70"):
+        assert part in text
+    assert "65 messages up to record 3" in text and "loss accepted: {" in text
+    assert details_of([]) == {"lock": None, "identity": "", "ledgers": [], "losses": []}
+
+
+def test_a_run_that_is_being_stopped_keeps_its_state(tmp_path: Path) -> None:
+    file = StatusFile(Status("orders"), tmp_path)
+    file.update(state=PipelineState.RETRYING, stopping=True, attempt=2)
+    [run] = read_all(tmp_path)
+    assert (run.state, run.shown_state) == ("retrying", "retrying, stopping")
+    file.update(state=PipelineState.FAILED)
+    assert read_all(tmp_path)[0].shown_state == "failed"
