@@ -32,6 +32,9 @@ Errors of the operating system (disk full, permission) stay ``OSError``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 
 class PenstockError(Exception):
     """Anything Penstock itself raises."""
@@ -154,7 +157,14 @@ class NodeError(QueryError):
 
 
 class DataLossError(QueryError):
-    """Messages that the query should have read may be gone, and failOnDataLoss is set."""
+    """Messages that the query should have read may be gone, and failOnDataLoss is set.
+
+    ``losses`` are ``penstock.spark.loss.Loss``; the text has them too.
+    """
+
+    def __init__(self, text: str, losses: Iterable[Any] = ()) -> None:
+        super().__init__(text)
+        self.losses = list(losses)
 
 
 class StorageError(PenstockError):

@@ -16,6 +16,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from penstock.errors import DataLossError, NodeError, QueryError
 from penstock.spark import follow, watch
+from penstock.spark.loss import find
+from penstock.spark.offsets import INDEX_MAX
 from tests.daemon import Nsqd, Nsqlookupd
 from tests.proxy import Proxy
 from tests.spark.topics import (
@@ -119,7 +121,8 @@ def test_a_first_batch_that_is_repeated_starts_at_the_same_place(
     end = stream.reader.latestOffset(stream.offset, ReadAllAvailable())
     publish(broker, topic, b"after")
     again = Stream(options)
-    assert again.offset == stream.offset
+    assert again.offset["nodes"] == stream.offset["nodes"]
+    assert again.offset["identity"] != stream.offset["identity"], "it is bound by a commit only"
     assert bodies(rows_of(again.reader, again.reader.partitions(again.offset, end))) == numbered(3)
 
 
@@ -129,7 +132,8 @@ def test_a_channel_that_exists_goes_on_where_it_stands(
     publish(broker, topic, *numbered(5))
     stream = Stream(options)
     stream.batch(3)
-    again = Stream({**options, "startingOffsets": "latest"})
+    who = {"identity": stream.offset["identity"]}
+    again = Stream({**options, **who, "startingOffsets": "latest"})
     assert bodies(again.batch()) == numbered(2, 3)
 
 
@@ -397,7 +401,7 @@ def test_a_node_of_the_checkpoint_that_is_not_asked_for_is_lost(
     stream = Stream({**nodes(broker, second), **options})
     publish(broker, topic, b"a")
     fewer = {**nodes(broker), **options}
-    with pytest.raises(DataLossError, match=f"node {node_uuid(second)} of the checkpoint is none"):
+    with pytest.raises(DataLossError, match="is gone: the node is none of"):
         Stream(fewer, stream.offset).batch()
     careless = Stream({**fewer, "failOnDataLoss": "false"}, stream.offset)
     assert bodies(careless.batch()) == [b"a"]
@@ -415,14 +419,15 @@ def test_a_data_path_that_was_wiped_is_another_node(
     topic = new_topic()
     with Nsqd(tmp_path / "a") as nsqd:
         options = {**nodes(nsqd), "topic": topic, "channel": "c"}
-        stream, careless = Stream(options), Stream({**options, "failOnDataLoss": "false"})
+        stream = Stream(options)
+        careless = Stream({**options, "channel": "d", "failOnDataLoss": "false"})
         publish(nsqd, topic, b"old")
         assert bodies(stream.batch()) == bodies(careless.batch()) == [b"old"]
         nsqd.kill()
         nsqd.data_path = tmp_path / "b"
         nsqd.start()
         publish(nsqd, topic, b"new")
-        with pytest.raises(DataLossError, match="of the checkpoint is none of"):
+        with pytest.raises(DataLossError, match="is gone: the node is none of"):
             for _ in range(5):
                 stream.batch()
         assert careless.bodies(1) == [b"new"]
@@ -431,23 +436,38 @@ def test_a_data_path_that_was_wiped_is_another_node(
 def test_a_topic_that_was_deleted_fails_the_stream_or_begins_anew(
     broker: Nsqd, topic: str, options: dict[str, str]
 ) -> None:
-    careful, careless = Stream(options), Stream({**options, "failOnDataLoss": "false"})
+    """R48: deleted, and deleted and made again, are two messages; a stream does not make it."""
+    loose = {**options, "channel": "d", "failOnDataLoss": "false"}
+    careful, careless = Stream(options), Stream(loose)
     publish(broker, topic, b"old")
     for stream in (careful, careless):
         assert bodies(stream.batch()) == [b"old"]
     broker.post(f"/topic/delete?topic={topic}&force=true")
-    with pytest.raises(DataLossError, match="was deleted and made again"):
+    with pytest.raises(DataLossError, match="was deleted: what the query had not read") as caught:
         careful.batch()
-    assert careless.batch() == []
+    (loss,) = caught.value.losses
+    assert (loss.topic, loss.end, loss.count_max) == (topic, INDEX_MAX, None)
+    assert loss == find(f"...\n'{caught.value!s}'\n...")[0]
+    assert careless.batch() == [] and careless.batch() == []
+    # Nor does one that is started again, or a run that reads what is there.
+    restarted = Stream(loose, careless.offset)
+    assert restarted.batch() == []
+    with pytest.raises(DataLossError, match="was deleted: what"):
+        Stream(options, careful.offset).available_now()
+    assert broker.get(f"/log?topic={topic}").status == 404, "it was made again"
+    # Once it was accepted, it is forgotten.
+    named = Stream({**options, "acceptLoss": json.dumps([loss.as_json()])}, careful.offset)
+    assert named.batch() == []
+    told = Stream(options, named.offset)
+    assert told.batch() == []
     publish(broker, topic, b"new")
-    assert careless.bodies(1) == [b"new"]
     with pytest.raises(DataLossError, match="was deleted and made again"):
         Stream(options, careful.offset).batch()
+    for stream in (restarted, told):
+        wait_until(lambda stream=stream: bodies(stream.batch()) == [b"new"])
     broker.post(f"/topic/delete?topic={topic}&force=true")
-    available_now = Stream(options, careless.offset)
-    available_now.reader.prepareForTriggerAvailableNow()
-    with pytest.raises(DataLossError, match="was deleted and made again"):
-        available_now.batch()
+    with pytest.raises(DataLossError, match="was deleted: what"):
+        Stream(options, told.offset).available_now()
 
 
 READ_TOKENS = "read read-token-1\nadmin admin-token-1\n"
@@ -475,7 +495,7 @@ def test_a_token_that_only_reads_waits_for_the_topic(tmp_path: Path) -> None:
         wait_until(lambda: found.extend(bodies(stream.batch())) or len(found) == 1)
         assert found == [b"later"]
         admin("/topic/delete?topic=later&force=true")
-        wait_until(lambda: not stream.batch() and "later" not in json.dumps(stream.offset))
+        wait_until(lambda: not stream.batch() and str(INDEX_MAX) in json.dumps(stream.offset))
         admin("/pub?topic=later", b"again")
         wait_until(lambda: found.extend(bodies(stream.batch())) or len(found) == 2)
         assert found == [b"later", b"again"]
@@ -528,7 +548,7 @@ def test_what_was_removed_since_its_channel_was_deleted_is_told(tmp_path: Path) 
             nsqd.post(f"/channel/delete?topic={topic}&channel=c{careful}&force=true")
             drop_oldest(nsqd, topic)
             if careful:
-                with pytest.raises(DataLossError, match="lost messages below"):
+                with pytest.raises(DataLossError, match="not have all messages any more"):
                     rows_of(reader, partitions)
             else:
                 assert len(rows_of(reader, partitions)) < 20
@@ -550,7 +570,7 @@ def test_messages_that_are_gone_fail_the_stream_or_not(tmp_path: Path) -> None:
         options = {**nodes(nsqd), "channel": "c"}
         # It fails again and again: the first failure does not make the log look whole.
         for _ in range(2):
-            with pytest.raises(DataLossError, match=r"channel c of topic .* is gone"):
+            with pytest.raises(DataLossError, match=r"channel c, which kept them, is gone"):
                 Stream({**options, "topic": topic}, offsets[topic]).batch()
         careless = Stream({**options, "topic": other, "failOnDataLoss": "false"}, offsets[other])
         publish(nsqd, other, b"new")
@@ -558,7 +578,7 @@ def test_messages_that_are_gone_fail_the_stream_or_not(tmp_path: Path) -> None:
         # And an offset that a user gives.
         first = offsets[topic]["nodes"][node_uuid(nsqd)][topic]["index"]
         place = json.dumps({address(nsqd): {topic: first}})
-        with pytest.raises(DataLossError, match="does not have all messages"):
+        with pytest.raises(DataLossError, match="is whole only from"):
             Stream({**options, "topic": topic, "startingOffsets": place})
 
 

@@ -22,8 +22,10 @@ from pyspark.sql.datasource import (
 from penstock.errors import QueryError
 from penstock.spark.broker import Access
 from penstock.spark.cluster import Cluster, Log
+from penstock.spark.loss import Loss, Losses
 from penstock.spark.offsets import EARLIEST, INDEX_MAX, LATEST, Places, Position
-from penstock.spark.options import COLUMNS, Options
+from penstock.spark.option_kinds import COLUMNS
+from penstock.spark.options import Options
 from penstock.spark.ranges import Range, partitions
 from penstock.spark.reading import Reading
 
@@ -59,7 +61,7 @@ class NsqBatchReader(DataSourceReader):
         return [LogPartition(part) for part in parts] or [LogPartition(())]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        return self.reading.read(partition.value, watched=True)
+        return self.reading.read(partition.value)
 
     def _ranges(self, cluster: Cluster) -> list[Range]:
         topics = self.options.topic
@@ -96,7 +98,8 @@ class NsqBatchReader(DataSourceReader):
             last = cluster.seek(uuid, topic, options.ending_timestamp)
         start = max(start, self.narrowed.start)
         last = min(last, end, self.narrowed.end)
-        return Range(uuid, address, topic, log.instance, start, max(start, last), log.whole_from)
+        where = (uuid, address, topic, log.instance)
+        return Range(*where, start, max(start, last), log.whole_from, begin=start)
 
 
 def check_named(places: Places, option: str, cluster: Cluster) -> None:
@@ -127,16 +130,21 @@ def index_of(
     if place == LATEST:
         return end
     assert isinstance(place, Position)
-    where = f"topic {topic} on {cluster.nodes[uuid]} (node {uuid})"
+    where = (uuid, cluster.nodes[uuid].address, topic)
+    losses = Losses(cluster.options)
     if place.instance and place.instance != log.instance:
-        cluster.lost(
-            f"{where} was deleted and made again: it is {log.instance}, not {place.instance}"
+        what = f"was deleted and made again: it is {log.instance}, not {place.instance}"
+        losses.tell(
+            [Loss(*where, place.instance, min(place.index, INDEX_MAX - 1), INDEX_MAX, None, what)]
         )
         return log.first
     if not ending and place.index < log.whole_from:
-        cluster.lost(
-            f"{where} does not have all messages from {place.index} on any more: "
-            f"it is whole from {log.whole_from}"
+        what = f"is whole only from {log.whole_from} on"
+        count_max = cluster.missing_count_max(uuid, topic, place.index, log.whole_from)
+        losses.tell(
+            [Loss(*where, log.instance, place.index, log.whole_from, count_max, what)]
+            if count_max
+            else []
         )
     return place.index
 

@@ -47,6 +47,8 @@ ADVICE = {
     "METHOD_NOT_ALLOWED": NOT_OURS,
     "NOT_FOUND": NOT_OURS,
 }
+HAS_READER = "CHANNEL_HAS_READER"
+TAKE_OVER_REFUSED = "TAKE_OVER_REFUSED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,13 +274,16 @@ class Node:
         """The answer, or what is wrong with it."""
         if answer.status == 200:
             return answer
-        code, detail = _told(answer.body)
+        code, detail, told = _told(answer.body)
         path = request.target.partition("?")[0]
         text = f"{self} answers {answer.status} {code} to {request.method} {path}"
         if detail:
             text += f": {detail}"
-        if code in ADVICE:
-            text += f" ({ADVICE[code]})"
+        advice = (
+            _reader_advice(told) if code in (HAS_READER, TAKE_OVER_REFUSED) else ADVICE.get(code)
+        )
+        if advice:
+            text += f" ({advice})"
         raise NodeError(text, answer.status, code)
 
     def unreachable(self, error: BaseException) -> NodeError:
@@ -315,10 +320,20 @@ class Begun:
             self._connection = None
 
 
-def _told(body: bytes) -> tuple[str, str]:
-    """The code and the detail of an answer that says no."""
+def _reader_advice(told: Mapping[str, Any]) -> str:
+    identity = told.get("identity")
+    if not identity:
+        return "the channel has no reader: start without the option takeOver"
+    return (
+        "a pull channel has one reader: stop the other query, give this one another channel, or "
+        f"take the channel over from the other one with the option takeOver={identity}"
+    )
+
+
+def _told(body: bytes) -> tuple[str, str, Mapping[str, Any]]:
+    """The code and the detail of an answer that says no, and all of it."""
     try:
         told = json.loads(body)
-        return str(told["message"]), str(told.get("detail", ""))
+        return str(told["message"]), str(told.get("detail", "")), told
     except (ValueError, KeyError, TypeError, AttributeError):
-        return body[:80].decode("latin-1"), ""
+        return body[:80].decode("latin-1"), "", {}

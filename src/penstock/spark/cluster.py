@@ -9,11 +9,11 @@ Rule 1: a plan is made with all nodes or not at all: one that does not answer is
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import DataLossError, NodeError, QueryError
+from penstock.errors import NodeError, QueryError
 from penstock.spark.broker import Access, Asked, Node, asked, host_and_port
 from penstock.spark.options import Options
 
@@ -21,6 +21,15 @@ log = logging.getLogger("penstock.spark")
 
 # A node that is asked to sync what it has does it in milliseconds.
 SYNC_WAIT_MS = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A pull channel: below ``low`` everything is finished; ``identity`` is its reader's, or ""."""
+
+    low: int
+    identity: str = ""
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,18 @@ class Log:
     synced_end: int
     released: int
     channels: tuple[str, ...]
+    pulls: Mapping[str, Pull] = field(default_factory=dict)
+
+    def missing_below(self, channel: str, index: int) -> int:
+        """From ``index`` to there messages may have been removed; ``index`` if none were.
+
+        A pull channel keeps everything at and above its low.
+        """
+        pull = self.pulls.get(channel)
+        if pull is not None:
+            return max(index, min(self.whole_from, pull.low))
+        # A node of an earlier version does not say where its channels are.
+        return index if channel in self.channels else max(index, self.whole_from)
 
 
 class Cluster:
@@ -67,6 +88,20 @@ class Cluster:
                 nodes.setdefault(uuid, Node(address, self.access))
         self.nodes.update(nodes)
         return [uuid for uuid in nodes if uuid not in before]
+
+    def find(self, uuids: Collection[str]) -> None:
+        """Look for nodes that were known, also where nsqlookupd does not name their topic.
+
+        It does not for a moment after a start, and while a topic is tombstoned.
+        """
+        missing = set(uuids) - set(self.nodes)
+        if not missing or not self.options.lookupd_http_addresses:
+            return
+        known = {node.address for node in self.nodes.values()}
+        for address in sorted(self._ask_lookupds(asked("GET", "/nodes"), 0.0) - known):
+            uuid = self._identify(address, strict=False)
+            if uuid in missing:
+                self.nodes[uuid] = Node(address, self.access)
 
     def forget(self, uuid: str) -> None:
         """The node is not where it was; the next discovery looks at its address again."""
@@ -138,9 +173,15 @@ class Cluster:
         return Log(
             *(told["node"], told["instance"], told["first"], told["whole_from"], told["end"]),
             *(told["synced_end"], told["released"], tuple(told["channels"])),
+            {
+                name: Pull(int(pull["low"]), pull["identity"] or "", bool(pull["paused"]))
+                for name, pull in told.get("pull_channels", {}).items()
+            },
         )
 
-    def settled(self, uuid: str, topic: str, found: Log, channel: str = "") -> int:
+    def settled(
+        self, uuid: str, topic: str, found: Log, channel: str = "", identity: str = ""
+    ) -> int:
         """The end of all that is there now, after a sync if it needs one (R18)."""
         end = min(found.end, found.released) if channel else found.end
         if found.synced_end >= end:
@@ -149,6 +190,7 @@ class Cluster:
         body: dict[str, Any] = {"topics": {topic: known}, "wait_ms": SYNC_WAIT_MS}
         if channel:
             body["channel"] = channel
+            body.update({"identity": identity} if identity else {})
         told = self.nodes[uuid].post("/log/ends", body)["topics"][topic]
         if told is None or told["instance"] != found.instance:
             raise QueryError(f"topic {topic} was deleted on {self.nodes[uuid]} at this moment")
@@ -162,11 +204,12 @@ class Cluster:
         told = self.nodes[uuid].get("/log/count", topic=topic, start=start, end=end)
         return int(told["count"])
 
-    def lost(self, text: str) -> None:
-        """Messages may be gone: fail, or warn if the user wants it so."""
-        if self.options.fail_on_data_loss:
-            raise DataLossError(f"{text}; with failOnDataLoss=false the query goes on without them")
-        log.warning("%s; going on, because failOnDataLoss=false", text)
+    def missing_count_max(self, uuid: str, topic: str, start: int, end: int) -> int:
+        """How many messages of a range may be missing at most: the indexes without a message."""
+        try:
+            return end - start - self.count(uuid, topic, start, end)
+        except NodeError:
+            return end - start
 
 
 def addresses_in(answer: Any, lookupd: Node) -> Iterable[str]:

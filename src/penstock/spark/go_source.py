@@ -35,7 +35,8 @@ from penstock.client.config import Config
 from penstock.client.message import Message
 from penstock.client.sync import Consumer
 from penstock.errors import DataLossError, NodeError, QueryError
-from penstock.spark.options import COLUMNS, Options
+from penstock.spark.option_kinds import COLUMNS
+from penstock.spark.options import Options
 from penstock.spark.reading import ROWS_MAX, arrow_type, settle_worker
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.listener import (
 
 from penstock.errors import PenstockError
 from penstock.progress import PipelineState, Progress
-from penstock.spark.offsets import decode
+from penstock.spark.offsets import decode, identity_in, is_offset
 from penstock.spark.reporting import Reporter
 
 log = logging.getLogger("penstock.spark")
@@ -75,7 +75,7 @@ class NsqListener(StreamingQueryListener):
                 channel = offset["channel"]
                 self._channels.setdefault(told.query, set()).add(channel)
                 try:
-                    self._reporter.commit(channel, decode(offset), told)
+                    self._reporter.commit(channel, decode(offset), told, identity_in(offset))
                 except PenstockError as error:
                     log.warning("query=%s: %s", progress.name or progress.id, error)
 
@@ -117,8 +117,7 @@ def offset_in(text: str | None) -> dict[str, Any] | None:
         offset = json.loads(text or "")
     except ValueError:
         return None
-    known = isinstance(offset, dict) and set(offset) == {"channel", "nodes"}
-    return offset if known else None
+    return offset if is_offset(offset) else None
 
 
 def figures(progress: StreamingQueryProgress, sink: str = "") -> Progress:

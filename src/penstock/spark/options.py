@@ -14,14 +14,12 @@ Rule 2: what is not given is taken from the environment, PENSTOCK_SPARK_NSQD_HTT
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import OptionError
-from penstock.kinds import Choice, Listed, Text, parse_int
+from penstock.kinds import Listed
 from penstock.settings import (
     Setting,
     boolean,
@@ -33,14 +31,27 @@ from penstock.settings import (
     string,
     strings,
 )
-from penstock.spark.offsets import EARLIEST, LATEST, Places, parse_places
-from penstock.wire.names import is_valid_name
+from penstock.spark.loss import Loss
+from penstock.spark.offsets import EARLIEST, LATEST, Places, Positions
+from penstock.spark.option_kinds import (
+    COLUMNS,
+    Columns,
+    Count,
+    Identity,
+    LocalFolder,
+    Name,
+    Note,
+    Offsets,
+    Ranges,
+    ReaderName,
+    Resume,
+    Time,
+    WriteId,
+)
 
 BATCH, STREAM, WRITE = "a batch read", "a stream", "a write"
 
-COLUMNS = ("topic", "node", "index", "id", "timestamp", "body")
 ENVIRONMENT_PREFIX = "PENSTOCK_SPARK_"
-NOTE_SIZE_MAX = 1 << 20
 # Of a wrong value in an error; those that are read by mistake may be long.
 TEXT_SHOWN_MAX = 200
 # Options that Spark itself puts in, or that are for Spark and pass through here.
@@ -63,94 +74,6 @@ USES = {
     CHANNELS: {STREAM},
     WRITING: {WRITE},
 }
-
-
-class Offsets(Text):
-    """Where to begin or end: a word, or JSON by node and topic."""
-
-    kind = "offsets"
-    noun = 'earliest, latest, or JSON such as {"<node>":{"<topic>":123}}'
-
-    def parse(self, text: str) -> Places:
-        return parse_places(text)
-
-    def show(self, value: Any) -> str:
-        return str(value)
-
-
-class Time(Text):
-    """A moment, as nanoseconds since 1970; None if it was not given."""
-
-    kind = "time"
-    noun = "milliseconds since 1970, or ISO 8601 such as 2026-01-31T12:00:00Z (UTC if it says none)"
-
-    def parse(self, text: str) -> int:
-        if text.isdecimal():
-            return int(text) * 1_000_000
-        moment = datetime.datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=datetime.UTC)
-        since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-        time_ns = (since // datetime.timedelta(microseconds=1)) * 1000
-        if time_ns < 0:
-            raise ValueError(text)
-        return time_ns
-
-    def show(self, value: Any) -> str:
-        return ""
-
-
-class Name(Text):
-    noun = "a name of 1 to 64 letters, digits or ._-"
-
-    def parse(self, text: str) -> str:
-        if not is_valid_name(text) or text.endswith("#ephemeral"):
-            raise ValueError(text)
-        return text
-
-
-class Columns(Listed):
-    def __init__(self) -> None:
-        super().__init__(Choice(dict.fromkeys(COLUMNS)))
-        self.kind = "columns"
-        self.noun = f"some of {', '.join(COLUMNS)}, with commas between"
-
-    def limits(self) -> str:
-        return ""
-
-
-class Count(Text):
-    """A number of things; separators such as 1_000_000 are fine."""
-
-    kind = "int"
-    noun = "an integer, 1 or more"
-
-    def parse(self, text: str) -> int:
-        value = parse_int(text)
-        if not 1 <= value < 1 << 62:
-            raise ValueError(text)
-        return value
-
-    def show(self, value: Any) -> str:
-        return ""
-
-
-class WriteId(Text):
-    noun = "1 to 200 ASCII characters without spaces"
-
-    def parse(self, text: str) -> str:
-        if not re.fullmatch(r"[!-~]{1,200}", text):
-            raise ValueError(text)
-        return text
-
-
-class Note(Text):
-    noun = "a text of up to 1 MiB"
-
-    def parse(self, text: str) -> str:
-        if len(text.encode()) > NOTE_SIZE_MAX:
-            raise ValueError(f"{len(text.encode())} bytes")
-        return text
 
 
 def names(group: str, help: str) -> Any:
@@ -200,6 +123,12 @@ class Options:
     fail_on_data_loss: bool = boolean(
         READING, True, "fail if messages of the range may be gone; otherwise warn and go on"
     )
+    accept_loss: tuple[Loss, ...] = row(
+        Ranges(),
+        READING,
+        (),
+        "ranges that may be missing, as the error that tells of them has them",
+    )
     fetch_size: int = integer(
         READING, 4 << 20, "bytes to ask a node for at once", minimum=1 << 16, maximum=16 << 20
     )
@@ -223,6 +152,39 @@ class Options:
     )
     discovery_interval_ns: int = duration(
         STREAMS, "10s", "how often new nodes are looked for", minimum="10ms", maximum="1h"
+    )
+    identity: str = row(
+        Identity(),
+        STREAMS,
+        "",
+        "who the query is to its channel, which has one reader",
+        default_text="a new query's own, kept in its checkpoint",
+    )
+    take_over: str = row(
+        Identity(), STREAMS, "", "identity of the reader to take the channel over from, once"
+    )
+    reader: str = row(
+        ReaderName(),
+        STREAMS,
+        "",
+        "who reads the channel, for people",
+        default_text="Spark query on HOST, pid PID",
+    )
+    resume_from: Positions | None = row(
+        Resume(), STREAMS, None, "where a new query goes on, as if a checkpoint said so"
+    )
+    hold_interval_ns: int = duration(
+        STREAMS, "0", "time after a batch until there is another one", maximum="7d"
+    )
+    hold_messages: int | None = row(
+        Count(),
+        STREAMS,
+        None,
+        "or until so many messages wait",
+        default_text="only the time counts",
+    )
+    checkpoint: str = row(
+        LocalFolder(), STREAMS, "", "the query's checkpoint, synced before the channel is committed"
     )
 
     mode: str = choice(
@@ -379,6 +341,8 @@ def _check(options: Options, use: str) -> None:
             "option channel must be given: a stream is a pull channel of this name on the nodes, "
             "which keeps what the stream has not read yet; every stream needs its own"
         )
+    if options.take_over and options.take_over == options.identity:
+        raise OptionError("option takeOver is the identity of the other reader, not of this one")
     if options.write_batch and not options.write_id:
         raise OptionError("option writeBatch needs writeId")
     if options.write_note and not options.write_id:

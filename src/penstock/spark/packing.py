@@ -33,7 +33,8 @@ from pyspark.sql.types import (
 
 from penstock.core.columns import Packer
 from penstock.errors import OptionError, QueryError
-from penstock.spark.options import COLUMNS, Options
+from penstock.spark.option_kinds import COLUMNS
+from penstock.spark.options import Options
 from penstock.wire.names import EPHEMERAL, is_valid_name
 
 if TYPE_CHECKING:

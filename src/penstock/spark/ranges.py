@@ -34,6 +34,8 @@ class Range:
     start: int
     end: int
     whole_from: int = 0  # when it was planned
+    begin: int = 0  # where the range began before it was cut into partitions
+    identity: str = ""  # the stream's, to name its channel with
 
     @property
     def span(self) -> int:
@@ -73,7 +75,8 @@ def _cut(
             found.append(tuple(part))
             part = []
             rest, done = replace(rest, start=at), cuts.pop(0) - passed
-        if rest.span and own > done:
+        # A range without messages is read too: the answer says if they were removed.
+        if rest.span and (own > done or rest.start == each.start):
             part.append(rest)
         passed += own
     if part:

@@ -7,7 +7,8 @@ Record batches have at most 10,000 rows: with 50,000 Spark was measured to be 1.
 
 Rule 1: the messages of a range come in order, each once.  Checksums are checked here; a node sends
         what lies in its files (`raw`), and looks at it itself only after one was wrong.
-Rule 2: what of a range is not there any more is an error or a warning, by failOnDataLoss.
+Rule 2: what of a range is not there any more is an error or a warning (`loss.py`).  Every answer
+        says below which index messages may have been removed, and every answer is asked.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import gc
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.core.columns import BODY, ID, INDEX, TIMESTAMP, Columns, decode
 from penstock.errors import CorruptError, NodeError
 from penstock.spark.broker import Access, Answer, Begun, Node, asked
 from penstock.spark.cluster import Cluster
+from penstock.spark.loss import Loss, Losses
 from penstock.spark.options import Options
 from penstock.spark.ranges import Range
 
@@ -60,20 +62,17 @@ class Reading:
     access: Access
     columns: tuple[str, ...]
 
-    def read(self, ranges: Sequence[Range], *, watched: bool) -> Iterator[pyarrow.RecordBatch]:
-        """The messages of ``ranges``.
-
-        ``watched``: nothing keeps the messages for this reader, so at the end of each range it
-        looks whether some were removed meanwhile.
-        """
+    def read(self, ranges: Sequence[Range]) -> Iterator[pyarrow.RecordBatch]:
+        """The messages of ``ranges``."""
         settle_worker()
+        losses = Losses(self.options)
         for each in ranges:
-            fetch = Fetch(self, each)
-            yield from self._read(each, fetch)
-            if (watched or fetch.unkept) and self.options.fail_on_data_loss:
-                self._look_back(each)
+            if each.address:
+                yield from self._read(each, Fetch(self, each, losses), losses)
+            else:
+                losses.tell([_lost(each, "is not there: the node is not found", each.end)])
 
-    def _read(self, each: Range, fetch: Fetch) -> Iterator[pyarrow.RecordBatch]:
+    def _read(self, each: Range, fetch: Fetch, losses: Losses) -> Iterator[pyarrow.RecordBatch]:
         wanted = sum(WANTED[column] for column in self.columns if column in WANTED)
         make = maker(self.columns, each)
         try:
@@ -92,22 +91,13 @@ class Reading:
         except NodeError as error:
             if error.code not in ("TOPIC_NOT_FOUND", "INSTANCE_CHANGED"):
                 raise
-            self._lost(each, "was deleted")
+            losses.tell([_lost(each, "was deleted before it was read", each.end)])
 
-    def _look_back(self, each: Range) -> None:
-        cluster = Cluster(self.options, self.access)
-        cluster.nodes[each.node] = Node(each.address, self.access)
-        found = cluster.log_of(each.node, each.topic)
-        if found is None or found.instance != each.instance:
-            self._lost(each, "was deleted while it was read")
-        elif found.whole_from > max(each.start, each.whole_from):
-            self._lost(each, f"lost messages below {found.whole_from} while it was read")
 
-    def _lost(self, each: Range, what: str) -> None:
-        Cluster(self.options, self.access).lost(
-            f"topic {each.topic} on nsqd {each.address} (node {each.node}) {what}: "
-            f"messages {each.start} to {each.end} may be missing"
-        )
+def _lost(each: Range, what: str, end: int) -> Loss:
+    """From the beginning of the batch on, of whatever partition: all of it is read again."""
+    start = max(each.begin, each.whole_from)
+    return Loss(each.node, each.address, each.topic, each.instance, start, end, None, what)
 
 
 class Fetch:
@@ -117,8 +107,10 @@ class Fetch:
     planned.  They are read all the same, and the stream's next look at the node makes it again.
     """
 
-    def __init__(self, reading: Reading, each: Range) -> None:
+    def __init__(self, reading: Reading, each: Range, losses: Losses) -> None:
         self.unkept = False
+        self._reading = reading
+        self._losses = losses
         self._raw = True
         self._back_to: int | None = None
         self._node = Node(each.address, reading.access)
@@ -147,6 +139,7 @@ class Fetch:
                     self.unkept = True
                     begun = self._begin(index)
                     continue
+                self._judge(answer, index)
                 start, index = index, _next(answer, self._range, index)
                 if index < self._range.end:
                     begun = self._begin(index)
@@ -161,6 +154,23 @@ class Fetch:
         finally:
             begun.drop()
 
+    def _judge(self, answer: Answer, index: int) -> None:
+        """Whether an answer lacks messages that the range had when it was planned (Rule 2)."""
+        text = answer.headers.get("X-Penstock-Missing-Below", "")
+        each = self._range
+        if not text.isdecimal() or int(text) <= max(index, each.whole_from):
+            return
+        # Of a stream all that it will miss, so that it can be accepted at once.
+        end = int(text) if self._channel else min(int(text), each.end)
+        if self._losses.is_told(each.node, each.topic, each.instance, end):
+            return
+        cluster = Cluster(self._reading.options, self._reading.access)
+        cluster.nodes[each.node] = self._node
+        lost = _lost(each, "does not have all messages any more", end)
+        count_max = cluster.missing_count_max(each.node, each.topic, lost.start, end)
+        if count_max:
+            self._losses.tell([replace(lost, count_max=count_max)])
+
     def _begin(self, index: int) -> Begun:
         each = self._range
         parameters = {
@@ -173,6 +183,8 @@ class Fetch:
         }
         if self._channel and not self.unkept:
             parameters["channel"] = self._channel
+            if each.identity:
+                parameters["identity"] = each.identity
         return self._node.begin(asked("GET", "/log/read", parameters))
 
 

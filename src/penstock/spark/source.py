@@ -24,15 +24,8 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import OptionError
-from penstock.spark.options import (
-    BATCH,
-    COLUMNS,
-    STREAM,
-    WRITE,
-    Options,
-    parse_columns,
-    parse_options,
-)
+from penstock.spark.option_kinds import COLUMNS
+from penstock.spark.options import BATCH, STREAM, WRITE, Options, parse_columns, parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (

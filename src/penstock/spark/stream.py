@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from penstock.spark.batch import LogPartition
 from penstock.spark.broker import Access
 from penstock.spark.follow import Follower
-from penstock.spark.offsets import Position, Positions, decode, encode, flat
+from penstock.spark.offsets import Positions, decode, encode, flat, identity_in
 from penstock.spark.options import Options
 from penstock.spark.ranges import Range, partitions
 from penstock.spark.reading import Reading
@@ -56,7 +56,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         # Asked for twice, and it must be the same: "latest" moves on.
         if self._initial is None:
-            self._initial = self._encode(self.follower.start())
+            positions = self.follower.start()
+            self._initial = self._encode(positions, self.follower.channels.next_identity)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -68,49 +69,59 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return self._encode(self.follower.newest(decode(start), rows_max))
+        before, channels = decode(start), self.follower.channels
+        self.follower.name(identity_in(start))
+        after = self.follower.newest(before, rows_max)
+        if after == before and not channels.taken_over:
+            return start
+        offset = self._encode(after, channels.next_identity)
+        if after == before:
+            # An empty batch puts the identity that the channel is bound to into the checkpoint.
+            offset["taken_over"] = self.options.take_over
+        channels.taken_over = False
+        return offset
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         reached = self.follower.reached()
-        return self._encode(reached) if reached else None
+        return self._encode(reached, self.follower.channels.identity) if reached else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         before, after = decode(start), decode(end)
-        self.follower.resume(before)
+        self.follower.name(identity_in(end))
+        # What is lost is judged by the tasks: a sink that has the batch already reads nothing.
+        self.follower.resume(before, judged=False)
         parts = partitions(
             self._ranges(before, after), self.options.min_partitions, self.follower.count
         )
         return [LogPartition(part) for part in parts]
 
     def commit(self, end: dict[str, Any]) -> None:
+        self.follower.name(identity_in(end))
         self.follower.commit(decode(end))
 
     def stop(self) -> None:
         if self._follower is not None:
             self._follower.close()
 
-    def _encode(self, positions: Positions) -> dict[str, Any]:
-        return encode(self.options.channel, positions)
+    def _encode(self, positions: Positions, identity: str) -> dict[str, Any]:
+        return encode(self.options.channel, positions, identity)
 
     def _ranges(self, before: Positions, after: Positions) -> list[Range]:
-        nodes = self.follower.cluster.nodes
+        nodes, identity = self.follower.cluster.nodes, self.follower.channels.identity
         ranges = []
         for uuid, topic, end in flat(after):
             # What was not there before enters without messages.
-            start = before.get(uuid, {}).get(topic, end if uuid in nodes else Position("", 0))
-            if start.index >= end.index or (start.instance or end.instance) != end.instance:
+            start = before.get(uuid, {}).get(topic, end)
+            if start.index >= end.index or start.instance != end.instance or end.is_deleted:
                 continue
-            node = nodes.get(uuid)
-            if node is None:
-                self.follower.cluster.lost(
-                    f"node {uuid} is not there, and the batch has messages of its topic {topic} "
-                    f"up to {end.index}"
-                )
-                continue
-            ranges.append(Range(uuid, node.address, topic, end.instance, start.index, end.index))
+            address = nodes[uuid].address if uuid in nodes else ""
+            place = (uuid, address, topic, end.instance)
+            ranges.append(
+                Range(*place, start.index, end.index, begin=start.index, identity=identity)
+            )
         return ranges
 
     # In a task
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        return self.reading.read(partition.value, watched=False)
+        return self.reading.read(partition.value)

@@ -17,7 +17,7 @@ import logging
 import math
 import selectors
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,11 @@ class End:
     first: int
     whole_from: int
     end: int
+    low: int = 0  # of the channel
+    paused: bool = False
+
+    def reaches_beyond(self, position: Position) -> bool:
+        return not self.paused and self.end > position.index
 
 
 class Watch:
@@ -64,13 +69,17 @@ class Watch:
         assert self._connection is not None
         return self._connection.sock
 
-    def send(self, topics: Mapping[str, Position], channel: str, wait_s: float) -> None:
+    def send(
+        self, topics: Mapping[str, Position], channel: str, identity: str, wait_s: float
+    ) -> None:
         """Ask; raises NodeError if nobody is there."""
         known = {
             topic: {"after": position.index, "instance": position.instance}
             for topic, position in topics.items()
         }
         body = {"topics": known, "channel": channel, "wait_ms": math.ceil(wait_s * 1000)}
+        if identity:
+            body["identity"] = identity
         request = asked("POST", "/log/ends", None, body)
         for renewed in (False, True):
             if self._connection is None:
@@ -118,11 +127,13 @@ class Watch:
 class Watches:
     """What is known of the ends of all logs, kept up to date by polls."""
 
-    def __init__(self, channel: str, retry_timeout_s: float) -> None:
+    def __init__(self, channel: str, topics: Iterable[str], retry_timeout_s: float) -> None:
         self.ends: dict[tuple[str, str], End] = {}
         self.astray: set[str] = set()  # nodes whose channel or identity is not what it was
         self.gone: set[tuple[str, str]] = set()  # (node, topic) that was deleted
         self._channel = channel
+        self._topics = frozenset(topics)
+        self._identity = ""
         self._retry_timeout_s = retry_timeout_s
         self._watches: dict[str, Watch] = {}
         self._answered_s = time.monotonic()
@@ -138,6 +149,17 @@ class Watches:
                     watch.close()
                 self._watches[uuid] = Watch(uuid, node)
 
+    def name(self, identity: str) -> None:
+        """Name the channel with this identity.
+
+        A poll that is on its way with another one is dropped: it would be refused as soon as a
+        commit binds the channel to this one.
+        """
+        if identity != self._identity:
+            self._identity = identity
+            for watch in self._watches.values():
+                watch.close()
+
     def is_away(self, uuid: str) -> bool:
         """Whether a node has not answered its last poll."""
         watch = self._watches.get(uuid)
@@ -152,7 +174,7 @@ class Watches:
         self._take(self._arrived(0.0))
         if wait_s <= 0:
             self._look(positions, now_s)
-        elif enough is not None and self._reach(positions) >= enough:
+        elif enough is not None and self.reach(positions) >= enough:
             # There is more than a batch takes; nobody has to hurry.
             self._ask(positions, wait_s, now_s)
         else:
@@ -190,13 +212,17 @@ class Watches:
         for uuid, watch in self._watches.items():
             if watch.on_its_way and now_s > watch.due_s:
                 watch.away(watch.node.unreachable(TimeoutError("timed out")), now_s)
-            topics = positions.get(uuid)
+            topics = {
+                topic: position
+                for topic, position in positions.get(uuid, {}).items()
+                if topic in self._topics and not position.is_deleted
+            }
             if topics and not watch.on_its_way and now_s >= watch.away_until_s:
                 beyond = {
                     topic: self._beyond(uuid, topic, position) for topic, position in topics.items()
                 }
                 try:
-                    watch.send(beyond, self._channel, wait_s)
+                    watch.send(beyond, self._channel, self._identity, wait_s)
                 except NodeError as error:
                     watch.away(error, now_s)
 
@@ -242,20 +268,24 @@ class Watches:
             self.ends.pop((uuid, topic), None)
             self.gone.add((uuid, topic))
             return
-        self.ends[uuid, topic] = End(end["instance"], end["first"], end["whole_from"], end["end"])
+        self.ends[uuid, topic] = End(
+            *(end["instance"], end["first"], end["whole_from"], end["end"]),
+            *(end["low"], bool(end.get("paused"))),
+        )
 
-    def _reach(self, positions: Positions) -> int:
+    def reach(self, positions: Positions) -> int:
         """How much further the logs go, in indexes: at most so many messages."""
         return sum(
-            max(0, end.end - position.index)
+            end.end - position.index
             for (uuid, topic), end in self.ends.items()
             if (position := positions.get(uuid, {}).get(topic)) is not None
+            and end.reaches_beyond(position)
         )
 
     def _news(self, positions: Positions) -> bool:
         return bool(self.gone) or any(
             (end := self.ends.get((uuid, topic))) is not None
-            and (end.end > position.index or end.instance != position.instance)
+            and (end.reaches_beyond(position) or end.instance != position.instance)
             for uuid, topics in positions.items()
             for topic, position in topics.items()
         )

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.errors import OptionError
 from penstock.spark.offsets import EARLIEST, LATEST, Position
+from penstock.spark.option_kinds import COLUMNS
 from penstock.spark.options import (
     BATCH,
-    COLUMNS,
     SETTINGS,
     STREAM,
     USES,
@@ -47,6 +47,14 @@ WRONG = {
     "maxMessagesPerTrigger": ("many", "an integer, 1 or more"),
     "pollTimeout": ("31s", "from 0 to 30s"),
     "discoveryInterval": ("1ms", "from 10ms to 1h"),
+    "acceptLoss": ('[{"node":"n"}]', "JSON such as"),
+    "identity": ("me", "32 hex digits"),
+    "takeOver": ("1f2e", "32 hex digits"),
+    "reader": ("x" * 256, "1 to 255 bytes"),
+    "resumeFrom": ('{"nodes":{"n":{"orders":{"index":1}}}}', "has no instance"),
+    "holdInterval": ("8d", "from 0 to 7d"),
+    "holdMessages": ("0", "an integer, 1 or more"),
+    "checkpoint": ("hdfs://there/c", "a folder on this machine"),
     "mode": ("tcp", "one of log, channel"),
     "maxInFlight": ("0", "from 1 to 1000000"),
     "writeId": ("two words", "1 to 200 ASCII characters"),

@@ -1,0 +1,62 @@
+"""A query's checkpoint on this machine, made durable before its channel is committed.
+
+    <checkpoint>/offsets/<batch>    what a batch reads, written before it runs
+    <checkpoint>/commits/<batch>    the batch is done
+
+Spark does not sync these files.  A power cut could take back the last of them after the broker was
+told that the batch is done; the query would then begin below its channel's mark, as after a loss.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from penstock.errors import QueryError
+
+FOLDERS = ("offsets", "commits")
+
+
+class Checkpoint:
+    """``folder`` "" is none: nothing is synced."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder) if folder else None
+        self._synced = dict.fromkeys(FOLDERS, -1)  # the newest batch that is durable
+
+    def sync(self) -> None:
+        """Return when all batches that are there are durable; raises QueryError if they cannot."""
+        if self._folder is None:
+            return
+        try:
+            for name in FOLDERS:
+                self._sync(name, self._folder / name)
+        except OSError as error:
+            raise QueryError(
+                f"the checkpoint {self._folder} cannot be synced, so the channel is not committed: "
+                f"{error}; the option checkpoint must be the query's checkpointLocation, on this "
+                "machine"
+            ) from None
+
+    def _sync(self, name: str, folder: Path) -> None:
+        new = [
+            int(path.name)
+            for path in folder.iterdir()
+            if path.name.isdecimal() and int(path.name) > self._synced[name]
+        ]
+        if not new:
+            return
+        for batch in new:
+            for path in (folder / f"{batch}", folder / f".{batch}.crc"):
+                if path.exists():
+                    sync(path)
+        sync(folder)
+        self._synced[name] = max(new)
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
