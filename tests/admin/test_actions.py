@@ -10,12 +10,14 @@ from playwright.sync_api import Locator, expect
 
 from tests.admin.browser import Browser, Tab
 from tests.admin.running import Cluster, until
+from tests.conformance.log_reader import LogReader
 
 BINARY = bytes(range(256))
+READER = "pipeline lake on host7, pid 4711"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def prepared(cluster: Cluster) -> None:
+def prepared(cluster: Cluster) -> Iterator[None]:
     """A topic for each test, so that a new sample is waited for once."""
     cluster.create("tested", "all")
     cluster.create("halted", "all")
@@ -27,6 +29,14 @@ def prepared(cluster: Cluster) -> None:
     cluster.create("letters", "post")
     cluster.create("halfway", "there")
     cluster.create("once", "all")
+    for topic in ("read.here", "read.whole", "read.moved", "read.late"):
+        cluster.create(topic, "plain")
+        cluster.publish(topic, b"x", 0)
+    for topic in ("read.here", "read.whole", "read.moved"):
+        for nsqd in cluster.nsqds[:2]:
+            reader = LogReader(nsqd, topic=topic, channel="tide", name=READER)
+            assert reader.pull().status == 200
+            assert reader.commit(reader.told["low"]).status == 200
     for number in range(3):
         cluster.publish("full", b"x", number)
     cluster.publish("backlog", b"x", 0)
@@ -34,6 +44,12 @@ def prepared(cluster: Cluster) -> None:
     cluster.publish("letters", BINARY, 1)
     cluster.publish("letters", "<b>bold</b> & grüße".encode(), 2)
     cluster.publish("letters", b"long " * 10_000, 2)
+    cluster.settled()
+    yield
+    for topic in ("read.here", "read.whole", "read.moved", "read.late"):
+        for nsqd in cluster.nsqds:
+            nsqd.post(f"/topic/delete?topic={topic}&force=true")
+        cluster.lookupd.post(f"/topic/delete?topic={topic}")
     cluster.settled()
 
 
@@ -186,6 +202,87 @@ def test_delete_a_channel_then_the_topic(tab: Tab, cluster: Cluster) -> None:
     assert "goner" not in cluster.topics()
     expect(tab.page.locator("tr[data-key=goner]")).to_have_count(0)
     assert "goner" not in cluster.lookupd.get("/topics").json["topics"]
+
+
+def test_emptying_a_pull_channel_names_its_reader_and_wants_a_tick(
+    tab: Tab, cluster: Cluster
+) -> None:
+    """R45."""
+    tab.open("/topics/read.here/tide")
+    expect(tab.page.locator("span.reader").first).to_contain_text(READER)
+    for action, done in (("empty", "Emptied"), ("delete", "Deleted")):
+        form = asked(tab, action)
+        expect(form.locator(".readers")).to_contain_text(f"tide, read by {READER} (since 20")
+        box = form.get_by_label(f"{action.capitalize()} all the same")
+        assert not box.is_checked()
+        confirm(form, "tide")
+        assert box.evaluate("box => box.validity.valueMissing"), "the browser does not send it"
+        assert len(cluster.channels("read.here", "tide")) == 2
+        box.check()
+        form.get_by_role("button").click()
+        told(tab, f"{done} channel tide of topic read.here")
+    assert cluster.channels("read.here", "tide") == []
+    assert len(cluster.channels("read.here", "plain")) == 3
+
+
+def test_deleting_a_topic_with_a_reader_names_it(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/read.whole")
+    form = asked(tab, "delete")
+    expect(form.locator(".readers")).to_contain_text(f"tide, read by {READER}")
+    # A form that does not send the tick, as of a browser without these rules.
+    form.locator("[name=force]").evaluate("box => box.removeAttribute('required')")
+    confirm(form, "read.whole")
+    told(tab, "Nothing was done: to delete topic read.whole needs force")
+    told(tab, READER)
+    assert "read.whole" in cluster.lookupd.get("/topics").json["topics"]
+    assert len(cluster.topics()["read.whole"]) == 3
+    tab.open("/topics/read.whole")
+    form = asked(tab, "delete")
+    form.get_by_label("Delete all the same").check()
+    confirm(form, "read.whole")
+    told(tab, "Deleted topic read.whole")
+    assert "read.whole" not in cluster.topics()
+
+
+def test_a_tombstone_names_the_reader_of_that_node_only(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/read.moved")
+    other = tab.page.locator(f"#nodes tr[data-key='{cluster.node(2)}']")
+    assert other.locator(".readers").count() == 0
+    tab.open(f"/nodes/{cluster.node(1)}")
+    form = asked(tab, "tombstone")
+    form.get_by_label("Topic", exact=True).fill("read.moved")
+    confirm(form, "read.moved")
+    told(tab, "Nothing was done: to tombstone topic read.moved needs force")
+    producers = cluster.lookupd.get("/lookup?topic=read.moved").json["producers"]
+    assert len(producers) == 3, "nor at the nsqlookupds"
+    tab.open("/topics/read.moved")
+    row = tab.page.locator(f"#nodes tr[data-key='{cluster.node(1)}']")
+    row.locator("summary").click()
+    row.get_by_label("Tombstone all the same").check()
+    confirm(row.locator("form"), "read.moved")
+    told(tab, "Tombstoned topic read.moved")
+    assert len(cluster.topics()["read.moved"]) == 2
+
+
+def test_a_reader_that_came_after_the_page_was_made_is_told_of(tab: Tab, cluster: Cluster) -> None:
+    tab.open("/topics/read.late/plain")
+    form = asked(tab, "empty")
+    assert form.locator(".readers").count() == 0
+    tab.open("/topics/read.late")
+    form = asked(tab, "empty")
+    field = form.get_by_label("to confirm")
+    token = form.locator("[name=token]").input_value()
+    assert LogReader(cluster.nsqds[2], topic="read.late", channel="tide").pull().status == 200
+    # The same form, posted as it was.
+    posted = tab.page.request.post(
+        f"{tab.url}/action",
+        form={"token": token, "action": "empty", "topic": "read.late", "confirm": "read.late"},
+        headers={"Origin": tab.url, "Sec-Fetch-Site": "same-origin"},
+    )
+    assert "Nothing was done: to empty topic read.late needs force" in posted.text()
+    assert "tide, not bound to a reader yet" in posted.text()
+    expect(form.locator(".readers")).to_contain_text("tide, not bound to a reader yet")
+    assert field.is_visible(), "the panel stays open while the page keeps current"
 
 
 def test_tombstone_a_topic_on_one_node(tab: Tab, cluster: Cluster) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.admin.running import Nsqadmin, until
+from tests.conformance.log_reader import LogReader
 from tests.daemon import Nsqd, Nsqlookupd, Raw, Reply
 from tests.patience import late_s
 
@@ -324,6 +325,48 @@ def test_delete_removes_a_channel_then_the_topic_everywhere(world: World, admin:
     assert world.has(name) == [False, False]
     if admin is world.by_lookupd:
         assert world.lookupd.get(f"/lookup?topic={name}").status == 404
+
+
+def test_what_a_reader_would_miss_messages_by_needs_force(world: World, admin: Nsqadmin) -> None:
+    """R45: refused as a whole, before the nsqlookupds are asked."""
+    name = f"read-{'lookupd' if admin is world.by_lookupd else 'nsqd'}"
+    world.make(name, "plain")
+    reader = LogReader(world.nsqds[1], topic=name, channel="lake", name="pipeline lake")
+    assert reader.pull().status == 200
+    assert reader.commit(reader.told["low"]).status == 200
+    until(lambda: world.lookup(name), lambda found: "lake" in found["channels"])
+    path = f"/api/topics/{name}"
+    empty = b'{"action":"empty"}'
+    asked: list[tuple[str, str, bytes]] = [
+        ("POST", f"{path}/lake", empty),
+        ("POST", path, empty),
+        ("DELETE", f"{path}/lake", b""),
+        ("DELETE", path, b""),
+    ]
+    if admin is world.by_lookupd:
+        asked.append(("DELETE", f"/api/nodes/{world.nodes[1]}", b'{"topic":"%s"}' % name.encode()))
+    for method, target, body in asked:
+        for force in ("", "?force=false"):
+            reply = admin.http(method, target + force, body)
+            assert (reply.status, reply.json["message"]) == (409, "PULL_CHANNEL"), target
+            assert "lake, read by pipeline lake (since 20" in reply.json["detail"]
+    reply = admin.post(f"{path}/lake?force=1", empty)
+    assert (reply.status, reply.json["message"]) == (400, "INVALID_FORCE")
+    assert world.has(name, "lake") == [False, True] and world.has(name, "plain") == [True, True]
+    assert {"plain", "lake"} <= set(world.lookup(name)["channels"])
+    assert len(world.lookup(name)["producers"]) == 2
+    body = {"action": "empty", "topic": name, "channel": "lake", "confirm": "lake"}
+    for force, status in ((None, 409), ("yes", 400), ("false", 409), (False, 409), (True, 200)):
+        data = json.dumps(body | ({} if force is None else {"force": force})).encode()
+        headers = {"Content-Type": "application/json"}
+        assert admin.http("POST", "/api/action", data, headers).status == status, force
+    # Of a channel that is not one nothing changes.
+    assert admin.post(f"{path}/plain", empty).json == {"message": ""}
+    for method, target, body_bytes in asked[:4]:
+        reply = admin.http(method, f"{target}?force=true", body_bytes)
+        # Of the other node only the channel is missing.
+        assert reply.status == 200, reply
+    assert world.has(name) == [False, False]
 
 
 def test_an_inactive_topic_can_be_deleted(world: World) -> None:

@@ -18,7 +18,8 @@ import pytest
 
 from penstock.engine.pull import PullChannel, pull_channel
 from penstock.engine.topic import Topic
-from penstock.storage.journal import records
+from penstock.storage.journal import records, replay
+from tests.client import eventually
 from tests.crash.lossy import KEEP, Crashed
 from tests.crash.test_restart import folder_of, receive, subscribe
 from tests.daemon import Nsqd
@@ -261,6 +262,8 @@ def test_channels_that_a_cut_journal_has_lost_are_restored_with_a_warning(
             with nsqd.connect() as raw:
                 subscribe(raw, "t", channel)
                 assert receive(raw).body == b"one"
+        mended = {"a", "b", "c"}
+        assert eventually(lambda: set(replay(journal.read_bytes()).channels) == mended)
         nsqd.kill()
         nsqd.start()
         assert "WARN" not in nsqd.log and "ERROR" not in nsqd.log

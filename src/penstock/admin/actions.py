@@ -6,7 +6,8 @@
     tombstone   nsqlookupds hide the node for the topic, then it is deleted there
     clear       the records of damage of one node
 
-With an ``address`` only that node is asked; ``addresses.py`` has it, never a request.
+With an ``address`` only that node is asked; ``addresses.py`` has it, never a request.  What removes
+messages under the reader of a pull channel is refused, unless ``force`` is set (``readers.py``).
 
 Rule 1: who is asked is found out first; if nobody can tell, nothing is done (NothingKnownError).
 Rule 2: a daemon that fails spoils nothing for the others: it is a result with an error.
@@ -20,6 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.admin import readers
 from penstock.admin.addresses import Addresses
 from penstock.admin.cluster import Cluster, Known, NothingKnownError, Producer
 from penstock.admin.upstream import UpstreamError, ask_all
@@ -74,40 +76,51 @@ class Actions:
             await self._on_nsqds(outcome, producers, "/channel/create", **names)
         return outcome
 
-    async def delete(self, topic: str, channel: str = "", address: str = "") -> Outcome:
+    async def delete(
+        self, topic: str, channel: str = "", address: str = "", *, force: bool = False
+    ) -> Outcome:
+        """HttpError 409 if a pull channel has a reader, as ``change`` and ``tombstone``."""
         outcome = Outcome()
         path, names = _target("delete", topic, channel)
-        if address:
-            await self._on_nsqds(outcome, [address], path, **names)
-            return outcome
-        producers = await self._producers(outcome, topic)
-        await self._on_lookupds(outcome, path, **names)
-        await self._on_nsqds(outcome, producers, path, **names)
+        nodes = [address] if address else await self._producers(outcome, topic)
+        forced = await self._forced(nodes, "delete", topic, channel, force)
+        if not address:
+            await self._on_lookupds(outcome, path, **names)
+        await self._on_nsqds(outcome, nodes, path, **names, **forced)
         return outcome
 
     async def change(
-        self, action: str, topic: str, channel: str = "", address: str = ""
+        self,
+        action: str,
+        topic: str,
+        channel: str = "",
+        address: str = "",
+        *,
+        force: bool = False,
     ) -> Outcome:
         """pause, unpause or empty."""
         outcome = Outcome()
         path, names = _target(action, topic, channel)
         nodes = [address] if address else await self._producers(outcome, topic)
+        if action == "empty":
+            names |= await self._forced(nodes, action, topic, channel, force)
         await self._on_nsqds(outcome, nodes, path, **names)
         return outcome
 
-    async def tombstone(self, topic: str, node: str) -> Outcome:
+    async def tombstone(self, topic: str, node: str, *, force: bool = False) -> Outcome:
         """Hide a node for a topic and delete the topic there.
 
         Consumers would otherwise find the node again before they notice, and make the topic anew.
         """
         outcome = Outcome()
         address = await self._addresses.of(node)
+        forced = await self._forced([address], "tombstone", topic, "", force)
         await self._on_lookupds(outcome, "/topic/tombstone", topic=topic, node=node)
         try:
             await self._cluster.node(address)
         except UpstreamError as error:
             raise NothingKnownError(f"failed to query any nsqd: {error.text}") from None
-        await self._on_nsqds(outcome, [address], "/topic/delete", topic=topic)
+        await self._on_nsqds(outcome, [address], "/topic/delete", topic=topic, **forced)
         return outcome
 
     async def clear(self, address: str) -> Outcome:
@@ -130,6 +143,15 @@ class Actions:
         return outcome
 
     # Steps
+
+    async def _forced(
+        self, nodes: list[str], action: str, topic: str, channel: str, force: bool
+    ) -> dict[str, str]:
+        """What makes nsqds do it all the same; without ``force`` they are asked for readers."""
+        if force:
+            return {"force": "true"}
+        await readers.check(self.upstream, nodes, action, topic, channel)
+        return {}
 
     async def _producers(self, outcome: Outcome, topic: str) -> list[str]:
         known: Known[list[Producer]] = await self._cluster.topic_producers(topic)

@@ -186,13 +186,12 @@ class Api:
             raise HttpError(400, "INVALID_ACTION")
         # As NSQ does: told whatever becomes of it.
         self._admin.notifier.tell(posted.notice_of(action, channel), request, topic, channel)
-        return self._done(
-            request, topic, await self._found(self._admin.deeds.change(action, topic, channel))
-        )
+        changing = self._admin.deeds.change(action, topic, channel, force=_force(request))
+        return self._done(request, topic, await self._found(changing))
 
     async def delete(self, request: Request) -> Response:
         topic, channel = request.params["topic"], request.params.get("channel", "")
-        outcome = await self._found(self._admin.deeds.delete(topic, channel))
+        outcome = await self._found(self._admin.deeds.delete(topic, channel, force=_force(request)))
         self._admin.notifier.tell(posted.notice_of("delete", channel), request, topic, channel)
         return self._done(request, topic, outcome)
 
@@ -204,7 +203,7 @@ class Api:
             raise HttpError(400, "INVALID_BODY") from None
         if not is_valid_name(topic):
             raise HttpError(400, "INVALID_TOPIC")
-        outcome = await self._admin.deeds.tombstone(topic, node)
+        outcome = await self._admin.deeds.tombstone(topic, node, force=_force(request))
         self._admin.notifier.tell("tombstone_topic_producer", request, topic, "", node)
         return self._done(request, topic, outcome)
 
@@ -231,6 +230,14 @@ class Api:
 def _answer(request: Request, view: merging.Object, warnings: list[str]) -> Response:
     message = "WARNING: " + "; ".join(dict.fromkeys(warnings)) if warnings else ""
     return answers.json_object(request, view | {"message": message})
+
+
+def _force(request: Request) -> bool:
+    """Ours: whether readers of pull channels may miss messages by it."""
+    value = request.query.get("force", "false")
+    if value not in ("true", "false"):
+        raise HttpError(400, "INVALID_FORCE")
+    return value == "true"
 
 
 def _told(handler: Handler) -> Handler:

@@ -364,4 +364,6 @@ def _refused(fields: Mapping[str, str], error: HttpError) -> str:
     if error.text == "CONFIRM_NAME":
         name = fields.get("channel") or fields.get("topic")
         return f"Nothing was done: the name typed is not {name}."
+    if "detail" in error.more:
+        return f"Nothing was done: {error.more['detail']}."
     return f"Nothing was done: {error.text}."

@@ -74,6 +74,7 @@ def _row(sample: Sample, history: History, channels: list[ChannelSum]) -> View:
         "query": told.query or None,
         "state": _state(pulls, report),
         "lapsing": min(lapses, default=LAPSING_MS) < LAPSING_MS,
+        "readers": sorted({pull.reader or pull.identity for pull in pulls if pull.identity}),
         "channels": names,
         "topics": [
             {

@@ -3,6 +3,8 @@
 Rule 1: all of them are POST, by an admin, from our own pages or no page at all.
 Rule 2: what cannot be taken back wants the name of what it is about, typed.
 Rule 3: every one is logged, with who asked, and notified.
+Rule 4: what a reader would miss messages by also wants ``force``; the pages ask for it with the
+        reader's name.
 """
 
 from __future__ import annotations
@@ -117,16 +119,17 @@ class Posted:
             return await self._publish(topic, node, fields)
         if action in ("tombstone", "clear") and not node:
             raise HttpError(400, "INVALID_NODE")
+        force = _flag(fields, "force")
         if action == "tombstone":
-            return await actions.tombstone(topic, node)
+            return await actions.tombstone(topic, node, force=force)
         if action == "clear":
             return await actions.clear(await self._addresses.of(node))
         address = await self._addresses.of(node) if node else ""
         if action == "create":
             return await actions.create(topic, channel, address)
         if action == "delete":
-            return await actions.delete(topic, channel, address)
-        return await actions.change(action, topic, channel, address)
+            return await actions.delete(topic, channel, address, force=force)
+        return await actions.change(action, topic, channel, address, force=force)
 
     async def _peek(self, topic: str, channel: str, node: str, count: int) -> Outcome:
         if not channel:
@@ -229,6 +232,13 @@ def _number(fields: Mapping[str, str], name: str, absent: int) -> int:
     if not _NUMBER.fullmatch(text):
         raise HttpError(400, f"INVALID_{name.upper()}")
     return int(text)
+
+
+def _flag(fields: Mapping[str, str], name: str) -> bool:
+    text = fields.get(name, "").lower()  # JSON's true is True by now
+    if text not in ("", "true", "false"):
+        raise HttpError(400, f"INVALID_{name.upper()}")
+    return text == "true"
 
 
 def _named(topic: str, channel: str) -> str:

@@ -168,6 +168,9 @@ def _pull(pull: Pull | None) -> View | None:
         "lapses_in_ms": pull.lapses_in_ms,
         "progress": report,
         "progress_ms": pull.progress_ms,
+        "identity": pull.identity,
+        "reader": pull.reader,
+        "reader_since_ms": pull.since_ms,
     }
 
 

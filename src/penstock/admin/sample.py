@@ -50,6 +50,9 @@ class Pull(NamedTuple):
     lapses_in_ms: int | None
     progress: Progress | None
     progress_ms: int  # when it was reported, by the node's clock
+    identity: str | None = None  # whom the channel is bound to
+    reader: str = ""  # its name for people
+    since_ms: int | None = None
 
 
 class Damage(NamedTuple):
@@ -338,6 +341,9 @@ def _pull(pull: Mapping[str, Any]) -> Pull:
         None if lapses_in_ms is None else _count(lapses_in_ms),
         Progress.read(pull.get("progress")),
         0 if told_ns is None else _count(told_ns) // 1_000_000,
+        None if pull.get("identity") is None else _text(pull["identity"]),
+        "" if pull.get("reader") is None else _text(pull["reader"]),
+        None if pull.get("reader_since_ms") is None else _count(pull["reader_since_ms"]),
     )
 
 

@@ -28,6 +28,8 @@ known" (a Go nsqd cannot tell everything).  Names, bodies, addresses and texts c
     CHANNEL     topic, channel, ephemeral, paused, pull (read by Spark), node_count, backend_depth,
                 lag_s (age of the oldest unfinished message), lag_open ("at least"), + FIGURES;
                 its publish_rate is what arrives
+    READER      of pull channels: channel, identity (None: not bound yet), reader (its name for
+                people), since_ms, nodes [name], text
     LATENCY     [{"quantile": 0.99, "ms": 12.5}]
     CHART       {"recent": SERIES, "hour": SERIES}: the last 10 minutes, the last hour
     SERIES      {"step_ms": 5000, "end_ms": .., "count_max": 120, "series": {"depth": [1, None]}}
@@ -39,7 +41,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.admin import pipelines as queries
-from penstock.admin import rows
+from penstock.admin import readers, rows
 from penstock.admin.details import SPANS
 from penstock.admin.history import CLUSTER
 from penstock.admin.sample import Sample, TopicSum
@@ -88,11 +90,12 @@ async def topics(admin: Admin) -> View:
 
 
 async def topic(admin: Admin, name: str) -> View:
-    """topic: TOPIC; nodes [TOPIC ON NODE]; channels [CHANNEL + latency]; latency; chart.
+    """topic: TOPIC; nodes [TOPIC ON NODE]; channels [CHANNEL + latency]; readers [READER]; latency;
+    chart.
 
     TOPIC ON NODE: node, hostname, topic_depth, memory_depth, backend_depth, message_count,
-    message_bytes, channel_count, paused, latency: LATENCY.  ``inactive`` if no node has it: all
-    lists are empty then.
+    message_bytes, channel_count, paused, latency: LATENCY, readers [READER].
+    ``inactive`` if no node has it: all lists are empty then.
     """
     sample = await admin.sample()
     found = sample.topics.get(name)
@@ -100,6 +103,7 @@ async def topic(admin: Admin, name: str) -> View:
         raise HttpError(404, "TOPIC_NOT_FOUND")
     shown = found or TopicSum(name)
     parts = [(sample.nodes[node], sample.nodes[node].topics[name]) for node in shown.nodes]
+    read_by = readers.shown(sample, shown.channels.values())
     return {
         **_head(admin, "topic", sample),
         "topic": rows.topic_row(shown),
@@ -116,6 +120,7 @@ async def topic(admin: Admin, name: str) -> View:
                 "channel_count": len(part.channels),
                 "paused": part.paused,
                 "latency": rows.latency([part.latency]),
+                "readers": [reader for reader in read_by if node.node in reader["nodes"]],
             }
             for node, part in sorted(parts, key=lambda pair: (pair[0].hostname, pair[0].node))
         ],
@@ -124,13 +129,15 @@ async def topic(admin: Admin, name: str) -> View:
             | {"latency": rows.latency(p.latency for _, p in rows.parts_of(sample, channel))}
             for _, channel in sorted(shown.channels.items())
         ],
+        "readers": read_by,
         "latency": rows.latency(part.latency for _, part in parts),
         "chart": admin.history.chart(("topic", name)),
     }
 
 
 async def channel(admin: Admin, topic_name: str, name: str) -> View:
-    """channel: CHANNEL + latency; nodes [CHANNEL ON NODE]; clients [CLIENT]; can_peek; chart.
+    """channel: CHANNEL + latency; nodes [CHANNEL ON NODE]; clients [CLIENT]; readers [READER];
+    can_peek; chart.
 
     clients: at most 1000, then ``clients_left_out`` says how many are missing.
 
@@ -164,6 +171,7 @@ async def channel(admin: Admin, topic_name: str, name: str) -> View:
         ],
         "clients": details.clients,
         "clients_left_out": details.left_out,
+        "readers": readers.shown(sample, [shown]),
         "can_peek": any(node.own for node, _ in parts),
         "chart": admin.history.chart(("channel", topic_name, name)),
     }
@@ -302,8 +310,9 @@ async def pipelines(admin: Admin) -> View:
     """pipelines [PIPELINE]: the Spark queries that read topics, each once.
 
     PIPELINE: name, query (Spark's id), state (of ``PipelineState``, or "silent": it has not come
-    for a minute, or "unknown": it has not reported), lapsing, channels [name], topics [{"topic",
-    "channel", "depth", "lag_s", "lag_open"}], depth, lag_s, lag_open (of its slowest topic),
+    for a minute, or "unknown": it has not reported), lapsing, readers [name], channels
+    [name], topics [{"topic", "channel", "depth", "lag_s", "lag_open"}], depth, lag_s, lag_open (of
+    its slowest topic),
     input_rate, processed_rate, batch, batch_ms, rows (of its last batch), sink, error, at_ms,
     nodes [{"node", "depth", "idle_ms", "lapses_in_ms"}], chart.
     """

@@ -1,0 +1,122 @@
+"""Who reads pull channels, and would miss what an action removes (R45).
+
+    READER      channel, identity or None (not bound yet), reader (its name for people, maybe ""),
+                since_ms or None, nodes [name], text (all of it for people)
+
+Rule 1: nothing is done where a reader would miss messages, unless somebody who was told of the
+        reader says ``force``.  Asked before the nsqlookupds are: they must not forget a topic that
+        its nodes keep.
+Rule 2: nsqd has the last word; a node that does not answer here is asked again by the action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.admin.sample import (
+    TEXT_SIZE_MAX,
+    ChannelSum,
+    Pull,
+    Sample,
+)
+from penstock.admin.upstream import Upstream, ask_all
+from penstock.server.http_message import HttpError
+
+View = dict[str, Any]
+
+# So many are named; a person reads it.
+READER_COUNT_MAX = 5
+_SINCE_MS_MAX = 253_402_300_799_999  # the end of the year 9999
+
+
+def shown(sample: Sample, channels: Iterable[ChannelSum]) -> list[View]:
+    """The readers of ``channels``, each with the nodes it reads there."""
+    found: dict[tuple[str, str | None, str], View] = {}
+    for channel in channels:
+        for name in channel.nodes if channel.pull else ():
+            pull = sample.nodes[name].topics[channel.topic].channels[channel.name].pull
+            if pull is None:
+                continue
+            key = (channel.name, pull.identity, pull.reader)
+            view = found.setdefault(key, _view(channel.name, pull))
+            view["nodes"].append(name)
+    return list(found.values())
+
+
+def _view(channel: str, pull: Pull) -> View:
+    view = {
+        "channel": channel,
+        "identity": pull.identity,
+        "reader": pull.reader,
+        "since_ms": pull.since_ms,
+    }
+    return {**view, "nodes": [], "text": words(view)}
+
+
+def words(reader: Mapping[str, Any]) -> str:
+    """A READER: "lake, read by pipeline lake on host7 (since 2026-11-16 19:00 UTC)"."""
+    if reader["identity"] is None:
+        return f"{reader['channel']}, not bound to a reader yet"
+    name = reader["reader"] or f"a reader without a name, identity {reader['identity']}"
+    since_ms = reader["since_ms"]
+    if since_ms is None or not 0 <= since_ms <= _SINCE_MS_MAX:
+        return f"{reader['channel']}, read by {name}"
+    since = datetime.fromtimestamp(since_ms // 1000, UTC)
+    return f"{reader['channel']}, read by {name} (since {since:%Y-%m-%d %H:%M} UTC)"
+
+
+async def check(
+    upstream: Upstream, addresses: Iterable[str], action: str, topic: str, channel: str
+) -> None:
+    """HttpError 409 PULL_CHANNEL if a node has a pull channel that ``action`` is about."""
+    query = {"format": "json", "topic": topic, "include_clients": "false", "include_mem": "false"}
+    if channel:
+        query["channel"] = channel
+
+    async def ask(address: str) -> list[str]:
+        return _pulled(await upstream.nsqd_get(address, "/stats", **query), topic, channel)
+
+    answers, _ = await ask_all(addresses, ask)
+    names = dict.fromkeys(name for found in answers.values() for name in found)
+    if not names:
+        return
+    some = "; ".join(list(names)[:READER_COUNT_MAX])
+    more = len(names) - READER_COUNT_MAX
+    what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
+    detail = (
+        f"to {action} {what} needs force, because messages would be missed:"
+        f" {some}{f'; and {more} more' if more > 0 else ''}"
+    )
+    raise HttpError(409, "PULL_CHANNEL", detail=detail)
+
+
+def _pulled(stats: Any, topic: str, channel: str) -> list[str]:
+    """The pull channels in an answer of /stats, in words; what is not an answer has none."""
+    found: list[str] = []
+    for part in _objects(stats, "topics"):
+        if part.get("topic_name") != topic:
+            continue
+        for told in _objects(part, "channels"):
+            name, pull = told.get("channel_name"), told.get("pull")
+            if not isinstance(name, str) or not isinstance(pull, dict):
+                continue
+            if not channel or name == channel:
+                found.append(words({"channel": name, **reader_fields(pull)}))
+    return found
+
+
+def _objects(value: Any, name: str) -> list[dict[str, Any]]:
+    told = value.get(name) if isinstance(value, dict) else None
+    return [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+
+
+def reader_fields(pull: Mapping[str, Any]) -> View:
+    """Who reads a channel, of the ``pull`` in /stats; cut to what can be shown."""
+    identity, name, since_ms = (pull.get(key) for key in ("identity", "reader", "reader_since_ms"))
+    return {
+        "identity": identity[:TEXT_SIZE_MAX] if isinstance(identity, str) else None,
+        "reader": name[:TEXT_SIZE_MAX] if isinstance(name, str) else "",
+        "since_ms": since_ms if type(since_ms) is int else None,
+    }
