@@ -202,7 +202,8 @@ def test_a_pattern_has_one_reader_until_it_is_taken_over(nsqd: Nsqd) -> None:
 
 def test_patterns_are_listed_kept_and_deleted(nsqd: Nsqd) -> None:
     assert "patterns" not in nsqd.stats()
-    leave(nsqd, "a.*", **{"except": ["a.retry"]})
+    for made in (True, False):
+        assert ok(left(nsqd, "a.*", **{"except": ["a.retry"]}))["made"] is made
     (first,) = patterns(nsqd)
     assert first["idle_ms"] < late_s(10) * 1000 and first["lapses_in_ms"] > 6 * 24 * 3600 * 1000
     fixed = {key: first[key] for key in ("channel", "identity", "reader", "topics", "except")}

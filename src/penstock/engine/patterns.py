@@ -139,9 +139,10 @@ class Patterns:
         topics: tuple[str, ...],
         excepted: tuple[str, ...],
         take_over: str | None = None,
-    ) -> tuple[Pattern, Ticket]:
+    ) -> tuple[Pattern, Ticket, bool]:
         """Keep a pattern, or renew it; the ticket is settled when it is durable.
 
+        Also returns whether there was none: topics made meanwhile do not have the channel.
         Raises PatternError if another reader has it, or if there are too many.
         """
         known = self._patterns.get(channel)
@@ -157,13 +158,13 @@ class Patterns:
         record = PatternRecord(channel, ChannelReader(identity, name, since_ms), topics, excepted)
         if known is not None and record == before:
             self.renew(channel, identity)
-            return known, self._durable()
+            return known, self._durable(), False
         made = self._patterns[channel] = Pattern(record, self._broker.clock.monotonic_ns())
         if before is None or before.reader.identity != identity:
             log.info(
                 "channel=%s: a pattern of %s: %s", channel, record.reader, ", ".join(topics[:10])
             )
-        return made, self._save()
+        return made, self._save(), before is None
 
     def _since(
         self, channel: str, identity: str, before: PatternRecord | None, take_over: str | None

@@ -75,16 +75,16 @@ class PatternApi:
         if self._broker.exiting:
             raise HttpError(503, "EXITING")
         try:
-            pattern, ticket = self._broker.patterns.leave(
+            pattern, ticket, made = self._broker.patterns.leave(
                 channel, identity, reader, topics, excepted, old
             )
         except PatternError as error:
             raise _refusal(channel, error) from None
-        return gather_after(ticket, self._pieces(pattern), (JSON, V1), _failed)
+        return gather_after(ticket, self._pieces(pattern, made), (JSON, V1), _failed)
 
-    def _pieces(self, pattern: Pattern) -> Iterator[bytes]:
+    def _pieces(self, pattern: Pattern, made: bool) -> Iterator[bytes]:
         """The topics that match and have the channel, each as POST /log/ends tells of it."""
-        head = gojson.encode({"node": self._broker.node_uuid, "topics": {}})
+        head = gojson.encode({"node": self._broker.node_uuid, "made": made, "topics": {}})
         yield head.removesuffix(b"}}")
         comma = b""
         for topic, channel in self._broker.patterns.topics(pattern):
