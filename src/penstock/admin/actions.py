@@ -5,6 +5,7 @@
     pause, unpause, empty      the topic's nodes
     tombstone   nsqlookupds hide the node for the topic, then it is deleted there
     clear       the records of damage of one node
+    forget      a pattern, on all nodes that have it
 
 With an ``address`` only that node is asked; ``addresses.py`` has it, never a request.  What removes
 messages under the reader of a pull channel is refused, unless ``force`` is set (``readers.py``).
@@ -127,6 +128,12 @@ class Actions:
         """Somebody has seen what a node found damaged; it is not shown any more."""
         outcome = Outcome()
         await self._on_nsqds(outcome, [address], "/damage/clear")
+        return outcome
+
+    async def forget(self, channel: str, addresses: Iterable[str]) -> Outcome:
+        """Delete a pattern: topics made from now on do not get the channel."""
+        outcome = Outcome()
+        await self._on_nsqds(outcome, addresses, "/channel/pattern/delete", channel=channel)
         return outcome
 
     async def publish(self, topic: str, body: bytes, defer_ms: int, address: str) -> Outcome:

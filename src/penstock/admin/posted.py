@@ -35,8 +35,11 @@ FIELD_COUNT_MAX = 32
 DEFER_MS_MAX = 366 * 24 * 3600 * 1000
 PEEK_COUNT = 10
 
-ACTIONS = ("create", "pause", "unpause", "empty", "delete", "tombstone", "publish", "peek", "clear")
-CONFIRMED = frozenset(("empty", "delete", "tombstone"))
+ACTIONS = (
+    *("create", "pause", "unpause", "empty", "delete", "tombstone", "publish", "peek", "clear"),
+    "forget",
+)
+CONFIRMED = frozenset(("empty", "delete", "tombstone", "forget"))
 _FORM = b"application/x-www-form-urlencoded"
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
@@ -82,9 +85,11 @@ class Posted:
             raise HttpError(400, "INVALID_ACTION")
         if action == "clear":
             topic = channel = ""
+        elif action == "forget":
+            topic = ""
         elif not is_valid_name(topic):
             raise HttpError(400, "INVALID_TOPIC")
-        if channel and not is_valid_name(channel):
+        if (channel or action == "forget") and not is_valid_name(channel):
             raise HttpError(400, "INVALID_CHANNEL")
         if action in CONFIRMED and fields.get("confirm", "") != (channel or topic):
             raise HttpError(400, "CONFIRM_NAME")
@@ -125,11 +130,24 @@ class Posted:
         if action == "clear":
             return await actions.clear(await self._addresses.of(node))
         address = await self._addresses.of(node) if node else ""
+        if action == "forget":
+            return await self._forget(channel, address)
         if action == "create":
             return await actions.create(topic, channel, address)
         if action == "delete":
             return await actions.delete(topic, channel, address, force=force)
         return await actions.change(action, topic, channel, address, force=force)
+
+    async def _forget(self, channel: str, address: str) -> Outcome:
+        sample = await self._sampler.first()
+        having = [
+            part.address
+            for part in sample.nodes.values()
+            if part.answered and any(each.channel == channel for each in part.patterns)
+        ]
+        if not address and not having:
+            raise HttpError(404, "PATTERN_NOT_FOUND")
+        return await self._actions.forget(channel, [address] if address else having)
 
     async def _peek(self, topic: str, channel: str, node: str, count: int) -> Outcome:
         if not channel:
@@ -168,6 +186,7 @@ def notice_of(action: str, channel: str) -> str:
         "publish": "publish_message",
         "peek": "peek_channel",
         "clear": "clear_damage",
+        "forget": "delete_pattern",
     }
     return special.get(action) or f"{action}_{'channel' if channel else 'topic'}"
 
@@ -243,5 +262,5 @@ def _flag(fields: Mapping[str, str], name: str) -> bool:
 
 def _named(topic: str, channel: str) -> str:
     if not topic:
-        return "damage"
+        return f"pattern={channel}" if channel else "damage"
     return f"topic={topic} channel={channel}" if channel else f"topic={topic}"

@@ -24,6 +24,7 @@ _DONE = {
     "tombstone": "Tombstoned",
     "publish": "Published a message to",
     "clear": "Cleared",
+    "forget": "Deleted",
 }
 
 
@@ -59,6 +60,8 @@ def told(fields: Mapping[str, str], outcome: Outcome) -> Result:
     what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
     if fields.get("action") == "clear":
         what = "the records of damage"
+    if fields.get("action") == "forget":
+        what = f"the pattern of channel {channel}"
     failed = [result for result in outcome.results if result.error]
     done_count = len(outcome.results) - len(failed)
     failures = [f"{result.daemon}: {result.short or result.error}" for result in failed]

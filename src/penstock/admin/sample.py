@@ -31,6 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from penstock.admin.patterns import PatternPart, read_patterns
 from penstock.progress import Progress
 
 # What NSQ counts in; nothing counts further.
@@ -142,6 +143,7 @@ class NodePart:
     start_time: int = 0
     memory: dict[str, int] = field(default_factory=dict)
     damage: Damage | None = None
+    patterns: tuple[PatternPart, ...] = ()
     at_ns: int = 0  # monotonic, of its answer
     topics: dict[str, TopicPart] = field(default_factory=dict)
     channel_count: int = 0
@@ -231,6 +233,7 @@ def reading_node(part: NodePart, stats: Any, at_ns: int) -> Iterator[None]:
         part.start_time = _count(stats.get("start_time") or 0)
         part.memory = _numbers(stats.get("memory"))
         part.damage = _damage(stats.get("damage"))
+        part.patterns = read_patterns(stats.get("patterns"))
         topics: dict[str, TopicPart] = {}
         done = 0
         for topic in stats["topics"] or ():

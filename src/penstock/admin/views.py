@@ -40,8 +40,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.admin import patterns, readers, rows
 from penstock.admin import pipelines as queries
-from penstock.admin import readers, rows
 from penstock.admin.details import SPANS
 from penstock.admin.history import CLUSTER
 from penstock.admin.sample import Sample, TopicSum
@@ -315,11 +315,18 @@ async def pipelines(admin: Admin) -> View:
     its slowest topic),
     input_rate, processed_rate, batch, batch_ms, rows (of its last batch), sink, error, at_ms,
     nodes [{"node", "depth", "idle_ms", "lapses_in_ms"}], chart.
+
+    patterns [PATTERN]: new topics that get a reader's channel, by channel.
+
+    PATTERN: channel, identity, reader, topics [glob], except [name], nodes [name], idle_ms,
+    lapses_in_ms.
     """
     sample = await admin.sample()
+    nodes = ((part.node, part.patterns) for part in sample.nodes.values() if part.answered)
     return {
         **_head(admin, "pipelines", sample),
         "pipelines": queries.rows(sample, admin.history),
+        "patterns": patterns.rows(nodes),
     }
 
 
