@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import platform
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
-from penstock.errors import NodeError
+from penstock.errors import NodeError, QueryError
+from penstock.pipeline.identity import PipelineIdentity
+from penstock.pipeline.patterns import LeftPattern, Wish
 from penstock.pipeline.plan import broker_options
 from penstock.pipeline.spec import Pipeline, Source, channel_of
 from penstock.spark.broker import Access, Node
@@ -41,14 +45,31 @@ class Brokers:
         self._options: Options = parse_options(given, BATCH)
         self._access = Access.of(self._options)
 
+    @property
+    def patterned(self) -> bool:
+        return any(is_pattern(topic) for topic in self._source.topics)
+
+    def wish(self, identity: str, take_over: str) -> Wish:
+        """What is left with each node of a source with patterns."""
+        pipeline = self._pipeline
+        return Wish(
+            self._channel,
+            identity,
+            reader_name(pipeline),
+            self._source.topics,
+            tuple(sorted(own_topics(pipeline))),
+            take_over,
+        )
+
     def nodes(self) -> list[Node]:
         cluster = Cluster(self._options, self._access)
         return [Node(address, self._access) for address in cluster.addresses(everywhere=True)]
 
-    def topics(self) -> tuple[str, ...]:
+    def topics(self, more: Iterable[str] = ()) -> tuple[str, ...]:
         """The topics to read now: those named, and those that match, sorted.
 
-        A pipeline's own topics match no pattern: it would read what it writes.
+        A pipeline's own topics match no pattern: it would read what it writes.  ``more``: topics
+        that nodes told of already.
         """
         named = {topic for topic in self._source.topics if not is_pattern(topic)}
         patterns = [topic for topic in self._source.topics if is_pattern(topic)]
@@ -56,7 +77,7 @@ class Brokers:
             own = own_topics(self._pipeline)
             named |= {
                 topic
-                for topic in self._all_topics()
+                for topic in self._all_topics() | set(more)
                 if topic not in own and any(fnmatchcase(topic, each) for each in patterns)
             }
         return tuple(sorted(named))
@@ -98,6 +119,55 @@ class Brokers:
                 for channel in topic["channels"]:
                     if topic["topic_name"] in topics and channel["channel_name"] == self._channel:
                         yield topic["topic_name"], channel
+
+
+class Discovery:
+    """The topics of all sources of a run, looked for again and again."""
+
+    def __init__(self, pipeline: Pipeline, identity: PipelineIdentity, take_over: str = "") -> None:
+        self._brokers = {
+            name: Brokers(pipeline, name)
+            for name, source in pipeline.sources.items()
+            if source.format == "nsq"
+        }
+        self._patterns = {
+            name: LeftPattern(brokers.wish(identity.text, take_over), new=identity.new)
+            for name, brokers in self._brokers.items()
+            if brokers.patterned
+        }
+
+    def topics(self) -> dict[str, tuple[str, ...]]:
+        """The topics to read now, by source; patterns are left with the nodes before."""
+        return {name: self._look(name) for name in self._brokers}
+
+    @property
+    def gone_count(self) -> int:
+        """Messages, at least, that were removed before their topic was found."""
+        return sum(each.count_min for left in self._patterns.values() for each in left.gone)
+
+    @property
+    def gone_topic_count(self) -> int:
+        return len({each.topic for left in self._patterns.values() for each in left.gone})
+
+    def _look(self, name: str) -> tuple[str, ...]:
+        brokers, left = self._brokers[name], self._patterns.get(name)
+        if left is None:
+            return brokers.topics()
+        try:
+            nodes = brokers.nodes()
+        except NodeError:
+            raise
+        except QueryError:
+            nodes = []  # no nsqd is registered yet
+        answers = left.leave(nodes)
+        topics = brokers.topics({topic for each in answers.values() for topic in each["topics"]})
+        left.judge(answers, topics)
+        return topics
+
+
+def reader_name(pipeline: Pipeline) -> str:
+    """Who reads, for people."""
+    return f"pipeline {pipeline.name} on {platform.node()}, pid {os.getpid()}"
 
 
 def own_topics(pipeline: Pipeline) -> set[str]:

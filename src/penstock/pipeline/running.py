@@ -29,9 +29,10 @@ from penstock.pipeline.attempts import Attempts, Interrupted
 from penstock.pipeline.batches import Batches
 from penstock.pipeline.bodies import infer_schema, schema_of
 from penstock.pipeline.code import load
-from penstock.pipeline.discovery import Brokers, has_patterns
+from penstock.pipeline.discovery import Brokers, Discovery, has_patterns
 from penstock.pipeline.faults import fault_of
 from penstock.pipeline.folders import open_folder, spark_path
+from penstock.pipeline.identity import identity_of
 from penstock.pipeline.once import run_once
 from penstock.pipeline.plan import (
     Flow,
@@ -109,6 +110,7 @@ class Run:
         )
         self._done = False
         self._told_reading = False
+        self._discovery: Discovery | None = None
 
     def run(self) -> None:
         """Return when it was stopped or came to its end; PenstockError says why it could not."""
@@ -173,6 +175,9 @@ class Run:
         return f"{self._message_count:,} messages in {batches} were written to {places}"
 
     def _stream(self, spark: SparkSession) -> None:
+        if self._discovery is None:
+            identity = identity_of(open_folder(spark, self.pipeline.checkpoint_path))
+            self._discovery = Discovery(self.pipeline, identity)
         while not self.stop.is_set():
             if not self._find_topics():
                 return
@@ -211,11 +216,12 @@ class Run:
         return False
 
     def _topics_now(self) -> dict[str, tuple[str, ...]]:
-        return {
-            name: Brokers(self.pipeline, name).topics()
-            for name, source in self.pipeline.sources.items()
-            if source.format == "nsq"
-        }
+        assert self._discovery is not None
+        found = self._discovery.topics()
+        self.status.update(
+            gone_before=self._discovery.gone_count, gone_topics=self._discovery.gone_topic_count
+        )
+        return found
 
     def _all_topics(self) -> set[str]:
         return {topic for topics in self._topics.values() for topic in topics}
@@ -298,15 +304,19 @@ class Run:
 
     def _news(self) -> bool:
         """Whether there are topics that the query does not read."""
-        try:
-            now = self._topics_now()
-        except NodeError as error:
-            log.warning("pipeline=%s: %s", self.pipeline.name, error)
-            return False
+        now = self._look()
         new = {topic for topics in now.values() for topic in topics} - self._all_topics()
         if new:
             log.info("pipeline=%s: new topics %s", self.pipeline.name, ", ".join(sorted(new)))
         return bool(new)
+
+    def _look(self) -> dict[str, tuple[str, ...]]:
+        """The topics there are; none if that cannot be told now."""
+        try:
+            return self._topics_now()
+        except NodeError as error:
+            log.warning("pipeline=%s: %s", self.pipeline.name, error)
+            return {}
 
     def _end(self, query: StreamingQuery, batches: Batches) -> None:
         self.status.update(stopping=self.stop.is_set())
@@ -379,10 +389,14 @@ class Run:
         """Sleep until the next turn of "every", or until enough messages wait."""
         trigger = self.pipeline.trigger
         until_s = time.monotonic() + trigger.every_ns / NS
+        look_s = time.monotonic() + TOPICS_LOOK_S
         while time.monotonic() < until_s:
             wait_s = min(1.0, max(0.0, until_s - time.monotonic()))
             if self.stop.wait(wait_s):
                 return
+            if has_patterns(self.pipeline) and time.monotonic() >= look_s:
+                look_s = time.monotonic() + TOPICS_LOOK_S
+                self._look()  # nodes that are new get the pattern
             if trigger.messages:
                 waiting = self._waiting()
                 self.status.update(waiting=waiting)

@@ -49,6 +49,8 @@ class Status:
     batch_ms: int = 0
     waiting: int | None = None
     error: str = ""
+    gone_topics: int = 0  # topics of which messages were removed before they were found
+    gone_before: int = 0  # and how many messages, at least
     attempt: int = 0  # how many attempts have failed since the last batch, while it is retrying
 
     @property
@@ -149,7 +151,7 @@ def table(runs: list[Status], details: Sequence[dict[str, Any]] = ()) -> str:
                 *(run.name, run.shown_state, str(run.pid), _age(time.time() - run.started_s)),
                 *(str(run.batch) if run.batch >= 0 else "-", f"{run.message_count:,}"),
                 *(f"{run.messages_per_s:,.0f}", "-" if run.waiting is None else f"{run.waiting:,}"),
-                run.error or ",".join(run.topics)[:60],
+                run.error or _remark(run),
             ]
         )
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
@@ -161,6 +163,14 @@ def table(runs: list[Status], details: Sequence[dict[str, Any]] = ()) -> str:
         if about := lines_of(more):
             lines += ["", f"{run.name}, process {run.pid}:", *(f"  {line}" for line in about)]
     return "\n".join(lines)
+
+
+def _remark(run: Status) -> str:
+    topics = ",".join(run.topics)[:60]
+    if not run.gone_topics:
+        return topics
+    count = f"at least {run.gone_before:,}" if run.gone_before else "an unknown number of"
+    return f"{topics}; {count} messages of {run.gone_topics:,} topics were gone before they joined"
 
 
 def _age(seconds: float) -> str:
