@@ -18,6 +18,7 @@ from penstock.storage.journal import (
     encode_channel,
     encode_gone,
     encode_progress,
+    encode_reader,
     encode_removed,
     encode_synced,
     encode_topic,
@@ -102,6 +103,8 @@ def test_a_journal_is_told_record_by_record(
         + encode_gone(1)
         + encode_synced(100, 4096)
         + encode_channel(2, 100, True, 0, "query", pulled=True)
+        + encode_reader(2, ChannelReader("1f" * 16, "pipeline lake", 1_800_000_000_000))
+        + encode_channel(3, 80, False, 0, "late", pulled=True, partial=True)
         + encode_removed(90)
     )
     assert main([str(path)]) == 1
@@ -115,6 +118,8 @@ def test_a_journal_is_told_record_by_record(
         "gone id=1",
         "synced base=100 offset=4096",
         "channel id=2 name=query start=100 paused=True defer_stamp=0 pulled",
+        f"reader id=2 reader=pipeline lake (identity {'1f' * 16}, since 2027-01-15T08:00:00Z)",
+        "channel id=3 name=late start=80 paused=False defer_stamp=0 pulled partial",
         "removed whole_from=90",
     ]
 

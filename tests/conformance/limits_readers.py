@@ -68,6 +68,26 @@ def _(daemons: Daemons) -> None:
     assert (refused.status, refused.json["message"]) == (400, "INVALID_SIZE_MAX")
 
 
+tried_by(
+    "The name of a reader",
+    "255 bytes",
+    "tests.conformance.test_log_identities:test_the_name_of_a_reader_follows_it_and_is_cut",
+)
+
+
+@trial("One count of ranges", "1,024")
+def _(daemons: Daemons) -> None:
+    nsqd = daemons.nsqd()
+
+    def counts(count: int) -> tuple[int, str]:
+        told = {"topic": "x" * 64, "instance": "0" * 16, "start": 0, "end": (1 << 54) - 1}
+        reply = nsqd.post("/log/counts", json.dumps({"ranges": [told] * count}).encode())
+        return reply.status, reply.json.get("message", "")
+
+    assert counts(1024) == (200, "")
+    assert counts(1025) == (400, "INVALID_RANGES")
+
+
 @trial("One poll for the end of a log", "30 s, 1,024 topics")
 def _(daemons: Daemons) -> None:
     nsqd = daemons.nsqd()

@@ -396,6 +396,7 @@ def test_the_role_read_reads_and_does_nothing_else(tmp_path: Path) -> None:
         ("GET", "/log/count?topic=t&start=0&end=0"),
         ("GET", "/log/read?topic=t&instance=0&start=0&end=0"),
         ("POST", "/log/ends"),
+        ("POST", "/log/counts"),
         ("POST", "/channel/commit"),
     ]
     with Nsqd(tmp_path / "nsqd", f"--http-auth-token-file={tokens}") as nsqd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import Any
 
@@ -510,6 +511,45 @@ def test_the_body_of_a_commit_is_judged(reader: Reader, change: dict[str, Any], 
     reader.pull()
     body = reader.commit_body | change
     assert reader.post("/channel/commit", body) == (400, {"message": code})
+
+
+ONE, TWO = "1" * 32, "2" * 32
+
+
+@pytest.mark.parametrize("call", ["pull", "read"])
+def test_who_is_replaced_while_it_waits_for_its_answer_is_refused(
+    reader: Reader, call: str
+) -> None:
+    """R45: the old reader gets nothing more, whatever it had asked for before."""
+    reader.engine.publish("t", b"a")
+    reader.pull(f"&start=earliest&identity={ONE}")
+    assert reader.post("/channel/commit", reader.commit_body | {"identity": ONE})[0] == 200
+    topic = reader.engine.topic("t")
+    targets = {
+        "pull": ("POST", f"/channel/pull?topic=t&channel=q&identity={ONE}"),
+        "read": (
+            "GET",
+            f"/log/read?topic=t&instance={topic.instance:016x}&start={topic.log.first}"
+            f"&end={topic.end}&channel=q&identity={ONE}",
+        ),
+    }
+    waiting = reader.begin(*targets[call])
+    assert isinstance(waiting, Pending)
+    over = reader.begin("POST", f"/channel/pull?topic=t&channel=q&identity={TWO}&take_over={ONE}")
+    status, answer = shown(reader.end(waiting))
+    assert (status, answer["message"], answer["identity"]) == (409, "CHANNEL_HAS_READER", TWO)
+    assert shown(reader.end(over))[1]["identity"] == TWO
+    assert reader.engine.broker.reads._held_size == 0, "what was read is let go of"
+
+
+def test_a_take_over_on_a_failing_disk_is_no_answer(reader: Reader) -> None:
+    reader.pull(f"&identity={ONE}")
+    assert reader.post("/channel/commit", reader.commit_body | {"identity": ONE})[0] == 200
+    reader.engine.advance(3 * SECOND)
+    reader.engine.files.fail("append", errno.EIO)
+    target = f"/channel/pull?topic=t&channel=q&identity={TWO}&take_over={ONE}"
+    assert reader.post(target) == (500, {"message": "INTERNAL_ERROR"})
+    assert reader.post(target)[1]["identity"] == TWO
 
 
 def test_nothing_is_made_while_the_daemon_ends(reader: Reader) -> None:
