@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from penstock.pipeline.ddl import DECIMALS, INTERVALS, LENGTHS, NAMES, SIMPLE, T
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(400)
 
 # What depends on a setting, or on lists that only Spark has, is left to Spark: not drawn here.
 ZONES = ("without time zone", "with local time zone", "with time zone", "")

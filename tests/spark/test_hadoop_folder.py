@@ -29,6 +29,8 @@ from tests.spark.pipelines import declared, publish, run
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture(scope="module")
 def file_system(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Strict:
