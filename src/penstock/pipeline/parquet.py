@@ -1,6 +1,7 @@
 """A folder of Parquet files in which every row stands once, whatever is killed and retried.
 
     orders/topic=clicks/date=2026-11-15/00000007-00000-1f0c9a4e.parquet      batch, number, query
+    orders/_common_metadata                                                  columns, for readers
     orders/_penstock/schema.json                                             columns of the table
     orders/_penstock/<query>/stage-7/...                                     batch 7, being written
     orders/_penstock/<query>/sealed.json      what is to be moved to where   batch 7, decided
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PipelineError
+from penstock.pipeline import summary
 from penstock.pipeline.folders import File, Folder, spark_path
 
 if TYPE_CHECKING:
@@ -126,7 +128,10 @@ class ParquetTable:
                     f"{self._folder.uri}: the table's column {name} is {known[name]}, "
                     f"the pipeline's is {kind}; cast it in SQL, or write to another folder"
                 )
-        if not columns.keys() <= known.keys():
+        grown = not columns.keys() <= known.keys()
+        if grown or self._folder.read(summary.NAME) is None:
+            summary.update_summary(self._folder, known, schema)
+        if grown:
             merged = json.dumps({**known, **columns}).encode()
             self._folder.write(f"{STATE}/schema.json", merged)
 
