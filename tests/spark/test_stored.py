@@ -24,7 +24,7 @@ import pyarrow.dataset
 import pytest
 
 from tests.spark.pipelines import bodies, run
-from tests.spark.stored import Stored, make, unpacked
+from tests.spark.stored import MESSAGES_MAX, Stored, make, unpacked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,5 +98,5 @@ def test_a_table_behind_state_of_the_version_before_goes_on(
         again = stored.bodies["orders"][0].encode()
         assert stored.nsqd.post("/pub?topic=orders", again).text == "OK"
         stored.publish()
-        make.call("dedupe", stored.folder, stored.nsqd.http_port, cut=False)
+        make.call("dedupe", stored.folder, stored.nsqd.http_port, MESSAGES_MAX)
         judge(spark, stored)

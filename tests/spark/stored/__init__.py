@@ -38,9 +38,7 @@ class Stored:
     @property
     def pipeline(self) -> Pipeline:
         """The one that wrote it, as it is declared today."""
-        found: Pipeline = make.declare(
-            self.name, self.folder, self.nsqd.http_port, messages_max=MESSAGES_MAX
-        )
+        found: Pipeline = make.declare(self.name, self.folder, self.nsqd.http_port, MESSAGES_MAX)
         return found
 
     def publish(self) -> None:

@@ -32,6 +32,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RUN = "--run"
 RUN_SECONDS_MAX = 300
+BATCH = 30  # most messages of a batch
 CHUNK = 40  # messages of each topic between two runs
 # Not kept: the space that nsqd holds back.
 LEFT_OUT = ("reserve",)
@@ -87,7 +88,7 @@ def bodies(topic: str, start: int) -> list[bytes]:
     return [json.dumps(row).encode() for row in rows]
 
 
-def declare(name: str, folder: Path, port: int, *, messages_max: int = 30) -> Any:
+def declare(name: str, folder: Path, port: int, messages_max: int = BATCH) -> Any:
     """The pipeline; also what a later version opens the table with."""
     from penstock.pipeline.checking import check
     from penstock.pipeline.reading import from_table
@@ -104,14 +105,14 @@ def declare(name: str, folder: Path, port: int, *, messages_max: int = 30) -> An
     return check(from_table(table, (), folder))
 
 
-def run(name: str, folder: Path, port: int, *, cut: bool) -> None:
+def run(name: str, folder: Path, port: int, messages_max: int, *, cut: bool) -> None:
     """Run to the end of what there is, or to the cut; in a process of its own."""
     from penstock.pipeline.running import Run, session_plan
     from penstock.pipeline.status import Status, StatusFile
     from penstock.spark.session import open_session
     from tests.spark.pipelines import Screen
 
-    pipeline = declare(name, folder, port)
+    pipeline = declare(name, folder, port, messages_max)
     spark = open_session(session_plan(pipeline))
     if cut:
         cut_at(*CUTS[name])
@@ -135,9 +136,13 @@ def cut_at(place: str, moment: str) -> None:
     setattr(owner, method, cut)
 
 
-def call(name: str, folder: Path, port: int, *, cut: bool) -> None:
-    words = [sys.executable, __file__, RUN, name, str(folder), str(port), "cut" if cut else ""]
-    status = subprocess.run(words, timeout=RUN_SECONDS_MAX, check=False).returncode
+def call(
+    name: str, folder: Path, port: int, messages_max: int = BATCH, *, cut: bool = False
+) -> None:
+    words = [RUN, name, str(folder), str(port), str(messages_max), "cut" if cut else ""]
+    status = subprocess.run(
+        [sys.executable, __file__, *words], timeout=RUN_SECONDS_MAX, check=False
+    ).returncode
     assert status == (-signal.SIGKILL if cut else 0), status
 
 
@@ -157,7 +162,7 @@ def make(name: str, folder: Path) -> Path:
 
         for _ in range(2):
             publish()
-            call(name, folder, nsqd.http_port, cut=False)
+            call(name, folder, nsqd.http_port)
         publish()
         call(name, folder, nsqd.http_port, cut=True)
         publish()
@@ -177,8 +182,8 @@ def pack(name: str, folder: Path) -> Path:
 
 def main() -> None:
     if sys.argv[1:2] == [RUN]:
-        name, folder, port, cut = sys.argv[2:6]
-        run(name, Path(folder), int(port), cut=bool(cut))
+        name, folder, port, messages_max, cut = sys.argv[2:7]
+        run(name, Path(folder), int(port), int(messages_max), cut=bool(cut))
         return
     for name in sys.argv[1:] or PIPELINES:
         folder = Path(tempfile.mkdtemp())
