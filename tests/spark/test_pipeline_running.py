@@ -208,7 +208,10 @@ STATIC = '[source.other]\nformat = "csv"\npath = "/none"\nschema = "id bigint"\n
     [
         (("SELECT id", "SELEC id"), r"\[\[transform\]\] 1 sql: .*Syntax error at or near 'SELEC'"),
         (("SELECT id", "SELECT idd"), r"transform\]\] 1 sql: .*`idd` cannot be resolved.*`id`"),
-        (("id bigint", "id bigin"), r"schema 'id bigin, total double': .*BIGIN"),
+        (
+            ("id bigint", "id bigin"),
+            r"column id: Spark has no type 'bigin' \(did you mean bigint\?\)",
+        ),
         (("id bigint", "nsq_id bigint"), "nsq_id is the name of a column of the message"),
         (('path = "x"', 'path = "x"\npartition_by = "day"'), "there is no column day among"),
         (('"parquet"\npath = "x"', '"topic"'), r"\(topic\) topic must be given, or be a column"),

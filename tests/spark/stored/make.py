@@ -141,7 +141,10 @@ def call(
 ) -> None:
     words = [RUN, name, str(folder), str(port), str(messages_max), "cut" if cut else ""]
     status = subprocess.run(
-        [sys.executable, __file__, *words], timeout=RUN_SECONDS_MAX, check=False
+        [sys.executable, "-m", "tests.spark.stored.make", *words],
+        cwd=HERE.parents[2],
+        timeout=RUN_SECONDS_MAX,
+        check=False,
     ).returncode
     assert status == (-signal.SIGKILL if cut else 0), status
 
