@@ -160,6 +160,11 @@ class BaseTopic(Arrivals, ABC):
         """Whether nsqd.dat may list the topic."""
         return False
 
+    @property
+    def listed_paused(self) -> bool:
+        """Whether nsqd.dat may say that the topic is paused."""
+        return self.paused
+
     def lists(self, channel: Channel) -> bool:
         """Whether nsqd.dat may list ``channel``."""
         return False

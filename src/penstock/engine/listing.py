@@ -5,6 +5,8 @@ the journal.  So that kill -9 never looks like that:
 
 Rule 1: a new topic or channel is listed after its record is in the journal's file.
 Rule 2: a deleted channel stays in the journal, as gone, until nsqd.dat does not list it any more.
+Rule 3: a pause is listed after its record is synced: the record says where the topic stopped, and a
+        power cut must not leave the pause without it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class Listing:
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
         self.journaled = False  # the topic itself
+        self.paused = False  # what nsqd.dat says
         self._fresh: set[Channel] = set()  # not in the journal's file yet
         self._unsaved: list[Channel] = []  # of these, not with a save yet
         self._gone: dict[int, bytes] = {}  # by id; nsqd.dat may still list them
@@ -45,8 +48,12 @@ class Listing:
         return list(self._gone.values())
 
     def save(self, journaled: Ticket) -> Ticket:
-        """Write nsqd.dat after ``journaled``, the write of what was added to the journal so far."""
+        """Write nsqd.dat after ``journaled``, the write of what was added to the journal so far.
+
+        It must be the sync of it if the topic is paused.
+        """
         ticket = Ticket()
+        paused = self._topic.paused
         saved, self._unsaved = self._unsaved, []
         gone = list(self._gone)
 
@@ -57,6 +64,8 @@ class Listing:
                 return
             topic = self._topic
             self.journaled = True
+            if paused == topic.paused:
+                self.paused = paused
             for channel in saved:
                 self._fresh.discard(channel)
                 topic.broker.registry.note_channel(channel)

@@ -238,7 +238,7 @@ def _restore(broker: Broker, folder: TopicFolder, found: RecoveredTopic) -> Topi
     state, topic_log = found.state, found.log
     topic = Topic(broker, folder.topic, topic_log, found.journal, folder.instance)
     topic.listing.journaled = found.journal.size > 0
-    topic.paused = state.paused
+    topic.paused = topic.listing.paused = state.paused
     topic.void_stamp = state.void_stamp
     if state.frozen == AWAITING:
         topic.await_channels()

@@ -99,7 +99,7 @@ class Registry:
         entry = self._entries.get(topic.name)
         if entry is None or entry.topic is not topic:
             entry = self._entries[topic.name] = _Entry(topic)
-        head = encode_topic_head(topic.name, topic.paused)
+        head = encode_topic_head(topic.name, topic.listed_paused)
         if head != entry.head:
             entry.head = head
             self._changed[topic.name] = None

@@ -226,6 +226,10 @@ class Topic(BaseTopic):
     def listable(self) -> bool:
         return self.listing.journaled
 
+    @property
+    def listed_paused(self) -> bool:
+        return self.listing.paused
+
     def lists(self, channel: Channel) -> bool:
         return not channel.ephemeral and self.listing.holds(channel)
 
@@ -341,7 +345,7 @@ class Topic(BaseTopic):
         # Whatever changed may have let go of segments; without traffic nobody else would look.
         self.broker.rounds.used(self)
         self.broker.polls.changed(self.name)
-        listed = self.listing.save(self.keeper.flush())
+        listed = self.listing.save(self.keeper.flush(sync=self.paused))
         return after(self.keeper.flush(sync=True), listed)
 
     def sync_log(self) -> Ticket:

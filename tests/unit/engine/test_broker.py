@@ -142,6 +142,45 @@ def test_a_topic_never_holds_what_its_last_channel_had(step: int) -> None:
     assert step != 1 or outcomes == {True, False}
 
 
+@pytest.mark.parametrize("step", range(6))
+def test_a_topic_that_is_being_paused_holds_nothing_that_its_channels_had(step: int) -> None:
+    """R2: a power cut took the journal's end, which said where it stopped, and left the pause."""
+    outcomes = set()
+    for seed in range(60):
+        engine = Engine(sync_every=1, seed=seed)
+        client = Client(engine, "t", "a", 10)
+        engine.settle()
+        assert engine.publish("t", b"x") is None
+        for received in client.take():
+            assert client.finish(received.index) == 0
+        engine.advance(SECOND)
+        engine.files.crash_at = engine.files.step_count + step
+        with contextlib.suppress(Crashed):
+            engine.topic("t").pause(True)
+            engine.settle()
+        engine.files.crash_at = -1
+        engine.crash(PREFIX, seed)
+        engine.start()
+        outcomes.add(engine.topic("t").paused)
+        assert engine.held("t") == set()
+    assert step != 5 or True in outcomes
+
+
+@pytest.mark.parametrize("changes", [(True,), (True, False), (True, False, True)])
+def test_nsqd_dat_says_at_last_whether_a_topic_is_paused(changes: tuple[bool, ...]) -> None:
+    """However quickly that changed, and whatever else was saved meanwhile."""
+    engine = Engine()
+    engine.done(engine.broker.create_topic("t")[1])
+    for number, paused in enumerate(changes):
+        ticket = engine.topic("t").pause(paused)
+        engine.topic("t").create_channel(f"c{number}")
+    assert engine.done(ticket) is None
+    assert engine.topic("t").listed_paused == changes[-1]
+    engine.crash(LOSE)
+    engine.start()
+    assert engine.topic("t").paused == changes[-1]
+
+
 def test_a_segment_that_a_slot_pins_is_left_in_peace() -> None:
     """R5, R16: all of it is finished, but its origins are still wanted; no work until then."""
     engine = Engine(max_bytes_per_file=300, sync_every=1)
