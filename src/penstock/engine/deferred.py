@@ -132,6 +132,7 @@ class DeferredQueue:
         near.
         """
         self.find()
+        self._opening.clear()
         for number, file in self._table.files.items():
             if number in fired:
                 self._table.set_origins(file, list(fired[number]))

@@ -36,6 +36,7 @@ AHEAD_COUNT_MIN = 100_000
 def open_broker(broker: Broker) -> None:
     """Lock the data path and recover everything in it."""
     broker.data.open()
+    broker.staging.check_versions()
     broker.damage.open()
     floor = broker.identity.open()
     broker.patterns.open()

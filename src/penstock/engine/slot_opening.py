@@ -42,17 +42,17 @@ class SlotOpening:
             self._opened = True
             self._counts.load()
             counted = False
-            for name in self._list():
+            for name in self._table.store.list(_Everything()):
                 counted = self._check(name) or counted
                 self._table.add(SlotFile(name, name.start_ns, found=True))
             if counted and self._counts.missing:
                 self._counts.tell_missing()
         return {*self._table.files, *(count.name.number for count in self._counts.all())}
 
-    def _list(self) -> list[SlotName]:
-        if not self._counts.readable:
-            return self._table.store.list(_Everything())
-        return self._table.store.list({count.name.number for count in self._counts.all()})
+    def clear(self) -> None:
+        """Remove checkpoints whose slot is gone; only now is it sure that nsqd starts."""
+        if self._counts.readable:
+            self._table.store.list({count.name.number for count in self._counts.all()})
 
     def _check(self, name: SlotName) -> bool:
         """Whether its process kept counts; StorageError if that was of a later version."""

@@ -23,7 +23,7 @@ from penstock.engine.ledger import Ledger
 from penstock.engine.publication import Outcome, Publication
 from penstock.engine.staged import Coming, Staged
 from penstock.engine.staging_losses import StagingLosses
-from penstock.engine.staging_opening import open_stagings
+from penstock.engine.staging_opening import check_versions, open_stagings
 from penstock.errors import StagingError, UncutError
 from penstock.storage.damage import DamageKind
 from penstock.storage.ledger import ANY_WINNERS
@@ -88,6 +88,10 @@ class Staging:
         self.number = 0  # the highest so far
 
     # Start
+
+    def check_versions(self) -> None:
+        """StorageError if a later version has staged rows; blocking."""
+        check_versions(self)
 
     def open(self) -> None:
         """Find what an earlier process left; blocking."""

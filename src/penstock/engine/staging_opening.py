@@ -6,7 +6,8 @@
     not noted         no seal                    taken up; a torn end is cut off
                       no good header             torn if short or zeros, else reported, kept aside
 
-Rule 1: files are judged before any is changed: of a later version the start is refused.
+Rule 1: versions are looked at before any file of the data path is changed: a later one refuses the
+        start.
 Rule 2: a file that the disk cannot read is no damage: the start is refused, and may be tried again.
 Rule 3: what was acknowledged and cannot be published is reported once and remembered: whoever wants
         it published is told what became of it.
@@ -15,6 +16,8 @@ Rule 3: what was acknowledged and cannot be published is reported once and remem
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from penstock.engine.staged import Staged
@@ -30,10 +33,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+def check_versions(staging: Staging) -> None:
+    """Look at the headers of staging files; blocking (Rule 1)."""
+    with _refusing(staging):
+        for number in staging.store.numbers():
+            staging.store.head(number)
+
+
 def open_stagings(staging: Staging) -> None:
     """Read notes, ledger and staging files; blocking."""
-    try:
+    with _refusing(staging):
         StagingOpening(staging).run()
+
+
+@contextmanager
+def _refusing(staging: Staging) -> Iterator[None]:
+    """What the disk cannot read refuses the start (Rule 2)."""
+    try:
+        yield
     except OSError as error:
         path = error.filename or staging.store.folder
         raise StorageError(
@@ -56,8 +73,6 @@ class StagingOpening:
         if self._notes.damaged:
             self._report(f"{self._notes.path} is damaged; it is written anew", messages=0)
         numbers = self._store.numbers()
-        for number in numbers:
-            self._store.head(number)  # Rule 1
         self._staging.ledger.open()
         for number in numbers:
             self._take_up(number, self._notes.sealed.get(number))
