@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Route, expect
 
 from tests.admin.browser import Browser, Tab
 from tests.admin.running import Cluster, until
@@ -242,6 +243,25 @@ def test_deleting_a_topic_with_a_reader_names_it(tab: Tab, cluster: Cluster) -> 
     confirm(form, "read.whole")
     told(tab, "Deleted topic read.whole")
     assert "read.whole" not in cluster.topics()
+
+
+def test_a_page_that_is_being_left_asks_for_nothing(tab: Tab, cluster: Cluster) -> None:
+    """The topic is gone before the answer to its deletion comes; the page need not find out."""
+    cluster.create("leaving", "all")
+    cluster.settled()
+    tab.open("/topics/leaving")
+    tab.updated()
+    form = asked(tab, "delete")
+
+    def answer_late(route: Route) -> None:
+        answer = route.fetch(max_redirects=0)
+        cluster.settled()
+        time.sleep(2.5)  # the page asks every second
+        route.fulfill(response=answer)
+
+    tab.page.route("**/action", answer_late)
+    confirm(form, "leaving")
+    told(tab, "Deleted topic leaving")
 
 
 def test_a_tombstone_names_the_reader_of_that_node_only(tab: Tab, cluster: Cluster) -> None:

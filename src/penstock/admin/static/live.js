@@ -4,6 +4,8 @@
 //   paused   by the button, or while nobody looks at the page
 //   lost     no answer; asked again with growing pauses, and what is shown stays
 //
+// After an action nothing is asked: its answer is the next page, and what is shown may be gone.
+//
 // The server says 304 when there is no newer sample, so that most questions cost it nothing.
 
 import { morph } from "./morph.js";
@@ -22,6 +24,7 @@ export class Live {
   #timer = 0;
   #asking = false;
   #failures = 0;
+  #leaving = null;
   #updated = Date.now();
   #patched;
 
@@ -32,9 +35,15 @@ export class Live {
     this.#button.hidden = false;
     this.#button.addEventListener("click", () => this.#toggle());
     document.addEventListener("visibilitychange", () => this.#look());
+    document.addEventListener("submit", (event) => {
+      if (!event.defaultPrevented && event.target.matches("form[method=post]")) this.#leave();
+    });
+    addEventListener("pageshow", (event) => {
+      if (event.persisted) this.#stay();
+    });
+    this.#stay();
     setInterval(() => this.#show(), 1000);
     this.#show();
-    this.#later(this.#interval_ms);
   }
 
   // Ask now rather than at the next turn.
@@ -48,6 +57,7 @@ export class Live {
       this.#updated = Date.now();
       if (this.#state === "lost") this.#become("live");
     } catch {
+      if (this.#leaving.signal.aborted) return;
       this.#failures += 1;
       if (this.#state === "live") this.#become("lost");
     } finally {
@@ -61,7 +71,8 @@ export class Live {
     const headers = { Accept: "text/html" };
     if (this.#tag !== null) headers["If-None-Match"] = this.#tag;
     const answer = await fetch(address(), {
-      headers, cache: "no-store", redirect: "error", signal: AbortSignal.timeout(ANSWER_MS_MAX),
+      headers, cache: "no-store", redirect: "error",
+      signal: AbortSignal.any([AbortSignal.timeout(ANSWER_MS_MAX), this.#leaving.signal]),
     });
     if (answer.status === 304) return;
     // What was deleted has a page that says so.
@@ -80,13 +91,23 @@ export class Live {
 
   #later(wait_ms) {
     clearTimeout(this.#timer);
-    if (this.#state === "paused" || document.hidden) return;
+    if (this.#state === "paused" || document.hidden || this.#leaving.signal.aborted) return;
     this.#timer = setTimeout(() => this.update(), wait_ms);
+  }
+
+  #leave() {
+    clearTimeout(this.#timer);
+    this.#leaving.abort();
+  }
+
+  #stay() {
+    this.#leaving = new AbortController();
+    this.#later(this.#interval_ms);
   }
 
   #look() {
     if (document.hidden) clearTimeout(this.#timer);
-    else if (this.#state !== "paused") this.update();
+    else if (this.#state !== "paused" && !this.#leaving.signal.aborted) this.update();
   }
 
   #toggle() {
