@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.admin.running import Nsqadmin
 from tests.client import Client, eventually, numbered, publish
 from tests.daemon import REPLY_SECONDS_MAX, Daemon, Nsqd, Nsqlookupd
 from tests.faults import FaultyNsqd
@@ -108,16 +109,30 @@ def test_damage_that_was_read_just_before_the_stop_is_reported(tmp_path: Path) -
 
 def started(daemon: Daemon) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        daemon.command(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*daemon.command(), *daemon.options],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd"])
+ENDS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = {"nsqd": (*ENDS, signal.SIGHUP), "nsqlookupd": (*ENDS, signal.SIGHUP), "nsqadmin": ENDS}
+
+
+@pytest.mark.parametrize(
+    ("program", "number"), [(program, n) for program, numbers in SIGNALS.items() for n in numbers]
+)
 def test_a_signal_during_the_start_neither_kills_nor_prints_a_traceback(
     tmp_path: Path, program: str, number: int
 ) -> None:
-    daemon: Daemon = Nsqd(tmp_path) if program == "nsqd" else Nsqlookupd()
+    """nsqadmin has nothing to read again: SIGHUP ends it as it ends NSQ's."""
+    daemons: dict[str, Daemon] = {
+        "nsqd": Nsqd(tmp_path),
+        "nsqlookupd": Nsqlookupd(),
+        "nsqadmin": Nsqadmin("--nsqd-http-address=127.0.0.1:1"),
+    }
+    daemon = daemons[program]
     for wait_ms in range(60, 360, 60):
         process = started(daemon)
         try:
