@@ -160,9 +160,9 @@ def test_a_lost_nsqd_is_asked_for_at_once_and_left_alone_when_it_is_gone(tmp_pat
                 await until(lambda: len(received) == 1)
                 assert len(lookup.topics) >= 2
                 lookup.addresses.clear()
+                asked = len(lookup.topics)  # connections end before nsqd does
                 await asyncio.to_thread(nsqd.terminate)
-                asked = len(lookup.topics)
-                await until(lambda: len(lookup.topics) > asked)
+                await until(lambda: len(lookup.topics) > asked and not found.connections)
                 await asyncio.sleep(0.5)
                 assert found.connections == []
 
