@@ -151,9 +151,9 @@ class Client:
             self._messages.clear()
         return taken
 
-    def arrived(self, seconds: float) -> list[Message]:
-        """Whatever messages come within ``seconds``, all of which are waited."""
-        self._receive_until(lambda: False, seconds)
+    def arrived(self, seconds: float, count: int | None = None) -> list[Message]:
+        """Whatever messages come within ``seconds``, all of which are waited; or so many."""
+        self._receive_until(lambda: count is not None and len(self._messages) >= count, seconds)
         messages = list(self._messages)
         self._messages.clear()
         return messages
