@@ -2,7 +2,8 @@
 # run     start nsqlookupd, nsqd, nsqadmin and the pipeline archive with their data in ./data;
 #         Ctrl-C stops them; DEMO=1 publishes made-up messages, to have something to look at;
 #         FLAGS=--no-spark starts no Spark, FLAGS takes any flag of `penstock up`
-# test    what .ci/run calls
+# test    what .ci/run calls; three files at once on two cores, as most tests wait for clocks and
+#         processes; WORKERS=2 for two
 # test-slow  what takes too long for that
 # check   ruff and mypy
 # wheel   an installable package in dist/, which needs no compiler; DIST=folder puts it elsewhere
@@ -10,6 +11,7 @@
 #         to the broker's and leaves out those of clients and Spark
 
 PYTHON ?= python3
+WORKERS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 DIST := dist
@@ -38,7 +40,7 @@ run: build
 test: build
 	$(BIN)/python -m tests.conformance.nodejs
 	$(BIN)/python -m tests.admin.chromium
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: build
 	$(BIN)/python -m pytest -m slow
