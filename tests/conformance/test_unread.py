@@ -219,9 +219,9 @@ def test_a_client_that_reads_slowly_is_not_cut_off(nsqd: Nsqd) -> None:
     topic = "unread-trickle"
     with Client.of(nsqd) as producer:
         fill(nsqd, producer, topic)
-    before = stuck_count(nsqd)
     with Client.of(nsqd, heartbeat_interval=600_000) as client:
         client.send(commands.sub(topic, "c"), commands.rdy(100))
+        port = client.sock.getsockname()[1]
         size, start_s = 0, time.monotonic()
         while time.monotonic() - start_s < 4 * WRITE_TIMEOUT_S:
             data = client.sock.recv(32 << 10)
@@ -229,7 +229,8 @@ def test_a_client_that_reads_slowly_is_not_cut_off(nsqd: Nsqd) -> None:
             size += len(data)
             time.sleep(WRITE_TIMEOUT_S / 50)
     assert size > MB
-    assert stuck_count(nsqd) == before
+    # Others, of tests before, may be cut off only now.
+    assert not [line for line in nsqd.lines if f":{port}: gave up" in line]
 
 
 def test_what_was_sent_before_a_half_close_does_not_wait_for_ever(nsqd: Nsqd) -> None:

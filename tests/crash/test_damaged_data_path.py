@@ -119,7 +119,7 @@ def judge(root: Path, name: str) -> None:
         assert shown is not None and int(shown[1]) == len(records)
         assert nsqd.stats().get("damage", {"records": 0})["records"] == len(records)
         for record in records:
-            assert any("ERROR" in line and record["text"] in line for line in nsqd.lines)
+            nsqd.wait_for_log(f"ERROR.*{re.escape(record['text'])}")
         assert nsqd.get("/ping").status == 200, "what is over does not fail the check"
         assert "Traceback" not in nsqd.log
         assert nsqd.terminate() == 0, nsqd.log
