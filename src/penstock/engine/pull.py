@@ -318,6 +318,7 @@ class Pulls:
         # Calls by others than the reader, take-overs that name another reader than there is, and
         # what would have removed messages under a reader.
         self.refusal_counts = {"reader": 0, "take_over": 0, "guard": 0}
+        self.loss_count = 0  # answers that told a reader of messages that are gone
 
     def look(self) -> None:
         """Let lapse what has been without its reader for too long; called once a second."""

@@ -233,6 +233,7 @@ class LogApi:
         headers = [_BYTES, V1, ("X-Penstock-Next", str(next))]
         if read.start < whole_from:
             headers.append(("X-Penstock-Missing-Below", str(whole_from)))
+            self._broker.pulls.loss_count += 1
         return Response(200, b"", headers, pieces, free, read.stretch)
 
     # Pull channels

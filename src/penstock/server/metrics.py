@@ -364,6 +364,11 @@ class Metrics:
             "Requests refused for the sake of a pull channel's reader, by reason.",
             [(labels({"reason": r}), count) for r, count in broker.pulls.refusal_counts.items()],
         )
+        yield _counter(
+            "pull_losses_total",
+            "Answers that told a reader of messages that are gone.",
+            broker.pulls.loss_count,
+        )
         patterns = broker.patterns
         yield _gauge("pull_patterns", "Patterns that give topics a channel.", len(patterns))
         yield _counter(
