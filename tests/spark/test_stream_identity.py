@@ -238,6 +238,36 @@ def test_a_checkpoint_that_was_put_back_takes_its_channel_back(
     assert bound(broker, topic) == back.offset["identity"]
 
 
+def test_the_channel_of_a_topic_that_was_made_again_is_taken_over(
+    broker: Nsqd, topic: str, options: dict[str, str]
+) -> None:
+    publish(broker, topic, *numbered(3))
+    old = Stream(options)
+    assert old.bodies(3) == numbered(3)
+    broker.post(f"/topic/delete?topic={topic}&force=true")
+    publish(broker, topic, *numbered(3, 3))
+    second = Stream(options)
+    assert second.bodies(3) == numbered(3, 3)
+    publish(broker, topic, *numbered(3, 6))
+    with pytest.raises(NodeError, match="CHANNEL_HAS_READER"):
+        Stream(options, old.offset).batch()
+    taking = {**options, "takeOver": second.offset["identity"], "failOnDataLoss": "false"}
+    assert Stream(taking, old.offset).bodies(3) == numbered(3, 6)
+
+
+def test_the_first_offset_says_where_its_batch_begins(
+    broker: Nsqd, topic: str, options: dict[str, str]
+) -> None:
+    publish(broker, topic, *numbered(3))
+    stream = Stream(options)
+    begin = stream.offset["nodes"]
+    assert stream.bodies(3) == numbered(3)
+    assert stream.offset["begin"] == begin
+    publish(broker, topic, *numbered(3, 3))
+    assert stream.bodies(3) == numbered(3, 3)
+    assert "begin" not in stream.offset
+
+
 def test_taking_over_needs_an_admin(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("read read-token-1\nadmin admin-token-1\n")

@@ -113,16 +113,29 @@ class Channels:
                 told = self._cluster.log_of(uuid, topic)
                 if told is None or told.instance != position.instance:
                     self.changed.add(place)
+                    if judged and told is not None and self._is_taken(uuid, topic, told):
+                        # Its place is judged when it enters; polls name the channel before.
+                        self._pull(uuid, topic, told.first, told)
                     continue
                 found[place] = told
                 if (loss := self._judge(uuid, topic, position, told)) is not None:
                     losses[place] = loss
+        for (uuid, topic), told in found.items():
+            if self._is_anothers(told) and not self._options.take_over:
+                # The node refuses, with who reads it: that is why messages are gone.
+                self._pull(uuid, topic, positions[uuid][topic].index, told)
         if judged:
             self._losses.tell(losses.values())
         for (uuid, topic), told in found.items():
             if judged or (uuid, topic) not in losses:
                 index = min(positions[uuid][topic].index, told.end)
                 self._pull(uuid, topic, index, told)
+
+    def _is_anothers(self, found: Log) -> bool:
+        """Whether the channel is bound to another reader."""
+        pull = found.pulls.get(self._options.channel)
+        bound = pull.identity if pull is not None else ""
+        return bool(bound) and bound != self.identity
 
     def _warn_unread(self, uuid: str, topic: str, position: Position) -> None:
         if (uuid, topic) not in self._unread_told and not position.is_deleted:
@@ -269,16 +282,16 @@ class Channels:
         self._awaited.pop((uuid, topic), None)
         return Position(told["instance"], int(told["low"]))
 
+    def _is_taken(self, uuid: str, topic: str, found: Log) -> bool:
+        """Whether somebody else has the channel, and it is to be taken over."""
+        sent = (uuid, topic) in self._take_over_sent
+        return bool(self._options.take_over) and self._is_anothers(found) and not sent
+
     def _takes_over(self, uuid: str, topic: str, found: Log | None) -> bool:
         """Whether to take a channel over: once, and only from somebody."""
-        pull = found.pulls.get(self._options.channel) if found is not None else None
-        bound = pull.identity if pull is not None else ""
-        place = (uuid, topic)
-        if not self._options.take_over or not bound or bound == self.identity:
+        if found is None or not self._is_taken(uuid, topic, found):
             return False
-        if place in self._take_over_sent:
-            return False
-        self._take_over_sent.add(place)
+        self._take_over_sent.add((uuid, topic))
         return True
 
 

@@ -9,7 +9,7 @@ Rule 1: a plan is made with all nodes or not at all: one that does not answer is
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ log = logging.getLogger("penstock.spark")
 
 # A node that is asked to sync what it has does it in milliseconds.
 SYNC_WAIT_MS = 5000
+RANGE_COUNT_MAX = 1024  # that a node counts in one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,16 @@ class Cluster:
         """How many messages there are in a range; a difference of indexes is no count."""
         told = self.nodes[uuid].get("/log/count", topic=topic, start=start, end=end)
         return int(told["count"])
+
+    def counts(self, uuid: str, ranges: Sequence[tuple[str, str, int, int]]) -> list[int | None]:
+        """``count`` of many (topic, instance, start, end); None where there is no such log."""
+        keys = ("topic", "instance", "start", "end")
+        counts: list[int | None] = []
+        for first in range(0, len(ranges), RANGE_COUNT_MAX):
+            part = ranges[first : first + RANGE_COUNT_MAX]
+            body = {"ranges": [dict(zip(keys, each, strict=True)) for each in part]}
+            counts += self.nodes[uuid].post("/log/counts", body)["counts"]
+        return counts
 
     def missing_count_max(self, uuid: str, topic: str, start: int, end: int) -> int:
         """How many messages of a range may be missing at most: the indexes without a message."""

@@ -7,8 +7,9 @@ A stream's offset, as Spark writes it into the checkpoint and shows it in its pr
 
 Everything below ``index`` has been read; INDEX_MAX says that this instance of the topic was deleted
 and that the query knows.  ``identity`` is the query's, by which a channel knows its reader; offsets
-of earlier versions have none.  What a user gives (startingOffsets, endingOffsets) is a
-word, that form, or a shorter one in which nodes may be addresses:
+of earlier versions have none.  A query's first offset also has ``begin``, in the form of ``nodes``:
+where its batch begins.  What a user gives (startingOffsets, endingOffsets) is a word, that form, or
+a shorter one in which nodes may be addresses:
 
     earliest    latest    {"127.0.0.1:4151": {"orders": 7350061592051712, "clicks": "latest"}}
 

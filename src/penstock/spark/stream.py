@@ -79,6 +79,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # An empty batch puts the identity that the channel is bound to into the checkpoint.
             offset["taken_over"] = self.options.take_over
         channels.taken_over = False
+        if self._initial is not None and start == self._initial:
+            # No other offset says it, and later the channel may stand elsewhere.
+            offset["begin"] = start["nodes"]
         return offset
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
