@@ -9,6 +9,7 @@ is not damage.
 from __future__ import annotations
 
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,25 @@ def data_path(tmp_path: Path) -> Path:
     return path
 
 
+def loaded(nsqd: Nsqd) -> tuple[dict[tuple[str, str], tuple[int, bool]], int]:
+    """Depths and pauses of channels, and what waits for its time, once all of it is loaded.
+
+    Messages that are due in November 2027 are delivered from then on.
+    """
+    give_up_s = time.monotonic() + 10
+    while True:
+        topics = {t["topic_name"]: t for t in nsqd.stats()["topics"]}
+        depths = {
+            (name, c["channel_name"]): (c["depth"], c["paused"])
+            for name, topic in topics.items()
+            for c in topic["channels"]
+        }
+        waiting = sum(topic["count"] for topic in nsqd.get("/deferred").json["topics"])
+        if depths["b", "c"][0] + waiting == 60 or time.monotonic() > give_up_s:
+            return depths, waiting
+        time.sleep(0.02)
+
+
 def told(nsqd: Nsqd) -> list[str]:
     return [line for line in nsqd.lines if " ERROR" in line or " WARNING" in line]
 
@@ -41,14 +61,7 @@ def test_a_data_path_of_the_version_before_opens_whole(data_path: Path) -> None:
             assert told(nsqd) == [], start
             assert nsqd.get("/damage").json == {"records": []}
             assert nsqd.get("/info").json["node_uuid"] == uuid
-            topics = {t["topic_name"]: t for t in nsqd.stats()["topics"]}
-            depths = {
-                (name, c["channel_name"]): (c["depth"], c["paused"])
-                for name, topic in topics.items()
-                for c in topic["channels"]
-            }
-            # Messages that are due in November 2027 are delivered from then on.
-            waiting = sum(topic["count"] for topic in nsqd.get("/deferred").json["topics"])
+            depths, waiting = loaded(nsqd)
             assert depths == {
                 ("a", "c"): (2, False),
                 ("a", "paused"): (1, True),
