@@ -24,3 +24,9 @@ def spark() -> Iterator[SparkSession]:
     session = open_session(plan)
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that end wait for files that they have merged."""
+    monkeypatch.setattr("penstock.pipeline.replaced.GRACE_MS", 700)

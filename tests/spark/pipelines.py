@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.checking import check
+from penstock.pipeline.losses import Answers
 from penstock.pipeline.reading import from_table, read_pipeline
 from penstock.pipeline.running import Run
 from penstock.pipeline.spec import Pipeline
@@ -76,11 +77,11 @@ class Running:
             time.sleep(0.05)
 
 
-def run(spark: SparkSession, pipeline: Pipeline, folder: Path) -> Screen:
-    """Run a pipeline to its end."""
+def run(spark: SparkSession, pipeline: Pipeline, folder: Path, **answers: str) -> Screen:
+    """Run a pipeline to its end; ``answers`` are flags of `penstock pipeline run`."""
     screen = Screen()
     status = StatusFile(Status(pipeline.name), folder / "status")
-    Run(pipeline, screen, status, spark=spark).run()
+    Run(pipeline, screen, status, spark=spark, answers=Answers(**answers)).run()
     return screen
 
 

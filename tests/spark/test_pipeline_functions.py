@@ -91,7 +91,7 @@ def test_a_row_has_one_fate_whatever_is_cut_off(
         retry={"max_attempts": 1},
         sink=[{"type": "parquet", "path": "table"}, {"type": "topic", "topic": "results"}],
     )
-    for step in ("_write_tables", "_publish_kept"):
+    for step in ("_write_rows", "_publish_asides"):
         for when in ("before", "after"):
             with monkeypatch.context() as patch:
                 cut(patch, step, when)

@@ -38,7 +38,7 @@ def test_a_topic_that_was_made_again_is_told_and_can_be_gone_on_with(
         run(spark, pipeline, tmp_path)
     said = str(caught.value)
     assert "topic orders" in said and "was deleted and made again" in said
-    assert "fail_on_data_loss = false in [source]" in said and "--checkpoint" in said
+    assert "--accept-loss=" in said
     assert "\n" not in said
     going_on = declared(
         tmp_path,

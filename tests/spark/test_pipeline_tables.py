@@ -11,7 +11,11 @@ import pytest
 from penstock.errors import PipelineError
 from penstock.pipeline.delta import DeltaSinkTable
 from penstock.pipeline.folders import Folder, HadoopFolder, LocalFolder
-from penstock.pipeline.parquet import Merging, ParquetTable
+from penstock.pipeline.ledger import Ledger
+from penstock.pipeline.ledger_records import Batch
+from penstock.pipeline.merging import Merging
+from penstock.pipeline.parquet import ParquetTable
+from tests.cutting import Cut, CutFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,33 +26,25 @@ ALL = Merging(after_ms=0, count_min=2, file_size=10**8)
 LATER_MS = 10**13
 
 
-class Cut(Exception):
-    """In place of a kill."""
+def table_in(
+    spark: SparkSession, folder: Folder, partition_by: tuple[str, ...] = ("part",)
+) -> ParquetTable:
+    table = ParquetTable(spark, folder, partition_by, ledger_in(folder), ALL)
+    table.recover()
+    return table
 
 
-class CutFolder(LocalFolder):
-    """Fails before the n-th change; a kill would leave the same."""
+def ledger_in(folder: Folder) -> Ledger:
+    ledger = Ledger(folder, "_penstock/ledger/test", "test", "parquet t").load()
+    ledger.create("query", ["parquet t"])
+    return ledger
 
-    def __init__(self, path: str, change_count: int) -> None:
-        super().__init__(path)
-        self.left = change_count
 
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Cut
-
-    def write(self, path: str, data: bytes) -> None:
-        self._count()
-        super().write(path, data)
-
-    def move(self, path: str, target: str) -> None:
-        self._count()
-        super().move(path, target)
-
-    def remove(self, path: str) -> None:
-        self._count()
-        super().remove(path)
+def put(table: ParquetTable | DeltaSinkTable, ledger: Ledger, frame: DataFrame, batch: int) -> None:
+    """As `batches.py` does it."""
+    told = Batch("query", batch, numbered=True)
+    if ledger.wanted(told) is not None:
+        table.write(frame, told, ())
 
 
 def rows(spark: SparkSession, batch: int) -> DataFrame:
@@ -74,47 +70,51 @@ def cut_everywhere(path: Path, change: Callable[[Folder], Any]) -> int:
 
 def test_a_batch_is_in_once_wherever_it_is_cut_off(spark: SparkSession, tmp_path: Path) -> None:
     def write(batch: int) -> Callable[[Folder], Any]:
-        return lambda folder: ParquetTable(spark, folder, ("part",), "query").write(
-            rows(spark, batch), batch
-        )
+        def change(folder: Folder) -> None:
+            table = table_in(spark, folder)
+            put(table, table.ledger, rows(spark, batch), batch)
+
+        return change
 
     assert cut_everywhere(tmp_path, write(0)) >= 4
     cut_everywhere(tmp_path, write(1))
     assert contents(spark, tmp_path) == list(range(20))
     # Again, as after a checkpoint that was not written.
     write(1)(LocalFolder(str(tmp_path)))
-    write(0)(LocalFolder(str(tmp_path)))
     assert contents(spark, tmp_path) == list(range(20))
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.parquet"))
     assert names == [
-        "part=a%3A0/00000000-00000-query.parquet",
         "part=a%3A0/00000001-00000-query.parquet",
-        "part=a%3A1/00000000-00001-query.parquet",
+        "part=a%3A0/00000002-00000-query.parquet",
         "part=a%3A1/00000001-00001-query.parquet",
+        "part=a%3A1/00000002-00001-query.parquet",
     ]
 
-    def merge(folder: Folder) -> int:
-        return ParquetTable(spark, folder, ("part",), "query").merge(ALL, LATER_MS)
+    def merge(folder: Folder) -> None:
+        table = table_in(spark, folder)
+        table.merge(LATER_MS)
+        table.replaced.sweep(LATER_MS)
 
     cut_everywhere(tmp_path, merge)
     assert contents(spark, tmp_path) == list(range(20))
     assert len(list(tmp_path.rglob("*.parquet"))) == 2
-    assert {path.name for path in (tmp_path / "_penstock" / "query").iterdir()} == {"done.json"}
+    left = {path.name for path in (tmp_path / "_penstock/ledger/test").iterdir()}
+    assert left == {"head.json", *(f"{number:012d}.json" for number in (1, 2, 3))}
 
 
 def test_a_batch_without_rows_makes_no_file(spark: SparkSession, tmp_path: Path) -> None:
-    table = ParquetTable(spark, LocalFolder(str(tmp_path)), (), "query")
-    assert table.write(rows(spark, 0).filter("id < 0"), 0) == 0
+    table = table_in(spark, LocalFolder(str(tmp_path)), ())
+    assert table.write(rows(spark, 0).filter("id < 0"), Batch("query", 0), ()) == 0
     assert list(tmp_path.rglob("*.parquet")) == []
-    assert table.has(0)
+    assert table.ledger.wanted(Batch("query", 0, numbered=True)) is None
 
 
 def test_new_columns_are_taken_and_other_types_refused(spark: SparkSession, tmp_path: Path) -> None:
-    table = ParquetTable(spark, LocalFolder(str(tmp_path)), (), "query")
-    table.write(rows(spark, 0), 0)
-    table.write(rows(spark, 1).withColumnRenamed("part", "more"), 1)
+    table = table_in(spark, LocalFolder(str(tmp_path)), ())
+    put(table, table.ledger, rows(spark, 0), 0)
+    put(table, table.ledger, rows(spark, 1).withColumnRenamed("part", "more"), 1)
     with pytest.raises(PipelineError, match="column id is bigint, the pipeline's is string"):
-        table.write(rows(spark, 2).selectExpr("CAST(id AS STRING) AS id"), 2)
+        put(table, table.ledger, rows(spark, 2).selectExpr("CAST(id AS STRING) AS id"), 2)
     merged = spark.read.option("mergeSchema", "true").parquet(str(tmp_path))
     assert set(merged.columns) == {"id", "part", "more"}
     assert merged.count() == 20
@@ -122,11 +122,12 @@ def test_new_columns_are_taken_and_other_types_refused(spark: SparkSession, tmp_
 
 def test_hadoop_s_files_do_as_well(spark: SparkSession, tmp_path: Path) -> None:
     folder = HadoopFolder(spark, f"file://{tmp_path}")
-    table = ParquetTable(spark, folder, ("part",), "query")
+    table = table_in(spark, folder)
     for batch in (0, 1, 1):
-        table.write(rows(spark, batch), batch)
+        put(table, table.ledger, rows(spark, batch), batch)
     assert contents(spark, tmp_path) == list(range(20))
-    assert table.merge(ALL, LATER_MS) == 4
+    assert table.merge(LATER_MS) == 4
+    table.replaced.sweep(LATER_MS)
     assert contents(spark, tmp_path) == list(range(20))
     assert folder.read("none") is None
     # A write of a small file that was cut off between its two steps.
@@ -139,21 +140,23 @@ def test_a_delta_table_has_a_batch_once(
 ) -> None:
     from deltalake import DeltaTable
 
-    table = DeltaSinkTable(str(tmp_path), ("part",), "query")
-    for batch in (0, 1, 1, 0):
-        table.write(rows(spark, batch), batch)
+    ledger = ledger_in(LocalFolder(str(tmp_path)))
+    table = DeltaSinkTable(spark, str(tmp_path), ("part",), ledger)
+    for batch in (0, 1, 1):
+        put(table, ledger, rows(spark, batch), batch)
     # Cut off before the commit: its files belong to no version.
     with monkeypatch.context() as patch:
         patch.setattr(DeltaSinkTable, "_commit", lambda *_: (_ for _ in ()).throw(Cut))
         with pytest.raises(Cut):
-            table.write(rows(spark, 2), 2)
+            put(table, ledger, rows(spark, 2), 2)
+    table.recover()
     assert DeltaTable(str(tmp_path)).to_pyarrow_table().num_rows == 20
-    table.write(rows(spark, 2).selectExpr("*", "1 AS more"), 2)
+    put(table, ledger, rows(spark, 2).selectExpr("*", "1 AS more"), 2)
     found = DeltaTable(str(tmp_path)).to_pyarrow_table()
     assert sorted(found["id"].to_pylist()) == list(range(30))
     assert set(found["part"].to_pylist()) == {"a:0", "a:1"}
     assert found["more"].null_count == 20
     with pytest.raises(PipelineError, match="column id is int64, the pipeline's is string"):
-        table.write(rows(spark, 3).selectExpr("CAST(id AS STRING) AS id", "part"), 3)
+        put(table, ledger, rows(spark, 3).selectExpr("CAST(id AS STRING) AS id", "part"), 3)
     with pytest.raises(PipelineError, match="on this machine's files only"):
-        DeltaSinkTable("s3://bucket/x", (), "query")
+        DeltaSinkTable(spark, "s3://bucket/x", (), ledger)

@@ -5,6 +5,7 @@
     penstock pipeline check orders.toml
     penstock pipeline init orders.toml
     penstock pipeline status
+    penstock pipeline files /data/archive
 
 Exit status: as EXIT_STATUSES says.
 """
@@ -82,6 +83,24 @@ class FileOptions:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class RunOptions(FileOptions):
+    """Answers to what an earlier run has stopped for; each works once."""
+
+    accept_loss: str = string(
+        "Answers", "", "go on without the messages or rows of this name, and record it", own=True
+    )
+    read_again: str = string(
+        "Answers", "", "read the rows of this name again, which the table lacks", own=True
+    )
+    begin_anew: str = string(
+        "Answers", "", "write to a table of which nobody knows what it has", own=True
+    )
+    take_over: str = string(
+        "Answers", "", "identity of the reader to take the channel over from", own=True
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class CheckOptions(FileOptions):
     """All that changes a pipeline for a run, so that what is judged is what would run."""
 
@@ -101,11 +120,17 @@ class StatusOptions:
     log_level: str = log_level()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FilesOptions:
+    json: bool = boolean("Output", False, "as JSON, with sizes and rows", own=True)
+    log_level: str = log_level()
+
+
 def flag_tables() -> list[FlagTable[Any]]:
     return [
         FlagTable(
             f"{PROGRAM} run FILE|NAME",
-            FileOptions,
+            RunOptions,
             summary="Runs the pipeline of a .toml or .py file, or a shipped one: "
             + ", ".join(shipped_names())
             + ".",
@@ -130,6 +155,12 @@ def flag_tables() -> list[FlagTable[Any]]:
             summary="Shows the pipelines that run on this machine.",
             environment_prefix="PENSTOCK_PIPELINE_STATUS_",
         ),
+        FlagTable(
+            f"{PROGRAM} files PATH",
+            FilesOptions,
+            summary="Lists the data files of a table: each row once, also while files are merged.",
+            environment_prefix="PENSTOCK_PIPELINE_FILES_",
+        ),
     ]
 
 
@@ -141,6 +172,7 @@ Commands:
   check FILE|NAME  say whether it would run
   init FILE        write a commented example
   status           show those that run
+  files PATH       list the data files of a table
 
 Shipped:
 {shipped}
@@ -168,6 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "check": check,
         "init": init,
         "status": status,
+        "files": files,
     }
     if word not in commands:
         print(f'penstock pipeline: no command "{word}"\n{help_text()}', end="", file=sys.stderr)
@@ -195,7 +228,8 @@ def _call(
             print(penstock_line())
             return 0
         if takes_file and not file:
-            raise UsageError(f"{program}: a file must be named")
+            what = "folder" if program.endswith(" files") else "file"
+            raise UsageError(f"{program}: a {what} must be named")
         if parsed.warnings:
             log.LOGGER.warning("%s", "; ".join(parsed.warnings))
         log.configure(level=parsed.options.log_level, prefix="[pipeline] ")
@@ -218,10 +252,11 @@ def exit_status(error: PenstockError | OSError) -> int:
 # run
 
 
-def run(options: FileOptions, file: str) -> int:
+def run(options: RunOptions, file: str) -> int:
     pipeline = _read(options, file)
     check_pyspark()
     from penstock.pipeline.lock import ledgers_of
+    from penstock.pipeline.losses import Answers
     from penstock.pipeline.running import Run
     from penstock.pipeline.status import Status, StatusFile
 
@@ -233,7 +268,11 @@ def run(options: FileOptions, file: str) -> int:
         ledgers=ledgers_of(pipeline),
     )
     terminal = Terminal()
-    life = Run(pipeline, terminal, StatusFile(started), options.spark_log_level)
+    answers = Answers(
+        options.accept_loss, options.read_again, options.begin_anew, options.take_over
+    )
+    level = options.spark_log_level
+    life = Run(pipeline, terminal, StatusFile(started), level, answers=answers)
     _stop_on_signals(life)
     try:
         life.run()
@@ -347,7 +386,7 @@ class Terminal:
             sys.stderr.flush()
 
 
-# check, init, status
+# check, init, status, files
 
 
 def check(options: CheckOptions, file: str) -> int:
@@ -420,4 +459,21 @@ def status(options: StatusOptions, file: str) -> int:
         print(table(runs, details))
     else:
         print("no pipeline runs here")
+    return 0
+
+
+def files(options: FilesOptions, path: str) -> int:
+    from penstock.pipeline.files import read_files
+
+    local = path.removeprefix("file://").removeprefix("file:")
+    folder = path if "://" in local else str(Path(local).absolute())
+    found = read_files(folder)
+    if options.json:
+        shown = [
+            {"path": f"{folder}/{file.path}", "size": file.size, "rows": file.rows}
+            for file in found
+        ]
+        print(json.dumps(shown))
+    else:
+        print("".join(f"{folder}/{file.path}\n" for file in found), end="")
     return 0

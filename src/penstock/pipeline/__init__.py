@@ -15,6 +15,7 @@ A pipeline in Python is a module with a ``Pipeline`` named ``pipeline``:
     )
 """
 
+from penstock.pipeline.files import table_files
 from penstock.pipeline.spec import (
     ConsoleSink,
     DeltaSink,
@@ -41,4 +42,5 @@ __all__ = [
     "TopicSink",
     "Transform",
     "Trigger",
+    "table_files",
 ]

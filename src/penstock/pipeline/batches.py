@@ -1,48 +1,106 @@
 """What happens with each micro-batch: rows to tables, messages to topics, each of them once.
 
     1. the stream's log of this batch is synced: a repeated batch has the same messages
-    2. functions run, once, and what they made is kept until the batch is through (``outcome``)
-    3. tables, each skips a batch it has
-    4. messages: of topic sinks, retries and dead letters in one write; invalid ones in another.
-       Each write has a name made of query and batch, and nsqd publishes a name once (R19)
-    5. console and plots
+    2. each target's ledger says which ranges of the batch it lacks (R43).  If none lacks any, the
+       batch is not even read.  A target that has a part of it gets the other part only
+    3. functions run, once, and what they made is kept until the batch is through (``outcome``)
+    4. tables
+    5. messages: of topic sinks, retries and dead letters in one write; invalid ones in another.
+       Each write has a name made of pipeline and record, and nsqd publishes a name once (R19)
+    6. console and plots
 
 Rule 1: everything is decided before anything is visible: the SQL gives the same rows each time, and
         what a function gave is read back, not asked for again.  So a batch that is repeated after a
         crash writes what is missing of it, and nothing else.
-Rule 2: with topics as the only sinks step 2 is left out: what the functions gave becomes visible
-        all at once in step 4.
+Rule 2: with topics as the only sinks step 3 is left out: what the functions gave becomes visible
+        all at once in step 5.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import PipelineError
-from penstock.pipeline.folders import Folder, open_folder, spark_path, sync
+from penstock.pipeline.batch_ranges import BatchRanges
+from penstock.pipeline.coverage import Span
+from penstock.pipeline.folders import Folder, is_local, open_folder, spark_path, sync
+from penstock.pipeline.ledger_records import Batch
 from penstock.pipeline.outputs import (
     Output,
     make_output,
     message_columns,
     rows_for,
-    sink_options,
-    source_brokers,
     topic_messages,
+    with_times,
 )
 from penstock.pipeline.plan import Plan, Split
 from penstock.pipeline.records import make_step, outcome_ddl
-from penstock.pipeline.spec import ConsoleSink, Pipeline, Sink, TopicSink
-from penstock.pipeline.writing import publish, write_invalid
+from penstock.pipeline.spec import (
+    ConsoleSink,
+    DeltaSink,
+    ParquetSink,
+    Pipeline,
+    PlotSink,
+    Sink,
+    TopicSink,
+)
+from penstock.pipeline.targets import ASIDES, INVALID, Target, publishes_at_once
+from penstock.pipeline.writing import invalid_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Observation, SparkSession
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
 OUTCOME = "outcome"
 COUNT_WAIT_S = 10.0
+
+
+class Part:
+    """The targets that lack the same ranges of a batch, and those ranges, counted."""
+
+    def __init__(self, batch: Batch, spans: Sequence[Span], targets: Sequence[Target]) -> None:
+        self.batch = batch
+        self.spans = spans
+        self.tables = [each for each in targets if isinstance(each.sink, ParquetSink | DeltaSink)]
+        self.topics = [each for each in targets if isinstance(each.sink, TopicSink)]
+        self.asides = next((each for each in targets if each.role == ASIDES), None)
+        self.invalid = next((each for each in targets if each.role == INVALID), None)
+        self.targets = targets
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of the batch."""
+        return self.batch.numbered or _filled(self.spans) == _filled(self.batch.spans)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there can be no row in it."""
+        return not self.batch.numbered and not _filled(self.spans)
+
+    @property
+    def outcome(self) -> str:
+        """The folder of what functions gave for it."""
+        if self.whole:
+            return f"{OUTCOME}/{self.batch.number}"
+        digest = hashlib.sha256(repr(_filled(self.spans)).encode()).hexdigest()[:8]
+        return f"{OUTCOME}/{self.batch.number}-{digest}"
+
+
+def _filled(spans: Sequence[Span]) -> list[tuple[object, ...]]:
+    return sorted((span.log, span.start, span.end) for span in spans if span.start < span.end)
+
+
+def parts_of(batch: Batch, targets: Sequence[Target], ranges: BatchRanges) -> list[Part]:
+    """What is to be written; usually all of the batch to all targets, in one part."""
+    groups: dict[tuple[Span, ...], list[Target]] = {}
+    for target in targets:
+        spans = target.ledger.wanted(batch)
+        if spans is not None:
+            groups.setdefault(spans, []).append(target)
+    return [Part(batch, ranges.counted(spans), found) for spans, found in groups.items()]
 
 
 class Batches:
@@ -52,43 +110,54 @@ class Batches:
         self,
         spark: SparkSession,
         plan: Plan,
+        targets: Sequence[Target],
+        ranges: BatchRanges,
         show: Callable[[str], None],
         check: Callable[[], None] = lambda: None,
+        note: Callable[[], None] = lambda: None,
     ) -> None:
-        """``check`` raises if nothing may be written any more."""
+        """``check`` raises if nothing may be written any more; ``note``: ledgers have new logs."""
         self._spark = spark
         self._plan = plan
+        self._targets = targets
+        self._ranges = ranges
         self._pipeline: Pipeline = plan.flow.pipeline
         self._source = next(iter(self._pipeline.sources))
         self._checkpoint: Folder = open_folder(spark, self._pipeline.checkpoint_path)
-        self._outputs: list[tuple[Sink, Output]] = [
-            (sink, make_output(spark, self._pipeline, sink, show))
+        self._eyes: list[tuple[Sink, Output]] = [
+            (sink, make_output(self._pipeline, sink, show))
             for sink in self._pipeline.sinks
-            if not isinstance(sink, TopicSink)
+            if isinstance(sink, ConsoleSink | PlotSink)
         ]
-        self._topics = [sink for sink in self._pipeline.sinks if isinstance(sink, TopicSink)]
+        # State, and sources that are no topics, give rows that belong to no message of a batch.
+        topics = all(source.format == "nsq" for source in self._pipeline.sources.values())
+        self._numbered = not plan.batchwise or not topics
         self._step = make_step(self._pipeline) if self._pipeline.functions else None
         self._check = check
+        self._note = note
+        self._log_count = self._count_logs()
         self._lock = threading.Lock()
         self._closed = False
         self.error: BaseException | None = None
+        self.refused = False  # a batch was not begun, because of the stop
         self.last_batch = -1  # that was written
 
-    @contextmanager
-    def closing(self, seconds_max: float) -> Iterator[None]:
-        """No batch is under way inside, unless one takes too long, and none begins any more."""
+    def close(self, seconds_max: float) -> None:
+        """Wait for the batch that is under way, unless it takes too long; none begins any more.
+
+        The lock is given back: a batch that Spark begins at this moment is refused at once.  If it
+        waited here, Spark's own stop would wait for it, and neither would end.
+        """
         held = self._lock.acquire(timeout=seconds_max)
         self._closed = True
-        try:
-            yield
-        finally:
-            if held:
-                self._lock.release()
+        if held:
+            self._lock.release()
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Take one batch through.  An error is kept: Spark passes on only a text of it."""
         with self._lock:
             if self._closed:
+                self.refused = True
                 # To return would tell Spark that the batch is written.
                 raise PipelineError(f"batch {batch} was not begun: the pipeline is stopping")
             try:
@@ -99,27 +168,99 @@ class Batches:
                 raise
             self.last_batch = batch
 
-    def _take(self, frame: DataFrame, batch: int) -> None:
+    def rest(self) -> None:
+        """While there is nothing to write: time for tidying up.  Nothing if a batch is written."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._closed:
+                self._check()
+                self._tidy()
+        finally:
+            self._lock.release()
+
+    def finish(self, wait: Callable[[float], bool]) -> None:
+        """After the last batch: tidy up for good; True of ``wait``: the run is to end now."""
+        with self._lock:
+            for target in self._targets:
+                self._check()
+                target.finish(wait)
+
+    def _tidy(self) -> None:
+        for target in self._targets:
+            target.rest()
+
+    def _take(self, frame: DataFrame, number: int) -> None:
         query = str(self._spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
-        self._sync_log(batch)
+        self._sync_log(number)
+        batch = Batch(query, number, self._ranges.of(number), self._numbered)
+        parts = parts_of(batch, self._targets, self._ranges)
+        if not parts and self._targets:
+            return
         kept: list[DataFrame] = []
-        if self._step is not None or not self._plan.batchwise:
+        if self._step is not None or not self._plan.batchwise or (self._eyes and parts):
             kept.append(frame.persist())
         try:
-            if self._step is not None:
-                self._with_functions(frame, query, batch)
-            else:
-                self._plain(frame, query, batch, kept)
+            for part in parts:
+                self._write_part(frame, part, kept)
+            self._show(frame, number, kept)
         finally:
             for each in kept:
                 each.unpersist()
-        for _, output in self._outputs:
-            output.rest()
+        if self._log_count != (found := self._count_logs()):
+            self._log_count = found
+            self._note()
+        self._tidy()
+
+    def _count_logs(self) -> int:
+        return sum(len(target.ledger.coverage.logs) for target in self._targets)
+
+    def _write_part(self, frame: DataFrame, part: Part, kept: list[DataFrame]) -> None:
+        if part.empty:
+            for target in part.targets:
+                target.skip(part.batch, part.spans)
+            return
+        if not part.whole:
+            frame = frame.filter(self._inside(frame, part.spans))
+        if self._step is not None:
+            self._with_functions(frame, part)
+        else:
+            self._plain(frame, part, kept)
+
+    def _inside(self, frame: DataFrame, spans: Sequence[Span]) -> Column:
+        """Whether a message is in one of the ranges; of a log there is one instance in a batch."""
+        from pyspark.sql import functions as F
+
+        lacking = [name for name in ("node", "topic", "index") if name not in frame.columns]
+        if lacking:
+            raise PipelineError(
+                f"a part of batch is to be written, and the source has no column {lacking[0]} to "
+                "tell it by; take it into the option columns"
+            )
+        found: Column = F.lit(False)
+        for span in spans:
+            if span.start < span.end:
+                log = (F.col("node") == span.log.node) & (F.col("topic") == span.log.topic)
+                found |= log & (F.col("index") >= span.start) & (F.col("index") < span.end)
+        return found
+
+    def _show(self, frame: DataFrame, number: int, kept: list[DataFrame]) -> None:
+        if not self._eyes:
+            return
+        if self._step is not None:
+            path = spark_path(f"{self._checkpoint.uri}/{OUTCOME}/{number}")
+            if self._checkpoint.read(f"{OUTCOME}/{number}/_SUCCESS") is None:
+                return  # a part of the batch, which was shown before
+            rows = self._spark.read.parquet(path).filter("row IS NOT NULL").select("row.*")
+        else:
+            rows = self._split(frame).rows
+        for sink, output in self._eyes:
+            output.write(rows_for(sink, rows, self._pipeline), number)
 
     def _sync_log(self, batch: int) -> None:
         """Spark does not.  After a power cut it could plan the batch anew, with other messages."""
         path = Path(self._checkpoint.uri) / "offsets" / str(batch)
-        if "://" not in self._checkpoint.uri and path.exists():
+        if is_local(self._checkpoint.uri) and path.exists():
             sync(path)
             sync(path.parent)
 
@@ -146,51 +287,63 @@ class Batches:
         rows = flow.transform({self._source: split.rows})
         return Split(rows, split.invalid, split.retries)
 
-    def _plain(self, frame: DataFrame, query: str, batch: int, kept: list[DataFrame]) -> None:
+    def _plain(self, frame: DataFrame, part: Part, kept: list[DataFrame]) -> None:
         from pyspark.sql import Observation
 
         observation = Observation()
         split = self._split(frame, observation if self._plan.batchwise else None)
         rows = split.rows
-        if self._plan.batchwise and len(self._outputs) + len(self._topics) > 1:
+        if self._plan.batchwise and len(part.tables) + len(part.topics) > 1:
             rows = rows.persist()
             kept.append(rows)
-        self._write_tables(rows, query, batch)
-        self._publish_rows(rows, query, batch)
-        if split.invalid is None:
-            return
-        if not (self._read_whole and invalid_count(observation) == 0):
-            write_invalid(self._spark, self._plan.flow, split.invalid, query, batch)
+        self._write_rows(rows, part)
+        if part.invalid is not None and split.invalid is not None:
+            if self._read_whole(part) and invalid_count(observation) == 0:
+                part.invalid.skip(part.batch, part.spans)
+            else:
+                self._write_invalid(split.invalid, part)
 
-    @property
-    def _read_whole(self) -> bool:
+    def _read_whole(self, part: Part) -> bool:
         """Whether writing the sinks reads every message, so that those counted are all.
 
-        Nothing else than the console looks at a part of them, and an SQL of a sink's own.
+        An SQL of a sink's own may look at a part of them.
         """
-        sinks = [sink for sink in self._pipeline.sinks if not isinstance(sink, ConsoleSink)]
-        return self._plan.batchwise and any(not sink.sql for sink in sinks)
+        written = (*part.tables, *part.topics)
+        plain = any(each.sink is not None and not each.sink.sql for each in written)
+        return self._plan.batchwise and plain
 
-    def _with_functions(self, frame: DataFrame, query: str, batch: int) -> None:
+    def _write_invalid(self, invalid: DataFrame, part: Part) -> None:
+        assert part.invalid is not None
+        part.invalid.write(invalid_rows(self._plan.flow, invalid), part.batch, part.spans)
+
+    def _write_rows(self, rows: DataFrame, part: Part) -> None:
+        """To tables first, then to topics."""
+        for target in (*part.tables, *part.topics):
+            sink = target.sink
+            assert sink is not None
+            wanted = rows_for(sink, rows, self._pipeline)
+            if isinstance(sink, TopicSink):
+                wanted = topic_messages(sink, wanted)
+            elif isinstance(sink, ParquetSink | DeltaSink):
+                wanted = with_times(wanted, sink.partition_by)
+            target.write(wanted, part.batch, part.spans)
+
+    def _with_functions(self, frame: DataFrame, part: Part) -> None:
         split = self._split(frame)
         outcome = self._outcome(split)
-        if self._at_once:
-            self._publish_at_once(outcome, query, batch)
+        if publishes_at_once(self._pipeline):
+            self._publish_at_once(outcome, part)
         else:
-            outcome = self._kept_outcome(outcome, batch)
-            self._write_tables(outcome.filter("row IS NOT NULL").select("row.*"), query, batch)
-            self._publish_kept(outcome, query, batch)
-        if split.invalid is not None:
-            write_invalid(self._spark, self._plan.flow, split.invalid, query, batch)
-        self._checkpoint.remove(f"{OUTCOME}/{batch - 1}")
+            outcome = self._kept_outcome(outcome, part.outcome)
+            self._write_rows(outcome.filter("row IS NOT NULL").select("row.*"), part)
+            self._publish_asides(outcome, part)
+        if split.invalid is not None and part.invalid is not None:
+            self._write_invalid(split.invalid, part)
+        self._forget_outcomes(part.batch.number)
 
-    @property
-    def _at_once(self) -> bool:
-        """Whether all that the functions give becomes messages, in one write."""
-        if self._outputs or len(self._topics) != 1 or self._topics[0].sql:
-            return False
-        brokers = source_brokers(self._pipeline)
-        return sink_options(self._topics[0], self._pipeline) == brokers
+    def _forget_outcomes(self, number: int) -> None:
+        """Those of the batch before this one."""
+        self._checkpoint.remove(f"{OUTCOME}/{number - 1}")
 
     def _outcome(self, split: Split) -> DataFrame:
         """Rows through the functions: ``row`` or ``aside``."""
@@ -208,45 +361,37 @@ class Batches:
             )
         return rows.mapInArrow(lambda batches: step(batches), outcome_ddl(self._pipeline))
 
-    def _kept_outcome(self, outcome: DataFrame, batch: int) -> DataFrame:
-        path = f"{OUTCOME}/{batch}"
+    def _kept_outcome(self, outcome: DataFrame, path: str) -> DataFrame:
         target = spark_path(f"{self._checkpoint.uri}/{path}")
         if self._checkpoint.read(f"{path}/_SUCCESS") is None:
             outcome.write.mode("overwrite").parquet(target)
         return outcome.sparkSession.read.schema(outcome.schema).parquet(target)
 
-    def _publish_at_once(self, outcome: DataFrame, query: str, batch: int) -> None:
+    def _publish_at_once(self, outcome: DataFrame, part: Part) -> None:
         """A row is a message, and so is one aside: no branches, so each is evaluated once."""
         from pyspark.sql import functions as F
 
-        [sink] = self._topics
+        if not part.topics:
+            return
+        [target] = part.topics
+        assert isinstance(target.sink, TopicSink)
         columns = outcome.select("row.*").columns
-        topic, body, defer = message_columns(sink, columns, "row.")
+        topic, body, defer = message_columns(target.sink, columns, "row.")
         aside = F.col("aside").isNotNull()
         messages = outcome.select(
             F.when(aside, F.col("aside.topic")).otherwise(topic).alias("topic"),
             F.when(aside, F.col("aside.body")).otherwise(body).alias("body"),
             F.when(aside, F.col("aside.delay_ms")).otherwise(defer.cast("bigint")).alias("defer"),
         )
-        publish(messages, source_brokers(self._pipeline), f"{query}.rows", batch)
+        target.write(messages, part.batch, part.spans)
 
-    def _publish_kept(self, outcome: DataFrame, query: str, batch: int) -> None:
+    def _publish_asides(self, outcome: DataFrame, part: Part) -> None:
         from pyspark.sql import functions as F
 
-        self._publish_rows(outcome.filter("row IS NOT NULL").select("row.*"), query, batch)
-        asides = outcome.filter("aside IS NOT NULL").select("aside.*")
-        messages = asides.select("topic", "body", F.col("delay_ms").alias("defer"))
-        publish(messages, source_brokers(self._pipeline), f"{query}.asides", batch)
-
-    def _publish_rows(self, rows: DataFrame, query: str, batch: int) -> None:
-        for number, sink in enumerate(self._topics):
-            messages = topic_messages(sink, rows_for(sink, rows, self._pipeline))
-            options = sink_options(sink, self._pipeline)
-            publish(messages, options, f"{query}.rows{number or ''}", batch)
-
-    def _write_tables(self, rows: DataFrame, query: str, batch: int) -> None:
-        for sink, output in self._outputs:
-            output.write(rows_for(sink, rows, self._pipeline), query, batch)
+        if part.asides is not None:
+            asides = outcome.filter("aside IS NOT NULL").select("aside.*")
+            messages = asides.select("topic", "body", F.col("delay_ms").alias("defer"))
+            part.asides.write(messages, part.batch, part.spans)
 
 
 def invalid_count(observation: Observation) -> int | None:

@@ -85,18 +85,24 @@ def load(folder: Folder) -> Checkpoint | None:
 
 
 ADVICE = (
-    "Give another folder with --checkpoint, or remove this one to begin anew where [source] start "
-    "says; what its sinks have then comes a second time."
+    "Give another folder with --checkpoint.  A pipeline whose SQL keeps state needs another name "
+    "and another output then, too."
 )
+
+
+def check_owner(stored: Checkpoint, pipeline: str, uri: str) -> None:
+    """Raise PipelineError if a checkpoint is of a pipeline of another name."""
+    if stored.pipeline != pipeline:
+        raise PipelineError(
+            f"the checkpoint {uri} is of the pipeline {stored.pipeline}, not of {pipeline}.  "
+            f"{ADVICE}"
+        )
 
 
 def check_fit(stored: Checkpoint, now: Checkpoint, uri: str) -> list[str]:
     """Raise PipelineError if the pipeline cannot go on from there; return what has changed."""
     place = f"the checkpoint {uri}"
-    if stored.pipeline != now.pipeline:
-        raise PipelineError(
-            f"{place} is of the pipeline {stored.pipeline}, not of {now.pipeline}.  {ADVICE}"
-        )
+    check_owner(stored, now.pipeline, uri)
     if stored.sources != now.sources:
         raise PipelineError(
             f"{place} was made with the sources {_listed(stored.sources)}, and now there are "

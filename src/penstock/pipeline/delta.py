@@ -1,92 +1,240 @@
 """A Delta table written through deltalake: Spark writes the files, deltalake the log.
 
-A commit to the log carries (query, batch) as the format's application transaction, so a batch that
-is repeated is seen to be there.  Files of a batch that was killed before its commit are in no
-version of the table; DeltaTable.vacuum() removes them like any other.
+A commit to the log carries (pipeline, record) as the format's application transaction, so whether a
+step that was cut off is in the table can be told.  It carries the ends of all that the table covers
+too, in its properties, for the day when the ledger beside it is lost.  Files of a batch that was
+killed before its commit are in no version of the table; the next start removes them.
+
+Small files are merged in one commit, which removes them and adds the large one: every version has
+each row once.  Queries on older versions need the old files, so those of this pipeline are removed
+when the table's own retention is over (`delta.deletedFileRetentionDuration`, a week by default).
+Files of others are never removed: that is for whoever runs VACUUM.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from penstock.errors import PipelineError
-from penstock.pipeline.folders import File, LocalFolder, spark_path
-from penstock.pipeline.parquet import SUFFIX
+from penstock.pipeline.coverage import Span
+from penstock.pipeline.folders import spark_path
+from penstock.pipeline.ledger import Ledger, now_ms, of_sum, summed
+from penstock.pipeline.ledger_records import Batch, DataFile, Record
+from penstock.pipeline.merging import Merger, Merging, Staged
+from penstock.pipeline.parquet import rewrite
+from penstock.pipeline.staged import SUFFIX, staged_files
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
-STAGE = "_penstock"
+COMMIT_TRIES_MAX = 10
+HISTORY_MAX = 1000  # commits that are looked through for one of this pipeline
+CLEAR_INTERVAL_S = 3600.0
 
 
 class DeltaSinkTable:
-    """One table, as one query writes it."""
+    """One table, as one pipeline writes it; its ledger is loaded."""
 
-    def __init__(self, path: str, partition_by: tuple[str, ...], query: str) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        path: str,
+        partition_by: tuple[str, ...],
+        ledger: Ledger,
+        merging: Merging | None = None,
+    ) -> None:
         if "://" in path:
             raise PipelineError(f"{path}: Delta tables are written on this machine's files only")
-        self._folder = LocalFolder(path)
+        self._spark = spark
+        # Of the ledger it is the same folder.
+        self._folder = ledger.folder
         self._partition_by = partition_by
-        self._query = query
+        self._ledger = ledger
+        self._merger = Merger(
+            ledger,
+            merging,
+            lambda paths, stage: self._rewrite(paths, stage),
+            self._swap,
+            self._live,
+        )
+        self._clear_s = 0.0
 
-    def has(self, batch: int) -> bool:
+    @property
+    def _application(self) -> str:
+        return f"penstock/{self._ledger.head.pipeline}"
+
+    def recover(self) -> None:
+        """Note a step that is in the table, or undo one that is not."""
+        sealed = self._ledger.sealed()
+        if sealed is None:
+            return
+        record = Record.of_json(sealed["record"])
         table = self._open()
-        version = None if table is None else table.transaction_version(self._query)
-        return version is not None and version >= batch
+        version = None if table is None else table.transaction_version(self._application)
+        if version is not None and version >= record.seq:
+            self._ledger.commit(record)
+        else:
+            for file in record.added:
+                self._folder.remove(file.path)
+        self._ledger.unseal()
 
-    def write(self, rows: DataFrame, batch: int) -> int:
-        """Put a batch in, once; return how many files it became."""
-        if self.has(batch):
-            return 0
-        stage = f"{STAGE}/{self._query}-{batch}"
+    def lost(self) -> tuple[int, dict[str, Any]] | None:
+        """What the table's log knows of a ledger that is gone: its last step and the sum."""
+        table = self._open()
+        version = None if table is None else table.transaction_version(self._application)
+        if table is None or version is None:
+            return None
+        for commit in table.history(HISTORY_MAX):
+            if text := commit.get(self._application):
+                try:
+                    return version, of_sum(str(text))
+                except ValueError as error:
+                    raise PipelineError(
+                        f"{self._folder.uri}: what its log says of the ledger makes no sense: "
+                        f"{error}"
+                    ) from None
+        return None
+
+    def write(self, rows: DataFrame, batch: Batch, spans: Sequence[Span]) -> int:
+        """Put a batch in, once, which covers ``spans``; return how many files it became."""
+        ledger = self._ledger
+        stage = f"{ledger.path}/stage-{ledger.seq + 1}"
         self._folder.remove(stage)
         writer = rows.write.mode("overwrite")
         if self._partition_by:
             writer = writer.partitionBy(*self._partition_by)
         writer.parquet(spark_path(f"{self._folder.uri}/{stage}"))
-        added = []
-        for number, file in enumerate(sorted(self._folder.files(stage), key=lambda f: f.path)):
-            if file.path.endswith(SUFFIX):
-                added.append(self._take(file, stage, f"{batch:08d}-{number:05d}"))
-        if added:
-            self._commit(rows, added, batch)
+        moves, files = staged_files(self._folder, stage, f"{ledger.seq + 1:08d}", ledger.identity)
+        record = ledger.batch_record(batch, spans, files)
+        if files:
+            ledger.seal({"record": record.as_json()})
+            for path, target in moves:
+                self._folder.move(path, target)
+            self._commit(rows, [self._entry(file) for file in files], record)
+        ledger.commit(record)
+        ledger.unseal()
         self._folder.remove(stage)
-        return len(added)
+        self._merger.note(files)
+        return len(files)
 
-    def _take(self, file: File, stage: str, name: str) -> Any:
-        """Move a file to where it stays; return the log's entry for it."""
-        import pyarrow.parquet as pq
+    def skip(self, batch: Batch, spans: Sequence[Span]) -> None:
+        """A batch that has no row for this table."""
+        self._ledger.commit(self._ledger.batch_record(batch, spans))
+
+    # Merging
+
+    def rest(self) -> None:
+        """Between batches: merge some files that are due."""
+        self._merger.step(now_ms())
+
+    def merge(self, now_ms: int) -> int:
+        """Merge what is due at a time, without pauses; return how many files went."""
+        return self._merger.step(now_ms, hurry=True)
+
+    def finish(self, wait: Callable[[float], bool]) -> None:
+        """Before the end of a run: merge what is due."""
+        self._merger.finish(wait)
+
+    def _rewrite(self, paths: Sequence[str], stage: str) -> None:
+        rewrite(self._spark, self._folder, paths, stage)
+
+    def _swap(self, staged: Staged) -> bool:
+        ledger, record = self._ledger, staged.record(self._ledger)
+        ledger.seal({"record": record.as_json()})
+        for path, target in staged.moves:
+            self._folder.move(path, target)
+        self._folder.remove(staged.stage)
+        swapped = self._replace(record)
+        if swapped:
+            ledger.commit(record)
+        else:
+            for file in record.added:
+                self._folder.remove(file.path)
+        ledger.unseal()
+        if swapped:
+            self._clear()
+        return swapped
+
+    def _replace(self, record: Record) -> bool:
+        """Commit a merge; False if the log has not all of the old files any more.
+
+        deltalake does not find two commits that remove one file, and its rows would be there
+        twice.  So it must not try again by itself: each try looks at the newest version.
+        """
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import RemoveAction
+
+        for _ in range(COMMIT_TRIES_MAX):
+            table = self._open()
+            sizes = {} if table is None else _sizes(table)
+            if table is None or not sizes.keys() >= set(record.removed):
+                return False
+            actions = [self._entry(file, data_change=False) for file in record.added]
+            actions += [
+                RemoveAction(path, False, record.at_ms, sizes[path], _values(path))
+                for path in record.removed
+            ]
+            try:
+                self._commit_actions(table, actions, table.schema(), record, tries=0)
+            except CommitFailedError:
+                continue
+            return True
+        return False
+
+    def _live(self) -> Collection[str]:
+        table = self._open()
+        return set() if table is None else _sizes(table).keys()
+
+    def _clear(self) -> None:
+        """Remove what this pipeline's merges have replaced, when no version needs it."""
+        table = self._open()
+        if table is None or time.monotonic() < self._clear_s:
+            return
+        self._clear_s = time.monotonic() + CLEAR_INTERVAL_S
+        own = f"-{self._ledger.identity[:8]}{SUFFIX}"
+        old = {path for path in table.vacuum(dry_run=True) if path.endswith(own)}
+        for path in old - self._ledger.live_files().keys() if old else ():
+            self._folder.remove(path)
+
+    # Delta's log
+
+    def _entry(self, file: DataFile, *, data_change: bool = True) -> Any:
+        """The log's entry of a file."""
         from deltalake.transaction import AddAction
 
-        folder = file.path.removeprefix(f"{stage}/").rpartition("/")[0]
-        target = f"{folder}/{name}-{self._query[:8]}{SUFFIX}".lstrip("/")
-        self._folder.move(file.path, target)
-        count = pq.read_metadata(Path(self._folder.uri) / target).num_rows
-        values: dict[str, str | None] = {}
-        for part in folder.split("/") if folder else []:
-            column, _, text = part.partition("=")
-            values[column] = None if text == NULL else unquote(text)
-        stats = json.dumps({"numRecords": count})
-        return AddAction(target, file.size, values, file.modified_ms, True, stats)
+        modified_ms = self._folder.modified_ms(file.path) or 0
+        stats = json.dumps({"numRecords": file.rows})
+        return AddAction(file.path, file.size, _values(file.path), modified_ms, data_change, stats)
 
-    def _commit(self, rows: DataFrame, added: list[Any], batch: int) -> None:
+    def _commit(self, rows: DataFrame, added: list[Any], record: Record) -> None:
         from deltalake.exceptions import DeltaError
-        from deltalake.transaction import CommitProperties, Transaction
 
         schema = _arrow_schema(rows)
         table = self._fitting(schema)
-        properties = CommitProperties(app_transactions=[Transaction(self._query, batch)])
-        partition_by = list(self._partition_by) or None
         try:
-            table.create_write_transaction(
-                added, "append", schema, partition_by, commit_properties=properties
-            )
+            self._commit_actions(table, added, schema, record)
         except (DeltaError, ValueError) as error:
             raise PipelineError(f"{self._folder.uri}: {error}") from None
+
+    def _commit_actions(
+        self, table: Any, actions: list[Any], schema: Any, record: Record, tries: int | None = None
+    ) -> None:
+        from deltalake.transaction import CommitProperties, Transaction
+
+        properties = CommitProperties(
+            app_transactions=[Transaction(self._application, record.seq)],
+            custom_metadata={self._application: summed(self._ledger, record)},
+            max_commit_retries=tries,
+        )
+        partition_by = list(self._partition_by) or None
+        table.create_write_transaction(
+            actions, "append", schema, partition_by, commit_properties=properties
+        )
 
     def _fitting(self, schema: Any) -> Any:
         """The table, made or with new columns if need be; deltalake itself would take anything."""
@@ -116,6 +264,24 @@ class DeltaSinkTable:
         from deltalake import DeltaTable
 
         return DeltaTable(self._folder.uri) if DeltaTable.is_deltatable(self._folder.uri) else None
+
+
+def _values(path: str) -> dict[str, str | None]:
+    """The partition of a file, as its folders say."""
+    values: dict[str, str | None] = {}
+    for part in path.split("/")[:-1]:
+        column, _, text = part.partition("=")
+        values[column] = None if text == NULL else unquote(text)
+    return values
+
+
+def _sizes(table: Any) -> dict[str, int]:
+    """The files of a version, by path."""
+    import pyarrow as pa
+
+    actions = pa.table(table.get_add_actions())
+    paths = map(unquote, actions["path"].to_pylist())
+    return dict(zip(paths, actions["size_bytes"].to_pylist(), strict=True))
 
 
 def _arrow_schema(rows: DataFrame) -> Any:

@@ -10,17 +10,16 @@ for eyes, and a ledger may be of a later version.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.pipeline.folders import is_local
+from penstock.errors import PenstockError
+from penstock.pipeline.folders import LocalFolder, is_local
+from penstock.pipeline.ledger import HEAD, Ledger
 from penstock.pipeline.lock import NAME as LOCK
 from penstock.pipeline.lock import Owner
 
-HEAD = "head.json"
-FILE_SIZE_MAX = 64 << 20
-RECORD_COUNT_MAX = 1024  # those that are not rolled up yet; a ledger rolls up 256 at once
+FILE_SIZE_MAX = 1 << 20
 SHOWN_MAX = 20
 
 
@@ -36,11 +35,12 @@ def details_of(folders: list[str]) -> dict[str, Any]:
             owner = _owner(folder)
         ledgers += [found for path in (folder, *_below(folder)) if (found := _ledger(path))]
     identities = [ledger["identity"] for ledger in ledgers if ledger["identity"]]
+    losses = {json.dumps(loss): loss for ledger in ledgers for loss in ledger["losses"]}
     return {
         "lock": owner,
         "identity": identities[0] if identities else "",
         "ledgers": ledgers,
-        "losses": [loss for ledger in ledgers for loss in ledger["losses"]],
+        "losses": list(losses.values()),
     }
 
 
@@ -81,48 +81,24 @@ def _owner(folder: Path) -> dict[str, Any] | None:
 
 
 def _ledger(folder: Path) -> dict[str, Any] | None:
-    head = _read(folder / HEAD)
-    if not isinstance(head, dict):
+    if not (folder / HEAD).is_file():
         return None
-    done, rolled = (_count(head.get(name)) for name in ("done", "rolled"))
-    ends: dict[tuple[str, str, str], int] = {}
-    messages = 0
-    for row in (*_rows(head), *_records(folder, rolled, done)):
-        node, topic, instance, _, end, count = row
-        place = (str(node), str(topic), str(instance))
-        ends[place] = max(ends.get(place, 0), _count(end))
-        messages += _count(count)
-    losses = head.get("losses")
+    try:
+        ledger = Ledger(LocalFolder(str(folder)), "", "", "").load()
+    except (PenstockError, OSError, ValueError):
+        return None
     return {
         "path": str(folder),
-        "sink": str(head.get("sink", "")),
-        "identity": str(head.get("identity") or ""),
-        "done": done,
-        "messages": messages,
+        "sink": ledger.head.sink,
+        "identity": ledger.identity,
+        "done": ledger.seq,
+        "messages": sum(span.messages or 0 for span in ledger.coverage),
         "ends": [
-            {"node": node, "topic": topic, "instance": instance, "end": end}
-            for (node, topic, instance), end in sorted(ends.items())
+            {"node": log.node, "topic": log.topic, "instance": log.instance, "end": end}
+            for log, end in sorted(ledger.ends().items())
         ],
-        "losses": losses if isinstance(losses, list) else [],
+        "losses": [loss.as_json() for loss in ledger.head.losses],
     }
-
-
-def _records(folder: Path, rolled: int, done: int) -> Iterator[list[Any]]:
-    for seq in range(rolled + 1, min(done, rolled + RECORD_COUNT_MAX) + 1):
-        record = _read(folder / f"{seq:012d}.json")
-        if isinstance(record, dict):
-            yield from _rows(record)
-
-
-def _rows(table: dict[str, Any]) -> list[list[Any]]:
-    rows = table.get("ranges")
-    if not isinstance(rows, list):
-        return []
-    return [row for row in rows if isinstance(row, list) and len(row) == 6]
-
-
-def _count(value: object) -> int:
-    return value if type(value) is int else 0
 
 
 def _read(path: Path) -> Any:

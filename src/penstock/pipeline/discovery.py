@@ -61,8 +61,11 @@ class Brokers:
             take_over,
         )
 
+    def cluster(self) -> Cluster:
+        return Cluster(self._options, self._access)
+
     def nodes(self) -> list[Node]:
-        cluster = Cluster(self._options, self._access)
+        cluster = self.cluster()
         return [Node(address, self._access) for address in cluster.addresses(everywhere=True)]
 
     def topics(self, more: Iterable[str] = ()) -> tuple[str, ...]:

@@ -69,8 +69,7 @@ NODE_MARKS = (
 CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 
 ADVICE = {
-    "DataLossError": "fail_on_data_loss = false in [source] goes on without what is gone; "
-    "another --checkpoint begins anew",
+    "DataLossError": "fail_on_data_loss = false in [source] goes on without what is gone",
 }
 KNOWN = (
     ("No space left on device", "a disk is full; free some room and start again, nothing is lost"),
@@ -94,7 +93,8 @@ def fault_of(*errors: BaseException | None) -> PipelineError:
     for error in errors:
         if isinstance(error, PipelineError):
             return error
-    text = explain_fault(*errors)
+    # The source's options are set by flags here.
+    text = explain_fault(*errors).replace("with the option takeOver=", "with --take-over=")
     if loses_data(*errors):
         return DataWouldBeLostError(text)
     fault = PipelineError(text)

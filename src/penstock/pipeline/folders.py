@@ -54,6 +54,9 @@ class Folder(Protocol):
         a move that was cut off has left.
         """
 
+    def move_folder(self, path: str, target: str) -> None:
+        """Rename a folder, with all it holds, to a name that is not there."""
+
     def remove(self, path: str) -> None:
         """A file or a folder with all it holds, if it is there."""
 
@@ -138,6 +141,10 @@ class LocalFolder:
         sync(goal.parent)
         for folder in goal.parent.relative_to(self.root).parents:
             sync(self.root / folder)
+
+    def move_folder(self, path: str, target: str) -> None:
+        (self.root / path).rename(self.root / target)
+        sync(self.root)
 
     def remove(self, path: str) -> None:
         target = self.root / path
@@ -289,6 +296,15 @@ class HadoopFolder:
         if self._is(goal):
             self._delete(goal, False)
         self._rename(source, goal)
+
+    def move_folder(self, path: str, target: str) -> None:
+        source, goal = self._at(path), self._at(target)
+        answer = bool(self._files.rename(source, goal))
+        if self._is(source) or not self._is(goal):
+            raise PipelineError(
+                f"{source.toString()} could not be renamed to {goal.toString()}: the file system "
+                f"answered {str(answer).lower()}"
+            )
 
     def remove(self, path: str) -> None:
         self._delete(self._at(path), True)

@@ -23,18 +23,39 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PipelineError
 from penstock.pipeline.bodies import infer_schema
-from penstock.pipeline.folders import Folder, open_folder
-from penstock.pipeline.outputs import make_output, rows_for, sink_options, topic_messages
+from penstock.pipeline.folders import Folder, LocalFolder, open_folder
+from penstock.pipeline.ledger_records import Batch
+from penstock.pipeline.legacy import finished_batch, finished_delta_batch
+from penstock.pipeline.outputs import (
+    make_output,
+    rows_for,
+    sink_options,
+    source_brokers,
+    topic_messages,
+    with_times,
+)
 from penstock.pipeline.plan import Flow, broker_options, declared_schemas, read_other
-from penstock.pipeline.spec import Pipeline, Sink, TopicSink
-from penstock.pipeline.writing import publish, write_invalid
+from penstock.pipeline.spec import (
+    ConsoleSink,
+    DeltaSink,
+    ParquetSink,
+    Pipeline,
+    PlotSink,
+    Sink,
+    TopicSink,
+)
+from penstock.pipeline.targets import TableTarget, invalid_table, table_target
+from penstock.pipeline.writing import invalid_rows, publish
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+Wait = Callable[[float], bool]  # sleeps for so many seconds; True: the run is to end now
+
 NAME = "once.json"
 CHUNK_S = 0.5
 CHUNK_ROWS_MAX = 100_000
+IDENTITY_SIZE = 32  # hex digits at the end of a run's name
 
 
 class Screen(Protocol):
@@ -73,10 +94,10 @@ def run_once(
             if not chunked.publish(wanted, screen, stop):
                 return False
         else:
-            _write(spark, pipeline, sink, wanted, turn, screen.show)
+            _write(spark, pipeline, sink, wanted, turn, screen.show, stop.wait)
     for split in splits.values():
         if split.invalid is not None:
-            write_invalid(spark, flow, split.invalid, turn.query, turn.run)
+            _write_invalid(spark, flow, split.invalid, turn, stop.wait)
     finish(folder, turn)
     return True
 
@@ -139,10 +160,43 @@ def _write(
     rows: DataFrame,
     turn: Turn,
     show: Callable[[str], None],
+    wait: Wait,
 ) -> None:
-    output = make_output(spark, pipeline, sink, show)
-    output.write(rows, turn.query, turn.run)
-    output.rest()
+    if isinstance(sink, ParquetSink | DeltaSink):
+        rows = with_times(rows, sink.partition_by)
+        _write_table(table_target(spark, pipeline, sink), rows, turn, wait)
+    elif isinstance(sink, ConsoleSink | PlotSink):
+        make_output(pipeline, sink, show).write(rows, turn.run)
+
+
+def _write_invalid(
+    spark: SparkSession, flow: Flow, invalid: DataFrame, turn: Turn, wait: Wait
+) -> None:
+    rows, pipeline = invalid_rows(flow, invalid), flow.pipeline
+    if pipeline.invalid.path:
+        _write_table(invalid_table(spark, pipeline), rows, turn, wait)
+    else:
+        publish(rows, source_brokers(pipeline), f"{turn.query}.invalid", turn.run)
+
+
+def _write_table(target: TableTarget, rows: DataFrame, turn: Turn, wait: Wait) -> None:
+    """A run is one batch, known by its number: it has no ranges."""
+    target.ledger.create(turn.query[-IDENTITY_SIZE:], [target.name])
+    target.recover()
+    batch = Batch(turn.query, turn.run, numbered=True)
+    if target.ledger.wanted(batch) is not None and not _was_written(target, turn):
+        target.write(rows, batch, ())
+    target.finish(wait)
+
+
+def _was_written(target: TableTarget, turn: Turn) -> bool:
+    """By a version without ledgers, in a run that was cut off."""
+    folder = target.ledger.folder
+    if isinstance(target.sink, DeltaSink) and isinstance(folder, LocalFolder):
+        batch = finished_delta_batch(folder, turn.query)
+    else:
+        batch = finished_batch(folder, turn.query)
+    return batch is not None and batch >= turn.run
 
 
 class Chunked:

@@ -1,26 +1,19 @@
-"""Where the rows of a batch go: one object for each sink, made once a run.
+"""What a batch shows to people, and what rows of a batch become on their way to a sink.
 
-Rule: ``write`` may be called again for the same batch, after any crash, and the sink has it once.
 Console and plot are for eyes: a repeated batch is printed again, and drawn over itself.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PipelineError
-from penstock.pipeline.delta import DeltaSinkTable
 from penstock.pipeline.draw import History
-from penstock.pipeline.folders import open_folder
-from penstock.pipeline.parquet import Merging, ParquetTable
 from penstock.pipeline.plan import broker_options, run_sql
 from penstock.pipeline.spec import (
     INPUT,
     ConsoleSink,
-    DeltaSink,
-    ParquetSink,
     Pipeline,
     PlotSink,
     Sink,
@@ -28,57 +21,17 @@ from penstock.pipeline.spec import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
-NS_PER_MS = 1_000_000
-MERGE_INTERVAL_MS = 60_000
 CELL_SIZE_MAX = 60
 ROUTING = ("topic", "defer")
 TIMES = ("nsq_timestamp", "timestamp")
 
 
 class Output(Protocol):
-    """A sink at work."""
+    """A sink for eyes, at work."""
 
-    def write(self, rows: DataFrame, query: str, batch: int) -> None: ...
-
-    def rest(self) -> None:
-        """Between batches: time for tidying up."""
-
-
-class ParquetOutput:
-    def __init__(self, spark: SparkSession, pipeline: Pipeline, sink: ParquetSink) -> None:
-        self._spark = spark
-        self._sink = sink
-        self._folder = open_folder(spark, pipeline.resolve(sink.path))
-        self._table: ParquetTable | None = None
-        self._merged_ms = 0
-
-    def write(self, rows: DataFrame, query: str, batch: int) -> None:
-        by = self._sink.partition_by
-        self._table = ParquetTable(self._spark, self._folder, by, query)
-        self._table.write(with_times(rows, by), batch)
-
-    def rest(self) -> None:
-        sink, now_ms = self._sink, int(time.time() * 1000)
-        after_ms = sink.compact_after_ns // NS_PER_MS
-        # To look for small files means to list all of them.
-        due = now_ms >= self._merged_ms + min(after_ms, MERGE_INTERVAL_MS)
-        if after_ms and due and self._table is not None:
-            self._merged_ms = now_ms
-            self._table.merge(Merging(after_ms, sink.compact_files, sink.file_size), now_ms)
-
-
-class DeltaOutput:
-    def __init__(self, pipeline: Pipeline, sink: DeltaSink) -> None:
-        self._path = pipeline.resolve(sink.path)
-        self._by = sink.partition_by
-
-    def write(self, rows: DataFrame, query: str, batch: int) -> None:
-        DeltaSinkTable(self._path, self._by, query).write(with_times(rows, self._by), batch)
-
-    def rest(self) -> None:
-        pass
+    def write(self, rows: DataFrame, batch: int) -> None: ...
 
 
 class ConsoleOutput:
@@ -86,7 +39,7 @@ class ConsoleOutput:
         self._sink = sink
         self._show = show
 
-    def write(self, rows: DataFrame, query: str, batch: int) -> None:
+    def write(self, rows: DataFrame, batch: int) -> None:
         from pyspark.sql import functions as F
         from pyspark.sql.types import BinaryType
 
@@ -102,9 +55,6 @@ class ConsoleOutput:
         if text.count("\n") > 3:  # more than the frame and the names of columns
             self._show(f"batch {batch}\n{text}")
 
-    def rest(self) -> None:
-        pass
-
 
 class PlotOutput:
     def __init__(self, pipeline: Pipeline, sink: PlotSink, show: Callable[[str], None]) -> None:
@@ -112,7 +62,7 @@ class PlotOutput:
         self._show = show
         self._history = History(pipeline.resolve(sink.path), pipeline.name, sink)
 
-    def write(self, rows: DataFrame, query: str, batch: int) -> None:
+    def write(self, rows: DataFrame, batch: int) -> None:
         sink = self._sink
         columns = [sink.time, *([sink.series] if sink.series else []), *sink.values]
         missing = [name for name in columns if name not in rows.columns]
@@ -123,24 +73,13 @@ class PlotOutput:
             if sink.terminal:
                 self._show(self._history.text())
 
-    def rest(self) -> None:
-        pass
-
 
 def make_output(
-    spark: SparkSession, pipeline: Pipeline, sink: Sink, show: Callable[[str], None]
+    pipeline: Pipeline, sink: ConsoleSink | PlotSink, show: Callable[[str], None]
 ) -> Output:
-    match sink:
-        case ParquetSink():
-            return ParquetOutput(spark, pipeline, sink)
-        case DeltaSink():
-            return DeltaOutput(pipeline, sink)
-        case ConsoleSink():
-            return ConsoleOutput(sink, show)
-        case PlotSink():
-            return PlotOutput(pipeline, sink, show)
-        case TopicSink():
-            raise AssertionError("topics are published together")
+    if isinstance(sink, ConsoleSink):
+        return ConsoleOutput(sink, show)
+    return PlotOutput(pipeline, sink, show)
 
 
 def rows_for(sink: Sink, rows: DataFrame, pipeline: Pipeline) -> DataFrame:

@@ -1,8 +1,8 @@
 """The life of a run: session, checkpoint, topics, query, progress, end.
 
-    start -> [no topic yet: wait] -> query -> ... -> stop, or its end
-                    ^                  |
-                    +-- new topics, or trigger "every": the query ends after a batch, starts anew
+    start -> tables and checkpoint compared -> [no topic yet: wait] -> query -> stop, or its end
+                                                        ^                |
+                                                        +-- new topics --+   ends after a batch
 
 Rule 1: a stop waits for the batch that is being written, for so long as is reasonable.  It would
         be safe to cut it off, since it would be repeated; but then the next start does it again.
@@ -23,16 +23,18 @@ from penstock.errors import (
     DataWouldBeLostError,
     NodeError,
     PenstockError,
+    PipelineError,
 )
 from penstock.pipeline import checkpoints
 from penstock.pipeline.attempts import Attempts, Interrupted
+from penstock.pipeline.batch_ranges import BatchRanges
 from penstock.pipeline.batches import Batches
 from penstock.pipeline.bodies import infer_schema, schema_of
 from penstock.pipeline.code import load
 from penstock.pipeline.discovery import Brokers, Discovery, has_patterns
 from penstock.pipeline.faults import fault_of
 from penstock.pipeline.folders import open_folder, spark_path
-from penstock.pipeline.identity import identity_of
+from penstock.pipeline.losses import ACCEPT, Answers, gone
 from penstock.pipeline.once import run_once
 from penstock.pipeline.plan import (
     Flow,
@@ -42,12 +44,14 @@ from penstock.pipeline.plan import (
     is_stateful_text,
     make_plan,
     read_other,
-    source_options,
 )
+from penstock.pipeline.settling import Settled, Settling
 from penstock.pipeline.spec import Pipeline, Source, channel_of
 from penstock.pipeline.status import StatusFile
+from penstock.pipeline.stream_options import place_options, stream_options
 from penstock.pipeline.told import Told
 from penstock.progress import PipelineState
+from penstock.spark.loss import find
 from penstock.spark.session import SessionPlan, open_session
 
 if TYPE_CHECKING:
@@ -63,7 +67,7 @@ TOPICS_LOOK_S = 5.0
 WAITING_LOOK_S = 2.0
 BATCH_END_S = 60.0
 PROGRESS_S = 2.0
-NS = 1_000_000_000
+REST_S = 5.0
 TABLE_SETTINGS = {
     # What other programs read, deltalake among them.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -95,6 +99,7 @@ class Run:
     log_level: str = "error"
     spark: SparkSession | None = None  # one that is there already, and stays
     stop: threading.Event = field(default_factory=threading.Event)
+    answers: Answers = field(default_factory=Answers)
 
     def __post_init__(self) -> None:
         self._told = Told(self.pipeline)
@@ -110,6 +115,7 @@ class Run:
         )
         self._done = False
         self._told_reading = False
+        self._settled: Settled | None = None
         self._discovery: Discovery | None = None
 
     def run(self) -> None:
@@ -119,7 +125,7 @@ class Run:
         except Interrupted:
             log.info("pipeline=%s: stopped while Spark was starting", self.pipeline.name)
         except Exception as error:
-            fault = fault_of(error)
+            fault = self._waiting_for(error, fault_of(error))
             if isinstance(fault, AlreadyRunningError) and not self._attempts.begun:
                 self.status.remove()  # the one that runs has its own
                 raise
@@ -130,6 +136,20 @@ class Run:
             raise fault from error
         self._told.tell(PipelineState.ENDED)
         self.status.remove()
+
+    def _waiting_for(self, error: BaseException, fault: PipelineError) -> PipelineError:
+        """What the source has found to be gone gets a name, by which it can be accepted."""
+        text = "\n".join(str(each) for each in (error, error.__cause__, error.__context__) if each)
+        losses = find(text) if isinstance(fault, DataWouldBeLostError) else []
+        if not losses or self._settled is None:
+            return fault
+        channels = {
+            topic: channel_of(self.pipeline, name)
+            for name, topics in self._topics.items()
+            for topic in (*topics, self.pipeline.retry_topic)
+        }
+        sentence = str(fault).partition("\n")[0].partition(".  To go on")[0]
+        return self._settled.questions.stop(gone(losses, channels), sentence, (ACCEPT,))
 
     def _run(self) -> None:
         self.status.update(state=PipelineState.STARTING)
@@ -150,7 +170,8 @@ class Run:
             self.status.update(state=PipelineState.RUNNING)
             self._done = run_once(spark, pipeline, self.screen, self.stop)
         else:
-            with self._told.listening(spark):
+            self._settle(spark)
+            with self._told.listening(spark, self._reporting()):
                 self._stream(spark)
 
     @property
@@ -174,15 +195,19 @@ class Run:
         batches = "1 batch" if self._batch_count == 1 else f"{self._batch_count:,} batches"
         return f"{self._message_count:,} messages in {batches} were written to {places}"
 
+    def _reporting(self) -> dict[str, str]:
+        """Who reports, for the channels."""
+        name = next(iter(self.pipeline.sources))
+        place = place_options(self.pipeline, name, self._settled, "")
+        return {key: place[key] for key in ("identity", "reader", "checkpoint") if key in place}
+
     def _stream(self, spark: SparkSession) -> None:
-        if self._discovery is None:
-            identity = identity_of(open_folder(spark, self.pipeline.checkpoint_path))
-            self._discovery = Discovery(self.pipeline, identity)
         while not self.stop.is_set():
             if not self._find_topics():
                 return
-            plan = self._plan(spark)
-            batches = Batches(spark, plan, self.screen.show, self._attempts.locks.check)
+            plan, schemas = self._plan(spark)
+            self._note_plan(spark, plan, schemas)
+            batches = self._batches(spark, plan)
             query = self._start(plan, batches)
             self._told.started(query, self._topics)
             self._tell_places()
@@ -191,11 +216,42 @@ class Run:
                 names = ", ".join(sorted(self._all_topics()))
                 log.info("pipeline=%s: reads %s", self.pipeline.name, names or "its source")
             self._follow(query, batches)
+            if self.pipeline.trigger.available_now and not self.stop.is_set():
+                batches.finish(self.stop.wait)
             if self.stop.is_set() or self.pipeline.trigger.available_now:
                 return
-            if self.pipeline.trigger.every_ns:
-                self._told.tell(PipelineState.WAITING)
-                self._rest()
+
+    def _settle(self, spark: SparkSession) -> None:
+        """Compare tables and checkpoint; anew after a fault, because a batch may be half done."""
+        answers = self.answers if self._settled is None else Answers()
+        stateful = self._is_stateful(spark)
+        self._settled = Settling(spark, self.pipeline, answers, stateful=stateful).settle()
+        if self._discovery is None:
+            take_over = self.answers.take_over
+            self._discovery = Discovery(self.pipeline, self._settled.identity, take_over)
+
+    def _is_stateful(self, spark: SparkSession) -> bool:
+        """Whether the SQL keeps state, before topics are known."""
+        folder = open_folder(spark, self.pipeline.checkpoint_path)
+        stored = checkpoints.load(folder)
+        if stored is not None:
+            checkpoints.check_owner(stored, self.pipeline.name, folder.uri)
+            return bool(stored.state)
+        sources = self.pipeline.sources
+        if not is_stateful_text(self.pipeline):
+            return False
+        if any(source.schema == "infer" for source in sources.values()):
+            return True
+        self._topics = dict.fromkeys(sources, ("any",))
+        return not self._plan(spark)[0].batchwise
+
+    def _batches(self, spark: SparkSession, plan: Plan) -> Batches:
+        settled = self._settled
+        assert settled is not None
+        ranges = BatchRanges(self.pipeline, settled.offsets, settled.identity.text)
+        check = self._attempts.locks.check
+        show = self.screen.show
+        return Batches(spark, plan, settled.targets, ranges, show, check, settled.note)
 
     # Before a query
 
@@ -226,30 +282,32 @@ class Run:
     def _all_topics(self) -> set[str]:
         return {topic for topics in self._topics.values() for topic in topics}
 
-    def _plan(self, spark: SparkSession) -> Plan:
-        folder = open_folder(spark, self.pipeline.checkpoint_path)
-        stored = checkpoints.load(folder)
+    def _plan(self, spark: SparkSession) -> tuple[Plan, dict[str, StructType]]:
+        stored = checkpoints.load(open_folder(spark, self.pipeline.checkpoint_path))
         schemas = self._schemas(spark, stored)
-        flow = Flow(self.pipeline, schemas)
         messages = {
             name: self._messages(spark, name, source)
             for name, source in self.pipeline.sources.items()
         }
-        plan = make_plan(flow, messages)
+        return make_plan(Flow(self.pipeline, schemas), messages), schemas
+
+    def _note_plan(self, spark: SparkSession, plan: Plan, schemas: dict[str, StructType]) -> None:
+        """Keep with the checkpoint what a later run is compared with."""
+        folder = open_folder(spark, self.pipeline.checkpoint_path)
+        stored = checkpoints.load(folder)
         now = checkpoints.describe(self.pipeline, schemas, not plan.batchwise)
         if stored is not None:
             for change in checkpoints.check_fit(stored, now, folder.uri):
                 log.warning("pipeline=%s: %s", self.pipeline.name, change)
         if stored != now:
             folder.write(checkpoints.NAME, now.to_json())
-        return plan
 
     def _messages(self, spark: SparkSession, name: str, source: Source) -> DataFrame:
         if source.format == "nsq":
-            topics = self._topics[name]
-            if self.pipeline.functions:
-                topics = (*topics, self.pipeline.retry_topic)
-            options = source_options(self.pipeline, name, topics)
+            take_over = self.answers.take_over
+            options = stream_options(
+                self.pipeline, name, self._topics[name], self._settled, take_over
+            )
             return spark.readStream.format("nsq").options(**options).load()
         return read_other(spark, self.pipeline, source)
 
@@ -274,7 +332,7 @@ class Run:
         writer = plan.stream.writeStream.foreachBatch(batches).queryName(pipeline.name)
         writer = writer.option("checkpointLocation", spark_path(pipeline.checkpoint_path))
         writer = writer.outputMode(pipeline.output_mode)
-        if trigger.available_now or trigger.every_ns:
+        if trigger.available_now:
             writer = writer.trigger(availableNow=True)
         elif trigger.interval_ns:
             milliseconds = max(1, trigger.interval_ns // 1_000_000)
@@ -286,21 +344,26 @@ class Run:
     def _follow(self, query: StreamingQuery, batches: Batches) -> None:
         """Return when the query has ended, or was ended for a reason of ours."""
         look_s = time.monotonic() + TOPICS_LOOK_S
+        rest_s = time.monotonic() + REST_S
         patterns = has_patterns(self.pipeline)
         while query.isActive and not self.stop.wait(LOOK_S):
             self._tell(query)
             if patterns and time.monotonic() >= look_s:
                 look_s = time.monotonic() + TOPICS_LOOK_S
-                if self._news() and not self.pipeline.trigger.every_ns:
+                if self._news():
                     break
+            if time.monotonic() >= rest_s:
+                batches.rest()
+                rest_s = time.monotonic() + REST_S
         if query.isActive:
             self._end(query, batches)
         self._waiting_s = 0.0
         self._tell(query)
-        error = query.exception()
+        # A batch that was refused ends the query with an error, which is none.
+        error = None if batches.refused and batches.error is None else query.exception()
         # Spark may die of an error of ours (its texts are long) before it has noted it.
         if error is not None or batches.error is not None:
-            raise fault_of(batches.error, error)
+            raise fault_of(batches.error, error) from (batches.error or error)
 
     def _news(self) -> bool:
         """Whether there are topics that the query does not read."""
@@ -320,9 +383,9 @@ class Run:
 
     def _end(self, query: StreamingQuery, batches: Batches) -> None:
         self.status.update(stopping=self.stop.is_set())
-        with batches.closing(BATCH_END_S):
-            self._await_progress(query, batches.last_batch)
-            query.stop()
+        batches.close(BATCH_END_S)
+        self._await_progress(query, batches.last_batch)
+        query.stop()
 
     def _await_progress(self, query: StreamingQuery, batch: int) -> None:
         """A batch is written; Spark tells of it a moment later, and not at all if it is stopped."""
@@ -382,27 +445,6 @@ class Run:
                 return None
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
-
-    # Between queries
-
-    def _rest(self) -> None:
-        """Sleep until the next turn of "every", or until enough messages wait."""
-        trigger = self.pipeline.trigger
-        until_s = time.monotonic() + trigger.every_ns / NS
-        look_s = time.monotonic() + TOPICS_LOOK_S
-        while time.monotonic() < until_s:
-            wait_s = min(1.0, max(0.0, until_s - time.monotonic()))
-            if self.stop.wait(wait_s):
-                return
-            if has_patterns(self.pipeline) and time.monotonic() >= look_s:
-                look_s = time.monotonic() + TOPICS_LOOK_S
-                self._look()  # nodes that are new get the pattern
-            if trigger.messages:
-                waiting = self._waiting()
-                self.status.update(waiting=waiting)
-                self.screen.progress(progress_line(self))
-                if waiting is not None and waiting >= trigger.messages:
-                    return
 
 
 def progress_line(run: Run) -> str:

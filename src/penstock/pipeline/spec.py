@@ -117,6 +117,22 @@ def table(group: str, help: str) -> Any:
     return row(Table(), group, dict, help, default_text="{}")
 
 
+def compact_after(group: str) -> Any:
+    return duration(
+        group, "10m", "merge small files of folders that were quiet for so long; 0: never"
+    )
+
+
+def compact_files(group: str) -> Any:
+    return integer(group, 3, "merge if a folder has so many files below file_size", minimum=2)
+
+
+def file_size(group: str) -> Any:
+    return row(
+        Size(), group, 128 * 10**6, "size that merged files have at least, if there is enough"
+    )
+
+
 def code(group: str, help: str) -> Any:
     return row(Code(), group, "", help)
 
@@ -194,6 +210,9 @@ class Invalid:
 
     topic: str = string("invalid", "", "topic for them", default_text="NAME.invalid")
     path: str = string("invalid", "", "or a folder: a Parquet table of them")
+    compact_after_ns: int = compact_after("invalid")
+    compact_files: int = compact_files("invalid")
+    file_size: int = file_size("invalid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,13 +237,9 @@ class ParquetSink:
     partition_by: tuple[str, ...] = strings(
         "parquet", "columns that become folders; date and hour are made from the time"
     )
-    compact_after_ns: int = duration(
-        "parquet", "0", "merge small files of folders that were quiet for so long; 0: never"
-    )
-    compact_files: int = integer(
-        "parquet", 4, "merge if a folder has so many small ones", minimum=2
-    )
-    file_size: int = row(Size(), "parquet", 128 * 10**6, "files smaller than half of it are small")
+    compact_after_ns: int = compact_after("parquet")
+    compact_files: int = compact_files("parquet")
+    file_size: int = file_size("parquet")
     sql: str = string("parquet", "", "SQL from input, for this sink only")
 
     type = "parquet"
@@ -238,6 +253,9 @@ class DeltaSink:
     partition_by: tuple[str, ...] = strings(
         "delta", "columns that become folders; date and hour are made from the time"
     )
+    compact_after_ns: int = compact_after("delta")
+    compact_files: int = compact_files("delta")
+    file_size: int = file_size("delta")
     sql: str = string("delta", "", "SQL from input, for this sink only")
 
     type = "delta"

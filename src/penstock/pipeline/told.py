@@ -44,12 +44,12 @@ class Told:
         self._look_s = 0.0
 
     @contextmanager
-    def listening(self, spark: SparkSession) -> Iterator[None]:
+    def listening(self, spark: SparkSession, reader: Mapping[str, str]) -> Iterator[None]:
         """Tell the brokers how far the query is after each batch, and not one later."""
         if all(source.format != "nsq" for source in self._pipeline.sources.values()):
             yield
             return
-        brokers = source_brokers(self._pipeline)
+        brokers = {**source_brokers(self._pipeline), **reader}
         self._reporter = Reporter(brokers)
         self._listener = NsqListener(
             brokers, sink=described(self._pipeline), reporter=self._reporter

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+from penstock.pipeline.coverage import Log, Span
 from penstock.pipeline.details import details_of
+from penstock.pipeline.folders import LocalFolder
+from penstock.pipeline.ledger import Ledger
+from penstock.pipeline.ledger_records import LOSS, Accepted, Batch
 from penstock.pipeline.lock import Owner
 from penstock.pipeline.status import Status, StatusFile, ask_brokers, read_all, state_folder, table
 from penstock.progress import PipelineState
@@ -75,31 +78,27 @@ def test_a_broker_that_does_not_answer_leaves_it_unknown() -> None:
 
 def test_locks_and_ledgers_are_shown(tmp_path: Path) -> None:
     owner = Owner.of_this_process("orders")
-    table_folder, beside = tmp_path / "t/_penstock/ledger/orders", tmp_path / "c.ledger"
-    (beside / "sink2").mkdir(parents=True)
-    table_folder.mkdir(parents=True)
+    path, beside = "_penstock/ledger/orders", tmp_path / "c.ledger"
+    ledger = Ledger(LocalFolder(str(tmp_path / "t")), path, "orders", "parquet t")
+    ledger.create("ab" * 16, ["parquet t"])
+    one, other = (Log("c", node, "orders", "0" * 16) for node in ("n1", "n2"))
+    batch = Batch("q", 0, (Span(one, 0, 50, 40), Span(other, 0, 7, 5)))
+    ledger.commit(ledger.batch_record(batch, batch.spans))
+    batch = Batch("q", 1, (Span(one, 50, 70, 20),))
+    ledger.commit(ledger.batch_record(batch, batch.spans))
+    loss = Accepted("abc", 5, Span(one, 3, 9), "gone")
+    ledger.commit(ledger.record(LOSS, losses=(loss,)))
+    table_folder = tmp_path / "t" / path
     (table_folder / "lock.json").write_bytes(owner.to_json())
-    head = {
-        "version": 1,
-        "identity": "ab" * 16,
-        "done": 3,
-        "rolled": 1,
-        "ranges": [["n1", "orders", "i1", 0, 50, 40]],
-        "losses": [{"node": "n1", "topic": "orders", "start": 3, "end": 9}],
-    }
-    (table_folder / "head.json").write_text(json.dumps(head))
-    record = {"ranges": [["n1", "orders", "i1", 50, 70, 20], ["n2", "orders", "i2", 0, 7, 5]]}
-    (table_folder / "000000000002.json").write_text(json.dumps(record))
-    (table_folder / "000000000003.json").write_text("{")
-    (table_folder / "000000000004.json").write_text(json.dumps(record))  # not finished yet
+    (beside / "sink2").mkdir(parents=True)
     (beside / "sink2" / "head.json").write_text('{"version": 9, "ranges": 5, "losses": null}')
     found = details_of([str(table_folder), str(beside), "hdfs://x/y", str(tmp_path / "none")])
     assert found["lock"]["pid"] == os.getpid()
     assert found["identity"] == "ab" * 16
-    assert [ledger["messages"] for ledger in found["ledgers"]] == [65, 0]
+    assert [ledger["messages"] for ledger in found["ledgers"]] == [65]
     ends = {each["node"]: each["end"] for each in found["ledgers"][0]["ends"]}
     assert ends == {"n1": 70, "n2": 7}
-    assert found["losses"] == head["losses"]
+    assert found["losses"] == [loss.as_json()]
     text = table([Status("orders")], [found])
     for part in (f"lock: process {os.getpid()} on ", "identity: abab", "orders on n1: 70"):
         assert part in text

@@ -1,4 +1,4 @@
-"""Files of tables: the local folder, what is merged, what is remembered, what is drawn."""
+"""Files of tables: the local folder, what is remembered, what is drawn."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from penstock.errors import DataLossError, PipelineError
 from penstock.pipeline.checkpoints import Checkpoint, check_fit, load
 from penstock.pipeline.draw import SERIES_MAX, History, blocks, largest, svg
 from penstock.pipeline.faults import explain_fault
-from penstock.pipeline.folders import File, LocalFolder
-from penstock.pipeline.parquet import MERGED_FOLDERS_MAX, Merging, due
+from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.spec import PlotSink
-
-MERGING = Merging(after_ms=1000, count_min=3, file_size=1000)
 
 
 def test_a_small_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -39,38 +36,6 @@ def test_a_move_may_be_repeated(tmp_path: Path) -> None:
         folder.move("stage/x.parquet", "k=1/y.parquet")
     assert [file.path for file in folder.files()] == ["k=1/y.parquet"]
     assert folder.read("k=1/y.parquet") == b"rows"
-
-
-def files(*sizes: int, folder: str = "k=1", modified_ms: int = 0) -> list[File]:
-    return [File(f"{folder}/{n}.parquet", size, modified_ms) for n, size in enumerate(sizes)]
-
-
-def test_small_files_of_a_quiet_folder_are_merged() -> None:
-    small = files(100, 20, 3)
-    large = File("k=1/large.parquet", 800, 0)
-    growing = [*files(1, 1, 1, folder="k=2"), File("k=2/new.parquet", 1, 4500)]
-    [(folder, found)] = due([large, *small, *growing], MERGING, 5000)
-    assert (folder, found) == ("k=1", small)
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        files(100, 110),  # too few
-        files(100, 110, 90, modified_ms=4500),  # too new
-        files(500, 600, 700),  # large enough
-        files(10, 10, 10, folder="_penstock/q/stage-1"),
-        [File(f"k=1/{n}.json", 10, 0) for n in range(5)],
-        [File(f"k=1/.{n}.parquet", 10, 0) for n in range(5)],
-    ],
-)
-def test_other_files_are_left_alone(found: list[File]) -> None:
-    assert due(found, MERGING, 5000) == []
-
-
-def test_one_pass_is_bounded() -> None:
-    many = [file for n in range(200) for file in files(10, 10, 10, folder=f"k={n}")]
-    assert len(due(many, MERGING, 5000)) == MERGED_FOLDERS_MAX
 
 
 STORED = Checkpoint("orders", {"input": "nsq orders"}, "abc", ["parquet /t"], {"input": "id int"})

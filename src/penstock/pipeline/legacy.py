@@ -1,0 +1,68 @@
+"""Tables that a version without ledgers has written: what their own records say.
+
+    <table>/_penstock/<query>/sealed.json    a batch that is decided: what is to be moved to where
+    <table>/_penstock/<query>/done.json      the last batch that is in
+    of a Delta table    the application transaction (query, batch)
+
+The checkpoint of that query says which messages the batch was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from penstock.errors import PipelineError
+from penstock.pipeline.folders import Folder, LocalFolder
+from penstock.pipeline.parquet import STATE
+
+QUERY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def finished_batch(folder: Folder, query: str) -> int | None:
+    """The last batch of a query that a Parquet table has, after finishing what was sealed."""
+    state = f"{STATE}/{query}"
+    sealed = _read(folder, f"{state}/sealed.json")
+    if sealed is not None:
+        for path, target in sealed["moves"]:
+            folder.move(path, target)
+        for path in sealed["remove"]:
+            folder.remove(path)
+        if sealed["batch"] is not None:
+            told = json.dumps({"batch": sealed["batch"]}).encode()
+            folder.write(f"{state}/done.json", told)
+        folder.remove(f"{state}/{sealed['stage']}")
+        folder.remove(f"{state}/sealed.json")
+    done = _read(folder, f"{state}/done.json")
+    return None if done is None else int(done["batch"])
+
+
+def finished_delta_batch(folder: LocalFolder, query: str) -> int | None:
+    """The last batch of a query that a Delta table has."""
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(folder.uri):
+        return None
+    return DeltaTable(folder.uri).transaction_version(query)
+
+
+def queries_in(folder: Folder) -> set[str]:
+    """The streams that have written a Parquet table before it had a ledger."""
+    found = set()
+    for file in folder.files(STATE):
+        words = file.path.split("/")
+        if len(words) == 3 and words[2] in ("done.json", "sealed.json"):
+            found.add(words[1])
+    return {query for query in found if QUERY.fullmatch(query)}
+
+
+def _read(folder: Folder, path: str) -> dict[str, Any] | None:
+    data = folder.read(path)
+    if data is None:
+        return None
+    try:
+        found: dict[str, Any] = json.loads(data)
+    except ValueError:
+        raise PipelineError(f"{folder.uri}/{path} makes no sense") from None
+    return found

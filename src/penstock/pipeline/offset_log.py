@@ -1,0 +1,136 @@
+"""What Spark's checkpoint says: which messages each batch reads.
+
+    <checkpoint>/metadata       {"id": "<query>"}
+    <checkpoint>/offsets/7      batch 7 is planned: a line of version, one of settings, then for
+                                each source how far it reads
+    <checkpoint>/commits/7      batch 7 is done
+    <checkpoint>/begin.json     ours: where batch 0 begins, durable before it is written
+
+Spark keeps the last hundred of them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.errors import PipelineError
+from penstock.pipeline.coverage import Span, spans_between
+from penstock.pipeline.folders import Folder
+from penstock.spark.offsets import Positions, decode, encode, flat, is_offset
+
+BEGIN = "begin.json"
+
+ByChannel = dict[str, Positions]
+
+
+class OffsetLog:
+    """A checkpoint, as it is on disk."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+
+    @property
+    def query(self) -> str:
+        """The id that Spark gave the query; "" if there is no checkpoint."""
+        data = self.folder.read("metadata")
+        if data is None:
+            return ""
+        try:
+            return str(json.loads(data)["id"])
+        except (ValueError, KeyError, TypeError):
+            raise PipelineError(f"{self.folder.uri}/metadata makes no sense") from None
+
+    def planned(self) -> list[int]:
+        return self._numbers("offsets")
+
+    def committed(self) -> list[int]:
+        return self._numbers("commits")
+
+    def _numbers(self, name: str) -> list[int]:
+        files = self.folder.files(name)
+        found = (file.path.rpartition("/")[2] for file in files)
+        return sorted(int(number) for number in found if number.isdecimal())
+
+    def positions(self, batch: int) -> ByChannel | None:
+        """How far a batch reads, by channel; None if Spark has forgotten it."""
+        data = self.folder.read(f"offsets/{batch}")
+        if data is None:
+            return None
+        return {each["channel"]: decode(each) for each in self._offsets(batch, data)}
+
+    def _offsets(self, batch: int, data: bytes) -> list[dict[str, Any]]:
+        """The offsets of our sources in a file of Spark's."""
+        try:
+            # "-" is a source without a place yet.
+            lines = [line for line in data.decode().splitlines()[2:] if line.startswith("{")]
+            return [offset for offset in map(json.loads, lines) if is_offset(offset)]
+        except ValueError as error:
+            raise PipelineError(
+                f"{self.folder.uri}/offsets/{batch} cannot be read: {error}"
+            ) from None
+
+    def begin(self) -> ByChannel:
+        """Where batch 0 begins, as far as that was noted; batch 0 itself knows best."""
+        data = self.folder.read(BEGIN)
+        told = {} if data is None else self._begun(data)
+        for channel, positions in (self.begin_of_first() or {}).items():
+            for node, topics in positions.items():
+                told.setdefault(channel, {}).setdefault(node, {}).update(topics)
+        return told
+
+    def _begun(self, data: bytes) -> ByChannel:
+        try:
+            told = json.loads(data)["channels"]
+            return {channel: decode(offset) for channel, offset in told.items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise PipelineError(f"{self.folder.uri}/{BEGIN} makes no sense") from None
+
+    def begin_of_first(self) -> ByChannel | None:
+        """What the offsets of batch 0 say; None if it is not there, or of an earlier version."""
+        data = self.folder.read("offsets/0")
+        if data is None:
+            return None
+        offsets = self._offsets(0, data)
+        if not all("begin" in offset for offset in offsets):
+            return None
+        return {each["channel"]: decode({"nodes": each["begin"]}) for each in offsets}
+
+    @property
+    def has_begin(self) -> bool:
+        return self.folder.read(BEGIN) is not None or self.begin_of_first() is not None
+
+    def write_begin(self, begin: ByChannel) -> None:
+        told = {channel: encode(channel, positions) for channel, positions in begin.items()}
+        self.folder.write(BEGIN, json.dumps({"version": 1, "channels": told}).encode())
+
+    def spans(self, batch: int) -> list[Span]:
+        """What a batch reads, not counted."""
+        after = self.positions(batch)
+        before = self.begin() if batch == 0 else self.positions(batch - 1)
+        if after is None or before is None:
+            missing = batch if after is None else batch - 1
+            raise PipelineError(
+                f"{self.folder.uri}/offsets/{missing} is gone, so what batch {batch} reads is not "
+                "known.  Put the checkpoint back from a backup, or remove it: the pipeline then "
+                "goes on from what its tables have"
+            )
+        return between(before, after)
+
+
+def between(before: ByChannel, after: ByChannel) -> list[Span]:
+    return [
+        span
+        for channel, positions in after.items()
+        for span in spans_between(channel, before.get(channel, {}), positions)
+    ]
+
+
+def missing_in(begin: ByChannel, after: ByChannel) -> list[tuple[str, str, str]]:
+    """(channel, node, topic) of logs whose beginning is not noted."""
+    return [
+        (channel, node, topic)
+        for channel, positions in after.items()
+        for node, topic, _ in flat(positions)
+        if topic not in begin.get(channel, {}).get(node, {})
+    ]
