@@ -1,231 +1,228 @@
-"""Proves that an archive holds every message once, or lists what is missing and what is twice.
+"""Proves that a table holds every message once, or lists what is missing and what is too many.
 
-For each topic and node, ``index`` orders the messages; it is dense but for gaps that only the
-broker knows (a restart, a failed write).  If the broker counts as many messages from the archive's
-first to its last as the archive has different ones there, all of them are there.  If not, it is
-asked how many messages lie in each gap of the archive:
+    1. brokers   what they have of each topic, and how far the channel is
+    2. ledgers   ranges without a gap, from the first index to the channel's mark
+    3. files     name, size, rows and checksum, as the ledgers have them
+    4. rows      where they have topic, node and index: against the ranges
+    5. brokers   once more: they count what the ledger has, where they still have it
 
-    archive      ...  17 18 19 |            | 40 41 41 42 ...
-    broker               count [20, 40) = 0: a gap of its own.      repeat: 41
-                         count [20, 40) = 3: three are missing
+Ledger and files prove a table alone.  What is from before the ledger, or has none, is proven by
+brokers that still have the messages, or not at all.
 
-Rule 1: "whole" is said only if the broker still has the range and counts what the archive has.
-Rule 2: what the broker has removed since cannot be counted any more: such a gap is "unproven", and
-        so is the range of a node that is not there.  It is not "whole", and not "missing".
+Rule 1: "whole" is said only if all of it is proven; "wrong" only with an index or a file.
+Rule 2: pipelines may run.  If something is wrong and a ledger has changed meanwhile, the audit
+        begins anew: it has compared two moments.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
+import logging
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.errors import NodeError, PipelineError
-from penstock.pipeline.discovery import is_pattern
+from penstock.errors import NotProvableError, PipelineError
+from penstock.pipeline import audit_rows as rows_of
+from penstock.pipeline.audit_acceptance import accept, locked
+from penstock.pipeline.audit_brokers import Brokers, ask_brokers, matches
+from penstock.pipeline.audit_files import check_files, delta_paths, is_delta, table_files
+from penstock.pipeline.audit_findings import NOT_PROVABLE, WRONG, Files, Report, Topic, Topics
+from penstock.pipeline.audit_ledgers import OpenLedger, open_ledgers
+from penstock.pipeline.audit_ranges import judge_ranges
+from penstock.pipeline.audit_text import sentence, text
+from penstock.pipeline.coverage import Coverage
+from penstock.pipeline.folders import Folder, is_local, open_folder, open_local, spark_path
 from penstock.pipeline.spec import Pipeline
-from penstock.spark.broker import Access
-from penstock.spark.cluster import Cluster
-from penstock.spark.options import parse_brokers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LISTED_MAX = 1000  # gaps and repeats of one topic and node
-GAPS_MAX = 100_000
-KEY = ("topic", "node")
+log = logging.getLogger("penstock.pipeline")
 
-
-@dataclasses.dataclass(slots=True)
-class Finding:
-    """One topic of one node."""
-
-    topic: str
-    node: str
-    first: int
-    last: int
-    count: int  # different messages
-    repeats: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # index, times
-    missing: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # from, to, n
-    unproven: list[str] = dataclasses.field(default_factory=list)
-    counted: int | None = None  # by the broker, from first to last
-    not_read: int = 0  # behind the last: the archive has not come there yet
-
-    @property
-    def verdict(self) -> str:
-        if self.missing or self.repeats:
-            return "wrong"
-        return "unproven" if self.unproven else "whole"
+ATTEMPTS_MAX = 3
 
 
 def audit(spark: SparkSession, pipeline: Pipeline, show: Callable[[str], None]) -> None:
-    """The job of the pipeline ``audit``: PipelineError if something is missing or twice."""
+    """The job of the pipeline ``audit``: PipelineError if it is wrong, or not provable."""
     parameters = pipeline.parameters
     path = pipeline.resolve(parameters["path"])
-    findings = find(spark, path, parameters)
-    show(table(findings))
+    folder = existing_folder(spark, path)
+    names = _words(parameters.get("accept", ""))
+    with contextlib.ExitStack() as stack:
+        if names:
+            stack.enter_context(locked(folder, open_ledgers(folder)))
+        report = examine(spark, folder, parameters)
+        if names:
+            accept(report, open_ledgers(folder), names)
+            report = examine(spark, folder, parameters)
+    show(text(report))
     if parameters.get("report"):
-        report = Path(pipeline.resolve(parameters["report"]))
-        report.write_text(json.dumps([as_json(each) for each in findings], indent=1) + "\n")
-    wrong = [each for each in findings if each.verdict == "wrong"]
-    if wrong:
-        raise PipelineError(
-            f"{path}: {sum(n for each in wrong for *_, n in each.missing):,} messages are missing, "
-            f"{sum(len(each.repeats) for each in wrong):,} are there more than once"
-        )
+        target = Path(pipeline.resolve(parameters["report"]))
+        target.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    if report.verdict == WRONG:
+        raise PipelineError(sentence(report))
+    if report.verdict == NOT_PROVABLE:
+        raise NotProvableError(sentence(report))
 
 
-def as_json(finding: Finding) -> dict[str, Any]:
-    return {**dataclasses.asdict(finding), "verdict": finding.verdict}
+def existing_folder(spark: SparkSession, path: str) -> Folder:
+    """The table's folder; to look at it must not make it."""
+    if is_local(path) and not Path(path.removeprefix("file://").removeprefix("file:")).is_dir():
+        raise PipelineError(f"{path}: there is no such folder")
+    return open_local(path) if is_local(path) else open_folder(spark, path)
 
 
-def find(spark: SparkSession, path: str, parameters: Mapping[str, str]) -> list[Finding]:
-    """Look at the archive, then ask the brokers."""
-    from pyspark.errors import AnalysisException
-
-    try:
-        rows = spark.read.parquet(path).select(*KEY, "index")
-    except AnalysisException as error:
-        raise PipelineError(f"{path} is no archive: {str(error).splitlines()[0]}") from None
-    patterns = [word.strip() for word in parameters["topics"].split(",")]
-    findings = [
-        each
-        for each in in_archive(rows)
-        if any(fnmatchcase(each.topic, pattern) for pattern in patterns)
-    ]
-    given = {
-        "nsqdHttpAddresses": parameters.get("nsqd", ""),
-        "lookupdHttpAddresses": parameters.get("lookupd", ""),
-    }
-    options = parse_brokers({name: text for name, text in given.items() if text})
-    cluster = Cluster(options, Access.of(options))
-    cluster.discover(strict=False, everywhere=True)
-    findings += absent(findings, patterns, cluster)
-    from_first = parameters.get("start", "earliest") != "archive"
-    doubtful = [each for each in findings if not is_proven(each, cluster, from_first)]
-    if doubtful:
-        gaps = gaps_in(rows.filter(rows["topic"].isin([each.topic for each in doubtful])))
-        for finding in doubtful:
-            judge_gaps(finding, gaps.get((finding.topic, finding.node), []), cluster)
-    return findings
-
-
-def in_archive(rows: DataFrame) -> list[Finding]:
-    """What the archive itself tells: ranges, counts, repeats."""
-    from pyspark.sql import functions as F
-
-    times = rows.groupBy(*KEY, "index").agg(F.count("*").alias("times"))
-    found = times.groupBy(*KEY).agg(
-        F.min("index").alias("first"), F.max("index").alias("last"), F.count("*").alias("count")
-    )
-    findings = {
-        (row["topic"], row["node"]): Finding(*(row[n] for n in (*KEY, "first", "last", "count")))
-        for row in found.orderBy(*KEY).collect()
-    }
-    repeats = times.filter("times > 1").orderBy("index").limit(LISTED_MAX)
-    for row in repeats.collect():
-        findings[row["topic"], row["node"]].repeats.append((row["index"], row["times"]))
-    return list(findings.values())
-
-
-def gaps_in(rows: DataFrame) -> dict[tuple[str, str], list[tuple[int, int]]]:
-    """Ranges [start, end) without a message between two that are there, by topic and node."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    window = Window.partitionBy(*KEY).orderBy("index")
-    found = (
-        rows.distinct()
-        .withColumn("before", F.lag("index").over(window))
-        .filter("index > before + 1")
-        .select(*KEY, (F.col("before") + 1).alias("start"), F.col("index").alias("end"))
-    )
-    gaps: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for row in found.orderBy(*KEY, "start").limit(GAPS_MAX).collect():
-        gaps.setdefault((row["topic"], row["node"]), []).append((row["start"], row["end"]))
-    return gaps
-
-
-def absent(findings: list[Finding], patterns: list[str], cluster: Cluster) -> list[Finding]:
-    """Topics that were named, that a node has messages of, and the archive has none of."""
-    known = {(each.topic, each.node) for each in findings}
-    named = [topic for topic in patterns if not is_pattern(topic)]
-    return [
-        Finding(topic, node, log.end, log.end - 1, 0)
-        for topic in named
-        for node in cluster.nodes
-        if (topic, node) not in known and (log := cluster.log_of(node, topic)) is not None
-    ]
-
-
-def is_proven(finding: Finding, cluster: Cluster, from_first: bool) -> bool:
-    """Whether the broker counts what the archive has, so that there is nothing to look for.
-
-    ``from_first``: what the broker has before the archive's first message is missing too.
-    """
-    if finding.node not in cluster.nodes:
-        finding.unproven.append("the node does not answer")
-        return True
-    topic, node = finding.topic, finding.node
-    try:
-        log = cluster.log_of(node, topic)
-        if log is None:
-            finding.unproven.append("the topic is not there any more")
-            return True
-        behind = max(finding.last + 1, log.first)
-        finding.not_read = cluster.count(node, topic, behind, log.end) if log.end > behind else 0
-        if from_first and log.first < finding.first:
-            before = cluster.count(node, topic, log.first, finding.first)
-            finding.missing += [(log.first, finding.first, before)] if before else []
-        if finding.first < log.whole_from:
-            text = f"the broker has removed messages below {log.whole_from}"
-            finding.unproven.append(text)
-            return False
-        finding.counted = cluster.count(node, topic, finding.first, finding.last + 1)
-    except NodeError as error:
-        finding.unproven.append(str(error))
-        return True
-    return finding.counted == finding.count
-
-
-def judge_gaps(finding: Finding, gaps: list[tuple[int, int]], cluster: Cluster) -> None:
-    """Each gap of the archive: the broker's own, or messages that are missing."""
-    topic, node = finding.topic, finding.node
-    try:
-        log = cluster.log_of(node, topic)
-        whole_from = 0 if log is None else log.whole_from
-        for start, end in gaps:
-            # What the broker has removed is told once, for all of it.
-            count = (
-                cluster.count(node, topic, max(start, whole_from), end) if end > whole_from else 0
+def examine(spark: SparkSession, folder: Folder, parameters: Mapping[str, str]) -> Report:
+    """Rule 2."""
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        examination = Examination(spark, folder, parameters)
+        report = examination.run()
+        if report.verdict != WRONG or not examination.changed:
+            break
+        if attempt < ATTEMPTS_MAX:
+            log.info("pipeline=audit: %s was written to meanwhile; beginning anew", folder.uri)
+        else:
+            report.notes.append(
+                "the table was written to all the time; stop its pipelines, then "
+                "audit it again to be sure"
             )
-            if count:
-                finding.missing.append((max(start, whole_from), end, count))
-            if len(finding.missing) == LISTED_MAX:
-                break
-    except NodeError as error:
-        finding.unproven.append(str(error))
-        return
-    missing = sum(count for start, _, count in finding.missing if start >= finding.first)
-    if finding.counted is not None and finding.counted != finding.count + missing:
-        finding.unproven.append(
-            f"the broker counts {finding.counted:,} messages, the archive has {finding.count:,}"
-        )
+    return report
 
 
-def table(findings: list[Finding]) -> str:
-    """For a person: a line each, then what is wrong."""
-    if not findings:
-        return "the archive has no messages of these topics"
-    lines = [f"{'TOPIC':<24} {'NODE':<8} {'MESSAGES':>12} {'NOT READ':>9}  VERDICT"]
-    for each in findings:
-        lines.append(
-            f"{each.topic:<24} {each.node[:8]:<8} {each.count:>12,} {each.not_read:>9,}  "
-            f"{each.verdict}"
+def _words(words: str) -> list[str]:
+    return [word.strip() for word in words.split(",") if word.strip()]
+
+
+class Examination:
+    """One pass over a table."""
+
+    def __init__(self, spark: SparkSession, folder: Folder, parameters: Mapping[str, str]) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._patterns = _words(parameters["topics"])
+        self._from_first = parameters.get("start", "earliest") != "archive"
+        self._topics = Topics()
+        self._notes: list[str] = []
+        nsqd, lookupd = parameters.get("nsqd", ""), parameters.get("lookupd", "")
+        self._brokers: Brokers
+        self._brokers, self._doubts = ask_brokers(nsqd, lookupd, self._patterns)
+        self._ledgers: list[OpenLedger] = open_ledgers(folder)
+
+    def run(self) -> Report:
+        ledgers = self._ledgers
+        files = check_files(self._folder, ledgers) if ledgers else self._unknown_files()
+        if ledgers:
+            self._judge_ranges()
+        self._judge_rows(files)
+        if not ledgers:
+            self._judge_ranges()
+        losses = [loss for opened in ledgers for loss in opened.ledger.head.losses]
+        pipelines = [
+            {
+                "pipeline": opened.pipeline,
+                "sink": opened.ledger.head.sink,
+                "plain": opened.ledger.head.plain,
+                "began_ms": opened.ledger.head.began_ms,
+            }
+            for opened in ledgers
+        ]
+        topics = self._topics.all()
+        path = self._folder.uri
+        return Report(path, topics, files, losses, pipelines, self._notes, self._doubts)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a ledger is not any more what it was."""
+        return [each.state for each in self._ledgers] != [
+            each.state for each in open_ledgers(self._folder)
+        ]
+
+    def _unknown_files(self) -> Files:
+        found = Files()
+        for file in table_files(self._folder):
+            found.count += 1
+            found.size += max(0, file.size)
+        found.unchecked = found.count
+        return found
+
+    def _judge_ranges(self) -> None:
+        judge_ranges(
+            *(self._ledgers, self._brokers, self._patterns, self._topics),
+            from_first=self._from_first,
         )
-        lines += [f"    missing: {n:,} in [{start}, {end})" for start, end, n in each.missing]
-        lines += [f"    {times} times: index {index}" for index, times in each.repeats]
-        lines += [f"    unproven: {text}" for text in each.unproven]
-    return "\n".join(lines)
+
+    def _judge_rows(self, files: Files) -> None:
+        rows = self._rows(files) if files.count else None
+        if rows is None and not self._ledgers:
+            self._doubts.append("the table has no ledger, and no rows with topic, node and index")
+        elif rows is None and files.count:
+            self._notes.append(
+                "the table has no columns topic, node and index: proven by its files and ranges"
+            )
+        elif rows is not None:
+            self._count(rows)
+
+    def _rows(self, files: Files) -> DataFrame | None:
+        """Topic, node and index of all rows; of files that merge, the new ones."""
+        from pyspark.sql import functions as F
+
+        uri = spark_path(self._folder.uri)
+        # Of a file that was cut, which is found, all else is compared.
+        reader = self._spark.read.option("ignoreCorruptFiles", bool(files.faults))
+        if is_delta(self._folder):
+            paths = [f"{uri}/{path}" for path in delta_paths(self._folder) if self._is_there(path)]
+            return rows_of.message_rows(reader.option("basePath", uri).parquet(*paths))
+        rows = reader.parquet(uri)
+        hidden = {path for each in self._ledgers for path in each.hidden(self._folder)}
+        if hidden:
+            names = sorted(path.rpartition("/")[2] for path in hidden)
+            rows = rows.filter(~F.col("_metadata.file_name").isin(names))
+        return rows_of.message_rows(rows)
+
+    def _is_there(self, path: str) -> bool:
+        return self._folder.modified_ms(path) is not None
+
+    def _count(self, rows: DataFrame) -> None:
+        log.info("pipeline=audit: counting rows of %s", self._folder.uri)
+        groups = rows_of.groups_of(self._ledgers, self._patterns)
+        times, outside = rows_of.count_rows(rows, groups)
+        outside = [row for row in outside if matches(row["topic"] or "", self._patterns)]
+        accepted = {loss.name for opened in self._ledgers for loss in opened.ledger.head.losses}
+        if not self._ledgers:
+            groups = rows_of.groups_without_ledger(outside, self._brokers)
+            rows_of.judge_without_ledger(
+                groups, self._brokers, self._topics, from_first=self._from_first
+            )
+        elif without := [each.pipeline for each in self._ledgers if not each.coverage]:
+            self._notes.append(
+                f"no ranges are known of {', '.join(without)}: its rows are proven by files only"
+            )
+        else:
+            heads = [each.ledger.head for each in self._ledgers]
+            began = any(head.before or head.claimed for head in heads)
+            rows_of.judge_outside(outside, self._later(), self._topics, accepted, began=began)
+        gaps = _Gaps(rows)
+        rows_of.judge_groups(groups, self._brokers, self._topics, gaps)
+        if any(group.rows > group.different for group in groups):
+            repeats = rows_of.repeats_in(times, min(group.depth for group in groups))
+            rows_of.judge_repeats(repeats, groups, self._topics, accepted)
+
+    def _later(self) -> Coverage:
+        """What the ledgers cover now: rows may have come since they were read."""
+        return Coverage(span for opened in open_ledgers(self._folder) for span in opened.coverage)
+
+
+class _Gaps:
+    """The gaps of the rows of a topic, asked for once."""
+
+    def __init__(self, rows: DataFrame) -> None:
+        self._rows = rows
+        self._known: dict[str, rows_of.Gaps] = {}
+
+    def __call__(self, topic: Topic) -> rows_of.Gaps:
+        if topic.topic not in self._known:
+            rows = self._rows.filter(self._rows["topic"] == topic.topic)
+            self._known[topic.topic] = rows_of.gaps_in(rows)
+        return self._known[topic.topic]
