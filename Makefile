@@ -5,6 +5,8 @@
 # test    what .ci/run calls; three files at once on two cores, as most tests wait for clocks and
 #         processes; WORKERS=2 for two
 # test-slow  what takes too long for that
+# walks   random walks over a pipeline's days, as in the tests but thousands: WALKS=5000 SEED=1;
+#         prints the seeds of those that fail, with the actions that are needed
 # check   ruff and mypy
 # wheel   an installable package in dist/, which needs no compiler; DIST=folder puts it elsewhere
 # bench   the figures of docs/benchmarks.md and client.md; BENCH="--quick publish" passes arguments
@@ -17,7 +19,9 @@ BIN := $(VENV)/bin
 DIST := dist
 CORE := $(wildcard src/penstock/*/*.pyx src/penstock/*/*.pxd)
 
-.PHONY: build run test test-slow check wheel bench clean
+WALKS ?= 5000
+
+.PHONY: build run test test-slow walks check wheel bench clean
 
 # With PYTHONDONTWRITEBYTECODE, as in many containers, Python keeps nothing that it compiles: a start
 # of nsqd would take twice as long.  What is here and up to date is used all the same.
@@ -44,6 +48,9 @@ test: build
 
 test-slow: build
 	$(BIN)/python -m pytest -m slow
+
+walks: build
+	$(BIN)/python -m tests.spark.walking --walks=$(WALKS) $(if $(SEED),--seed=$(SEED))
 
 check: build
 	$(BIN)/ruff check .

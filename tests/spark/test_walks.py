@@ -1,0 +1,45 @@
+"""A dozen random walks with real Spark and the real run of a pipeline."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.pipeline.losses import Answers
+from penstock.pipeline.running import Run
+from penstock.pipeline.spec import Pipeline
+from penstock.pipeline.status import Status, StatusFile
+from tests.daemon import Nsqd
+from tests.spark.micro_batches import Steps
+from tests.spark.pipelines import Screen
+from tests.spark.topics import SMALL
+from tests.spark.walking import actions_of, walk
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEEDS = range(1, 13)
+# Another query would have to run inside a batch of this one.
+WITHOUT = ("run_disturbed",)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
+    with Nsqd(tmp_path_factory.mktemp("broker"), SMALL) as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_message_is_in_the_table_once_or_was_told(
+    spark: SparkSession, broker: Nsqd, tmp_path: Path, seed: int
+) -> None:
+    def run(pipeline: Pipeline, answers: Answers, steps: Steps, _: random.Random) -> None:
+        status = StatusFile(Status(pipeline.name), tmp_path / "status")
+        with steps.counted():
+            Run(pipeline, Screen(), status, spark=spark, answers=answers).run()
+
+    walk(broker, tmp_path / "walk", actions_of(seed, 1, 3, WITHOUT), run)
