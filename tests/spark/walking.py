@@ -33,11 +33,11 @@ import pyarrow.parquet as pq
 from penstock.errors import DataWouldBeLostError, PenstockError
 from penstock.pipeline.coverage import Log
 from penstock.pipeline.folders import LocalFolder
+from penstock.pipeline.known import read_known
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.losses import LACKING, Answers, Questions
 from penstock.pipeline.offset_log import OffsetLog
 from penstock.pipeline.replaced import Replaced
-from penstock.pipeline.settling import _read_known
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.targets import ledger_path
 from tests.daemon import Nsqd
@@ -96,7 +96,7 @@ class Home:
             if (self.folder / table).exists():
                 found |= set(self.ledger(table).coverage.logs)
         if self.beside.exists():
-            for coverage in _read_known(LocalFolder(str(self.beside)))["targets"].values():
+            for coverage in read_known(LocalFolder(str(self.beside))).targets.values():
                 found |= set(coverage.logs)
         if (self.folder / CHECKPOINT).exists():
             offsets = OffsetLog(LocalFolder(str(self.folder / CHECKPOINT)))

@@ -3,9 +3,7 @@
     checkpoint missing, or older than a table    it is moved aside, and a new one begins where the
                                                  tables end, at the lowest of several
     a table missing, or older than it            stop, with what is missing and what to run
-    no ledger yet                                it begins with what the checkpoint says of the
-                                                 last batch that the table has (`legacy.py`)
-    a sink that was not there before             begins now
+    no ledger                                    see `origins.py`
 
 Rule 1: what was sealed or decided is finished before anything is judged.
 Rule 2: nothing is deleted: a checkpoint is renamed.
@@ -16,52 +14,40 @@ from __future__ import annotations
 
 import datetime
 import logging
-import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.errors import DataWouldBeLostError, PipelineError
-from penstock.pipeline import checkpoints, legacy
+from penstock.pipeline import checkpoints
 from penstock.pipeline.coverage import Coverage, Log, Span
-from penstock.pipeline.delta import DeltaSinkTable
 from penstock.pipeline.done import Done, Place, is_dropped, newest_logs, places
-from penstock.pipeline.folders import Folder, LocalFolder, open_folder
+from penstock.pipeline.folders import Folder, open_folder
 from penstock.pipeline.identity import PipelineIdentity, identity_of
+from penstock.pipeline.known import read_known, write_known
 from penstock.pipeline.ledger import Ledger, now_ms
 from penstock.pipeline.ledger_records import (
     BEGUN,
-    CARRIED,
     LOSS,
     Accepted,
-    DataFile,
-    packed,
-    unpacked,
 )
 from penstock.pipeline.lock import ledger_folder
 from penstock.pipeline.losses import (
     ACCEPT,
-    BEGIN_ANEW,
     GONE,
     LACKING,
     READ_AGAIN,
-    UNKNOWN,
     Answers,
     Questions,
     Waiting,
     listed,
 )
 from penstock.pipeline.offset_log import ByChannel, OffsetLog
-from penstock.pipeline.parquet import STATE
-from penstock.pipeline.spec import DeltaSink, Pipeline
-from penstock.pipeline.staged import is_data
+from penstock.pipeline.origins import Origins
+from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.targets import (
-    INVALID,
-    TableTarget,
     Target,
-    TopicTarget,
-    coverage_in,
     targets_of,
 )
 from penstock.spark.offsets import INDEX_MAX, Position
@@ -70,9 +56,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("penstock.pipeline")
-
-KNOWN = "known.json"
-STEP = re.compile(r"(?:^|/)(\d{8,})-\d{5}-[0-9a-f]{8}\.parquet$")  # of a data file's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +72,7 @@ class Settled:
 
     def note(self) -> None:
         """Logs were found that the ledgers did not have at the start."""
-        note_known(self.beside, self.identity.text, self.targets)
+        write_known(self.beside, self.identity.text, self.targets)
 
 
 class Settling:
@@ -107,16 +90,23 @@ class Settling:
         self._offsets = OffsetLog(self._checkpoint)
         self._questions = Questions(self._beside, answers)
         self._targets = list(targets_of(spark, pipeline))
-        self._known = _read_known(self._beside)
+        self._known = read_known(self._beside)
         self._identity = PipelineIdentity("")
-        self._adopted = False  # a table without its ledger, because a person says so
 
     def settle(self) -> Settled:
         ledgers = [target.ledger for target in self._targets]
         told = [ledger.identity for ledger in ledgers]
-        self._identity = identity_of(self._checkpoint, [*told, str(self._known["identity"])])
+        self._identity = identity_of(self._checkpoint, [*told, self._known.identity])
         self._check_owner()
-        self._find_ledgers()
+        Origins(
+            self._spark,
+            self._pipeline,
+            self._identity.text,
+            self._targets,
+            self._offsets,
+            self._known,
+            self._questions,
+        ).find()
         for target in self._targets:
             target.recover()
         self._accept_gone()
@@ -144,137 +134,6 @@ class Settling:
     def _sinks(self) -> list[str]:
         return [target.name for target in self._targets]
 
-    def _find_ledgers(self) -> None:
-        """Every target has a ledger then."""
-        without = [target for target in self._targets if not target.ledger.exists]
-        if not without:
-            return
-        first = len(without) == len(self._targets) and not self._known["targets"]
-        if first and self._offsets.planned():
-            for target in without:
-                self._carry_over(target)
-        elif first:
-            self._begin(without)
-        else:
-            known = set(self._known["targets"])
-            for target in self._targets:
-                known |= set(target.ledger.head.sinks)
-            for target in without:
-                if target.name in known:
-                    self._restore(target)
-                else:
-                    self._add(target)
-            if self._adopted:
-                self._questions.answered()
-
-    def _begin(self, targets: Iterable[Target]) -> None:
-        """A pipeline that never ran, unless its tables say otherwise."""
-        for target in targets:
-            found = self._unclaimed(target)
-            if found and self._questions.answer != BEGIN_ANEW:
-                text = (
-                    f"{target.path} was written by a pipeline, and neither a ledger nor a "
-                    f"checkpoint says which messages it has: {self._checkpoint.uri} has no batch.  "
-                    "Put the checkpoint back if there is a backup, or write to another folder"
-                )
-                raise self._questions.stop(Waiting(UNKNOWN), text, (BEGIN_ANEW,))
-        begin_anew = self._questions.answer == BEGIN_ANEW
-        for target in targets:
-            claimed = sorted(self._unclaimed(target)) if begin_anew else []
-            target.ledger.create(self._identity.text, self._sinks)
-            for query in claimed:
-                files = tuple(_files_of(target)) if query == claimed[0] else ()
-                target.ledger.commit(target.ledger.record(CARRIED, added=files, claimed=query))
-        if begin_anew:
-            self._questions.answered()
-
-    def _unclaimed(self, target: Target) -> set[str]:
-        """Streams of a version without ledgers that nobody has taken over."""
-        if not isinstance(target, TableTarget) or isinstance(target.sink, DeltaSink):
-            return set()
-        folder = target.ledger.folder
-        claimed: set[str] = set()
-        for path in sorted({_ledger_of(file.path) for file in folder.files(f"{STATE}/ledger")}):
-            if path:
-                claimed |= set(Ledger(folder, path, "", "").load().head.claimed)
-        return legacy.queries_in(folder) - claimed
-
-    def _carry_over(self, target: Target) -> None:
-        """The ledger of a table begins with what its own records and the checkpoint say."""
-        query = self._offsets.query
-        batch = _finished(target, query)
-        committed = self._offsets.committed()
-        if committed and _may_lag(target, batch):
-            batch = max(committed[-1], -1 if batch is None else batch)
-        reached = {} if batch is None else Done(self._offsets).reached_by(batch)
-        target.ledger.create(self._identity.text, self._sinks)
-        began = _beginnings(self._spark, target) if reached else {}
-        spans = [
-            Span(found, min(began.get((found.topic, found.node), 0), index), index)
-            for found, index in reached.items()
-        ]
-        files = tuple(_files_of(target))
-        fields: dict[str, Any] = {"spans": tuple(spans), "added": files, "claimed": query}
-        target.ledger.commit(target.ledger.record(CARRIED, **fields))
-        log.info(
-            "pipeline=%s: %s has a ledger now, from batch %s of its checkpoint on",
-            *(self._pipeline.name, target.name, "none" if batch is None else batch),
-        )
-
-    def _restore(self, target: Target) -> None:
-        """A ledger that was there and is gone: its sink may know it, or rows are missing."""
-        if (found := self._known_to_sink(target)) is not None:
-            seq, told = found
-            target.ledger.head.coverage, target.ledger.head.before = coverage_in(told)
-            target.ledger.create(self._identity.text, self._sinks, seq)
-            if files := tuple(_files_of(target)):
-                target.ledger.commit(target.ledger.record(CARRIED, added=files))
-            log.warning(
-                "pipeline=%s: the ledger of %s was gone; its own log knows it up to step %d",
-                *(self._pipeline.name, target.name, seq),
-            )
-        elif any(True for _ in _files_of(target)):
-            self._adopt(target)
-        else:
-            known = self._known["targets"].get(target.name, Coverage())
-            target.ledger.head.coverage = Coverage(
-                Span(found, start, start, 0)
-                for found in known.logs
-                if (start := known.start(found)) is not None
-            )
-            target.ledger.create(self._identity.text, self._sinks)
-
-    def _known_to_sink(self, target: Target) -> tuple[int, dict[str, Any]] | None:
-        """What brokers or a Delta table's log say of a ledger: its last step, and the sum."""
-        if isinstance(target, TopicTarget):
-            return target.lost(self._identity.text)
-        return target.table.lost() if isinstance(target.table, DeltaSinkTable) else None
-
-    def _adopt(self, target: Target) -> None:
-        """A table with files and without its ledger: nobody knows which messages they hold."""
-        if self._questions.waiting is None or self._questions.answer != BEGIN_ANEW:
-            text = (
-                f"{target.path} has files, and its ledger {target.ledger.uri} is gone: which "
-                "messages they hold is not known.  Put the folder _penstock back from a backup, or "
-                "remove the files: the rows are then read again, as far as brokers have them"
-            )
-            raise self._questions.stop(Waiting(UNKNOWN), text, (BEGIN_ANEW,))
-        spans = tuple(Span(found, 0, end) for found, end in Done(self._offsets).reached.items())
-        files = tuple(_files_of(target))
-        # Files are named by step: the names that are there stay theirs.
-        steps = [int(match[1]) for file in files if (match := STEP.search(file.path))]
-        target.ledger.create(self._identity.text, self._sinks, max(steps, default=0))
-        target.ledger.commit(target.ledger.record(CARRIED, spans=spans, added=files))
-        self._adopted = True
-
-    def _add(self, target: Target) -> None:
-        """A sink that was not there before: it begins where the checkpoint stands."""
-        reached = Done(self._offsets).reached
-        spans = tuple(Span(found, index, index, 0) for found, index in reached.items())
-        target.ledger.create(self._identity.text, self._sinks)
-        if spans:
-            target.ledger.commit(target.ledger.record(CARRIED, spans=spans))
-
     # Losses
 
     def _accept_gone(self) -> None:
@@ -293,7 +152,7 @@ class Settling:
         strict = all(source.fail_on_data_loss for source in self._pipeline.sources.values())
         lacking: dict[str, list[Span]] = {}
         for target in self._targets:
-            known = self._known["targets"].get(target.name, Coverage())
+            known = self._known.of(target.name)
             found = done.lacking(target.ledger, known, strict=strict)
             if found:
                 lacking[target.name] = found
@@ -326,7 +185,7 @@ class Settling:
     def _coverages(self) -> list[Coverage]:
         """What tables have, and what they had at the last start."""
         now = [target.ledger.coverage for target in self._targets]
-        return [*now, *self._known["targets"].values()]
+        return [*now, *self._known.targets.values()]
 
     # The checkpoint
 
@@ -407,7 +266,7 @@ class Settling:
         """Keep what a later start has to know if a table or the checkpoint is lost."""
         for target in self._targets:
             target.ledger.create(self._identity.text, self._sinks)
-        note_known(self._beside, self._identity.text, self._targets)
+        write_known(self._beside, self._identity.text, self._targets)
 
 
 def accepted_by_all(ledgers: Sequence[Ledger]) -> Iterator[Span]:
@@ -422,30 +281,6 @@ def accepted_by_all(ledgers: Sequence[Ledger]) -> Iterator[Span]:
     for span in Coverage(loss.span for ledger in ledgers for loss in ledger.head.losses):
         lacking = Coverage(part for each in explained for part in each.lacking(span))
         yield from lacking.lacking(span)
-
-
-def note_known(folder: Folder, identity: str, targets: Iterable[Target]) -> None:
-    """Write down which targets there are and what each covers."""
-    covered = {target.name: target.ledger.coverage.rows() for target in targets}
-    data = packed({"version": 1, "identity": identity, "targets": covered})
-    if folder.read(KNOWN) != data:
-        folder.write(KNOWN, data)
-
-
-def _read_known(folder: Folder) -> dict[str, Any]:
-    """The targets of earlier runs and what each covered."""
-    data = folder.read(KNOWN)
-    if data is None:
-        return {"identity": "", "targets": {}}
-    try:
-        told = unpacked(data)
-        rows = {str(name): told["targets"][name] for name in told["targets"]}
-        targets = {name: Coverage(map(Span.of_row, rows[name])) for name in rows}
-        return {"identity": str(told["identity"]), "targets": targets}
-    except (ValueError, KeyError, TypeError):
-        raise PipelineError(
-            f"{folder.uri}/{KNOWN} is damaged; put it back from a backup, or remove it"
-        ) from None
 
 
 def _ahead(ledger: Ledger, planned: Mapping[Place, Position]) -> list[Span]:
@@ -487,65 +322,11 @@ def _lose(waiting: Waiting, ledger: Ledger, lacking: Iterable[Span]) -> None:
         ledger.commit(ledger.record(LOSS, spans=spans, losses=losses))
 
 
-def _finished(target: Target, query: str) -> int | None:
-    """The last batch that a target of a version without ledgers has."""
-    if isinstance(target, TopicTarget):
-        return target.decided(query)
-    folder = target.ledger.folder
-    if isinstance(target.sink, DeltaSink):
-        assert isinstance(folder, LocalFolder)
-        return legacy.finished_delta_batch(folder, query)
-    return legacy.finished_batch(folder, query)
-
-
-def _may_lag(target: Target, batch: int | None) -> bool:
-    """Whether its own records say nothing of batches that gave it no row."""
-    if isinstance(target.sink, DeltaSink):
-        return batch is not None
-    return target.role == INVALID or isinstance(target, TopicTarget)
-
-
-def _files_of(target: Target) -> Iterable[DataFile]:
-    """The data files that a table has from before its ledger."""
-    if not isinstance(target, TableTarget):
-        return
-    for file in target.ledger.folder.files():
-        if is_data(file.path) and not file.path.startswith(f"{STATE}/"):
-            yield DataFile(file.path, file.size)
-
-
-def _beginnings(spark: SparkSession, target: Target) -> dict[tuple[str, str], int]:
-    """The first index of each (topic, node) of a table, if its rows tell."""
-    if not isinstance(target, TableTarget) or not any(True for _ in _files_of(target)):
-        return {}
-    rows = _rows_of(spark, target)
-    if not {"topic", "node", "index"} <= set(rows.columns):
-        return {}
-    from pyspark.sql import functions as F
-
-    found = rows.groupBy("topic", "node").agg(F.min("index").alias("first"))
-    return {(row["topic"], row["node"]): int(row["first"]) for row in found.collect()}
-
-
-def _rows_of(spark: SparkSession, target: TableTarget) -> Any:
-    from penstock.pipeline.folders import spark_path
-
-    paths = [spark_path(f"{target.path}/{file.path}") for file in _files_of(target)]
-    reader = spark.read.option("basePath", spark_path(target.path)).option("mergeSchema", "true")
-    return reader.parquet(*paths)
-
-
 def _accepted(waiting: Waiting, spans: Sequence[Span]) -> Iterable[Accepted]:
     what = waiting.what if spans == waiting.spans else ()
     for number, span in enumerate(spans):
         text = what[number] if number < len(what) else ""
         yield Accepted(waiting.name, now_ms(), span, text or waiting.kind)
-
-
-def _ledger_of(path: str) -> str:
-    """The ledger that a file below ``_penstock/ledger`` belongs to."""
-    words = path.split("/")
-    return "/".join(words[:3]) if len(words) == 4 and words[3] == "head.json" else ""
 
 
 def _move_aside(spark: SparkSession, path: str, aside: str) -> None:
