@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from penstock.spark.offsets import INDEX_MAX, Position, Positions, flat, is_instance
+from penstock.spark.offsets import INDEX_MAX, Positions, flat, is_instance
 
 ROW_SIZE = 7
 
@@ -183,12 +183,3 @@ def spans_between(channel: str, before: Positions, after: Positions) -> list[Spa
         elif start.index < end.index:
             spans.append(Span(log, start.index, end.index))
     return spans
-
-
-def positions_of(channel: str, ends: Mapping[Log, int]) -> Positions:
-    """An offset's positions of one channel, from the ends of its logs, the newer ones last."""
-    found: Positions = {}
-    for log, index in ends.items():
-        if log.channel == channel:
-            found.setdefault(log.node, {})[log.topic] = Position(log.instance, index)
-    return found

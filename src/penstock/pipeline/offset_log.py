@@ -104,19 +104,6 @@ class OffsetLog:
         told = {channel: encode(channel, positions) for channel, positions in begin.items()}
         self.folder.write(BEGIN, json.dumps({"version": 1, "channels": told}).encode())
 
-    def spans(self, batch: int) -> list[Span]:
-        """What a batch reads, not counted."""
-        after = self.positions(batch)
-        before = self.begin() if batch == 0 else self.positions(batch - 1)
-        if after is None or before is None:
-            missing = batch if after is None else batch - 1
-            raise PipelineError(
-                f"{self.folder.uri}/offsets/{missing} is gone, so what batch {batch} reads is not "
-                "known.  Put the checkpoint back from a backup, or remove it: the pipeline then "
-                "goes on from what its tables have"
-            )
-        return between(before, after)
-
 
 def between(before: ByChannel, after: ByChannel) -> list[Span]:
     return [

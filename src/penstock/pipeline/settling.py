@@ -83,7 +83,6 @@ class Settling:
     ) -> None:
         self._pipeline = pipeline
         self._stateful = stateful
-        self._answers = answers
         self._spark = spark
         self._beside = open_folder(spark, ledger_folder(pipeline))
         self._checkpoint = open_folder(spark, pipeline.checkpoint_path)

@@ -12,7 +12,6 @@ from penstock.pipeline.coverage import (
     Coverage,
     Log,
     Span,
-    positions_of,
     spans_between,
     spans_of_rows,
 )
@@ -110,10 +109,3 @@ def test_a_batch_reads_what_lies_between_two_offsets() -> None:
     ]
     made_again = {"n": {"a": Position(other, 2)}}
     assert spans_between("c", before, made_again) == [Span(Log("c", "n", "a", other), 2, 2, 0)]
-
-
-def test_of_two_instances_the_newer_is_gone_on_with() -> None:
-    old, new = Log("c", "n", "t", "f" * 16), Log("c", "n", "t", "0" * 16)
-    coverage = Coverage([Span(old, 0, 9), Span(new, 1, 2), Span(old, 9, 10)])
-    assert positions_of("c", coverage.ends()) == {"n": {"t": Position("0" * 16, 2)}}
-    assert positions_of("d", coverage.ends()) == {}
