@@ -43,8 +43,8 @@ def live_files(folder: Folder) -> list[DataFile]:
         if (name := file.path.removesuffix(f"/{HEAD}")).count("/") == LEDGERS.count("/") + 1
         and file.path.endswith(f"/{HEAD}")
     }
-    if _is_delta(folder):
-        found = _delta_files(folder)
+    if is_delta(folder):
+        found = delta_files(folder)
     elif names:
         found = [file for name in names for file in _ledger_files(folder, name)]
     else:
@@ -83,11 +83,11 @@ def _ledger_files(folder: Folder, path: str) -> list[DataFile]:
     raise PipelineError(f"{folder.uri}/{path} changes all the time")
 
 
-def _is_delta(folder: Folder) -> bool:
+def is_delta(folder: Folder) -> bool:
     return any(True for _ in folder.files(DELTA_LOG))
 
 
-def _delta_files(folder: Folder) -> list[DataFile]:
+def delta_files(folder: Folder) -> list[DataFile]:
     """Of a Delta table its own log says it."""
     import pyarrow as pa
     from deltalake import DeltaTable

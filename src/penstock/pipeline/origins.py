@@ -18,6 +18,7 @@ from penstock.pipeline import legacy
 from penstock.pipeline.coverage import Coverage, Span
 from penstock.pipeline.delta import DeltaSinkTable
 from penstock.pipeline.done import Done
+from penstock.pipeline.files import delta_files, is_delta
 from penstock.pipeline.folders import LocalFolder, spark_path
 from penstock.pipeline.known import Known
 from penstock.pipeline.ledger import Ledger
@@ -212,10 +213,18 @@ def _may_lag(target: Target, batch: int | None) -> bool:
 
 
 def _files_of(target: Target) -> Iterable[DataFile]:
-    """The data files that a table has from before its ledger."""
+    """The data files that a table has from before its ledger.
+
+    The folder of a Delta table also has files that no version, or only an older one, has: its own
+    log says which are the table's.
+    """
     if not isinstance(target, TableTarget):
         return
-    for file in target.ledger.folder.files():
+    folder = target.ledger.folder
+    if isinstance(target.sink, DeltaSink):
+        yield from delta_files(folder) if is_delta(folder) else ()
+        return
+    for file in folder.files():
         if is_data(file.path) and not file.path.startswith(f"{STATE}/"):
             yield DataFile(file.path, file.size)
 
