@@ -16,13 +16,12 @@ from penstock.pipeline.coverage import Span
 from penstock.pipeline.discovery import Brokers
 from penstock.pipeline.offset_log import ByChannel, OffsetLog, between, missing_in
 from penstock.pipeline.spec import Pipeline, channel_of
-from penstock.spark.broker import asked
 from penstock.spark.cluster import Cluster
 from penstock.spark.offsets import Position
 
 log = logging.getLogger("penstock.pipeline")
 
-AT_ONCE_MAX = 1024  # topics of /log/ends, ranges of /log/counts
+AT_ONCE_MAX = 1024  # topics of /log/ends
 
 
 class BatchRanges:
@@ -55,25 +54,19 @@ class BatchRanges:
             if span.messages is None:
                 places.setdefault((span.log.channel, span.log.node), []).append(number)
         for (channel, node), numbers in places.items():
-            for at in range(0, len(numbers), AT_ONCE_MAX):
-                part = numbers[at : at + AT_ONCE_MAX]
-                counts = self._counts(channel, node, [spans[n] for n in part])
-                for number, count in zip(part, counts, strict=True):
-                    found[number] = spans[number]._replace(messages=count)
+            counts = self._counts(channel, node, [spans[number] for number in numbers])
+            for number, count in zip(numbers, counts, strict=True):
+                found[number] = spans[number]._replace(messages=count)
         return tuple(found)
 
     def _counts(self, channel: str, node: str, spans: Sequence[Span]) -> list[int | None]:
         unknown: list[int | None] = [None] * len(spans)
-        ranges = [
-            {"topic": s.log.topic, "instance": s.log.instance, "start": s.start, "end": s.end}
-            for s in spans
-        ]
+        ranges = [(each.log.topic, each.log.instance, each.start, each.end) for each in spans]
         try:
             cluster = self._found(channel, {node})
             if node not in cluster.nodes:
                 return unknown
-            request = asked("POST", "/log/counts", None, {"ranges": ranges})
-            counts = list(cluster.nodes[node].brief().json(request, 0.0)["counts"])
+            counts = cluster.counts(node, ranges, retry_s=0.0)
             return counts if len(counts) == len(spans) else unknown
         except (PenstockError, KeyError, TypeError) as error:
             log.warning("messages of node %s are not counted: %s", node, error)

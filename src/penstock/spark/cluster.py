@@ -205,14 +205,20 @@ class Cluster:
         told = self.nodes[uuid].get("/log/count", topic=topic, start=start, end=end)
         return int(told["count"])
 
-    def counts(self, uuid: str, ranges: Sequence[tuple[str, str, int, int]]) -> list[int | None]:
-        """``count`` of many (topic, instance, start, end); None where there is no such log."""
+    def counts(
+        self, uuid: str, ranges: Sequence[tuple[str, str, int, int]], retry_s: float | None = None
+    ) -> list[int | None]:
+        """``count`` of many (topic, instance, start, end); None where there is no such log.
+
+        ``retry_s`` in place of retryTimeout; with 0 the answer must come soon, too.
+        """
+        node = self.nodes[uuid].brief() if retry_s == 0.0 else self.nodes[uuid]
         keys = ("topic", "instance", "start", "end")
         counts: list[int | None] = []
         for first in range(0, len(ranges), RANGE_COUNT_MAX):
             part = ranges[first : first + RANGE_COUNT_MAX]
             body = {"ranges": [dict(zip(keys, each, strict=True)) for each in part]}
-            counts += self.nodes[uuid].post("/log/counts", body)["counts"]
+            counts += node.json(asked("POST", "/log/counts", None, body), retry_s)["counts"]
         return counts
 
     def missing_count_max(self, uuid: str, topic: str, start: int, end: int) -> int:
