@@ -1,6 +1,8 @@
 """The import arrows of the architecture: which package may import which.
 
-    core, wire  <-  engine, storage  <-  server  <-  cli
+    core <- wire <- storage <- engine <- server <- lookupd, admin
+            wire <- client <- spark <- pipeline
+    everything <- cli
 
 Every package may use the modules directly under ``penstock`` (errors, kinds, settings, version),
 which use nothing but each other; ``penstock/__init__.py`` also names the client, its public face,
