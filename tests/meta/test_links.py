@@ -5,32 +5,33 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.meta.rules import anchor
+
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
 
 
 def links(page: Path) -> list[tuple[str, str]]:
-    """(file, anchor) of each link that stays in the repository; either may be empty."""
+    """(file, fragment) of each link that stays in the repository; either may be empty."""
     found = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8"))
-    return [(target, anchor) for target, anchor in found if "://" not in target]
+    return [(target, fragment) for target, fragment in found if "://" not in target]
 
 
 def anchors(page: Path) -> set[str]:
-    """Those of a page's headings, made as the common renderers make them."""
+    """Those of a page's headings."""
     headings = re.findall(r"(?m)^#+ (.*)$", page.read_text(encoding="utf-8"))
-    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
-    return {heading.strip().replace(" ", "-") for heading in plain}
+    return {anchor(heading) for heading in headings}
 
 
 def test_links_lead_to_files_and_headings() -> None:
     assert PAGES
     broken = set()
     for page in PAGES:
-        for target, anchor in links(page):
+        for target, fragment in links(page):
             file = page.parent / target if target else page
-            wrong = not file.exists() or (anchor and anchor not in anchors(file))
+            wrong = not file.exists() or (fragment and fragment not in anchors(file))
             if wrong:
-                broken.add(f"{page.relative_to(REPOSITORY)}: {target}#{anchor}")
+                broken.add(f"{page.relative_to(REPOSITORY)}: {target}#{fragment}")
     assert broken == set()
 
 
