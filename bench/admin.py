@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.admin.running import Nsqadmin
-from tests.daemon import Nsqd, Nsqlookupd
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 from penstock.cli.usage import Usage, usage
 

@@ -7,11 +7,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.certificates import Pki
-from tests.daemon import Nsqd
+from tests.support.certificates import Pki
+from tests.support.daemon import Nsqd
 
-from penstock.cli.load import Connection, Task
-from penstock.cli.measure import Report, measure
+from penstock.cli.load_workers import Connection, Task
+from penstock.cli.measurement import Report, measure
 from penstock.cli.usage import Usage, settle, usage
 
 # Stands for the flags of a certificate that is made for the run.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from bench.broker import Broker
 from bench.throughput import Metrics
 from bench.timing import times
-from penstock.cli.measure import Report
+from penstock.cli.measurement import Report
 from penstock.wire import commands
 
 OK_SECONDS_MAX = 120.0

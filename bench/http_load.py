@@ -1,6 +1,6 @@
 """Publishing over HTTP: keep-alive connections that each wait for their answer, in one process.
 
-As in `penstock.cli.load`, the generator shares its cores with the server, so it is cheap: a
+As in `penstock.cli.load_workers`, the generator shares its cores with the server, so it is cheap: a
 request is encoded once and an answer is looked at only as far as needed to know that it is whole.
 """
 

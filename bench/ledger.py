@@ -28,9 +28,9 @@ from typing import Any
 from bench.broker import Broker
 from bench.run import find_makes
 from penstock.pipeline import batch_ranges, folders, ledger
-from penstock.pipeline.checking import check
-from penstock.pipeline.reading import from_table
-from penstock.pipeline.running import TABLE_SETTINGS, Run
+from penstock.pipeline.consistency import check
+from penstock.pipeline.runner import TABLE_SETTINGS, Run
+from penstock.pipeline.spec_file import from_table
 from penstock.pipeline.status import Status, StatusFile
 from penstock.spark.session import SessionPlan, open_session
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 from tests.spark.driving import Driver, Member, living
 
 from bench.broker import Broker
-from penstock.cli.load import Histogram
-from penstock.cli.measure import measure
+from penstock.cli.load_workers import Histogram
+from penstock.cli.measurement import measure
 from penstock.wire import commands
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from dataclasses import replace
 
 from bench.broker import Broker
 from bench.throughput import Metrics
-from penstock.cli.load import Connection, Histogram
-from penstock.cli.measure import measure
+from penstock.cli.load_workers import Connection, Histogram
+from penstock.cli.measurement import measure
 from penstock.core.frames import Message
 from penstock.wire import commands
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 
 @pytest.fixture

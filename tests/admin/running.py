@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.daemon import Daemon, Nsqd, Nsqlookupd, Raw
+from tests.support.daemon import Daemon, Nsqd, Nsqlookupd, Raw
 
 WAIT_SECONDS_MAX = 15.0
 SAMPLE_INTERVAL = "1s"

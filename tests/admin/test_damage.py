@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 from tests.admin.browser import Browser
 from tests.admin.running import Nsqadmin, until
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 
 def flip(path: Path) -> None:

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from tests.admin.browser import Browser
 from tests.admin.running import Cluster, Nsqadmin
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 PAGES = ("/", "/topics", "/topics/lasting", "/topics/lasting/all", "/nodes", "/lookup", "/counter")
 

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from tests.admin.browser import Browser, Tab
 from tests.admin.running import Nsqadmin, until
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 TOPIC_COUNT = 2000
 CHANNELS = ("archive", "email", "search")

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from tests.admin.browser import Browser
 from tests.admin.running import Nsqadmin, until
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 JSON = {"Content-Type": "application/json"}
 ANN = {"X-Forwarded-User": "ann"}

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.bench import UPGRADES, build_parser
-from tests.certificates import Pki
-from tests.daemon import Nsqd
+from tests.support.certificates import Pki
+from tests.support.daemon import Nsqd
 
 SECONDS_MAX = 60
 

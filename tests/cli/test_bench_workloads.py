@@ -12,7 +12,7 @@ from bench import plots, report, run, timing
 from bench.broker import Broker, Make
 from bench.workloads import WORKLOADS, Target, Workload
 
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 SMALL: dict[str, dict[str, Any]] = {
     "publish": {"messages": 2_000},

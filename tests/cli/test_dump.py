@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.dump import main
-from penstock.core.segment import STAGED
+from penstock.core.batches import STAGED
 from penstock.core.slots import Batch
 from penstock.storage import ledger
 from penstock.storage.channel_reader import ChannelReader
@@ -40,7 +40,7 @@ from penstock.storage.staging import (
 )
 from penstock.storage.staging_notes import Noted, StagingNotes
 from penstock.storage.topic_log import TopicLog
-from tests.staging import ATTEMPT, deferred, plain
+from tests.support.staging import ATTEMPT, deferred, plain
 from tests.unit.storage.build import NODE_ID, append, append_many, batch
 
 

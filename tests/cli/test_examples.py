@@ -19,8 +19,8 @@ from penstock.admin.options import checked
 from penstock.cli import nsqadmin, nsqd, nsqlookupd, pipeline
 from penstock.cli.flags import FlagTable, Parsed
 from penstock.errors import AlreadyRunningError
-from penstock.pipeline import running
-from tests.daemon import Nsqd
+from penstock.pipeline import runner
+from tests.support.daemon import Nsqd
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 UNITS = sorted((EXAMPLES / "systemd").glob("nsq*.service"))
@@ -93,7 +93,7 @@ def test_the_unit_of_a_pipeline_signals_the_driver_and_repeats_what_may_pass() -
     assert table.parse(flags, {}).warnings == []
     service = unit["Service"]
     assert (service["KillMode"], service["KillSignal"]) == ("mixed", "SIGTERM")
-    assert int(service["TimeoutStopSec"]) > running.BATCH_END_S * 2
+    assert int(service["TimeoutStopSec"]) > runner.BATCH_END_S * 2
     statuses = dict(pipeline.EXIT_STATUSES)
     prevented = set(map(int, service["RestartPreventExitStatus"].split()))
     assert prevented < set(statuses) and AlreadyRunningError.status not in prevented

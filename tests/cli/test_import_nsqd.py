@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.import_nsqd import main
-from tests.client import Client
-from tests.daemon import Nsqd
-from tests.go_queues import GoMessage, GoPath, message
+from tests.support.client import Client
+from tests.support.daemon import Nsqd
+from tests.support.go_queues import GoMessage, GoPath, message
 
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tools import Tool, finished, prepare, source
-from tests.client import eventually, numbered, publish
-from tests.daemon import Nsqd, Nsqlookupd
+from tests.support.client import eventually, numbered, publish
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 CHANNEL = "nsq_to_file"
 HOST = "--host-identifier=h"

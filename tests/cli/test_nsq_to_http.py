@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.cli.tools import Tool, finished, prepare, source
-from tests.client import numbered
-from tests.daemon import Nsqd
+from tests.support.client import numbered
+from tests.support.daemon import Nsqd
 
 CHANNEL = "nsq_to_http"
 FAST = ("--consumer-opt=default_requeue_delay,10ms", "--consumer-opt=backoff_multiplier,5ms")

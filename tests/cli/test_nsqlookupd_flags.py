@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Nsqlookupd
-from tests.patience import late_s
+from tests.support.daemon import Nsqlookupd
+from tests.support.patience import late_s
 
 BIN = Path(sys.executable).parent
 SECONDS_MAX = 20.0

@@ -18,8 +18,8 @@ from penstock.cli.nsqd import flag_table
 from penstock.client import sync
 from penstock.engine.options import Options
 from penstock.errors import OptionError
-from tests.daemon import Nsqd, Nsqlookupd
-from tests.family import children, gone
+from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.family import children, gone
 
 pytestmark = pytest.mark.timeout(110)
 

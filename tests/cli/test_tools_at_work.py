@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tools import Tool, finished, prepare
-from tests.client import eventually, numbered, publish
-from tests.daemon import Nsqd, Nsqlookupd
+from tests.support.client import eventually, numbered, publish
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 # Small waits: what is tested is that a tool goes on, not how long it hesitates.
 FAST = (

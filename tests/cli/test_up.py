@@ -18,8 +18,8 @@ import pytest
 
 from penstock.cli.up import SECOND_SIGNAL_S
 from penstock.client import sync
-from tests.daemon import Daemon
-from tests.family import children, command_line, gone
+from tests.support.daemon import Daemon
+from tests.support.family import children, command_line, gone
 
 pytestmark = pytest.mark.timeout(110)
 

@@ -10,8 +10,8 @@ import pytest
 
 import penstock
 from penstock.version import VERSION
-from tests.daemon import Nsqd, Nsqlookupd
 from tests.meta.coverage_table import ROOT
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 PROGRAMS = Path(sys.executable).parent
 

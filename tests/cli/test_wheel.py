@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import COMMANDS
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src"

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.client import publish
-from tests.daemon import Nsqd
+from tests.support.client import publish
+from tests.support.daemon import Nsqd
 
 PROGRAMS = Path(sys.executable).parent
 RUN_SECONDS_MAX = 40.0  # for machines with other things to do

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.client.config import Config
-from penstock.settings import settings_of
+from penstock.settings.table import settings_of
 
 GUIDE = Path(__file__).parents[2] / "docs" / "client.md"
 HEAD = "| Option | Default | Allowed | Meaning |\n|---|---|---|---|"

@@ -9,7 +9,7 @@ from typing import Any
 import uvloop
 
 from penstock.client import Consumer, Message
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from penstock.client import Consumer, Message
-from tests.client import numbered, publish
 from tests.clients.running import QUICK, Received, run, until
-from tests.daemon import Nsqd
-from tests.lookup import Lookup
+from tests.support.client import numbered, publish
+from tests.support.daemon import Nsqd
+from tests.support.lookup import Lookup
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.client import Message
 from penstock.client.backoff import State
-from tests.client import numbered, publish
 from tests.clients.running import LOOPS, Received, consumer_of, run, until
-from tests.daemon import Nsqd
+from tests.support.client import numbered, publish
+from tests.support.daemon import Nsqd
 
 
 @pytest.fixture(scope="module")

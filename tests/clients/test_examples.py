@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.guide import GUIDE, table
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OUTPUT = {

@@ -11,10 +11,10 @@ import pytest
 
 from penstock.client import Consumer, Message, Producer
 from penstock.errors import UnknownOutcomeError
-from tests.client import numbered, publish
 from tests.clients.running import LOOPS, QUICK, Received, consumer_of, run, until
-from tests.daemon import Nsqd
-from tests.proxy import Proxy
+from tests.support.client import numbered, publish
+from tests.support.daemon import Nsqd
+from tests.support.proxy import Proxy
 
 
 @pytest.fixture(scope="module")

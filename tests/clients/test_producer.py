@@ -12,10 +12,10 @@ import pytest
 
 from penstock.client import Consumer, Producer, sync
 from penstock.errors import NotConnectedError, OptionError, RefusedError, StoppedError
-from tests.client import Client, numbered
 from tests.clients.running import LOOPS, QUICK, run, until
-from tests.daemon import Nsqd
-from tests.proxy import Proxy
+from tests.support.client import Client, numbered
+from tests.support.daemon import Nsqd
+from tests.support.proxy import Proxy
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 
 from penstock.client import Consumer, Producer
 from penstock.errors import NotConnectedError, RefusedError
-from tests.auth_server import AuthServer, entry, reply
-from tests.certificates import Pki
 from tests.clients.running import LOOPS, QUICK, Received, run, until
-from tests.daemon import Nsqd
+from tests.support.auth_server import AuthServer, entry, reply
+from tests.support.certificates import Pki
+from tests.support.daemon import Nsqd
 
 WAYS: dict[str, dict[str, object]] = {
     "tls": {"tls_v1": True},

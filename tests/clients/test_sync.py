@@ -10,9 +10,9 @@ import pytest
 
 from penstock.client import Message, sync
 from penstock.errors import NotConnectedError, RefusedError, StoppedError
-from tests.client import eventually, numbered, publish
 from tests.clients.running import QUICK
-from tests.daemon import Nsqd
+from tests.support.client import eventually, numbered, publish
+from tests.support.daemon import Nsqd
 
 
 @pytest.fixture(scope="module")

@@ -28,10 +28,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from penstock.cli.usage import open_file_count, usage
-from tests.client import eventually
 from tests.conformance.probe import probing
-from tests.daemon import Nsqd
-from tests.patience import late_s, patience
+from tests.support.client import eventually
+from tests.support.daemon import Nsqd
+from tests.support.patience import late_s, patience
 
 T = TypeVar("T")
 

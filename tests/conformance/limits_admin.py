@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.limits import tried_by
+from tests.support.limits import tried_by
 
 HOSTILE = "tests.conformance.test_nsqadmin_hostile"
 TOO_MUCH = f"{HOSTILE}:test_a_node_that_answers_too_much_fails_and_stops_nobody"
-DECODING = "tests.unit.admin.test_decoding"
+DECODING = "tests.unit.admin.test_decoders"
 
 tried_by("An answer of a nsqd to nsqadmin", "64 MiB, 4,000,000 values, 64 levels", TOO_MUCH)
 tried_by(

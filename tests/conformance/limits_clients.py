@@ -6,10 +6,10 @@ import json
 import time
 
 from penstock.wire import commands
-from tests.client import Client, numbered
 from tests.conformance.limits_connections import metric
-from tests.daemon import ERROR, Nsqd
-from tests.limits import Daemons, trial, tried_by
+from tests.support.client import Client, numbered
+from tests.support.daemon import ERROR, Nsqd
+from tests.support.limits import Daemons, trial, tried_by
 
 
 def refusal(daemons: Daemons, sent: bytes) -> str:

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from penstock.wire import commands
-from tests.certificates import Pki
-from tests.client import Client, eventually
-from tests.daemon import LimitedNsqd, Nsqd
-from tests.limits import Daemons, ask, status, trial, tried_by
+from tests.support.certificates import Pki
+from tests.support.client import Client, eventually
+from tests.support.daemon import LimitedNsqd, Nsqd
+from tests.support.limits import Daemons, ask, status, trial, tried_by
 
 MAGIC = commands.MAGIC_V2
 

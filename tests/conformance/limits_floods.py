@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.limits import tried_by
+from tests.support.limits import tried_by
 
 FLOODS = "tests.conformance.test_floods"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from tests.limits import Daemons, ask, trial, tried_by
+from tests.support.limits import Daemons, ask, trial, tried_by
 
 TESTS = "tests.conformance.test_lookupd_limits:"
 
@@ -44,7 +44,7 @@ tried_by(
 tried_by(
     "Topics and channels at nsqlookupd that no nsqd has any more",
     "50,000",
-    "tests.unit.lookupd.test_forgetting:"
+    "tests.unit.lookupd.test_expiry:"
     "test_of_too_many_those_go_first_that_were_there_for_the_shortest_time",
 )
 tried_by(

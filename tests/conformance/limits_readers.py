@@ -6,8 +6,8 @@ import json
 import struct
 
 from penstock.wire import commands
-from tests.client import Client
-from tests.limits import Daemons, trial, tried_by
+from tests.support.client import Client
+from tests.support.limits import Daemons, trial, tried_by
 
 READERS = "tests.conformance.test_log_readers:"
 
@@ -24,7 +24,7 @@ tried_by(
 tried_by(
     "Reads by index that wait",
     "1,024",
-    "tests.unit.engine.test_reads:test_of_too_many_reads_the_greedy_reader_s_are_refused",
+    "tests.unit.engine.pull.test_reads:test_of_too_many_reads_the_greedy_reader_s_are_refused",
 )
 tried_by(
     "Polls that wait for the end of a log",

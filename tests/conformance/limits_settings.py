@@ -8,10 +8,10 @@ import time
 import pytest
 
 from penstock.wire import commands
-from tests.auth_server import AuthServer, entry, reply
-from tests.client import Client, publish
-from tests.daemon import Nsqd
-from tests.limits import Daemons, trial, tried_by
+from tests.support.auth_server import AuthServer, entry, reply
+from tests.support.client import Client, publish
+from tests.support.daemon import Nsqd
+from tests.support.limits import Daemons, trial, tried_by
 
 
 @trial("The delay of a requeue", "1h")

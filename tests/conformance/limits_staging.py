@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.limits import Daemons, trial, tried_by
-from tests.staging import HttpQuery, plain
+from tests.support.limits import Daemons, trial, tried_by
+from tests.support.staging import HttpQuery, plain
 
 NODE = "00000000-0000-0000-0000-000000000001"
 

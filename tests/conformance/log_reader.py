@@ -6,7 +6,7 @@ import json
 from typing import Any
 from uuid import uuid4
 
-from tests.daemon import Nsqd, Reply
+from tests.support.daemon import Nsqd, Reply
 
 
 class LogReader:

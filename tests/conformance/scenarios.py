@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import pytest
 
-from tests.client import eventually, numbered
-from tests.daemon import Nsqd
-from tests.patience import early_s, late_s, patience
+from tests.support.client import eventually, numbered
+from tests.support.daemon import Nsqd
+from tests.support.patience import early_s, late_s, patience
 
 WAIT_SECONDS_MAX = 20.0
 # What a busy machine may add to a wait.

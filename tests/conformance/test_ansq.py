@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from tests.conformance.scenarios import ClientScenarios, Driven
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 
 class TestAnsq(ClientScenarios):

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from penstock.wire import commands
-from tests.auth_server import AuthServer, entry, fields_of, reply
-from tests.certificates import Pki
-from tests.client import Client, eventually
-from tests.daemon import ERROR, RESPONSE, Nsqd
-from tests.secure import SecureClient
+from tests.support.auth_server import AuthServer, entry, fields_of, reply
+from tests.support.certificates import Pki
+from tests.support.client import Client, eventually
+from tests.support.daemon import ERROR, RESPONSE, Nsqd
+from tests.support.secure import SecureClient
 
 GRANTS = {
     "s3cret": reply(entry("^ok.*$"), entry("^read$", ("^c$",), ("subscribe",))),

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.client import Client
-from tests.daemon import RESPONSE, Nsqd
+from tests.support.client import Client
+from tests.support.daemon import RESPONSE, Nsqd
 
 BUDGET = 16 << 20
 BODY = 4 << 20

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from tests.conformance import nodejs
-from tests.daemon import Nsqd, Nsqlookupd
-from tests.patience import late_s
+from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.patience import late_s
 
 # nsqd tries a lost nsqlookupd again after 8 s at the latest.
 WAIT_SECONDS_MAX = 40.0

@@ -13,11 +13,11 @@ import pytest
 import snappy
 
 from penstock.wire import commands
-from tests.certificates import Pki
-from tests.client import Client, eventually, numbered
-from tests.daemon import Nsqd
-from tests.patience import late_s
-from tests.secure import PackedSocket, SecureClient
+from tests.support.certificates import Pki
+from tests.support.client import Client, eventually, numbered
+from tests.support.daemon import Nsqd
+from tests.support.patience import late_s
+from tests.support.secure import PackedSocket, SecureClient
 
 OK = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
 

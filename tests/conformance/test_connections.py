@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.client import Client, eventually, numbered
-from tests.daemon import START_SECONDS_MAX, Nsqd
+from tests.support.client import Client, eventually, numbered
+from tests.support.daemon import START_SECONDS_MAX, Nsqd
 
 
 @pytest.fixture(scope="module")

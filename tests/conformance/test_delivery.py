@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.wire import commands
-from tests.client import Client, eventually, numbered, publish
-from tests.daemon import Nsqd
-from tests.patience import early_s, late_s
-from tests.together import Together
+from tests.support.client import Client, eventually, numbered, publish
+from tests.support.daemon import Nsqd
+from tests.support.patience import early_s, late_s
+from tests.support.together import Together
 
 together = Together()
 

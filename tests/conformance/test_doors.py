@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from penstock.server.doors import FIRST_COMMAND_TIMEOUT_S
+from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S
 from penstock.wire import commands
-from tests.certificates import Pki
-from tests.client import Client, eventually
-from tests.daemon import RESPONSE, LimitedNsqd, Nsqd, Raw
+from tests.support.certificates import Pki
+from tests.support.client import Client, eventually
+from tests.support.daemon import RESPONSE, LimitedNsqd, Nsqd, Raw
 
 LIMIT = 256
 PLACES = 133

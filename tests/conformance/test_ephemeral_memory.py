@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.client import Client
 from tests.conformance.limits_connections import metric
 from tests.conformance.test_unread import MB, memory_growth, memory_size
-from tests.daemon import Nsqd
+from tests.support.client import Client
+from tests.support.daemon import Nsqd
 
 QUEUE_SIZE = 8 * MB
 PUBLISHED_SIZE = 240 * MB

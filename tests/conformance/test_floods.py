@@ -20,8 +20,8 @@ import pytest
 
 from penstock.cli.usage import usage
 from tests.conformance.test_cluster import StuckLookupd, channels, eventually
-from tests.daemon import REPLY_SECONDS_MAX, RESPONSE, Message, Nsqd, Nsqlookupd, Raw
-from tests.patience import late_s
+from tests.support.daemon import REPLY_SECONDS_MAX, RESPONSE, Message, Nsqd, Nsqlookupd, Raw
+from tests.support.patience import late_s
 
 
 def post_all(port: int, targets: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.wire import commands
-from tests.daemon import RESPONSE, Nsqd, Raw, Reply
+from tests.support.daemon import RESPONSE, Nsqd, Raw, Reply
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json; charset=utf-8"

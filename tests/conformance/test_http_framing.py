@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.daemon import Nsqd
-from tests.limits import ask, status
+from tests.support.daemon import Nsqd
+from tests.support.limits import ask, status
 
 POST = b"POST /pub?topic=framing HTTP/1.1\r\n"
 OLD = b"POST /pub?topic=framing HTTP/1.0\r\n"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import strategies as st
 
-from penstock.server.http import HttpLimits
+from penstock.net.http_server import HttpLimits
 from penstock.wire import commands
 from tests.conformance.fuzzing import (
     FUZZ_SECONDS,
@@ -26,8 +26,8 @@ from tests.conformance.fuzzing import (
     pick,
     undisturbed,
 )
-from tests.daemon import Nsqd
-from tests.limits import PAGE, status
+from tests.support.daemon import Nsqd
+from tests.support.limits import PAGE, status
 
 DOCS = PAGE.parent
 

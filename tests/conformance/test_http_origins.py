@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Daemon, Nsqd, Nsqlookupd, Reply
+from tests.support.daemon import Daemon, Nsqd, Nsqlookupd, Reply
 
 CROSS = {"Sec-Fetch-Site": "cross-site"}
 CHANGES = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Nsqd, Reply
+from tests.support.daemon import Nsqd, Reply
 
 TOKENS = """
 # role   token

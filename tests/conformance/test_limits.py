@@ -13,7 +13,7 @@ import pytest
 from penstock.admin.options import SETTINGS as ADMIN_SETTINGS
 from penstock.engine.options import SETTINGS
 from penstock.lookupd.options import SETTINGS as LOOKUPD_SETTINGS
-from tests.limits import TRIALS, Daemons, Row, rows
+from tests.support.limits import TRIALS, Daemons, Row, rows
 
 for file in sorted(Path(__file__).parent.glob("limits_*.py")):
     importlib.import_module(f"tests.conformance.{file.stem}")
@@ -52,7 +52,7 @@ def test_the_flags_in_the_table_exist() -> None:
 def test_a_limit_is_as_the_table_says(
     row: Row, daemons: Daemons, begun: dict[str, Future[None]]
 ) -> None:
-    assert row.what in TRIALS, "a row without a trial: see tests/limits.py"
+    assert row.what in TRIALS, "a row without a trial: see tests/support/limits.py"
     assert row.beyond
     trial = TRIALS[row.what]
     assert row.how_much == trial.how_much

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core.segment import scan
-from tests.daemon import ERROR, REPLY_SECONDS_MAX, Nsqd, Nsqlookupd, Reply
-from tests.page_cache import forget
-from tests.patience import late_s
+from penstock.core.batches import scan
+from tests.support.daemon import ERROR, REPLY_SECONDS_MAX, Nsqd, Nsqlookupd, Reply
+from tests.support.page_cache import forget
+from tests.support.patience import late_s
 
 # Nothing is synced but for a poll.
 LAZY = ("--sync-every=1000000", "--sync-timeout=1h")

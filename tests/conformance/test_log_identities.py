@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.client import eventually
 from tests.conformance.log_reader import LogReader
-from tests.daemon import Nsqd, Reply
+from tests.support.client import eventually
+from tests.support.daemon import Nsqd, Reply
 
 SMALL = ("--max-bytes-per-file=20000",)
 MOMENT_S = 0.5  # after which a commit has survived kill -9

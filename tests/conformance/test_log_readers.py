@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tests.client import Client, eventually
-from tests.daemon import Nsqd, Reply
+from tests.support.client import Client, eventually
+from tests.support.daemon import Nsqd, Reply
 
 SIZE = 24 << 20
 READ_SIZE = 16 << 20

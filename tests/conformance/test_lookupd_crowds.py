@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.doors import FIRST_COMMAND_TIMEOUT_S
-from tests.certificates import Pki
-from tests.client import eventually
+from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S
 from tests.conformance.test_doors import crowd, open_count
 from tests.conformance.test_lookupd_http import Peer
 from tests.conformance.test_lookupd_limits import metric
-from tests.daemon import Nsqd, Nsqlookupd
+from tests.support.certificates import Pki
+from tests.support.client import eventually
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 LIMIT = 306
 CROWD = 320

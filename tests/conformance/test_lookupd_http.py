@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import Nsqlookupd, Raw, Reply
+from tests.support.daemon import Nsqlookupd, Raw, Reply
 
 GO_ZERO_NS = -6795364578871345152
 WAIT_SECONDS_MAX = 20.0

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.client import eventually
 from tests.conformance.test_lookupd_http import Peer
-from tests.daemon import Nsqd, Nsqlookupd
+from tests.support.client import eventually
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 Connect = Callable[..., Peer]
 

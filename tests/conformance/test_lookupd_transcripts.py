@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.test_transcripts import MODES, Case, Play, read_cases
-from tests.daemon import Nsqlookupd, Raw
+from tests.support.daemon import Nsqlookupd, Raw
 
 CASES = read_cases(Path(__file__).with_name("lookupd_transcripts.txt"))
 IDENTITY = json.dumps(

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.admin.running import Nsqadmin
-from tests.certificates import Pki
-from tests.daemon import Nsqd, Reply
-from tests.endpoint import Endpoint
+from tests.support.certificates import Pki
+from tests.support.daemon import Nsqd, Reply
+from tests.support.endpoint import Endpoint
 
 PAUSE = json.dumps({"action": "pause"}).encode()
 JSON_TYPE = {"Content-Type": "application/json"}

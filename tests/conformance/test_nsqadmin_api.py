@@ -17,8 +17,8 @@ import pytest
 
 from tests.admin.running import Nsqadmin, until
 from tests.conformance.log_reader import LogReader
-from tests.daemon import Nsqd, Nsqlookupd, Raw, Reply
-from tests.patience import late_s
+from tests.support.daemon import Nsqd, Nsqlookupd, Raw, Reply
+from tests.support.patience import late_s
 
 TOPIC_FIELDS = [
     *("node", "hostname", "topic_name", "depth", "memory_depth", "backend_depth"),

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.admin.running import Nsqadmin, until
-from tests.daemon import Nsqd
-from tests.endpoint import Answer, Asked, Endpoint
+from tests.support.daemon import Nsqd
+from tests.support.endpoint import Answer, Asked, Endpoint
 from tests.unit.admin.test_sample import HOSTILE_NUMBERS, channel, stats, topic
 
 JSON = "application/json"

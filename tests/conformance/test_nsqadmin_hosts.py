@@ -12,7 +12,7 @@ from penstock.admin.app import Admin
 from penstock.admin.daemon import router_of
 from penstock.admin.options import AdminOptions
 from tests.admin.running import Nsqadmin
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 EVIL = {"Host": "evil.example:4171", "Origin": "http://evil.example:4171"}
 REBOUND = EVIL | {"Sec-Fetch-Site": "same-origin", "Content-Type": "application/json"}

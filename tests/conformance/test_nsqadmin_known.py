@@ -11,8 +11,8 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from tests.admin.running import Nsqadmin, until
-from tests.daemon import Nsqd, Nsqlookupd, Reply
-from tests.endpoint import Endpoint
+from tests.support.daemon import Nsqd, Nsqlookupd, Reply
+from tests.support.endpoint import Endpoint
 
 JSON_TYPE = {"Content-Type": "application/json"}
 TOKEN = "a-token-of-the-nsqds"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conformance import nodejs
 from tests.conformance.scenarios import ClientScenarios, Driven
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from penstock.core.segment import INDEX_MAX
+from penstock.core.batches import INDEX_MAX
 from penstock.wire import commands
 from tests.conformance.test_log_api import ok, read
-from tests.daemon import ERROR, RESPONSE, Nsqd, Nsqlookupd, Reply
-from tests.patience import late_s
-from tests.staging import ATTEMPT, HttpQuery, plain
+from tests.support.daemon import ERROR, RESPONSE, Nsqd, Nsqlookupd, Reply
+from tests.support.patience import late_s
+from tests.support.staging import ATTEMPT, HttpQuery, plain
 
 ONE, TWO = "1" * 32, "2" * 32
 

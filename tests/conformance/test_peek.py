@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 HOUR_S = 3600
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client import Client, eventually
-from tests.daemon import Nsqd
+from tests.support.client import Client, eventually
+from tests.support.daemon import Nsqd
 
 # A topic's newest segment goes too when all of it is finished and it is larger than 4 MiB.
 PUBLISHED_SIZE = 6_000_000

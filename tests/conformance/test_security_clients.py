@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.auth_server import AuthServer, entry, reply
-from tests.certificates import Pki
-from tests.client import eventually, numbered
 from tests.conformance import nodejs
 from tests.conformance.scenarios import Driven
-from tests.daemon import Nsqd
+from tests.support.auth_server import AuthServer, entry, reply
+from tests.support.certificates import Pki
+from tests.support.client import eventually, numbered
+from tests.support.daemon import Nsqd
 
 WAYS: dict[str, dict[str, object]] = {
     "tls": {"ca": True},

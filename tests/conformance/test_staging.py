@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.daemon import RESPONSE, Nsqd
-from tests.staging import ATTEMPT, HttpQuery, deferred, plain
+from tests.support.daemon import RESPONSE, Nsqd
+from tests.support.staging import ATTEMPT, HttpQuery, deferred, plain
 
 OTHER = "f" * 32
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from google_crc32c import value as crc32c
 
-from tests.daemon import Nsqd, Reply
-from tests.faults import FaultyNsqd
-from tests.staging import ATTEMPT, HttpQuery, plain
+from tests.support.daemon import Nsqd, Reply
+from tests.support.faults import FaultyNsqd
+from tests.support.staging import ATTEMPT, HttpQuery, plain
 
 WINNER = (0, ATTEMPT)
 OTHER = "f" * 32

@@ -21,7 +21,6 @@ import pytest
 from hypothesis import strategies as st
 
 from penstock.wire import commands
-from tests.client import Client, numbered
 from tests.conformance.fuzzing import (
     FUZZ_SECONDS,
     Step,
@@ -31,7 +30,8 @@ from tests.conformance.fuzzing import (
     pick,
     undisturbed,
 )
-from tests.daemon import ERROR, MESSAGE, RESPONSE, Nsqd
+from tests.support.client import Client, numbered
+from tests.support.daemon import ERROR, MESSAGE, RESPONSE, Nsqd
 
 CODES_TEXT = """
     E_AUTH_DISABLED E_BAD_BODY E_BAD_CHANNEL E_BAD_MESSAGE E_BAD_PROTOCOL E_BAD_TOPIC E_DPUB_FAILED

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.certificates import Pki
-from tests.client import Client, eventually, numbered
-from tests.daemon import ERROR, RESPONSE, Nsqd, Raw
-from tests.patience import late_s
-from tests.secure import SecureClient
+from tests.support.certificates import Pki
+from tests.support.client import Client, eventually, numbered
+from tests.support.daemon import ERROR, RESPONSE, Nsqd, Raw
+from tests.support.patience import late_s
+from tests.support.secure import SecureClient
 
 ASK_TLS = commands.identify({"feature_negotiation": True, "tls_v1": True})
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.auth_server import AuthServer, entry, reply
-from tests.certificates import Pki
-from tests.daemon import ERROR, RESPONSE, Nsqd, Raw
+from tests.support.auth_server import AuthServer, entry, reply
+from tests.support.certificates import Pki
+from tests.support.daemon import ERROR, RESPONSE, Nsqd, Raw
 
 SILENCE_SECONDS = 0.03
 KINDS = {"response": RESPONSE, "error": ERROR}

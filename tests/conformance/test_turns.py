@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.certificates import Pki
-from tests.client import Client, eventually, numbered
 from tests.conformance.test_connections import UnixNsqd
-from tests.daemon import Nsqd
-from tests.secure import SecureClient
+from tests.support.certificates import Pki
+from tests.support.client import Client, eventually, numbered
+from tests.support.daemon import Nsqd
+from tests.support.secure import SecureClient
 
 HOUR_MS = 3_600_000
 

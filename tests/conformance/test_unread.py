@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.certificates import Pki
-from tests.client import Client, eventually
 from tests.conformance.test_connections import UnixNsqd
-from tests.daemon import Nsqd
-from tests.patience import late_s
-from tests.secure import SecureClient
+from tests.support.certificates import Pki
+from tests.support.client import Client, eventually
+from tests.support.daemon import Nsqd
+from tests.support.patience import late_s
+from tests.support.secure import SecureClient
 
 MB = 1 << 20
 # What the kernel may keep on both ends, and more than what nsqd does.

@@ -16,8 +16,8 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.client import Client
-from tests.daemon import Nsqd, Nsqlookupd
+from tests.support.client import Client
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 REPOSITORY = Path(__file__).parents[2]
 NAMES = ("orders", "orders.eu-1_x", "temporary#ephemeral")

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from penstock.wire import commands
-from tests.daemon import ERROR, MESSAGE, Nsqd, Raw
+from tests.support.daemon import ERROR, MESSAGE, Nsqd, Raw
 
 RECONNECT_S = 0.01
 READ_TIMEOUT_S = 0.2

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from penstock.errors import LockedError, UncutError
 from penstock.storage.files import locked_text
-from tests.faults import Faults
+from tests.support.faults import Faults
 
 # What of the unsynced changes survives a power cut.
 LOSE = "lose"  # nothing

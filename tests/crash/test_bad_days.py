@@ -21,7 +21,7 @@ import pytest
 from penstock.wire import commands
 from tests.crash.load import wait_until
 from tests.crash.test_restart import folder_of, receive, subscribe
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 # Starting
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from penstock.clock import Clock
 from penstock.core.ticket import Ticket
 from penstock.engine.broker import Broker
-from penstock.engine.clock import Clock
-from penstock.engine.opening import open_broker
 from penstock.engine.options import Options
-from penstock.server.loop import LoopTurns, ThreadDisk
+from penstock.engine.recovery import open_broker
+from penstock.nsqd.loop import LoopTurns, ThreadDisk
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files
 from tests.crash.lossy import KEEP, LOSE, LossyFiles
-from tests.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
+from tests.support.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
 
 # Disks that fail
 

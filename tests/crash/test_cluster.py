@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from penstock.client import Consumer, Message, Producer
-from tests.client import publish
 from tests.clients.running import QUICK, run, until
-from tests.daemon import Daemon, Nsqd, Nsqlookupd
+from tests.support.client import publish
+from tests.support.daemon import Daemon, Nsqd, Nsqlookupd
 
 TOPIC = "traffic"
 CHANNELS = ("a", "a", "b")  # of the consumers

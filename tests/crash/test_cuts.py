@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.segment import HEADER_SIZE
+from penstock.core.batches import HEADER_SIZE
 from penstock.storage.journal import (
     encode_channel,
     encode_gone,

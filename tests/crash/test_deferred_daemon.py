@@ -16,8 +16,8 @@ from penstock.wire import commands
 from tests.crash import load
 from tests.crash.test_bad_days import refused
 from tests.crash.test_restart import receive, subscribe
-from tests.daemon import REPLY_SECONDS_MAX, Nsqd, Reply
-from tests.faults import FaultyNsqd
+from tests.support.daemon import REPLY_SECONDS_MAX, Nsqd, Reply
+from tests.support.faults import FaultyNsqd
 
 COUNT = 200
 RECORD_SIZE = 56 + 1 + 64

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.wire import commands
 from tests.crash.load import wait_until
-from tests.daemon import ERROR, MESSAGE, RESPONSE, Nsqd, Raw
+from tests.support.daemon import ERROR, MESSAGE, RESPONSE, Nsqd, Raw
 
 DISK_SIZE_MB = 40
 BODY_SIZE = 16_000

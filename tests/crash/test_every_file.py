@@ -22,13 +22,13 @@ from functools import cache
 import pytest
 from google_crc32c import value as crc32c
 
-from penstock.engine.pull import PullChannel, pull_channel
+from penstock.engine.pull.channel import PullChannel, pull_channel
 from penstock.errors import PenstockError, StorageError
 from penstock.storage.ledger import Decision, Winner
 from tests.crash.lossy import KEEP, LOSE, LossyFiles
-from tests.engine import HOUR, MINUTE, SECOND, Client, Engine
-from tests.faults import READS, WRITES
-from tests.staging import ATTEMPT, Query, plain
+from tests.support.engine import HOUR, MINUTE, SECOND, Client, Engine
+from tests.support.faults import READS, WRITES
+from tests.support.staging import ATTEMPT, Query, plain
 
 SEGMENT_SIZE = 3_000
 OPTIONS = {"max_bytes_per_file": SEGMENT_SIZE}

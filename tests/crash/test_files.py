@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import LockedError
 from penstock.storage.files import Files
 from tests.crash.lossy import LossyFiles
-from tests.page_cache import must_forget, needs_cachestat
+from tests.support.page_cache import must_forget, needs_cachestat
 
 
 @pytest.fixture(params=["real", "lossy"])

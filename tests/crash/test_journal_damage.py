@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.pull import PullChannel, pull_channel
+from penstock.engine.pull.channel import PullChannel, pull_channel
 from penstock.engine.topic import Topic
 from penstock.storage.journal import records, replay
-from tests.client import eventually
 from tests.crash.lossy import KEEP, Crashed
 from tests.crash.test_restart import folder_of, receive, subscribe
-from tests.daemon import Nsqd
-from tests.engine import SECOND, Client, Engine
+from tests.support.client import eventually
+from tests.support.daemon import Nsqd
+from tests.support.engine import SECOND, Client, Engine
 
 BODIES = [b"one", b"two", b"three"]
 IDENTITY = "1f" * 16

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.daemon import Nsqd, Reply
-from tests.staging import ATTEMPT, HttpQuery, deferred, plain
+from tests.support.daemon import Nsqd, Reply
+from tests.support.staging import ATTEMPT, HttpQuery, deferred, plain
 
 PART_COUNT = 40
 ROW_COUNT = 1500

@@ -14,8 +14,8 @@ from penstock.storage.journal import FILE, SYNCED, records
 from tests.crash.load import wait_until
 from tests.crash.lossy import KEEP, LOSE, PREFIX, Crashed
 from tests.crash.test_restart import folder_of, receive, subscribe
-from tests.daemon import Nsqd
-from tests.engine import SECOND, Client, Engine
+from tests.support.daemon import Nsqd
+from tests.support.engine import SECOND, Client, Engine
 
 COUNT = 12  # messages of a segment
 

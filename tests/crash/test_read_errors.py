@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.client import Client as TcpClient
-from tests.client import eventually
 from tests.crash.lossy import KEEP, LossyFiles
-from tests.engine import SECOND, Client, Engine
-from tests.faults import FaultyNsqd
+from tests.support.client import Client as TcpClient
+from tests.support.client import eventually
+from tests.support.engine import SECOND, Client, Engine
+from tests.support.faults import FaultyNsqd
 
 COUNT = 400
 SEGMENT_SIZE = 8_000

@@ -13,7 +13,7 @@ from penstock.storage.files import Files
 from penstock.wire import commands
 from tests.crash.load import wait_until
 from tests.crash.test_restart import receive, subscribe
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 
 def healthy(nsqd: Nsqd) -> bool:

@@ -13,8 +13,8 @@ import pytest
 from penstock.wire import commands
 from tests.crash.load import wait_until
 from tests.crash.lossy import KEEP
-from tests.daemon import MESSAGE, RESPONSE, Message, Nsqd, Raw
-from tests.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
+from tests.support.daemon import MESSAGE, RESPONSE, Message, Nsqd, Raw
+from tests.support.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
 
 LATE_S = 0.6  # a busy machine
 

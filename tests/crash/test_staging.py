@@ -15,8 +15,8 @@ from penstock.errors import StagingError, UncutError
 from penstock.storage.ledger import Decision, Winner
 from penstock.storage.staging import Key
 from tests.crash.lossy import HOLES, KEEP, KILL, LOSE, PREFIX, Crashed, LossyFiles
-from tests.engine import MINUTE, SECOND, Client, Engine
-from tests.staging import ATTEMPT, Query, deferred, plain
+from tests.support.engine import MINUTE, SECOND, Client, Engine
+from tests.support.staging import ATTEMPT, Query, deferred, plain
 
 LOSER = "f" * 32
 MODES = [KEEP, LOSE, PREFIX, HOLES]

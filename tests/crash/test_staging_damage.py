@@ -19,9 +19,9 @@ from penstock.errors import StagingError, StorageError
 from penstock.storage.ledger import Decision, Winner
 from penstock.storage.staging import VERSION, version_of
 from tests.crash.lossy import KEEP, LOSE, LossyFiles
-from tests.engine import SECOND, Engine
-from tests.faults import Faults
-from tests.staging import ATTEMPT, Query, deferred, plain
+from tests.support.engine import SECOND, Engine
+from tests.support.faults import Faults
+from tests.support.staging import ATTEMPT, Query, deferred, plain
 
 ROWS = [b"one", b"two", b"three", b"late"]
 SILENT = ("STAGING_NOT_FOUND", "NOT_SEALED")

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.admin.running import Nsqadmin
-from tests.client import Client, eventually, numbered, publish
-from tests.daemon import REPLY_SECONDS_MAX, Daemon, Nsqd, Nsqlookupd
-from tests.faults import FaultyNsqd
+from tests.support.client import Client, eventually, numbered, publish
+from tests.support.daemon import REPLY_SECONDS_MAX, Daemon, Nsqd, Nsqlookupd
+from tests.support.faults import FaultyNsqd
 
 
 def consume(client: Client, count: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from penstock.wire import commands
 from tests.crash.load import wait_until
 from tests.crash.test_restart import folder_of, receive, subscribe
-from tests.faults import FaultyNsqd
+from tests.support.faults import FaultyNsqd
 
 
 def publish(nsqd: FaultyNsqd, *bodies: bytes) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.client import Client
 from tests.conformance.log_reader import LogReader
-from tests.daemon import Nsqd
-from tests.staging import ATTEMPT, HttpQuery
+from tests.support.client import Client
+from tests.support.daemon import Nsqd
+from tests.support.staging import ATTEMPT, HttpQuery
 
 ARCHIVE = Path(__file__).parent / "stored" / "version-0.1.0.tar.gz"
 

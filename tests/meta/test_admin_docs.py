@@ -8,7 +8,7 @@ import re
 from penstock.admin.app import Admin
 from penstock.admin.daemon import router_of
 from penstock.admin.options import AdminOptions
-from penstock.admin.posted import ACTIONS
+from penstock.admin.posted_actions import ACTIONS
 from tests.meta.coverage_table import ROOT
 
 PAGE = (ROOT / "docs" / "admin.md").read_text(encoding="utf-8")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.options import Options
-from penstock.server.daemon import Daemon
-from tests.daemon import Nsqd
+from penstock.nsqd.daemon import Daemon
 from tests.meta.coverage_table import ROOT
+from tests.support.daemon import Nsqd
 
 PAGE = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
 ADDRESS = "127.0.0.1:4151"

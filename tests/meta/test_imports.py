@@ -1,10 +1,6 @@
-"""The import arrows of the architecture: which package may import which.
+"""The import arrows of the architecture: which package may import which (``arrows.py``).
 
-    core <- wire <- storage <- engine <- server <- lookupd, admin
-            wire <- client <- spark <- pipeline
-    everything <- cli
-
-Every package may use the modules directly under ``penstock`` (errors, kinds, settings, version),
+Every package may use the modules directly under ``penstock`` (errors, clock, record, version),
 which use nothing but each other; ``penstock/__init__.py`` also names the client, its public face,
 and ``penstock/__main__.py`` the commands.  An import inside a function counts like any other; one
 under ``TYPE_CHECKING`` does too, because a type one has to know is a thing one depends on.
@@ -20,26 +16,10 @@ from pathlib import Path
 import pytest
 
 import penstock
+from tests.meta.arrows import ALLOWED, drawing, shown
 
 ROOT = Path(penstock.__file__).parent
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd"}
-
-ALLOWED: dict[str, set[str]] = {
-    "core": set(),
-    "wire": {"core"},
-    "storage": {"core", "wire"},
-    "engine": {"core", "wire", "storage"},
-    "server": {"core", "wire", "engine", "storage"},
-    "client": {"core", "wire"},
-    "lookupd": {"core", "wire", "engine", "server"},
-    "admin": {"core", "wire", "engine", "server"},
-    "spark": {"core", "wire", "client"},
-    "pipeline": {"core", "wire", "client", "spark"},
-    "cli": {
-        *("core", "wire", "engine", "storage", "server"),
-        *("client", "lookupd", "admin", "spark", "pipeline"),
-    },
-}
 
 # What the compiled core must not reach: Rule "no I/O, no clock, no logging".
 CORE_FORBIDDEN = {"os", "io", "time", "datetime", "socket", "asyncio", "logging", "threading"}
@@ -119,6 +99,21 @@ def test_the_core_does_no_io_and_knows_no_clock() -> None:
     assert wrong == set()
 
 
+def test_the_page_draws_the_arrows() -> None:
+    assert shown() == drawing(ALLOWED), "run: python -m tests.meta.arrows"
+
+
+def test_the_drawing_leaves_out_what_follows() -> None:
+    table = {"a": set(), "b": {"a"}, "c": {"a", "b"}}
+    assert drawing(table).split("\n") == ["    a", "    b         -> a", "    c         -> b"]
+
+
+def test_what_a_package_imports_it_may_reach() -> None:
+    """The drawing says "and everything below": so the table has to."""
+    for package, needs in ALLOWED.items():
+        assert needs >= {below for need in needs for below in ALLOWED[need]}, package
+
+
 def test_the_arrows_have_no_cycle() -> None:
     placed: set[str] = set()
     while len(placed) < len(ALLOWED):
@@ -133,10 +128,10 @@ def test_relative_and_nested_imports_are_seen(
     (tmp_path / "engine").mkdir()
     path = tmp_path / "engine" / "sample.py"
     path.write_text(
-        "from ..server import log\ndef f():\n    from . import ids\n    import os.path\n"
+        "from ..nsqd import auth\ndef f():\n    from . import ids\n    import os.path\n"
     )
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     assert set(modules_imported(path)) == {
-        *("penstock.server", "penstock.server.log", "penstock.engine", "penstock.engine.ids"),
+        *("penstock.nsqd", "penstock.nsqd.auth", "penstock.engine", "penstock.engine.ids"),
         "os.path",
     }

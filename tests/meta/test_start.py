@@ -12,12 +12,12 @@ import pytest
 # Few nsqds ever need one of these; where they are imported a comment says why it is there.
 LATE = [
     "penstock.cli.nodes",
-    "penstock.server.auth",
-    "penstock.server.debug_pages",
-    "penstock.server.http_client",
-    "penstock.server.lookup_peer",
-    "penstock.server.lookups",
-    "penstock.server.statsd",
+    "penstock.nsqd.auth",
+    "penstock.net.debug_pages",
+    "penstock.net.http_client",
+    "penstock.nsqd.lookup_peer",
+    "penstock.nsqd.lookupds",
+    "penstock.nsqd.statsd",
     "penstock.storage.diskqueue",
     "penstock.wire.authorization",
     "penstock.wire.lookup",
@@ -62,7 +62,7 @@ def start(path: Path) -> set[str]:
 
 
 def test_a_start_loads_the_daemon(loaded: set[str]) -> None:
-    assert {"penstock.server.daemon", "penstock.engine.broker"} <= loaded
+    assert {"penstock.nsqd.daemon", "penstock.engine.broker"} <= loaded
 
 
 @pytest.mark.parametrize("module", LATE)

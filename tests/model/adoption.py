@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.engine import Unfinished
 from tests.model.naive import Entry, Message, NaiveBroker, NaiveChannel, NaiveTopic
+from tests.support.engine import Unfinished
 
 ATTEMPTS_MAX = 65535
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.engine import MS, Client, Engine, Received
+from tests.support.engine import MS, Client, Engine, Received
 
 # The journal is written every 200 ms: what is older than this is in it.
 JOURNAL_NS = 200 * MS

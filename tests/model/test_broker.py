@@ -1,8 +1,8 @@
 """The whole engine against a naive broker, through kills, power cuts and clean restarts.
 
-Clients, disk and clocks are the test's (tests/engine.py); what the disk is asked to do is done in
-any order.  Every operation may be the last one before the end: the machine then stops at some step
-of it, and the restart must find a state that the model allows.
+Clients, disk and clocks are the test's (tests/support/engine.py); what the disk is asked to do
+is done in any order.  Every operation may be the last one before the end: the machine then stops at
+some step of it, and the restart must find a state that the model allows.
 
 At least once, no invention, nothing early, no index twice, counts that are right: R1, R2, R6, R11,
 R14, R16, R17; A-3, A-4, S2-1, S2-2, S4-3, S4-4, S4-5, S4-6, S4-7, D-1, D-2, D-8, D-10, D-11, D-12,
@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from penstock.core.ticket import Ticket
 from tests.crash.lossy import HOLES, KEEP, LOSE, PREFIX, Crashed
-from tests.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
 from tests.model.adoption import Adoption, Doubt
 from tests.model.naive import NaiveBroker, NaiveChannel, NaiveTopic
+from tests.support.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
 
 TOPICS = st.sampled_from(["t", "t", "u"])
 CHANNELS = st.sampled_from(["a", "a", "b"])

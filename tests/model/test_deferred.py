@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.core.ticket import Ticket
-from penstock.engine import slot_writer
+from penstock.engine.deferred import writer
 from tests.crash.lossy import HOLES, KEEP, LOSE, PREFIX
-from tests.deferring import HOUR, MINUTE, SECOND, Logged, World
+from tests.support.deferring import HOUR, MINUTE, SECOND, Logged, World
 
 DELAYS = [0, 1, SECOND, 59 * SECOND, 61 * SECOND, 5 * MINUTE, HOUR, HOUR + 1, 5 * HOUR, 50 * HOUR]
 STEPS = [1, SECOND, 30 * SECOND, 3 * MINUTE, HOUR, 7 * HOUR]
@@ -229,8 +229,8 @@ class DeferredMachine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def small_hours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_writer, "HOUR_COUNT_MAX", 5)
-    monkeypatch.setattr(slot_writer, "FILE_SIZE_MAX", 1000)
+    monkeypatch.setattr(writer, "HOUR_COUNT_MAX", 5)
+    monkeypatch.setattr(writer, "FILE_SIZE_MAX", 1000)
 
 
 TestDeferred = DeferredMachine.TestCase

@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.core.segment import scan
-from penstock.engine.polls import Known, readable_end
-from penstock.engine.pull import HasReaderError, PullChannel, TakeOverError, pull_channel
+from penstock.core.batches import scan
+from penstock.engine.pull.channel import HasReaderError, PullChannel, TakeOverError, pull_channel
+from penstock.engine.pull.polls import Known, readable_end
 from penstock.engine.topic import Topic
 from tests.crash.lossy import HOLES, KEEP, LOSE, PREFIX
-from tests.engine import HOUR, MS, SECOND, Client, Engine
+from tests.support.engine import HOUR, MS, SECOND, Client, Engine
 
 READERS = ("1" * 32, "2" * 32)
 

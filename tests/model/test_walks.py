@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Nsqd
 from tests.spark.topics import SMALL
 from tests.spark.walking import actions_of, walk
+from tests.support.daemon import Nsqd
 
 SEEDS = range(200)
 AT_ONCE = 20

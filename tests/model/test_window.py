@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.core.deadlines import NEVER_NS
 from penstock.core.window import Consumer, Window
-from tests.blocks import NODE_ID, block_of, frame, read_frames, read_marks, read_runs
+from tests.support.blocks import NODE_ID, block_of, frame, read_frames, read_marks, read_runs
 
 DONE, NOT_IN_FLIGHT, NOT_OWNER = 0, 1, 2
 WAIT_NS = 10

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.pipeline.running import TABLE_SETTINGS
+from penstock.pipeline.runner import TABLE_SETTINGS
 from penstock.spark.session import SessionPlan, open_session
 
 if TYPE_CHECKING:
@@ -29,4 +29,4 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that end wait for files that they have merged."""
-    monkeypatch.setattr("penstock.pipeline.replaced.GRACE_MS", 700)
+    monkeypatch.setattr("penstock.pipeline.replaced_files.GRACE_MS", 700)

@@ -33,7 +33,7 @@ def main(folder: Path, address: str) -> None:
     from pyspark.sql import SparkSession
 
     from penstock.spark.listener import NsqListener
-    from penstock.spark.sharing import share
+    from penstock.spark.session_guard import share
 
     where = {"nsqdHttpAddresses": address}
     found: dict[str, Any] = {}

@@ -19,9 +19,9 @@ from typing import Any
 import pyarrow.feather
 
 from penstock.core.columns import BODY, ID, decode
-from tests.daemon import Nsqd
 from tests.spark.copying import AGAIN, CHANNELS, ROWS, SOURCE, TARGET
 from tests.spark.driving import Driver
+from tests.support.daemon import Nsqd
 
 # Long, for machines that do much else: none of it is waited for when all is well.
 START_SECONDS_MAX = 150.0

@@ -29,15 +29,15 @@ from penstock.errors import DataLossError
 from penstock.pipeline import folders
 from penstock.pipeline.batch_ranges import BatchRanges
 from penstock.pipeline.batches import Part, parts_of
+from penstock.pipeline.compaction import Merging
 from penstock.pipeline.coverage import Span
 from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.ledger import Ledger, now_ms
 from penstock.pipeline.ledger_records import Batch
 from penstock.pipeline.losses import ACCEPT, Answers, gone
-from penstock.pipeline.merging import Merging
 from penstock.pipeline.parquet import ParquetTable
-from penstock.pipeline.replaced import GRACE_MS
-from penstock.pipeline.settling import Settled, Settling
+from penstock.pipeline.reconciliation import Settled, Settling
+from penstock.pipeline.replaced_files import GRACE_MS
 from penstock.pipeline.spec import Pipeline, channel_of
 from penstock.pipeline.stream_options import stream_options
 from penstock.spark.options import STREAM, parse_options

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.checking import check
+from penstock.pipeline.consistency import check
 from penstock.pipeline.losses import Answers
-from penstock.pipeline.reading import from_table, read_pipeline
-from penstock.pipeline.running import Run
+from penstock.pipeline.runner import Run
 from penstock.pipeline.spec import Pipeline
+from penstock.pipeline.spec_file import from_table, read_pipeline
 from penstock.pipeline.status import Status, StatusFile
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,8 +13,8 @@ from penstock.errors import PipelineError
 from penstock.pipeline.spec import Pipeline
 from tests.admin.browser import Browser, Tab, launched
 from tests.admin.running import Nsqadmin, until
-from tests.daemon import Nsqd
 from tests.spark.pipelines import Running, declared, publish, run
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,15 +22,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from penstock.errors import CorruptError, DataLossError, NodeError, OptionError, QueryError
-from penstock.spark import reading
+from penstock.spark import task_reader
 from penstock.spark.batch import NsqFilteringReader
-from penstock.spark.broker import Asked, Node
-from penstock.spark.reading import Fetch
+from penstock.spark.node_client import Asked, Node
 from penstock.spark.source import NsqDataSource
-from tests.certificates import Pki
-from tests.daemon import Nsqd, Nsqlookupd
-from tests.page_cache import needs_cachestat
-from tests.proxy import Proxy
+from penstock.spark.task_reader import Fetch
 from tests.spark.topics import (
     SHORT,
     SMALL,
@@ -49,6 +45,10 @@ from tests.spark.topics import (
     rows_of,
     wait_until,
 )
+from tests.support.certificates import Pki
+from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.page_cache import needs_cachestat
+from tests.support.proxy import Proxy
 
 __all__ = ["broker"]
 
@@ -102,7 +102,7 @@ def test_record_batches_are_small_and_of_equal_size(broker: Nsqd) -> None:
     (part,) = reader.partitions()
     sizes = [batch.num_rows for batch in reader.read(part)]
     assert sum(sizes) == 30_000
-    assert max(sizes) <= reading.ROWS_MAX
+    assert max(sizes) <= task_reader.ROWS_MAX
     assert bodies(rows_of(reader, [part])) == numbered(30_000)
 
 

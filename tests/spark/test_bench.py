@@ -16,7 +16,7 @@ from bench.broker import Broker, Make
 from bench.spark import WORKS, Line
 from bench.spark_works import bodies, clients, fill, read_size
 
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

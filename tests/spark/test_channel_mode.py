@@ -13,8 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from penstock.errors import DataLossError, NodeError, QueryError
 from penstock.spark.go_source import ChannelStreamReader, read_file
 from penstock.spark.source import NsqDataSource
-from tests.daemon import Nsqd, Nsqlookupd
 from tests.spark.topics import SHORT, bodies, broker, new_topic, numbered, publish, wait_until
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 __all__ = ["broker"]
 

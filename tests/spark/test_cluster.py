@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from penstock.spark import standalone
-from tests.daemon import Nsqd
 from tests.spark.copying import QUICK_JVM
 from tests.spark.driving import Driver, Member, kill, members_of
 from tests.spark.ledger import (
@@ -24,6 +23,7 @@ from tests.spark.ledger import (
     judge,
     prepare,
 )
+from tests.support.daemon import Nsqd
 
 
 @pytest.fixture

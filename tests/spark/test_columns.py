@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.summary import NAME
-from tests.daemon import Nsqd
 from tests.spark.pipelines import declared, publish, run
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Nsqd
 from tests.spark.connecting import SOURCE
 from tests.spark.topics import address, publish
+from tests.support.daemon import Nsqd
 
 SECONDS_MAX = 150
 

@@ -22,9 +22,9 @@ import pytest
 from penstock.errors import AlreadyRunningError, PipelineError
 from penstock.pipeline.folders import HadoopFolder, LocalFolder, open_folder
 from penstock.pipeline.lock import LEASE_S, Lock, Owner
-from tests.daemon import Nsqd
 from tests.spark.hadoop import Strict
 from tests.spark.pipelines import declared, publish, run
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Nsqd
-from tests.proxy import Proxy
 from tests.spark.copying import CHANNELS
 from tests.spark.driving import Driver
 from tests.spark.ledger import (
@@ -26,6 +24,8 @@ from tests.spark.ledger import (
     judge,
     prepare,
 )
+from tests.support.daemon import Nsqd
+from tests.support.proxy import Proxy
 
 WORKER_KILLS = 3
 

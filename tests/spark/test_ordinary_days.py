@@ -15,7 +15,6 @@ import pytest
 from pyspark.errors import PySparkException
 
 from penstock.spark.loss import Loss, find
-from tests.daemon import Nsqd, Nsqlookupd
 from tests.spark.topics import (
     SMALL,
     log_of,
@@ -26,6 +25,7 @@ from tests.spark.topics import (
     publish,
     wait_until,
 )
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,8 +18,8 @@ from penstock.pipeline.audit_rows import Group, count_rows, message_rows, repeat
 from penstock.pipeline.coverage import Log
 from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.ledger_records import packed
-from tests.daemon import Nsqd
 from tests.spark.pipelines import NOW, Running, channel, declared, publish, run, shipped
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

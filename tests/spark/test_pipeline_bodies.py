@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import PipelineError
-from tests.daemon import Nsqd
 from tests.spark.pipelines import bodies, declared, publish, run, topics
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,9 +19,9 @@ import pyarrow.dataset
 import pytest
 
 from penstock.spark import standalone
-from tests.daemon import Nsqd
-from tests.family import children, gone
 from tests.spark.pipelines import RUN_SECONDS_MAX, publish
+from tests.support.daemon import Nsqd
+from tests.support.family import children, gone
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -19,9 +19,9 @@ from penstock.errors import DataWouldBeLostError, PipelineError
 from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.spec import Pipeline
-from tests.daemon import Nsqd
 from tests.spark.pipelines import bodies, declared, run
 from tests.spark.topics import SMALL, log_of, new_topic, numbered, publish, wait_until
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

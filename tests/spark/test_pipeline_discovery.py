@@ -13,13 +13,13 @@ from penstock.errors import NodeError
 from penstock.pipeline.discovery import Discovery
 from penstock.pipeline.identity import PipelineIdentity
 from penstock.pipeline.patterns import LeftPattern, Wish
-from penstock.pipeline.reading import from_table
 from penstock.pipeline.spec import Pipeline
-from penstock.spark.broker import Access, Node
+from penstock.pipeline.spec_file import from_table
+from penstock.spark.node_client import Access, Node
 from penstock.spark.options import BATCH, parse_options
 from penstock.wire import commands
-from tests.daemon import RESPONSE, Nsqd, Nsqlookupd
 from tests.spark.topics import wait_until
+from tests.support.daemon import RESPONSE, Nsqd, Nsqlookupd
 
 ONE, TWO = "1" * 32, "2" * 32
 SMALL = "--max-bytes-per-file=20000"

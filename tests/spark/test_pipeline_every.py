@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pyarrow.dataset
 import pytest
 
-from tests.daemon import Nsqd
 from tests.spark.pipelines import Running, declared
 from tests.spark.topics import new_topic, numbered, publish
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

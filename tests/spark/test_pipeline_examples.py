@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.pipeline.checking import check
+from penstock.pipeline.consistency import check
 from penstock.pipeline.example import example
-from penstock.pipeline.reading import from_table, read_pipeline
-from penstock.pipeline.validating import validate
-from tests.daemon import Nsqd
+from penstock.pipeline.spec_file import from_table, read_pipeline
+from penstock.pipeline.validation import validate
 from tests.spark.pipelines import bodies, publish, run, topics
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

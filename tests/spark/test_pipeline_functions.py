@@ -11,8 +11,8 @@ import pytest
 
 from penstock.errors import PipelineError
 from penstock.pipeline import batches
-from tests.daemon import Nsqd
 from tests.spark.pipelines import Running, bodies, declared, publish, run, topics
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

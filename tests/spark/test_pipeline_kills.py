@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.daemon import Nsqd
 from tests.spark.driving import kill, members_of
 from tests.spark.pipelines import bodies, publish
 from tests.spark.test_pipeline_cli import PENSTOCK, QUICK_JVM
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow.dataset
 import pytest
 
-from tests.daemon import Nsqd
 from tests.spark.driving import Member, kill, members_of, send
 from tests.spark.pipelines import publish
 from tests.spark.test_pipeline_cli import PENSTOCK, QUICK_JVM, call
+from tests.support.daemon import Nsqd
 
 pytestmark = pytest.mark.timeout(600)
 

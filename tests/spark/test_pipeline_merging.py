@@ -15,17 +15,17 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.pipeline import running, table_files
+from penstock.pipeline import runner, table_files
+from penstock.pipeline.compaction import Merging
 from penstock.pipeline.delta import DeltaSinkTable
 from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.ledger_records import Batch
-from penstock.pipeline.merging import Merging
 from penstock.pipeline.parquet import ParquetTable
 from penstock.pipeline.targets import Table
-from tests.cutting import Cut, CutFolder
-from tests.daemon import Nsqd
 from tests.spark.pipelines import Running, declared, publish, run
+from tests.support.cutting import Cut, CutFolder
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ BATCH_COUNT = 12
 
 @pytest.fixture(autouse=True)
 def short_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "REST_S", 0.2)
+    monkeypatch.setattr(runner, "REST_S", 0.2)
 
 
 def ledger_of(path: Path, name: str = "test", folder: LocalFolder | None = None) -> Ledger:
@@ -137,7 +137,7 @@ EXPECTED = list(range(BATCH_COUNT * BATCH_ROWS))
 def test_a_parquet_table_is_read_while_it_is_merged(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.merging.PAUSE_FACTOR", 0)
+    monkeypatch.setattr("penstock.pipeline.compaction.PAUSE_FACTOR", 0)
     table = ParquetTable(spark, LocalFolder(str(tmp_path)), ("part",), ledger_of(tmp_path), SOON)
     write(spark, table, 0)
     exact = Reader(lambda: list_ids(tmp_path), once=True)
@@ -169,7 +169,7 @@ def test_a_delta_table_is_read_while_it_is_merged(
 ) -> None:
     from deltalake import DeltaTable
 
-    monkeypatch.setattr("penstock.pipeline.merging.PAUSE_FACTOR", 0)
+    monkeypatch.setattr("penstock.pipeline.compaction.PAUSE_FACTOR", 0)
     table = DeltaSinkTable(spark, str(tmp_path), ("part",), ledger_of(tmp_path), SOON)
     other = DeltaSinkTable(spark, str(tmp_path), ("part",), ledger_of(tmp_path, "other"))
     write(spark, table, 0)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.pipeline import running
-from penstock.pipeline.checking import check
-from penstock.pipeline.reading import from_table
+from penstock.pipeline import runner
+from penstock.pipeline.consistency import check
 from penstock.pipeline.spec import Pipeline
-from tests.daemon import Nsqd, Nsqlookupd
+from penstock.pipeline.spec_file import from_table
 from tests.spark.pipelines import Running, run
 from tests.spark.test_pipeline_discovery import SMALL, finish_fast, let_go
 from tests.spark.topics import wait_until
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +62,7 @@ def test_a_new_topic_with_a_fast_consumer_is_archived_whole(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R47: while the query runs, on a node that comes later, and while the pipeline is away."""
-    monkeypatch.setattr(running, "TOPICS_LOOK_S", 1.0)
+    monkeypatch.setattr(runner, "TOPICS_LOOK_S", 1.0)
     with Nsqlookupd() as lookupd:
         options = (SMALL, "--broadcast-address=127.0.0.1")
         registers = f"--lookupd-tcp-address={lookupd.tcp_address}"

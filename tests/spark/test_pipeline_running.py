@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import PenstockError, PipelineError
-from penstock.pipeline.reading import read_pipeline
-from penstock.pipeline.validating import validate
-from tests.daemon import Nsqd
+from penstock.pipeline.spec_file import read_pipeline
+from penstock.pipeline.validation import validate
 from tests.spark.pipelines import Running, bodies, channel, declared, publish, run, topics
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -120,8 +120,8 @@ def test_a_full_disk_under_the_checkpoint_loses_nothing(
 def test_new_topics_join_a_stream_that_runs_and_progress_is_told(
     spark: SparkSession, nsqd: Nsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.running.TOPICS_LOOK_S", 0.5)
-    monkeypatch.setattr("penstock.pipeline.running.WAITING_LOOK_S", 0.1)
+    monkeypatch.setattr("penstock.pipeline.runner.TOPICS_LOOK_S", 0.5)
+    monkeypatch.setattr("penstock.pipeline.runner.WAITING_LOOK_S", 0.1)
     pipeline = declared(
         tmp_path,
         nsqd,

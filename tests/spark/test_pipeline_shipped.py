@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import pytest
 
 from penstock.errors import PipelineError
-from tests.daemon import Nsqd
 from tests.spark.pipelines import (
     NOW,
     Running,
@@ -22,6 +21,7 @@ from tests.spark.pipelines import (
     shipped,
     topics,
 )
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

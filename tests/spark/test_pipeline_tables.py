@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.errors import PipelineError
+from penstock.pipeline.compaction import Merging
 from penstock.pipeline.delta import DeltaSinkTable
 from penstock.pipeline.folders import Folder, HadoopFolder, LocalFolder
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.ledger_records import Batch
-from penstock.pipeline.merging import Merging
 from penstock.pipeline.parquet import ParquetTable
-from tests.cutting import Cut, CutFolder
+from tests.support.cutting import Cut, CutFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

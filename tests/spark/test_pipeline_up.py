@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_up import Up
-from tests.family import children, gone
 from tests.meta.coverage_table import ROOT
 from tests.spark.pipelines import RUN_SECONDS_MAX
 from tests.spark.test_pipeline_cli import QUICK_JAVA, archived
+from tests.support.family import children, gone
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -13,7 +13,6 @@ from pyspark.errors import PySparkException
 
 from penstock.spark.listener import NsqListener, figures, offset_in
 from penstock.spark.session import SessionPlan, open_session
-from tests.daemon import Nsqd, Reply
 from tests.spark.topics import (
     SHORT,
     SMALL,
@@ -29,6 +28,7 @@ from tests.spark.topics import (
     read,
     wait_until,
 )
+from tests.support.daemon import Nsqd, Reply
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

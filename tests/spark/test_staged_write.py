@@ -14,15 +14,14 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import NodeError, OptionError, QueryError
-from penstock.spark import packing
-from penstock.spark.broker import Access
+from penstock.spark import packer
 from penstock.spark.cluster import Cluster
+from penstock.spark.node_client import Access
 from penstock.spark.options import WRITE, parse_options
-from penstock.spark.packing import Shape
+from penstock.spark.packer import Shape
 from penstock.spark.source import NsqDataSource
 from penstock.spark.staging import COORDINATOR_FILE, Committer, Staged, coordinator_file
-from penstock.spark.write import NsqBatchWriter, NsqStreamWriter, StagedMessage, Stager
-from tests.daemon import Nsqd, Nsqlookupd
+from penstock.spark.writer import NsqBatchWriter, NsqStreamWriter, StagedMessage, Stager
 from tests.spark.topics import (
     SHORT,
     address,
@@ -36,6 +35,7 @@ from tests.spark.topics import (
     read,
     wait_until,
 )
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 __all__ = ["broker"]
 
@@ -210,7 +210,7 @@ def test_tasks_leave_out_nodes_that_are_not_well(broker: Nsqd, second: Nsqd, top
 def test_many_parts_are_one_staging(
     broker: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "PART_SIZE_MAX", 2000)
+    monkeypatch.setattr(packer, "PART_SIZE_MAX", 2000)
     query = Query({**nodes(broker), "topic": topic})
     staged = query.stage(0, 0, numbered(1000))
     assert staged.count == 1000

@@ -12,10 +12,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.errors import NodeError, QueryError
 from penstock.progress import PipelineState, Progress
-from penstock.spark import follow
+from penstock.spark import follower
 from penstock.spark.offsets import decode
-from penstock.spark.reporting import Reporter
-from tests.daemon import Nsqd
+from penstock.spark.reports import Reporter
 from tests.spark.topics import (
     Stream,
     bodies,
@@ -27,6 +26,7 @@ from tests.spark.topics import (
     publish,
     rows_of,
 )
+from tests.support.daemon import Nsqd
 
 __all__ = ["broker"]
 
@@ -79,7 +79,7 @@ def test_a_query_that_is_killed_in_its_first_batch_starts_again_without_help(
     broker: Nsqd, topic: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark asks for the initial offset again; the end of the batch is in the checkpoint."""
-    monkeypatch.setattr(follow, "IDLE_COMMIT_S", 0.0)
+    monkeypatch.setattr(follower, "IDLE_COMMIT_S", 0.0)
     stream = Stream(options)
     for _ in range(3):
         assert stream.batch() == []

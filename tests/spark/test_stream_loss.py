@@ -15,7 +15,6 @@ from penstock.errors import DataLossError, QueryError
 from penstock.spark import checkpoint
 from penstock.spark.loss import Loss, find
 from penstock.spark.offsets import INDEX_MAX
-from tests.daemon import Nsqd, Nsqlookupd
 from tests.spark.topics import (
     SMALL,
     Stream,
@@ -31,6 +30,7 @@ from tests.spark.topics import (
     rows_of,
     wait_until,
 )
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 BODIES = [b"%03d" % i + b"x" * 2000 for i in range(60)]  # two or three a segment
 

@@ -15,11 +15,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from penstock.errors import DataLossError, NodeError, QueryError
-from penstock.spark import follow, watch
+from penstock.spark import follower, watcher
 from penstock.spark.loss import find
 from penstock.spark.offsets import INDEX_MAX
-from tests.daemon import Nsqd, Nsqlookupd
-from tests.proxy import Proxy
 from tests.spark.topics import (
     SHORT,
     SMALL,
@@ -38,6 +36,8 @@ from tests.spark.topics import (
     wait_synced,
     wait_until,
 )
+from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.proxy import Proxy
 
 __all__ = ["broker"]
 
@@ -279,7 +279,7 @@ def test_commits_move_the_channel(broker: Nsqd, topic: str, options: dict[str, s
 def test_a_stream_that_rests_has_committed_all(
     broker: Nsqd, topic: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "IDLE_COMMIT_S", 0.1)
+    monkeypatch.setattr(follower, "IDLE_COMMIT_S", 0.1)
     stream = Stream(options)
     publish(broker, topic, b"a")
     stream.batch(commit=False)
@@ -301,7 +301,7 @@ def second(tmp_path: Path) -> Iterator[Nsqd]:
 def test_two_nodes_are_one_stream_and_one_may_be_away(
     broker: Nsqd, second: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "AWAY_S", 0.1)
+    monkeypatch.setattr(watcher, "AWAY_S", 0.1)
     options = {**nodes(broker, second), "topic": topic, "channel": "c"}
     stream = Stream(options)
     publish(broker, topic, *numbered(3))
@@ -321,7 +321,7 @@ def test_two_nodes_are_one_stream_and_one_may_be_away(
 def test_when_no_node_answers_for_long_the_query_fails(
     second: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "AWAY_S", 0.1)
+    monkeypatch.setattr(watcher, "AWAY_S", 0.1)
     stream = Stream({**nodes(second), "topic": topic, "channel": "c", **SHORT})
     assert stream.batch() == []
     second.kill()
@@ -415,7 +415,7 @@ def test_a_node_of_the_checkpoint_that_is_not_asked_for_is_lost(
 def test_a_data_path_that_was_wiped_is_another_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "AWAY_S", 0.1)
+    monkeypatch.setattr(watcher, "AWAY_S", 0.1)
     topic = new_topic()
     with Nsqd(tmp_path / "a") as nsqd:
         options = {**nodes(nsqd), "topic": topic, "channel": "c"}

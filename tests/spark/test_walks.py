@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.pipeline.losses import Answers
-from penstock.pipeline.running import Run
+from penstock.pipeline.runner import Run
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.status import Status, StatusFile
-from tests.daemon import Nsqd
 from tests.spark.micro_batches import Steps
 from tests.spark.pipelines import Screen
 from tests.spark.topics import SMALL
 from tests.spark.walking import actions_of, walk
+from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,7 +22,7 @@ from penstock.spark.options import STREAM
 from penstock.spark.options import parse_options as parse
 from penstock.spark.source import NsqDataSource
 from penstock.spark.stream import NsqStreamReader
-from tests.daemon import Nsqd
+from tests.support.daemon import Nsqd
 
 # Small segments, so that what everybody has read goes soon.
 SMALL = "--max-bytes-per-file=4096"

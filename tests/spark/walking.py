@@ -33,17 +33,17 @@ import pyarrow.parquet as pq
 from penstock.errors import DataWouldBeLostError, PenstockError
 from penstock.pipeline.coverage import Log
 from penstock.pipeline.folders import LocalFolder
-from penstock.pipeline.known import read_known
+from penstock.pipeline.known_targets import read_known
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.losses import LACKING, Answers, Questions
 from penstock.pipeline.offset_log import OffsetLog
-from penstock.pipeline.replaced import Replaced
+from penstock.pipeline.replaced_files import Replaced
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.targets import ledger_path
-from tests.daemon import Nsqd
 from tests.spark.micro_batches import Killed, MicroBatches, Steps, kill
 from tests.spark.pipelines import declared
 from tests.spark.topics import SMALL, new_topic, node_uuid, publish
+from tests.support.daemon import Nsqd
 
 CHANNEL = "c"
 BODY_SIZE = 1200  # three to a segment

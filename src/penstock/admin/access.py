@@ -29,7 +29,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from penstock.admin.options import AdminOptions, config_network
-from penstock.server.http_message import HttpError, Request
+from penstock.net.http_message import HttpError, Request
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.admin.cluster import Cluster
-from penstock.server.http_message import HttpError
+from penstock.net.http_message import HttpError
 
 if TYPE_CHECKING:
     from penstock.admin.sampler import Sampler

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from penstock.core.ticket import Ticket
-from penstock.server.http_message import (
+from penstock.net.http_message import (
     HTML,
     INTERNAL_ERROR,
     JSON,
@@ -23,7 +23,7 @@ from penstock.server.http_message import (
     Request,
     Response,
 )
-from penstock.server.http_router import Handler
+from penstock.net.http_router import Handler
 from penstock.wire import gojson
 
 log = logging.getLogger(__name__)

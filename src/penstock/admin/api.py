@@ -14,12 +14,12 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from penstock.admin import answers, merging, posted
+from penstock.admin import answers, api_objects, posted_actions
 from penstock.admin.actions import Outcome
 from penstock.admin.cluster import Known, NothingKnownError, Producer
 from penstock.admin.jsontext import read_object
-from penstock.server.http_message import HttpError, Request, Response
-from penstock.server.http_router import Route, Router
+from penstock.net.http_message import HttpError, Request, Response
+from penstock.net.http_router import Route, Router
 from penstock.wire.names import is_valid_name
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Api:
             ("DELETE", "/api/nodes/:node", self.tombstone),
         ):
             self._add(router, method, path, self._guarded(change))
-        self._add(router, "POST", "/api/action", self.action, posted.BODY_SIZE_MAX)
+        self._add(router, "POST", "/api/action", self.action, posted_actions.BODY_SIZE_MAX)
 
     def _add(
         self,
@@ -97,7 +97,7 @@ class Api:
         name = request.params["topic"]
         producers = await self._producers(name)
         stats = await self._cluster.stats(producers.data, name)
-        total = merging.topic_sum(name, stats.data)
+        total = api_objects.topic_sum(name, stats.data)
         return _answer(request, total, producers.warnings + stats.warnings)
 
     async def channel(self, request: Request) -> Response:
@@ -112,7 +112,7 @@ class Api:
         ]
         if not parts:
             raise HttpError(404, "CHANNEL_NOT_FOUND")
-        total = merging.channel_sum(topic, parts)
+        total = api_objects.channel_sum(topic, parts)
         return _answer(request, total, producers.warnings + stats.warnings)
 
     async def nodes(self, request: Request) -> Response:
@@ -139,7 +139,7 @@ class Api:
     async def counter(self, request: Request) -> Response:
         known = await self._cluster.producers()
         stats = await self._cluster.stats(known.data)
-        counts: dict[str, merging.Object] = {}
+        counts: dict[str, api_objects.Object] = {}
         for topic in stats.data:
             for channel in topic["channels"]:
                 names = topic["topic_name"], channel["channel_name"], topic["node"]
@@ -185,14 +185,18 @@ class Api:
         if action not in CHANGES:
             raise HttpError(400, "INVALID_ACTION")
         # As NSQ does: told whatever becomes of it.
-        self._admin.notifier.tell(posted.notice_of(action, channel), request, topic, channel)
+        self._admin.notifier.tell(
+            posted_actions.notice_of(action, channel), request, topic, channel
+        )
         changing = self._admin.deeds.change(action, topic, channel, force=_force(request))
         return self._done(request, topic, await self._found(changing))
 
     async def delete(self, request: Request) -> Response:
         topic, channel = request.params["topic"], request.params.get("channel", "")
         outcome = await self._found(self._admin.deeds.delete(topic, channel, force=_force(request)))
-        self._admin.notifier.tell(posted.notice_of("delete", channel), request, topic, channel)
+        self._admin.notifier.tell(
+            posted_actions.notice_of("delete", channel), request, topic, channel
+        )
         return self._done(request, topic, outcome)
 
     async def tombstone(self, request: Request) -> Response:
@@ -210,7 +214,7 @@ class Api:
     async def action(self, request: Request) -> Response:
         """Ours: see ``posted``."""
         outcome = await self._admin.actions.object(request)
-        return answers.json_object(request, posted.answer(outcome))
+        return answers.json_object(request, posted_actions.answer(outcome))
 
     async def _found(self, doing: Coroutine[Any, Any, Outcome]) -> Outcome:
         try:
@@ -227,7 +231,7 @@ class Api:
         return answers.json_object(request, {"message": outcome.warning})
 
 
-def _answer(request: Request, view: merging.Object, warnings: list[str]) -> Response:
+def _answer(request: Request, view: api_objects.Object, warnings: list[str]) -> Response:
     message = "WARNING: " + "; ".join(dict.fromkeys(warnings)) if warnings else ""
     return answers.json_object(request, view | {"message": message})
 

@@ -36,9 +36,9 @@ from penstock.admin.answers import Tasks
 from penstock.admin.cluster import Cluster
 from penstock.admin.details import Details
 from penstock.admin.history import History
-from penstock.admin.notify import Notifier
+from penstock.admin.notifications import Notifier
 from penstock.admin.options import AdminOptions
-from penstock.admin.posted import Posted
+from penstock.admin.posted_actions import Posted
 from penstock.admin.sample import Sample
 from penstock.admin.sampler import Sampler
 from penstock.admin.upstream import Upstream

@@ -20,9 +20,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from penstock.admin import merging
+from penstock.admin import api_objects
+from penstock.admin.api_objects import Object
 from penstock.admin.hosts import is_host
-from penstock.admin.merging import Object
 from penstock.admin.upstream import Upstream, UpstreamError, ask_all
 from penstock.errors import PenstockError
 from penstock.wire.names import is_valid_name
@@ -242,7 +242,7 @@ class Cluster:
         channel: str = "",
         clients: bool = False,
     ) -> Known[list[Object]]:
-        """What nodes have, as ``merging.topic_part`` shows it; by hostname."""
+        """What nodes have, as ``api_objects.topic_part`` shows it; by hostname."""
         by_address = {producer.address: producer for producer in producers}
         query = {"format": "json"}
         if topic:
@@ -257,7 +257,7 @@ class Cluster:
             place, now_s = by_address[address].place(), time.time()
             try:
                 return [
-                    merging.topic_part(found, place, now_s)
+                    api_objects.topic_part(found, place, now_s)
                     for name, found in _topics_of(stats, address)
                     if not topic or name == topic
                 ]
@@ -266,7 +266,7 @@ class Cluster:
 
         answers = await self._from_nsqds(by_address, ask)
         parts = [part for found in answers.data.values() for part in found]
-        return Known(merging.by_host(parts), answers.warnings)
+        return Known(api_objects.by_host(parts), answers.warnings)
 
     # Asking
 
@@ -309,15 +309,15 @@ def _names(answer: Any, name: str, address: str) -> list[str]:
 
 def _topics_of(stats: Any, address: str) -> list[tuple[str, Object]]:
     try:
-        found = merging.objects(stats.get("topics"))
-        return [(merging.text(topic, "topic_name"), dict(topic)) for topic in found]
+        found = api_objects.objects(stats.get("topics"))
+        return [(api_objects.text(topic, "topic_name"), dict(topic)) for topic in found]
     except (AttributeError, ValueError):
         raise _nonsense(address, "its statistics make no sense") from None
 
 
 def _producers(answer: Any, address: str) -> Producers:
     try:
-        found = merging.objects(answer.get("producers"))
+        found = api_objects.objects(answer.get("producers"))
     except (AttributeError, ValueError):
         raise _nonsense(address, "its list of nodes makes no sense") from None
     producers, left_out = Producers(), 0
@@ -340,11 +340,11 @@ def _producer(found: Any, address: str) -> Producer:
         return Producer(
             node=node,
             address=node,
-            hostname=_short(merging.text(found, "hostname")),
+            hostname=_short(api_objects.text(found, "hostname")),
             broadcast_address=broadcast,
-            tcp_port=merging.count(found, "tcp_port"),
+            tcp_port=api_objects.count(found, "tcp_port"),
             http_port=http_port,
-            version=_short(merging.text(found, "version")),
+            version=_short(api_objects.text(found, "version")),
             zone=_short(str(found.get("topology_zone") or "")),
             region=_short(str(found.get("topology_region") or "")),
             remote_address=_short(str(found.get("remote_address") or "")),
@@ -360,7 +360,7 @@ def _producer(found: Any, address: str) -> Producer:
 
 def _place(found: Any) -> tuple[str, int]:
     """Host and HTTP port of a node; ValueError if a URL with them would lead elsewhere."""
-    host, port = merging.text(found, "broadcast_address"), merging.count(found, "http_port")
+    host, port = api_objects.text(found, "broadcast_address"), api_objects.count(found, "http_port")
     if not 0 <= port < 65536:
         raise ValueError("http_port is not a port")
     if not is_host(host):

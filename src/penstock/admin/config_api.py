@@ -9,16 +9,16 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from penstock.admin.hosts import is_address
-from penstock.server import live, log
-from penstock.server.http_message import (
+from penstock.net import live_options, log
+from penstock.net.http_message import (
     HttpError,
     Request,
     Response,
     json_response,
     text_response,
 )
-from penstock.server.http_router import Route, Router
-from penstock.settings import config_values
+from penstock.net.http_router import Route, Router
+from penstock.settings.table import config_values
 
 if TYPE_CHECKING:
     from penstock.admin.app import Admin
@@ -53,7 +53,7 @@ class ConfigApi:
         if option not in LIVE:
             raise HttpError(400, "INVALID_OPTION")
         try:
-            value: Any = live.parse(option, request.body)
+            value: Any = live_options.parse(option, request.body)
         except ValueError:
             raise HttpError(400, "INVALID_VALUE") from None
         if option != "log_level" and not all(map(is_address, value)):

@@ -17,10 +17,10 @@ from penstock.admin.hosts import Hosts
 from penstock.admin.options import AdminOptions
 from penstock.admin.pages import Pages
 from penstock.errors import OptionError
-from penstock.server.http import HttpServer
-from penstock.server.http_message import TEXT, Response
-from penstock.server.http_router import Route, Router
-from penstock.server.listening import listen_http, run_daemon, split_address, stop_signals
+from penstock.net.http_message import TEXT, Response
+from penstock.net.http_router import Route, Router
+from penstock.net.http_server import HttpServer
+from penstock.net.listeners import listen_http, run_daemon, split_address, stop_signals
 
 log = logging.getLogger(__name__)
 

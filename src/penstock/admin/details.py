@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.admin import merging
+from penstock.admin import api_objects
 from penstock.admin.rows import View
 from penstock.admin.sample import NodePart, Sample
 from penstock.admin.upstream import Upstream, UpstreamError, ask_all
@@ -124,9 +124,9 @@ class Details:
             )
             try:
                 return [
-                    (merging.text(found, "topic_name"), _checked(shown))
-                    for found in merging.objects(stats.get("topics"))
-                    for shown in merging.objects(found.get("channels"))
+                    (api_objects.text(found, "topic_name"), _checked(shown))
+                    for found in api_objects.objects(stats.get("topics"))
+                    for shown in api_objects.objects(found.get("channels"))
                 ]
             except (AttributeError, ValueError):
                 raise UpstreamError("its statistics make no sense") from None
@@ -143,7 +143,7 @@ class Details:
     async def _damage(self, part: NodePart) -> Damages:
         try:
             answer = await self._upstream.nsqd_get(part.address, "/damage")
-            found = merging.objects(answer.get("records"))[-DAMAGE_COUNT_MAX:]
+            found = api_objects.objects(answer.get("records"))[-DAMAGE_COUNT_MAX:]
             return Damages([_damage_record(record) for record in reversed(found)])
         except UpstreamError as error:
             return Damages(warnings=[f"{part.node}: {error.short}"])
@@ -172,9 +172,12 @@ class Details:
 def _damage_record(record: Mapping[str, Any]) -> View:
     messages = record.get("messages")
     return {
-        "time_ms": merging.count(record, "time") * 1000,
-        **{name: merging.text(record, name)[:1000] for name in ("kind", "topic", "path", "text")},
-        "messages": None if messages is None else merging.count(record, "messages"),
+        "time_ms": api_objects.count(record, "time") * 1000,
+        **{
+            name: api_objects.text(record, name)[:1000]
+            for name in ("kind", "topic", "path", "text")
+        },
+        "messages": None if messages is None else api_objects.count(record, "messages"),
     }
 
 
@@ -188,15 +191,15 @@ def _warnings(parts: Mapping[str, NodePart], failures: Mapping[str, UpstreamErro
 def _checked(channel: Mapping[str, Any]) -> Mapping[str, Any]:
     """A channel of /stats as far as it is looked at here; ValueError if it is none."""
     return {
-        "channel_name": merging.text(channel, "channel_name"),
-        "clients": merging.objects(channel.get("clients")),
-        **{key: merging.count(channel, key, 0) for key in merging.LOCALITIES},
+        "channel_name": api_objects.text(channel, "channel_name"),
+        "clients": api_objects.objects(channel.get("clients")),
+        **{key: api_objects.count(channel, key, 0) for key in api_objects.LOCALITIES},
     }
 
 
 def _add_clients(result: Clients, part: NodePart, topic: str, channel: Mapping[str, Any]) -> None:
     name = channel["channel_name"]
-    near = {key: channel[key] for key in merging.LOCALITIES}
+    near = {key: channel[key] for key in api_objects.LOCALITIES}
     if any(near.values()):
         zone, region, everywhere = near.values()
         result.delivery[part.node] = {"zone": zone, "region": region, "global": everywhere}
@@ -209,9 +212,9 @@ def _add_clients(result: Clients, part: NodePart, topic: str, channel: Mapping[s
         if len(result.clients) == CLIENT_COUNT_MAX:
             result.left_out += 1
             continue
-        client = merging.client_part(found, place, 0.0)
+        client = api_objects.client_part(found, place, 0.0)
         url = client["auth_identity_url"]
-        nearness = ("zone", "region", "")[merging.nearness(client)]
+        nearness = ("zone", "region", "")[api_objects.nearness(client)]
         shown = {
             key: value
             for key, value in client.items()
@@ -240,13 +243,13 @@ def _pending(answer: Any) -> list[tuple[str, list[tuple[int, int]]]]:
     try:
         return [
             (
-                merging.text(topic, "topic_name"),
+                api_objects.text(topic, "topic_name"),
                 [
-                    (merging.count(stretch, "start"), merging.count(stretch, "count"))
-                    for stretch in merging.objects(topic.get("due"))
+                    (api_objects.count(stretch, "start"), api_objects.count(stretch, "count"))
+                    for stretch in api_objects.objects(topic.get("due"))
                 ],
             )
-            for topic in merging.objects(answer.get("topics"))
+            for topic in api_objects.objects(answer.get("topics"))
         ]
     except (AttributeError, ValueError):
         raise UpstreamError("its list of deferred messages makes no sense") from None

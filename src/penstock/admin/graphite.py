@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 from penstock.admin import answers
 from penstock.admin.formats import NUMBER_MAX
 from penstock.admin.upstream import UpstreamError
-from penstock.server.http_message import HttpError, Request, Response
-from penstock.server.http_router import Route, Router
+from penstock.net.http_message import HttpError, Request, Response
+from penstock.net.http_router import Route, Router
 
 if TYPE_CHECKING:
     from penstock.admin.app import Admin

@@ -22,11 +22,11 @@ import time
 from collections.abc import Iterable
 
 from penstock.admin.options import AdminOptions
-from penstock.engine.options import hostname
-from penstock.server.hosts import FLAG, advice, check_hosts, host_of, is_host
-from penstock.server.hosts import Hosts as Names
-from penstock.server.http_message import Request, error_response
-from penstock.server.http_router import Route, refusing
+from penstock.net.hosts import FLAG, advice, check_hosts, host_of, is_host
+from penstock.net.hosts import Hosts as Names
+from penstock.net.http_message import Request, error_response
+from penstock.net.http_router import Route, refusing
+from penstock.settings.daemon import hostname
 
 __all__ = ["Hosts", "host_of", "is_address", "is_host"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from penstock.server.http_message import HttpError
+from penstock.net.http_message import HttpError
 from penstock.wire.quote import quote
 
 _DECODER = json.JSONDecoder()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 
-from penstock.engine.options import log_format, log_level, log_prefix
 from penstock.errors import OptionError
-from penstock.settings import boolean, duration, settings_of, string, strings
+from penstock.settings.daemon import log_format, log_level, log_prefix
+from penstock.settings.table import boolean, duration, settings_of, string, strings
 
 LISTEN = "Listening"
 CLUSTER = "Cluster, one of the two"

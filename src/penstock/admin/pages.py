@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.admin import answers, formats, page_charts, views
 from penstock.admin.actions import Outcome
 from penstock.admin.answers import PAGE_HEADERS
-from penstock.admin.posted import BODY_SIZE_MAX, form_fields
-from penstock.admin.rendering import Assets, Templates
+from penstock.admin.posted_actions import BODY_SIZE_MAX, form_fields
+from penstock.admin.renderer import Assets, Templates
 from penstock.admin.results import Result, Results, told
-from penstock.server.http_message import HTML, HttpError, Request, Response
-from penstock.server.http_router import Route, Router
+from penstock.net.http_message import HTML, HttpError, Request, Response
+from penstock.net.http_router import Route, Router
 from penstock.version import NSQ_VERSION, VERSION
 
 if TYPE_CHECKING:

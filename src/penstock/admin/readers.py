@@ -22,7 +22,7 @@ from penstock.admin.sample import (
     Sample,
 )
 from penstock.admin.upstream import Upstream, ask_all
-from penstock.server.http_message import HttpError
+from penstock.net.http_message import HttpError
 
 View = dict[str, Any]
 

@@ -31,7 +31,7 @@ from penstock.admin.sample import (
     reading_node,
 )
 from penstock.admin.upstream import UpstreamError, ask_all
-from penstock.engine.clock import Clock
+from penstock.clock import Clock
 
 log = logging.getLogger(__name__)
 

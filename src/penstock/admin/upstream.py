@@ -1,7 +1,7 @@
 """Asking nsqlookupds and nsqds, many at once.
 
 Rule 1: everything is bounded: requests at once, time (by flags), the size of an answer and of all
-        answers together (``metering.py``), what it takes to decode one (``decoding.py``).
+        answers together (``meter.py``), what it takes to decode one (``decoders.py``).
 Rule 2: what goes wrong with one daemon is an UpstreamError with a text for people; asking many
         gives what was answered *and* what went wrong, side by side.
 Rule 3: 403 with an ``https_port`` (nsqd with --tls-required=true) is asked again there.
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from penstock.admin.decoding import Decoding
-from penstock.admin.metering import Meter, Metered
+from penstock.admin.decoders import Decoding
+from penstock.admin.meter import Meter, Metered
 from penstock.admin.options import AdminOptions
 from penstock.errors import OptionError, PenstockError
-from penstock.server.http_client import Answer, HttpClientError, Timeouts, fetch
+from penstock.net.http_client import Answer, HttpClientError, Timeouts, fetch
 from penstock.wire.quote import quote
 
 T = TypeVar("T")

@@ -45,7 +45,7 @@ from penstock.admin import pipelines as queries
 from penstock.admin.details import SPANS
 from penstock.admin.history import CLUSTER
 from penstock.admin.sample import Sample, TopicSum
-from penstock.server.http_message import HttpError
+from penstock.net.http_message import HttpError
 
 if TYPE_CHECKING:
     from penstock.admin.app import Admin

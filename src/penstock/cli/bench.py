@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.cli.load import Task
-    from penstock.cli.measure import Flow, Report, Show
+    from penstock.cli.load_workers import Task
+    from penstock.cli.measurement import Flow, Report, Show
 
 DESCRIPTION = """\
 Load for any nsqd, ours or Go's, and what it took.
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if problem := wrong(options):
         parser.error(problem)
-    from penstock.cli.measure import measure
+    from penstock.cli.measurement import measure
     from penstock.errors import LoadError
 
     try:
@@ -149,8 +149,8 @@ def tasks(options: argparse.Namespace) -> list[Task]:
     """What the workers of this run do."""
     from dataclasses import replace
 
-    from penstock.cli.load import Task
-    from penstock.cli.measure import spread
+    from penstock.cli.load_workers import Task
+    from penstock.cli.measurement import spread
 
     host, _, port = options.nsqd_tcp_address.rpartition(":")
     duration_s = options.duration or (0.0 if options.messages else DURATION_S)

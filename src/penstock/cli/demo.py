@@ -19,8 +19,8 @@ from penstock.cli.flags import FlagTable
 from penstock.cli.tool import Signals, client_config, log_level, start_tool, unless_stopped
 from penstock.client import Producer
 from penstock.errors import ClientError
-from penstock.server import log
-from penstock.settings import integer, string
+from penstock.net import log
+from penstock.settings.table import integer, string
 
 PROGRAM = "penstock demo"
 CUSTOMERS = ("anna", "bert", "carla", "dora", "emil", "frida")

@@ -6,8 +6,8 @@ Rule 1: the command line goes before the environment, that before the file, that
 Rule 2: what NSQ accepts is accepted; what NSQ ignores is ignored, but never silently.
 Rule 3: a wrong value is refused with the place it stood, the value, and what is allowed.
 
-Every daemon and tool declares its options as ``penstock.settings`` describes and gets flags, help,
-environment, config file and documentation from here.
+Every daemon and tool declares its options as ``penstock.settings.table`` describes, and gets
+flags, help, environment, config file and documentation from here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from penstock.errors import OptionError
-from penstock.kinds import Listed
-from penstock.settings import Setting, settings_of
+from penstock.settings.kinds import Listed
+from penstock.settings.table import Setting, settings_of
 
 Options = TypeVar("Options")
 Action = Literal["run", "help", "version"]
@@ -182,7 +182,7 @@ class FlagTable(Generic[Options]):
         return used
 
     def _switch(self, name: str, text: str | None) -> bool:
-        from penstock.kinds import parse_bool
+        from penstock.settings.kinds import parse_bool
 
         try:
             return parse_bool("true" if text is None else text)

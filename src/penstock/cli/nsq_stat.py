@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import quote
 
-from penstock.cli.consuming import check_one_kind
+from penstock.cli.consumer_tools import check_one_kind
 from penstock.cli.flags import FlagTable
 from penstock.cli.tool import (
     Output,
@@ -21,8 +21,8 @@ from penstock.cli.tool import (
     tool_table,
 )
 from penstock.errors import OptionError
-from penstock.server.http_client import HttpClientError, Timeouts, fetch
-from penstock.settings import duration, integer, string
+from penstock.net.http_client import HttpClientError, Timeouts, fetch
+from penstock.settings.table import duration, integer, string
 
 PROGRAM = "nsq_stat"
 HEADER = """\

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.cli.consuming import (
+from penstock.cli.consumer_tools import (
     check_source,
     consumer_config,
     lookupd_addresses,
@@ -34,7 +34,7 @@ from penstock.cli.tool import (
 )
 from penstock.client import Consumer, Message
 from penstock.errors import OptionError
-from penstock.settings import boolean, integer, string
+from penstock.settings.table import boolean, integer, string
 
 PROGRAM = "nsq_tail"
 

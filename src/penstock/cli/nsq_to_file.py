@@ -25,7 +25,7 @@ from typing import Any
 
 import re2
 
-from penstock.cli.consuming import (
+from penstock.cli.consumer_tools import (
     consumer_config,
     lookupd_addresses,
     make_consumer,
@@ -38,8 +38,8 @@ from penstock.cli.tool import Signals, client_options, log_level, repeated, star
 from penstock.cli.topic_file import Layout, TopicFile, fill_name
 from penstock.client import Config, Message
 from penstock.errors import OptionError
-from penstock.server.http_client import HttpClientError, Timeouts
-from penstock.settings import boolean, duration, integer, string
+from penstock.net.http_client import HttpClientError, Timeouts
+from penstock.settings.table import boolean, duration, integer, string
 from penstock.wire.names import is_valid_name
 
 log = logging.getLogger("penstock.cli")

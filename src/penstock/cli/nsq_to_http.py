@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import quote_plus, urljoin, urlsplit
 
-from penstock.cli.consuming import (
+from penstock.cli.consumer_tools import (
     check_source,
     consumer_config,
     lookupd_addresses,
@@ -27,7 +27,7 @@ from penstock.cli.consuming import (
 )
 from penstock.cli.flags import FlagTable
 from penstock.cli.host_pool import make_pool
-from penstock.cli.timing import Timing
+from penstock.cli.timings import Timing
 from penstock.cli.tool import (
     Signals,
     client_options,
@@ -39,10 +39,10 @@ from penstock.cli.tool import (
 )
 from penstock.client import Message
 from penstock.errors import OptionError
-from penstock.kinds import Float
-from penstock.server.http_client import Answer, HttpClientError, Timeouts
-from penstock.server.http_pool import HttpPool
-from penstock.settings import duration, integer, row, string
+from penstock.net.http_client import Answer, HttpClientError, Timeouts
+from penstock.net.http_pool import HttpPool
+from penstock.settings.kinds import Float
+from penstock.settings.table import duration, integer, row, string
 from penstock.version import NSQ_VERSION
 
 log = logging.getLogger("penstock.cli")

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.cli.consuming import (
+from penstock.cli.consumer_tools import (
     check_source,
     consumer_config,
     lookupd_addresses,
@@ -29,7 +29,7 @@ from penstock.cli.consuming import (
 )
 from penstock.cli.flags import FlagTable
 from penstock.cli.host_pool import make_pool
-from penstock.cli.timing import Timing
+from penstock.cli.timings import Timing
 from penstock.cli.tool import (
     Signals,
     client_config,
@@ -42,7 +42,7 @@ from penstock.cli.tool import (
 )
 from penstock.client import Config, Message, Producer
 from penstock.errors import ClientError, NotConnectedError, OptionError
-from penstock.settings import string
+from penstock.settings.table import string
 from penstock.wire.names import is_valid_name
 
 log = logging.getLogger("penstock.cli")

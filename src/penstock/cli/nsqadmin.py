@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     take_signals(hangup=False)  # it has nothing to read again
     from penstock.admin.options import checked
-    from penstock.cli.starting import start
+    from penstock.cli.startup import start
 
     return start(flag_table(), arguments, _run, checked)
 

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # All that loading makes stays: to look for garbage in it takes 15 ms of every start.
     gc.disable()
     take_signals()
-    from penstock.cli.starting import start
+    from penstock.cli.startup import start
     from penstock.engine.options import checked
 
     table = flag_table()
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             gc.enable()
             return run_nodes(options, table.flags_of(arguments))
         from penstock.cli.node_folders import warn_left
-        from penstock.server.daemon import run as run_daemon
+        from penstock.nsqd.daemon import run as run_daemon
 
         gc.enable()
         warn_left(options.data_path)

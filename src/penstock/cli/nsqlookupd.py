@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from penstock.cli.early_signals import take_signals
 
     take_signals()
-    from penstock.cli.starting import start
-    from penstock.engine.options import checked_tls
+    from penstock.cli.startup import start
+    from penstock.settings.daemon import checked_tls
 
     return start(flag_table(), arguments, _run, checked_tls)
 

@@ -33,14 +33,14 @@ from penstock.errors import (
     PenstockError,
     PipelineError,
 )
-from penstock.pipeline.reading import read_pipeline, shipped_names
-from penstock.server import log
-from penstock.settings import boolean, choice, string
+from penstock.net import log
+from penstock.pipeline.spec_file import read_pipeline, shipped_names
+from penstock.settings.table import boolean, choice, string
 from penstock.spark.session import check_pyspark
 from penstock.version import penstock_line
 
 if TYPE_CHECKING:
-    from penstock.pipeline.running import Run
+    from penstock.pipeline.runner import Run
     from penstock.pipeline.spec import Pipeline
 
 PROGRAM = "penstock pipeline"
@@ -257,7 +257,7 @@ def run(options: RunOptions, file: str) -> int:
     check_pyspark()
     from penstock.pipeline.lock import ledgers_of
     from penstock.pipeline.losses import Answers
-    from penstock.pipeline.running import Run
+    from penstock.pipeline.runner import Run
     from penstock.pipeline.status import Status, StatusFile
 
     started = Status(
@@ -407,8 +407,8 @@ def _judged(pipeline: Pipeline, log_level: str) -> str:
     from pyspark.errors import PySparkException
 
     from penstock.pipeline.faults import explain_fault
-    from penstock.pipeline.running import session_plan
-    from penstock.pipeline.validating import validate
+    from penstock.pipeline.runner import session_plan
+    from penstock.pipeline.validation import validate
     from penstock.spark.session import open_session
 
     plan = dataclasses.replace(session_plan(pipeline, log_level), master="local[1]")
@@ -423,7 +423,7 @@ def _judged(pipeline: Pipeline, log_level: str) -> str:
 
 def init(options: InitOptions, file: str) -> int:
     from penstock.pipeline.example import example
-    from penstock.pipeline.reading import SHIPPED
+    from penstock.pipeline.spec_file import SHIPPED
 
     path = Path(file)
     if path.suffix != ".toml":

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.cli.flags import FlagTable, UsageError, take_word
 from penstock.errors import PenstockError
-from penstock.settings import integer, string
+from penstock.settings.table import integer, string
 from penstock.spark import standalone
 from penstock.version import penstock_line
 

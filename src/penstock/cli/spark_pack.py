@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.cli.flags import FlagTable, UsageError
 from penstock.errors import PenstockError
-from penstock.settings import string
+from penstock.settings.table import string
 from penstock.version import penstock_line
 
 PROGRAM = "penstock spark-pack"
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         for warning in parsed.warnings:
             print(f"{PROGRAM}: {warning}", file=sys.stderr)
+        from penstock.spark.archive import FOLDER, make_archive
         from penstock.spark.session import check_pyspark
-        from penstock.spark.shipping import FOLDER, make_archive
 
         check_pyspark()
         path = make_archive(Path(parsed.options.file))

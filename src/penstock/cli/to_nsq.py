@@ -32,7 +32,7 @@ from penstock.cli.tool import (
 )
 from penstock.client import Producer
 from penstock.errors import OptionError
-from penstock.settings import integer, string
+from penstock.settings.table import integer, string
 from penstock.wire.names import is_valid_name
 
 PROGRAM = "to_nsq"

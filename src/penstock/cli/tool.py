@@ -19,9 +19,9 @@ import uvloop
 from penstock.cli.flags import FlagTable, UsageError
 from penstock.client.config import Config, Seconds
 from penstock.errors import PenstockError
-from penstock.kinds import Listed, Text
-from penstock.server import log
-from penstock.settings import choice, integer, row, settings_of
+from penstock.net import log
+from penstock.settings.kinds import Listed, Text
+from penstock.settings.table import choice, integer, row, settings_of
 from penstock.version import NSQ_VERSION, VERSION
 
 # go-nsq's name for an option of ours.  Its name says the contrary of what it does.

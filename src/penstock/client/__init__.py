@@ -3,7 +3,7 @@
 config.py        options, checked                 errors are in penstock/errors.py
 options.py       the same by name, for type checkers
 backoff.py       when a failing consumer gets messages again       no I/O, no clock
-ready.py         how max_in_flight is spread over connections      no I/O, no clock
+ready_counts.py         how max_in_flight is spread over connections      no I/O, no clock
 message.py       a message and its answers
 connection.py    one connection to nsqd: bring-up, upgrades, frames, liveness
 link.py          keeps one address connected

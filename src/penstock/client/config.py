@@ -3,8 +3,8 @@
     Config(max_in_flight=200, msg_timeout=90)             numbers: durations are seconds
     Config.of(max_in_flight="200", msg_timeout="1m30s")   texts, as from a command line
 
-Every option is a row of a table (`penstock.settings`), so it is checked, shown and documented from
-one place.  A Config does not change; ``replace`` makes another.
+Every option is a row of a table (`penstock.settings.table`), so it is checked, shown and
+documented from one place.  A Config does not change; ``replace`` makes another.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Self, Unpack
 
 from penstock.client.options import Options
 from penstock.errors import OptionError
-from penstock.kinds import Duration, Text, format_duration, parse_duration
-from penstock.settings import boolean, choice, integer, number, row, settings_of, string
+from penstock.settings.kinds import Duration, Text, format_duration, parse_duration
+from penstock.settings.table import boolean, choice, integer, number, row, settings_of, string
 from penstock.version import VERSION
 
 NS = 1_000_000_000

@@ -26,11 +26,11 @@ from penstock.client.backoff import Backoff, State
 from penstock.client.config import Config, make_context
 from penstock.client.connection import Connection, parse_address
 from penstock.client.discovery import Discovery, lookup_url
-from penstock.client.life import Life
+from penstock.client.lifecycle import Life
 from penstock.client.link import Link
 from penstock.client.message import WAITING, Message
 from penstock.client.options import Options
-from penstock.client.ready import Change, Ready
+from penstock.client.ready_counts import Change, Ready
 from penstock.client.runner import Handler, Inbox, Messages, Runner, make_runner
 from penstock.client.subscription import Subscription
 from penstock.errors import NotConnectedError, OptionError, StoppedError

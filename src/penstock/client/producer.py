@@ -25,11 +25,11 @@ from typing import TypeGuard, Unpack
 
 from penstock.client.config import Config, make_context
 from penstock.client.connection import Connection, parse_address
-from penstock.client.life import Life
+from penstock.client.lifecycle import Life
 from penstock.client.link import Link
 from penstock.client.options import Options
 from penstock.client.publication import Encoder, Gathering, Pipe, checked
-from penstock.core.publishing import Publication, single
+from penstock.core.publisher import Publication, single
 from penstock.errors import (
     NotConnectedError,
     OptionError,

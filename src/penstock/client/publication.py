@@ -20,7 +20,7 @@ from typing import Protocol
 from penstock.client.connection import Connection, refusal
 from penstock.client.message import Message
 from penstock.core.frames import Reply
-from penstock.core.publishing import Publication, answer, mpub
+from penstock.core.publisher import Publication, answer, mpub
 from penstock.errors import ClientError, RefusedError
 from penstock.wire import commands
 from penstock.wire.names import is_valid_name

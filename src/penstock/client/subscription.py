@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from penstock.client.connection import NON_FATAL, Connection, refusal
 from penstock.client.message import RESPONDED, Message, requeue_delay_s
-from penstock.client.ready import Share
+from penstock.client.ready_counts import Share
 from penstock.core.frames import Reply
 from penstock.errors import RefusedError
 from penstock.wire import commands

@@ -16,7 +16,7 @@ from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcpy
 
 from penstock.core.block cimport Block, dense_block
-from penstock.core.segment cimport FRAME_HEADER, HAS_ORIGINS, encode_header
+from penstock.core.batches cimport FRAME_HEADER, HAS_ORIGINS, encode_header
 from penstock.core.ticket cimport Ticket
 
 cdef extern from "Python.h":
@@ -83,7 +83,7 @@ cdef inline Py_ssize_t line_size(const unsigned char* p, const unsigned char* en
 cdef class Batch:
     """One append to a topic's log: frames as they are stored and sent, and what is known of them.
 
-    ``origin`` and ``flags`` are as in the header (core/segment.pyx); ``dues`` and ``part`` are what
+    ``origin`` and ``flags`` are as in the header (core/batches.pyx); ``dues`` and ``part`` are what
     it was made of, if not of plain publishes.  Once written, it is the last in ``segment``, whose
     file is ``segment_size`` long with it.
     """
@@ -104,7 +104,7 @@ cdef class Batch:
 
     cpdef Block block(self, int node_id):
         """The messages as readers have them."""
-        # Behind the frames of deferred messages stand their ordinals (core/segment.pyx).
+        # Behind the frames of deferred messages stand their ordinals (core/batches.pyx).
         cdef int64_t tables_size = 4 * self.count if self.flags & HAS_ORIGINS else 0
         return dense_block(
             self.payload, self.first, self.count, len(self.payload) - tables_size, node_id)

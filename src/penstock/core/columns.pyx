@@ -17,7 +17,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from penstock.core.segment cimport BATCH_HEADER, FRAME_HEADER, HAS_ORIGINS, crc32c, header_good
+from penstock.core.batches cimport BATCH_HEADER, FRAME_HEADER, HAS_ORIGINS, crc32c, header_good
 
 from penstock.errors import CorruptError
 

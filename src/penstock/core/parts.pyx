@@ -12,7 +12,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from penstock.core.appender cimport store_frame
-from penstock.core.segment cimport FRAME_HEADER
+from penstock.core.batches cimport FRAME_HEADER
 
 cdef inline uint32_t load_u32(const unsigned char* p) noexcept nogil:
     return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Batch
-from penstock.core.segment cimport BATCH_HEADER, HAS_ORIGINS, SEGMENT_HEADER
+from penstock.core.batches cimport BATCH_HEADER, HAS_ORIGINS, SEGMENT_HEADER
 
 # One entry of the sparse index for at least so many bytes: a lookup reads about as much, and 10 GB
 # of log cost 8 MB of tables.

@@ -29,7 +29,7 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint16_t, uint32_t, uint64
 from penstock.core.block cimport Block, Span
 from penstock.core.deadlines cimport DeadlineQueue
 from penstock.core.latency cimport Latency
-from penstock.core.segment cimport FRAME_HEADER
+from penstock.core.batches cimport FRAME_HEADER
 
 cdef enum:
     IN_FLIGHT = 1

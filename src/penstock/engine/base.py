@@ -13,8 +13,8 @@ from penstock.core.tail import Tail
 from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.arrivals import Arrivals
 from penstock.engine.channel import Channel
-from penstock.engine.deferred import Due
-from penstock.engine.latency import OFF, Percentiles, measured
+from penstock.engine.deferred.queue import Due
+from penstock.engine.stats.latency import OFF, Percentiles, measured
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker

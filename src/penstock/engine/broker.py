@@ -19,37 +19,36 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from penstock.clock import Clock
 from penstock.core.appender import Appender
 from penstock.core.deadlines import NEVER_NS
 from penstock.core.latency import Histogram
 from penstock.core.tail import TailBudget
 from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.base import BaseTopic
+from penstock.engine.catalog.creation import Creation
+from penstock.engine.catalog.data_path import Premises
+from penstock.engine.catalog.deletion import Deletion
+from penstock.engine.catalog.identity import Identity
+from penstock.engine.catalog.registry import Registry
 from penstock.engine.channel import Channel
-from penstock.engine.clock import Clock
-from penstock.engine.creation import Creation
 from penstock.engine.damage import DamageLog
-from penstock.engine.deferred import FOREVER, DeferredQueue, Due
-from penstock.engine.deletion import Deletion
+from penstock.engine.deferred.counts import reports_of
+from penstock.engine.deferred.queue import FOREVER, DeferredQueue, Due
 from penstock.engine.disk import Disk
 from penstock.engine.ephemeral import EphemeralMemory, EphemeralTopic
 from penstock.engine.flushing import SYNC_SPACING_NS
 from penstock.engine.health import Health
-from penstock.engine.identity import Identity
-from penstock.engine.lane import Lane
-from penstock.engine.names import is_ephemeral
 from penstock.engine.options import Options
-from penstock.engine.patterns import Patterns
-from penstock.engine.polls import Polls
-from penstock.engine.premises import Premises
-from penstock.engine.pull import Pulls
-from penstock.engine.reads import Reads
-from penstock.engine.registry import Registry
+from penstock.engine.pull.channel import Pulls
+from penstock.engine.pull.patterns import Patterns
+from penstock.engine.pull.polls import Polls
+from penstock.engine.pull.reads import Reads
 from penstock.engine.retries import Retries
 from penstock.engine.rounds import Rounds
 from penstock.engine.scan import DeadlineScan, SampleScan, Scan
-from penstock.engine.slot_counts import reports_of
-from penstock.engine.staging import Staging
+from penstock.engine.staging.area import Staging
+from penstock.engine.staging.lane import Lane
 from penstock.engine.topic import Topic
 from penstock.engine.turns import Timer, Turns
 from penstock.storage.datapath import DataPath
@@ -57,6 +56,7 @@ from penstock.storage.files import Files
 from penstock.storage.journal import Journal
 from penstock.storage.slots import SlotStore
 from penstock.storage.topic_log import TopicLog
+from penstock.wire.names import is_ephemeral
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from penstock.core.block import Block
 from penstock.core.latency import Latency
 from penstock.core.ticket import Ticket, settled
 from penstock.core.window import Consumer, Window
-from penstock.engine.latency import Percentiles, measured
+from penstock.engine.stats.latency import Percentiles, measured
 from penstock.engine.topology import EXPERIMENT, LOCALITIES, NearestFirst
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Channel:
     """Delivery of one topic to one group of consumers."""
 
     ephemeral = False
-    pulled = False  # see pull.py
+    pulled = False  # see pull/channel.py
     plain = True  # what arrives is only counted, and sent from the log
     named = False  # made because an nsqlookupd named it, and used by nobody since
     partial = False  # a pull channel made where messages had been removed

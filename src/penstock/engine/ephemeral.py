@@ -15,8 +15,8 @@ from penstock.core.ticket import Ticket, settled
 from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import READ_SIZE, Channel
-from penstock.engine.deferred import Due
-from penstock.engine.names import is_ephemeral
+from penstock.engine.deferred.queue import Due
+from penstock.wire.names import is_ephemeral
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker

@@ -12,9 +12,9 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
+from penstock.clock import Clock
 from penstock.core.deadlines import NEVER_NS, DeadlineQueue
 from penstock.core.window import Window
-from penstock.engine.clock import Clock
 from penstock.engine.options import Options
 
 # Deferrals are due by the wall clock, which may be stepped; looking this often notices (R4).

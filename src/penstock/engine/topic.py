@@ -20,14 +20,13 @@ from penstock.core.deadlines import NEVER_NS
 from penstock.core.ticket import Ticket, after, settled
 from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
+from penstock.engine.catalog.inventory import Inventory
+from penstock.engine.catalog.journal import JournalKeeper
+from penstock.engine.catalog.listing import Listing
 from penstock.engine.channel import Channel
-from penstock.engine.deferred import Due
+from penstock.engine.deferred.queue import Due
 from penstock.engine.disk import failed
 from penstock.engine.ephemeral import EphemeralChannel
-from penstock.engine.inventory import Inventory
-from penstock.engine.keeper import JournalKeeper
-from penstock.engine.listing import Listing
-from penstock.engine.names import is_ephemeral
 from penstock.engine.writer import LogWriter
 from penstock.errors import StorageError
 from penstock.storage import journal as records
@@ -36,10 +35,11 @@ from penstock.storage.journal import Journal
 from penstock.storage.log_reader import Damage
 from penstock.storage.relocation import Relocation
 from penstock.storage.topic_log import SegmentRecord, TopicLog
+from penstock.wire.names import is_ephemeral
 
 if TYPE_CHECKING:
     from penstock.engine.broker import Broker
-    from penstock.engine.deletion import Deletion
+    from penstock.engine.catalog.deletion import Deletion
 
 # A sealed segment whose unfinished messages are fewer than both of these is given up: they are
 # copied to a side file (R5).

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from penstock.core.ticket import Ticket
-from penstock.engine.latency import Percentiles
 from penstock.engine.options import Options
+from penstock.engine.stats.latency import Percentiles
 from penstock.storage.damage import DamageRecord
 
 

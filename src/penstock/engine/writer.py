@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from penstock.clock import Clock
 from penstock.core.appender import Appender, Batch
+from penstock.core.batches import ORIGINS, STAGED
 from penstock.core.latency import Histogram
 from penstock.core.parts import frames
-from penstock.core.segment import ORIGINS, STAGED
 from penstock.core.ticket import Ticket
-from penstock.engine.clock import Clock
-from penstock.engine.deferred import Due
+from penstock.engine.deferred.queue import Due
 from penstock.engine.disk import Disk
 from penstock.engine.flushing import SLOW_FOR_NS, SLOW_NS, Flushing
 from penstock.engine.health import refused_by

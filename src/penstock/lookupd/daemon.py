@@ -10,22 +10,22 @@ import logging
 import signal
 from collections.abc import Callable
 
-from penstock.engine.clock import Clock
-from penstock.engine.options import hostname
+from penstock.clock import Clock
 from penstock.lookupd.http import LookupdApi
 from penstock.lookupd.metrics import Metrics
 from penstock.lookupd.options import SETTINGS, LookupdOptions
 from penstock.lookupd.registry import Limits, Registry
 from penstock.lookupd.security import Security
 from penstock.lookupd.tcp import LookupdConnection
-from penstock.server import live
-from penstock.server.debug import Debug
-from penstock.server.descriptors import connection_count_max, open_files_limit
-from penstock.server.doors import Doors, open_doors
-from penstock.server.http import HttpServer
-from penstock.server.http_origins import Origins
-from penstock.server.http_router import Route
-from penstock.server.listening import listen_http, listen_tcp, run_daemon, stop_signals
+from penstock.net import live_options
+from penstock.net.admission import Doors, open_doors
+from penstock.net.debug import Debug
+from penstock.net.descriptors import connection_count_max, open_files_limit
+from penstock.net.http_origins import Origins
+from penstock.net.http_router import Route
+from penstock.net.http_server import HttpServer
+from penstock.net.listeners import listen_http, listen_tcp, run_daemon, stop_signals
+from penstock.settings.daemon import hostname
 from penstock.version import NSQ_VERSION
 from penstock.wire.lookup import Identity
 
@@ -113,7 +113,7 @@ class LookupdDaemon:
         self._loop.call_later(FORGET_INTERVAL_S, self._forget)
 
     def _reload(self) -> None:
-        live.reload(self, self._read, SETTINGS)
+        live_options.reload(self, self._read, SETTINGS)
         self._security.renew()
 
     def _connection(self) -> LookupdConnection:

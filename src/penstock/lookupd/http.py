@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.engine.clock import Clock
-from penstock.engine.names import is_valid_name
+from penstock.clock import Clock
 from penstock.lookupd.registry import NEVER_NS, Producer, Registry
-from penstock.server.http_gather import gather
-from penstock.server.http_message import (
+from penstock.net.http_message import (
     EMPTY,
     JSON,
     TEXT,
@@ -25,9 +23,11 @@ from penstock.server.http_message import (
     Response,
     json_response,
 )
-from penstock.server.http_router import Route, Router
+from penstock.net.http_router import Route, Router
+from penstock.net.long_answers import gather
 from penstock.version import NSQ_VERSION
 from penstock.wire import gojson
+from penstock.wire.names import is_valid_name
 
 # Go's zero time in nanoseconds since 1970, wrapped to 64 bits.
 GO_ZERO_NS = -6795364578871345152

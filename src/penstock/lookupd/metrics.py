@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from penstock.engine.clock import Clock
+from penstock.clock import Clock
 from penstock.lookupd.registry import Registry
-from penstock.server.doors import Doors
-from penstock.server.exposition import CONTENT_TYPE, COUNTER, GAUGE, family, labels, single
-from penstock.server.http_message import Request, Response
+from penstock.net.admission import Doors
+from penstock.net.exposition import CONTENT_TYPE, COUNTER, GAUGE, family, labels, single
+from penstock.net.http_message import Request, Response
 from penstock.version import NSQ_VERSION, VERSION
 
 PREFIX = "penstock_lookupd"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from penstock.engine.options import (
+from penstock.settings.daemon import (
     TLS_VERSIONS,
     hostname,
     log_format,
@@ -13,7 +13,7 @@ from penstock.engine.options import (
     tls_client_auth_policy,
     tls_required,
 )
-from penstock.settings import choice, duration, integer, settings_of, string, strings
+from penstock.settings.table import choice, duration, integer, settings_of, string, strings
 
 LISTEN = "Listening and identity"
 REGISTRY = "Producers"

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.engine.names import is_ephemeral
-from penstock.lookupd.forgetting import Forgetting
+from penstock.lookupd.expiry import Forgetting
 from penstock.wire.lookup import Identity
+from penstock.wire.names import is_ephemeral
 
 NEVER_NS = -1
 

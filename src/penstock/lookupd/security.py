@@ -14,9 +14,8 @@ from ssl import SSLContext
 
 from penstock.errors import OptionError, ProtocolError
 from penstock.lookupd.options import LookupdOptions
-from penstock.server.certificates import load_certificate, server_context
-from penstock.server.http_router import Gate
-from penstock.server.security import plain_http_refusal
+from penstock.net.http_router import Gate, plain_http_refusal
+from penstock.net.tls import load_certificate, server_context
 from penstock.wire.tls import Tls
 
 log = logging.getLogger(__name__)

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from penstock.engine.names import is_valid_name
 from penstock.errors import ProtocolError, StreamError
 from penstock.lookupd.registry import Producer, Registry
 from penstock.lookupd.security import Security
-from penstock.server.accepting import Visitor
-from penstock.server.doors import FIRST_COMMAND_TIMEOUT_S, Doors
+from penstock.net.acceptor import Visitor
+from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S, Doors
 from penstock.wire.lookup import (
     OK,
     Command,
@@ -30,6 +29,7 @@ from penstock.wire.lookup import (
     encode_identify_reply,
     encode_reply,
 )
+from penstock.wire.names import is_valid_name
 from penstock.wire.tls import Tls
 
 log = logging.getLogger(__name__)

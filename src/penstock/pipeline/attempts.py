@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from penstock.errors import AlreadyRunningError, DataWouldBeLostError, PipelineError
 from penstock.pipeline.faults import CRASH, fault_of
 from penstock.pipeline.lock import Locks
+from penstock.pipeline.reports import Told
 from penstock.pipeline.retries import Retries
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.status import StatusFile
-from penstock.pipeline.told import Told
 from penstock.progress import PipelineState
 from penstock.spark import jvm
 

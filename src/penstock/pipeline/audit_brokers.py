@@ -13,8 +13,8 @@ from typing import Protocol
 
 from penstock.errors import NodeError, QueryError
 from penstock.pipeline import coverage
-from penstock.spark.broker import Access
 from penstock.spark.cluster import Cluster, Log
+from penstock.spark.node_client import Access
 from penstock.spark.options import parse_brokers
 
 log = logging.getLogger("penstock.pipeline")

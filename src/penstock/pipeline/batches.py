@@ -29,6 +29,7 @@ from penstock.pipeline.batch_ranges import BatchRanges
 from penstock.pipeline.coverage import Span
 from penstock.pipeline.folders import Folder, is_local, open_folder, spark_path, sync
 from penstock.pipeline.ledger_records import Batch
+from penstock.pipeline.message_sink import invalid_rows
 from penstock.pipeline.outputs import (
     Output,
     make_output,
@@ -49,7 +50,6 @@ from penstock.pipeline.spec import (
     TopicSink,
 )
 from penstock.pipeline.targets import ASIDES, INVALID, Target, publishes_at_once
-from penstock.pipeline.writing import invalid_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession

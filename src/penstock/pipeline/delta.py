@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from penstock.errors import PipelineError
+from penstock.pipeline.compaction import Merger, Merging, Staged
 from penstock.pipeline.coverage import Span
 from penstock.pipeline.folders import spark_path
 from penstock.pipeline.ledger import Ledger, now_ms, of_sum, summed
 from penstock.pipeline.ledger_records import Batch, DataFile, Record
-from penstock.pipeline.merging import Merger, Merging, Staged
 from penstock.pipeline.parquet import rewrite
-from penstock.pipeline.staged import SUFFIX, staged_files
+from penstock.pipeline.staged_files import SUFFIX, staged_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,8 +13,8 @@ from penstock.pipeline.identity import PipelineIdentity
 from penstock.pipeline.patterns import LeftPattern, Wish
 from penstock.pipeline.plan import broker_options
 from penstock.pipeline.spec import Pipeline, Source, channel_of
-from penstock.spark.broker import Access, Node
 from penstock.spark.cluster import Cluster
+from penstock.spark.node_client import Access, Node
 from penstock.spark.options import BATCH, Options, parse_options
 
 # Of the data source's options, those that say how to reach a broker.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.kinds import Bool, Float, Int
-from penstock.pipeline.reading import TOP
 from penstock.pipeline.spec import SINKS, Invalid, Pipeline, Retry, Source, Transform, Trigger
-from penstock.settings import Setting, settings_of
+from penstock.pipeline.spec_file import TOP
+from penstock.settings.kinds import Bool, Float, Int
+from penstock.settings.table import Setting, settings_of
 
 COMMENT_COLUMN = 44
 

@@ -16,7 +16,7 @@ from penstock.errors import (
     PenstockError,
     PipelineError,
 )
-from penstock.spark.broker import TRANSIENT
+from penstock.spark.node_client import TRANSIENT
 
 # "penstock.errors.DataLossError: topic orders was deleted" somewhere in a report.
 OURS = re.compile(r"penstock\.errors\.(\w+): (.+?)(?:\\n|\n|$)")

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 from penstock.pipeline import legacy
 from penstock.pipeline.coverage import Coverage, Span
 from penstock.pipeline.delta import DeltaSinkTable
-from penstock.pipeline.done import Done
 from penstock.pipeline.files import delta_files, is_delta
 from penstock.pipeline.folders import LocalFolder, spark_path
-from penstock.pipeline.known import Known
+from penstock.pipeline.known_targets import Known
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.ledger_records import CARRIED, DataFile
 from penstock.pipeline.losses import BEGIN_ANEW, UNKNOWN, Questions, Waiting
 from penstock.pipeline.offset_log import OffsetLog
 from penstock.pipeline.parquet import STATE
+from penstock.pipeline.recorded_ends import Done
 from penstock.pipeline.spec import DeltaSink, Pipeline
-from penstock.pipeline.staged import is_data
+from penstock.pipeline.staged_files import is_data
 from penstock.pipeline.targets import INVALID, TableTarget, Target, TopicTarget, coverage_in
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PipelineError
-from penstock.pipeline.draw import History
+from penstock.pipeline.drawing import History
 from penstock.pipeline.plan import broker_options, run_sql
 from penstock.pipeline.spec import (
     INPUT,

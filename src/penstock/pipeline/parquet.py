@@ -16,7 +16,7 @@ Rule 2: a batch that is sealed is finished as it was sealed, never written again
         fall into other files the second time, and files of both would hold some rows twice.
 Rule 3: what the ledger has is not written again.
 Rule 4: merging small files is such a step too.  New files come first, and the old ones stay for a
-        minute (`replaced.py`): a reader of the folder may see rows twice meanwhile, and never
+        minute (`replaced_files.py`): a reader of the folder may see rows twice meanwhile, and never
         fewer.  The ledger has each row once, always: `files.py` lists its files.
 """
 
@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PipelineError
 from penstock.pipeline import summary
+from penstock.pipeline.compaction import Merger, Merging, Staged
 from penstock.pipeline.coverage import Span
 from penstock.pipeline.folders import Folder, spark_path
 from penstock.pipeline.ledger import Ledger, now_ms
 from penstock.pipeline.ledger_records import MERGE, Batch, Record
-from penstock.pipeline.merging import Merger, Merging, Staged
-from penstock.pipeline.replaced import Replaced
-from penstock.pipeline.staged import Moves, staged_files
+from penstock.pipeline.replaced_files import Replaced
+from penstock.pipeline.staged_files import Moves, staged_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import NodeError
-from penstock.spark.broker import Node, asked
+from penstock.spark.node_client import Node, asked
 
 log = logging.getLogger("penstock.pipeline")
 

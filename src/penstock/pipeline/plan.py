@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PipelineError
 from penstock.pipeline.bodies import is_valid, json_columns, parse_json, schema_of
-from penstock.pipeline.code import load
 from penstock.pipeline.spec import INPUT, MESSAGE_COLUMNS, Pipeline, Source, channel_of
+from penstock.pipeline.user_code import load
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

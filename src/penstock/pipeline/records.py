@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.pipeline.bodies import explain
-from penstock.pipeline.code import load
 from penstock.pipeline.envelope import Envelope, decode, encode, error_text
 from penstock.pipeline.spec import Pipeline, Retry
+from penstock.pipeline.user_code import load
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

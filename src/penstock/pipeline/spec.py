@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.kinds import Text
-from penstock.settings import boolean, choice, duration, integer, row, string, strings
+from penstock.settings.kinds import Text
+from penstock.settings.table import boolean, choice, duration, integer, row, string, strings
 
 Function = Any  # "module:function", or in Python the function itself
 

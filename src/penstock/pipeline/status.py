@@ -20,7 +20,7 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.pipeline.details import lines_of
 from penstock.progress import OVER, PipelineState
-from penstock.spark.broker import Access, Node
+from penstock.spark.node_client import Access, Node
 
 VARIABLE = "PENSTOCK_STATE"
 ASK_S = 1.0

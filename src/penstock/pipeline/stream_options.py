@@ -9,7 +9,7 @@ from penstock.pipeline.discovery import reader_name
 from penstock.pipeline.folders import is_local
 from penstock.pipeline.losses import as_losses
 from penstock.pipeline.plan import source_options
-from penstock.pipeline.settling import Settled
+from penstock.pipeline.reconciliation import Settled
 from penstock.pipeline.spec import Pipeline, channel_of
 from penstock.spark.offsets import encode
 

@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import NodeError, PipelineError
+from penstock.pipeline.compaction import Merging
 from penstock.pipeline.coverage import Coverage, Span, spans_of_rows
 from penstock.pipeline.delta import DeltaSinkTable
 from penstock.pipeline.folders import Folder, open_folder
 from penstock.pipeline.ledger import Ledger, of_sum, summed
 from penstock.pipeline.ledger_records import Batch, Record
 from penstock.pipeline.lock import ledger_folder
-from penstock.pipeline.merging import Merging
+from penstock.pipeline.message_sink import publish
 from penstock.pipeline.outputs import sink_options, source_brokers
 from penstock.pipeline.parquet import STATE, ParquetTable
 from penstock.pipeline.spec import DeltaSink, Invalid, ParquetSink, Pipeline, Sink, TopicSink
-from penstock.pipeline.writing import publish
 from penstock.spark.cluster import Cluster
 from penstock.spark.options import WRITE, parse_options
 from penstock.spark.staging import Committer, Staged

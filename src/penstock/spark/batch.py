@@ -20,14 +20,14 @@ from pyspark.sql.datasource import (
 )
 
 from penstock.errors import QueryError
-from penstock.spark.broker import Access
 from penstock.spark.cluster import Cluster, Log
 from penstock.spark.loss import Loss, Losses
+from penstock.spark.node_client import Access
 from penstock.spark.offsets import EARLIEST, INDEX_MAX, LATEST, Places, Position
 from penstock.spark.option_kinds import COLUMNS
 from penstock.spark.options import Options
 from penstock.spark.ranges import Range, partitions
-from penstock.spark.reading import Reading
+from penstock.spark.task_reader import Reading
 
 if TYPE_CHECKING:
     import pyarrow

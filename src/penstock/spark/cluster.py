@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import NodeError, QueryError
-from penstock.spark.broker import Access, Asked, Node, asked, host_and_port
+from penstock.spark.node_client import Access, Asked, Node, asked, host_and_port
 from penstock.spark.options import Options
 
 log = logging.getLogger("penstock.spark")

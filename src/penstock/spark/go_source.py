@@ -37,7 +37,7 @@ from penstock.client.sync import Consumer
 from penstock.errors import DataLossError, NodeError, QueryError
 from penstock.spark.option_kinds import COLUMNS
 from penstock.spark.options import Options
-from penstock.spark.reading import ROWS_MAX, arrow_type, settle_worker
+from penstock.spark.task_reader import ROWS_MAX, arrow_type, settle_worker
 
 if TYPE_CHECKING:
     import pyarrow

@@ -31,7 +31,7 @@ from pyspark.sql.streaming.listener import (
 from penstock.errors import PenstockError
 from penstock.progress import PipelineState, Progress
 from penstock.spark.offsets import decode, identity_in, is_offset
-from penstock.spark.reporting import Reporter
+from penstock.spark.reports import Reporter
 
 log = logging.getLogger("penstock.spark")
 

@@ -10,7 +10,7 @@ import datetime
 import re
 from typing import Any
 
-from penstock.kinds import Choice, Listed, Text, parse_int
+from penstock.settings.kinds import Choice, Listed, Text, parse_int
 from penstock.spark.loss import Loss, parse_losses
 from penstock.spark.offsets import Places, Positions, is_identity, parse_places, parse_positions
 from penstock.wire.names import is_valid_name

@@ -2,8 +2,9 @@
 
     spark.read.format("nsq").option("nsqdHttpAddresses", "127.0.0.1:4151").option("topic", "orders")
 
-Every option is a row of a table (`penstock.settings`), so it is checked, shown and documented from
-one place.  Spark does not keep the case of names, so ``nsqdhttpaddresses`` is the same option.
+Every option is a row of a table (`penstock.settings.table`), so it is checked, shown and
+documented from one place.  Spark does not keep the case of names: ``nsqdhttpaddresses`` is the
+same option.
 
 Rule 1: an option that is unknown, wrong, or of no use where it stands is an OptionError that names
         it and what is allowed.  A typing error must not silently read from somewhere else.
@@ -19,8 +20,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import OptionError
-from penstock.kinds import Listed
-from penstock.settings import (
+from penstock.settings.kinds import Listed
+from penstock.settings.table import (
     Setting,
     boolean,
     choice,

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import SparkSetupError
+from penstock.spark.archive import archive_settings, make_archive
 from penstock.spark.java import set_up_java
 from penstock.spark.jvm import PopenArguments
-from penstock.spark.shipping import archive_settings, make_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -153,7 +153,7 @@ def open_session(plan: SessionPlan, show: Callable[[str], None] | None = None) -
     check_pyspark()
     from pyspark.sql import SparkSession
 
-    from penstock.spark.sharing import share
+    from penstock.spark.session_guard import share
 
     active = SparkSession.getActiveSession()
     if active is not None:

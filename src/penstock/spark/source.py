@@ -76,15 +76,15 @@ class NsqDataSource(DataSource):
         return NsqStreamReader(options, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from penstock.spark.packing import Shape
-        from penstock.spark.write import NsqBatchWriter
+        from penstock.spark.packer import Shape
+        from penstock.spark.writer import NsqBatchWriter
 
         options = self._write_options(overwrite)
         return NsqBatchWriter(options, Shape.of(schema, options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from penstock.spark.packing import Shape
-        from penstock.spark.write import NsqStreamWriter
+        from penstock.spark.packer import Shape
+        from penstock.spark.writer import NsqStreamWriter
 
         options = self._write_options(overwrite)
         location = self.options.get("checkpointLocation") or ""

@@ -27,8 +27,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import NodeError, QueryError
-from penstock.spark.broker import Begun, Node, asked
 from penstock.spark.cluster import Cluster
+from penstock.spark.node_client import Begun, Node, asked
 
 log = logging.getLogger("penstock.spark")
 

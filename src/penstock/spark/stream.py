@@ -22,12 +22,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.spark.batch import LogPartition
-from penstock.spark.broker import Access
-from penstock.spark.follow import Follower
+from penstock.spark.follower import Follower
+from penstock.spark.node_client import Access
 from penstock.spark.offsets import Positions, decode, encode, flat, identity_in
 from penstock.spark.options import Options
 from penstock.spark.ranges import Range, partitions
-from penstock.spark.reading import Reading
+from penstock.spark.task_reader import Reading
 
 if TYPE_CHECKING:
     import pyarrow

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS, STAGED
+from penstock.core.batches import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS, STAGED
 from penstock.core.slots import parse_record
 from penstock.core.tables import Tables
 from penstock.errors import StorageError
@@ -30,10 +30,10 @@ from penstock.storage.segment import (
 from penstock.storage.slot_counts import unpack_counts
 from penstock.storage.slots import SlotStore, slot_name
 from penstock.storage.survey import BadBytes, Walk, decode_ordinals
-from penstock.storage.words import body_of, short, signed, time_of
+from penstock.storage.text import body_of, short, signed, time_of
 
 if TYPE_CHECKING:
-    from penstock.core.segment import Batch
+    from penstock.core.batches import Batch
 
 _RECORDS = {
     journal.TOPIC: "topic",

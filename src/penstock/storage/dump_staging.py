@@ -10,7 +10,7 @@ from penstock.errors import CorruptError, StorageError
 from penstock.storage import ledger, staging_notes
 from penstock.storage.files import Files
 from penstock.storage.staging import PartRecord, StagingStore
-from penstock.storage.words import body_of, short, time_of
+from penstock.storage.text import body_of, short, time_of
 
 
 def dump_staging(files: Files, path: str, out: TextIO, brief: bool) -> int:

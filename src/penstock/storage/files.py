@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from penstock.errors import LockedError
+from penstock.page_cache import is_cached
 from penstock.storage.handle import Handle, write_all
-from penstock.storage.page_cache import is_cached
 
 MODE_FILE = 0o600
 MODE_FOLDER = 0o700

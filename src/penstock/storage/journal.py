@@ -48,7 +48,7 @@ SIDE = 2
 
 # A channel's flags.
 PAUSED = 1
-PULLED = 2  # read by index over HTTP, see engine/pull.py
+PULLED = 2  # read by index over HTTP, see engine/pull/channel.py
 NAMED = 4  # made because an nsqlookupd named it; nobody has used it.  Older versions ignore it.
 PARTIAL = 8  # made below whole_from: what it has not read may lack messages.  Ignored before.
 

@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.core.block import Block
-from penstock.core.segment import (
+from penstock.core.batches import (
     BAD_HEADER,
     BAD_PAYLOAD,
     BATCH_HEADER_SIZE,
@@ -24,12 +23,13 @@ from penstock.core.segment import (
     resync,
     scan,
 )
+from penstock.core.block import Block
 from penstock.core.tables import STRIDE, Tables, Visible
 from penstock.storage.files import Files
 from penstock.storage.segment import Segment
 
 if TYPE_CHECKING:
-    from penstock.core.segment import Batch
+    from penstock.core.batches import Batch
 
 # Where a sequential reader stopped, so that its next read starts at the byte.  Each entry saves
 # re-reading up to one stride; losing them all costs nothing else.

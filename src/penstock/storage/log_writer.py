@@ -14,11 +14,11 @@ import threading
 from collections import deque
 
 from penstock.core.appender import Batch
-from penstock.core.segment import HEADER_SIZE
+from penstock.core.batches import HEADER_SIZE
 from penstock.core.tables import Tally, Visible
 from penstock.errors import UncutError
 from penstock.record import record
-from penstock.storage.copying import copy_bytes
+from penstock.storage.copies import copy_bytes
 from penstock.storage.files import Files
 from penstock.storage.growth import Extent, Written
 from penstock.storage.segment import (

@@ -17,13 +17,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.core.segment import BATCH_HEADER_SIZE
+from penstock.core.batches import BATCH_HEADER_SIZE
+from penstock.page_cache import Stretch
 from penstock.storage.log_reader import Damage, Found, LogReader, locate, missing
-from penstock.storage.page_cache import Stretch
 from penstock.storage.segment import Segment
 
 if TYPE_CHECKING:
-    from penstock.core.segment import Batch
+    from penstock.core.batches import Batch
     from penstock.storage.files import Files
 
 

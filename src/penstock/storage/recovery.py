@@ -16,10 +16,10 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, INDEX_MAX, ORIGINS, scan
+from penstock.core.batches import BATCH_HEADER_SIZE, HEADER_SIZE, INDEX_MAX, ORIGINS, scan
 from penstock.core.tables import Visible
 from penstock.errors import StorageError
-from penstock.storage.copying import copy_bytes
+from penstock.storage.copies import copy_bytes
 from penstock.storage.damage import DamageKind
 from penstock.storage.evidence import keep_evidence, set_aside
 from penstock.storage.files import Files

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.core.appender import Batch
-from penstock.core.segment import HEADER_SIZE
+from penstock.core.batches import HEADER_SIZE
 from penstock.core.tables import Tally
 from penstock.record import record
 from penstock.storage.files import Files

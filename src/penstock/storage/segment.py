@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from google_crc32c import value as crc32c
 
-from penstock.core.segment import HEADER_SIZE
+from penstock.core.batches import HEADER_SIZE
 from penstock.core.tables import Tables, Tally, Visible
 from penstock.record import record
 from penstock.storage.growth import Growth

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.core.segment import (
+from penstock.core.batches import (
     BAD_PAYLOAD,
     BATCH_HEADER_SIZE,
     HEADER_SIZE,
@@ -27,7 +27,7 @@ from penstock.core.tables import Tally
 from penstock.storage.files import Files
 
 if TYPE_CHECKING:
-    from penstock.core.segment import Batch
+    from penstock.core.batches import Batch
 
 PIECE_SIZE = 4 * 1024 * 1024
 

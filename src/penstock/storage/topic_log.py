@@ -23,11 +23,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from penstock.core.appender import Batch
+from penstock.core.batches import HEADER_SIZE
 from penstock.core.block import Block
 from penstock.core.runs import Runs
-from penstock.core.segment import HEADER_SIZE
 from penstock.core.tables import Visible
 from penstock.errors import StorageError
+from penstock.page_cache import Stretch
 from penstock.record import record
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
@@ -40,7 +41,6 @@ from penstock.storage.log_writer import (
     Sealed,
     SyncToken,
 )
-from penstock.storage.page_cache import Stretch
 from penstock.storage.ranges import Range, read_range, stretch
 from penstock.storage.relocation import Relocation, write_side
 from penstock.storage.segment import Segment

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.pipeline.spec import Pipeline
-from tests.daemon import Nsqd
 from tests.spark.stored import make
+from tests.support.daemon import Nsqd
 
 # They are older than any reader may be away by default.
 NSQD_OPTIONS = ("--pull-channel-lapse=876000h", "--max-bytes-per-file=4000")

@@ -90,8 +90,8 @@ def bodies(topic: str, start: int) -> list[bytes]:
 
 def declare(name: str, folder: Path, port: int, messages_max: int = BATCH) -> Any:
     """The pipeline; also what a later version opens the table with."""
-    from penstock.pipeline.checking import check
-    from penstock.pipeline.reading import from_table
+    from penstock.pipeline.consistency import check
+    from penstock.pipeline.spec_file import from_table
 
     tables = json.loads(json.dumps(PIPELINES[name]))
     source = {"topics": list(TOPICS), "nsqd_http_addresses": f"127.0.0.1:{port}"}
@@ -107,7 +107,7 @@ def declare(name: str, folder: Path, port: int, messages_max: int = BATCH) -> An
 
 def run(name: str, folder: Path, port: int, messages_max: int, *, cut: bool) -> None:
     """Run to the end of what there is, or to the cut; in a process of its own."""
-    from penstock.pipeline.running import Run, session_plan
+    from penstock.pipeline.runner import Run, session_plan
     from penstock.pipeline.status import Status, StatusFile
     from penstock.spark.session import open_session
     from tests.spark.pipelines import Screen
@@ -150,7 +150,7 @@ def call(
 
 
 def make(name: str, folder: Path) -> Path:
-    from tests.daemon import Nsqd
+    from tests.support.daemon import Nsqd
 
     published: dict[str, list[str]] = {topic: [] for topic in TOPICS}
     with Nsqd(folder / "nsqd", "--max-bytes-per-file=4000") as nsqd:

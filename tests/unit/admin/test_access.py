@@ -8,9 +8,9 @@ import pytest
 
 from penstock.admin.access import TOKEN_HOURS, Access, foreign
 from penstock.admin.options import AdminOptions, checked
-from penstock.admin.posted import form_fields, json_fields
+from penstock.admin.posted_actions import form_fields, json_fields
 from penstock.errors import OptionError
-from penstock.server.http_message import HttpError, Request
+from penstock.net.http_message import HttpError, Request
 
 
 class Now:

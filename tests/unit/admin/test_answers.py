@@ -9,7 +9,7 @@ import pytest
 
 from penstock.admin import answers
 from penstock.admin.answers import Tasks
-from penstock.server.http_message import HttpError, Pending, Request, Response
+from penstock.net.http_message import HttpError, Pending, Request, Response
 
 
 def test_small_answers_are_not_compressed_and_large_ones_are() -> None:

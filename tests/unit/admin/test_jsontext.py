@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.admin.jsontext import read_object
-from penstock.server.http_message import HttpError
+from penstock.net.http_message import HttpError
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from penstock.admin.sampler import (
     REMEMBER_S,
     Sampler,
 )
-from penstock.engine.clock import ManualClock
+from penstock.clock import ManualClock
 from tests.unit.admin.fakes import FakeUpstream
 from tests.unit.admin.test_sample import channel, topic
 

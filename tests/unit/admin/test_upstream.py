@@ -13,7 +13,7 @@ from penstock.admin import upstream
 from penstock.admin.options import AdminOptions
 from penstock.admin.upstream import Upstream, UpstreamError, ask_all, https_port, read_token
 from penstock.errors import OptionError
-from tests.endpoint import Endpoint
+from tests.support.endpoint import Endpoint
 
 
 def upstream_of(**options: Any) -> Upstream:

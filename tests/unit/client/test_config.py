@@ -8,7 +8,7 @@ import penstock
 from penstock.client.config import OFF, Config
 from penstock.client.connection import identity
 from penstock.errors import OptionError
-from penstock.settings import settings_of
+from penstock.settings.table import settings_of
 
 
 def test_defaults_are_go_nsqs() -> None:

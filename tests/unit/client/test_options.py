@@ -11,7 +11,7 @@ import pytest
 
 from penstock.client.config import Config, Seconds
 from penstock.client.options import Options
-from penstock.settings import settings_of
+from penstock.settings.table import settings_of
 
 RIGHT = """
 from penstock import Config, Consumer, Producer

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.appender import INDEX_BITS, Appender
-from penstock.engine import ids
-from tests.blocks import frame, read_frames
-from tests.scanners import sized
+from penstock.wire import ids
+from tests.support.blocks import frame, read_frames
+from tests.support.scanners import sized
 
 
 class Opened:

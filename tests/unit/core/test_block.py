@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.block import Block
-from tests.blocks import block_of, frame
+from tests.support.blocks import block_of, frame
 
 
 def test_a_block_without_spans_holds_nothing() -> None:

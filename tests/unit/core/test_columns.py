@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.batches import encode_batch_header
 from penstock.core.columns import BODY, ID, INDEX, TIMESTAMP, Columns, Packer, decode
-from penstock.core.segment import encode_batch_header
 from penstock.errors import CorruptError
 from tests.unit.storage.build import batch, frame
 

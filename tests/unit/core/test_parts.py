@@ -9,7 +9,7 @@ import pytest
 from penstock.core.appender import Appender
 from penstock.core.parts import frames, measure
 from penstock.core.slots import Batch
-from tests.staging import deferred, plain
+from tests.support.staging import deferred, plain
 
 BODIES = [b"a", b"bc", b"\0" * 300]
 ROWS = [(5, b"a"), (2_000, b"bc"), (1_000, b"d" * 300)]

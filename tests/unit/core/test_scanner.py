@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scanners import NOW_NS, STATES, WALL_NS, Peer, id_of, multi, sized
+from tests.support.scanners import NOW_NS, STATES, WALL_NS, Peer, id_of, multi, sized
 
 # A valid example of every command.
 EXAMPLES = {

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine.ids import message_id
-from tests.blocks import NODE_ID, frame
-from tests.scanners import MS, NOW_NS, WALL_NS, Peer, id_of
+from penstock.wire.ids import message_id
+from tests.support.blocks import NODE_ID, frame
+from tests.support.scanners import MS, NOW_NS, WALL_NS, Peer, id_of
 
 
 @pytest.mark.parametrize("state", ["subscribed", "closing"])

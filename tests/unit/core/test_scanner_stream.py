@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.scanners import NOW_NS, WALL_NS, Peer, id_of, multi, sized
+from tests.support.scanners import NOW_NS, WALL_NS, Peer, id_of, multi, sized
 
 # One of everything, as one client might send it.
 CONVERSATION = b"".join(

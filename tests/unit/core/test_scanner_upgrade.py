@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scanners import NOW_NS, WALL_NS, Peer, multi, sized
+from tests.support.scanners import NOW_NS, WALL_NS, Peer, multi, sized
 
 
 @pytest.mark.parametrize(

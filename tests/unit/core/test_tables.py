@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.appender import Batch
-from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS
+from penstock.core.batches import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS
 from penstock.core.tables import STRIDE, Tally
 
 # (indexes left out, messages, bytes of payload, slot or 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.block import Block
 from penstock.core.tail import Tail, TailBudget
-from tests.blocks import block_of
+from tests.support.blocks import block_of
 
 
 def wide(first: int, size: int) -> Block:

@@ -7,7 +7,7 @@ import pytest
 from penstock.core.block import Block
 from penstock.core.deadlines import NEVER_NS
 from penstock.core.window import Window
-from tests.blocks import NODE_ID, block_of, frame, read_frames, read_runs
+from tests.support.blocks import NODE_ID, block_of, frame, read_frames, read_runs
 from tests.unit.core.windows import (
     DONE,
     LIMIT,

@@ -7,7 +7,7 @@ import tracemalloc
 
 from penstock.core.block import Block
 from penstock.core.window import Consumer, Window
-from tests.blocks import NODE_ID, block_of, frame, read_runs
+from tests.support.blocks import NODE_ID, block_of, frame, read_runs
 from tests.unit.core.windows import LIMIT, consumer_of
 
 BATCH = 10_000

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.latency import Histogram, Latency
 from penstock.core.window import Consumer, Window
-from tests.blocks import NODE_ID, block_of, frame, read_marks, read_runs, timestamp_of
+from tests.support.blocks import NODE_ID, block_of, frame, read_marks, read_runs, timestamp_of
 from tests.unit.core.windows import (
     LIMIT,
     NOT_IN_FLIGHT,

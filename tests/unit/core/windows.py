@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.window import Consumer, Window
-from tests.blocks import block_of, frame, read_frames
+from tests.support.blocks import block_of, frame, read_frames
 
 DONE, NOT_IN_FLIGHT, NOT_OWNER = 0, 1, 2
 LIMIT = 1 << 53

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engine.base import KNOWN_COUNT_MAX, BaseTopic
 from tests.crash.lossy import KEEP, LOSE
-from tests.engine import Client, Engine, StrictBroker
+from tests.support.engine import Client, Engine, StrictBroker
 
 
 class AskingBroker(StrictBroker):
@@ -26,7 +26,7 @@ class AskingBroker(StrictBroker):
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr("tests.engine.StrictBroker", AskingBroker)
+    monkeypatch.setattr("tests.support.engine.StrictBroker", AskingBroker)
     return Engine(sync_every=1)
 
 
@@ -152,7 +152,7 @@ def test_a_restart_with_nobody_left_to_ask_lets_go(
     topic.create_channel("own")
     engine.done(topic.publish([b"1"]))
     engine.exit()
-    monkeypatch.setattr("tests.engine.StrictBroker", StrictBroker)
+    monkeypatch.setattr("tests.support.engine.StrictBroker", StrictBroker)
     engine.start()
     assert engine.topic("t").channels["own"].depth == 1
 

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from tests.crash.lossy import KEEP, LOSE, PREFIX, Crashed
-from tests.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
+from tests.support.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
 
 
 def bodies(client: Client) -> list[bytes]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.engine.channel import CHUNK_SIZE_MAX, TURN_COUNT_MAX
 from penstock.engine.ephemeral import HELD_OVERHEAD_SIZE
-from tests.engine import MINUTE, SECOND, Client, Engine
+from tests.support.engine import MINUTE, SECOND, Client, Engine
 
 
 def bodies(count: int, prefix: str = "m") -> list[bytes]:

@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.storage.damage import RECORD_MAX
 from tests.crash.lossy import LossyFiles
-from tests.engine import SECOND, Engine
+from tests.support.engine import SECOND, Engine
 
 PATH = "/data/penstock/damage.json"
 

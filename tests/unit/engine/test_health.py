@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from tests.crash.lossy import LossyFiles
-from tests.engine import SECOND, Client, Engine
+from tests.support.engine import SECOND, Client, Engine
 
 
 def test_a_queue_beyond_the_memory_limit_goes_on_as_before() -> None:

@@ -12,8 +12,8 @@ from penstock.cli.flags import UsageError
 from penstock.cli.nsqd import flag_table
 from penstock.engine.options import SETTINGS, Options, checked
 from penstock.errors import OptionError
-from penstock.kinds import format_duration, parse_duration
-from penstock.settings import config_values
+from penstock.settings.kinds import format_duration, parse_duration
+from penstock.settings.table import config_values
 
 SECOND_NS = 1_000_000_000
 

@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 
+from penstock.clock import ManualClock
 from penstock.core.deadlines import NEVER_NS
 from penstock.core.window import Window
-from penstock.engine.clock import ManualClock
 from penstock.engine.options import Options
 from penstock.engine.scan import (
     VISIT_COUNT_MAX,

@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from penstock.engine.ids import INDEX_MAX
+from penstock.wire.ids import INDEX_MAX
 from tests.crash.lossy import KEEP
-from tests.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
+from tests.support.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
 
 YEAR = 365 * 24 * HOUR
 # From the manual clock's 2027: before and behind the end of an index's 54 bits in 2109, and 1970.

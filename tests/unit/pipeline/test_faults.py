@@ -18,7 +18,7 @@ from penstock.pipeline.retries import COUNT_MAX_CRASH, Retries
 
 # As Spark passes on an error of the process that runs the source's code.
 REPORT = """[STREAM_FAILED] Query [id = 5] terminated: Traceback (most recent call last):
-  File "penstock/spark/follow.py", line 1, in plan
+  File "penstock/spark/follower.py", line 1, in plan
 penstock.errors.{}: topic orders: messages [5, 9) are gone
 """
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PipelineError
-from penstock.pipeline.checking import check
+from penstock.pipeline.consistency import check
 from penstock.pipeline.places import real_path
-from penstock.pipeline.reading import from_table, read_pipeline
 from penstock.pipeline.spec import Pipeline
+from penstock.pipeline.spec_file import from_table, read_pipeline
 
 SOURCE = {"topics": "t", "nsqd_http_addresses": "127.0.0.1:4151"}
 

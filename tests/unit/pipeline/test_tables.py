@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import DataLossError, PipelineError
 from penstock.pipeline.checkpoints import Checkpoint, check_fit, load
-from penstock.pipeline.draw import SERIES_MAX, History, blocks, largest, svg
+from penstock.pipeline.drawing import SERIES_MAX, History, blocks, largest, svg
 from penstock.pipeline.faults import explain_fault
 from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.spec import PlotSink

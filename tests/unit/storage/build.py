@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from penstock.core import appender
-from penstock.core.segment import ORIGINS
+from penstock.core.batches import ORIGINS
 from penstock.storage.topic_log import TopicLog
 
 NODE_ID = 7

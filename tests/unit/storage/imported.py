@@ -12,7 +12,7 @@ from penstock.storage.import_nsqd import import_nsqd
 from penstock.storage.import_report import ImportReport
 from penstock.storage.journal import ChannelState
 from penstock.storage.recovery import RecoveredTopic, recover_topic
-from tests.go_queues import GoMessage, GoPath
+from tests.support.go_queues import GoMessage, GoPath
 from tests.unit.storage.build import NODE_ID, read_all
 
 Taken = dict[bytes, int]  # attempts by body

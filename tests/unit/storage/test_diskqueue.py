@@ -18,7 +18,7 @@ from penstock.storage.diskqueue import (
     records,
 )
 from penstock.storage.files import Files
-from tests.go_queues import GoMessage, GoPath, message
+from tests.support.go_queues import GoMessage, GoPath, message
 
 # nsqd's own bytes, as they were captured.
 CAPTURED = bytes.fromhex("0000002318e81e018ce176a50000") + b"189b54c59f803003" + b"message-5"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.appender import Batch
-from penstock.core.segment import BATCH_HEADER_SIZE, HEADER_SIZE
+from penstock.core.batches import BATCH_HEADER_SIZE, HEADER_SIZE
 from penstock.core.tables import Tally, Visible
 from penstock.storage.growth import Extent, Growth
 

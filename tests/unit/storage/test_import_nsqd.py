@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.storage import import_topic
-from tests.go_queues import GoMessage, GoPath, message
+from tests.support.go_queues import GoMessage, GoPath, message
 from tests.unit.storage.build import NODE_ID
 from tests.unit.storage.imported import Taken, bodies, open_target, take
 

@@ -10,7 +10,7 @@ from penstock.errors import CorruptError, LockedError, StorageError
 from penstock.storage.files import Files
 from penstock.storage.import_nsqd import import_nsqd
 from penstock.storage.node import load_node
-from tests.go_queues import GoPath, message
+from tests.support.go_queues import GoPath, message
 from tests.unit.storage.imported import open_target, take
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.segment import scan
+from penstock.core.batches import scan
 from penstock.core.tables import STRIDE
 from penstock.storage import ranges
 from penstock.storage.files import Files
 from penstock.storage.topic_log import TopicLog
-from tests.page_cache import must_forget, needs_cachestat
+from tests.support.page_cache import must_forget, needs_cachestat
 from tests.unit.storage.build import NODE_ID, append, append_many, batch
 
 

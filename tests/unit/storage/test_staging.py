@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.segment import STAGED
-from penstock.engine.staged_parts import find_parts
+from penstock.core.batches import STAGED
+from penstock.engine.staging.parts import find_parts
 from penstock.errors import CorruptError
 from penstock.storage import ledger
 from penstock.storage.recovery import recover_topic
@@ -24,7 +24,7 @@ from penstock.storage.staging import (
 )
 from penstock.storage.topic_log import TopicLog
 from tests.crash.lossy import LossyFiles
-from tests.staging import ATTEMPT, plain
+from tests.support.staging import ATTEMPT, plain
 from tests.unit.storage.build import NODE_ID, append, batch, read_all
 
 FOLDER = "/data/staging"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.segment import HEADER_SIZE
+from penstock.core.batches import HEADER_SIZE
 from penstock.errors import UncutError
 from penstock.storage.files import Files
 from penstock.storage.log_writer import SyncToken

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import AuthError
 from penstock.wire.authorization import TTL_S_MAX, read_reply
-from tests.auth_server import entry, reply
+from tests.support.auth_server import entry, reply
 
 
 def read(value: Any) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import StreamError
 from penstock.wire.tls import Tls
-from tests.certificates import Pki
+from tests.support.certificates import Pki
 
 
 @pytest.fixture(scope="module")

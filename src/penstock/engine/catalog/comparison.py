@@ -1,0 +1,121 @@
+"""Compares what a topic's journal says with what nsqd.dat says, and mends the journal's side.
+
+After kill -9 the two differ only by what was being done at that moment (engine/catalog/listing.py):
+
+    in the journal, not in nsqd.dat      was being made, or nsqd.dat is damaged     stays
+    in nsqd.dat, gone in the journal     was being deleted                          stays gone
+    in nsqd.dat, not in the journal      the journal has lost it                    is made again
+    paused in one of them                was being paused or unpaused               as nsqd.dat says
+    another reader in nsqd.dat           was being taken over                       as nsqd.dat says
+    a reader only in the journal         was being bound                            stays
+
+What was acknowledged is in both, so nsqd.dat is never older than a journal that was cut.
+A channel that the journal has lost starts at the first message that is there: it may get messages
+again that it had finished, and misses none.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.storage.damage import DamageKind
+from penstock.storage.journal import ChannelState
+from penstock.storage.metadata import ChannelEntry, TopicEntry
+from penstock.storage.recovery import RecoveredTopic
+from penstock.wire.names import is_ephemeral, is_valid_name
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+
+log = logging.getLogger(__name__)
+
+
+def compare(
+    broker: Broker, name: str, entry: TopicEntry | None, found: RecoveredTopic, *, listed: bool
+) -> bool:
+    """Restore what the journal of topic ``name`` has lost; whether it is to be written anew.
+
+    ``listed``: there is an nsqd.dat, so that a topic without an entry was still being made.
+    """
+    state = found.state
+    problems = _problems(entry, found, listed)
+    lost = _lost(entry, found)
+    if lost:
+        problems.append(f"channels that nsqd.dat lists were not in it: {', '.join(lost)}")
+    changed = entry is not None and _believe(entry, found, lost)
+    if not problems:
+        return changed
+    if found.log.segment_count:
+        # Nor is it known what was removed: a reader is told that there may be something missing.
+        state.whole_from = found.log.end
+    for channel in lost:
+        log.warning("topic=%s channel=%s: not in the journal, starts anew", name, channel)
+    broker.damage.report(
+        DamageKind.JOURNAL,
+        f"{found.journal.path}: {'; '.join(problems)}; finished messages may be delivered again",
+        topic=name,
+        path=found.journal.path,
+    )
+    return True
+
+
+def is_new(entry: TopicEntry | None, found: RecoveredTopic) -> bool:
+    """Whether the journal knows a topic or channel that nsqd.dat does not list yet."""
+    if entry is None:
+        return True
+    return not found.state.channels.keys() <= {channel.name for channel in entry.channels}
+
+
+def _problems(entry: TopicEntry | None, found: RecoveredTopic, listed: bool) -> list[str]:
+    state = found.state
+    if state.corrupt_count:
+        return [f"{state.corrupt_count} bad records stepped over"]
+    if found.journal.size:
+        return []
+    if entry is None and (listed or (not found.log.segment_count and not state.torn_size)):
+        return []  # the topic was being made: a power cut may have taken its first records
+    return ["missing or empty"]
+
+
+def _lost(entry: TopicEntry | None, found: RecoveredTopic) -> list[str]:
+    """The channels that nsqd.dat lists and the journal does not know."""
+    if entry is None:
+        return []
+    known = found.state.channels.keys() | found.state.gone.keys()
+    names = [channel.name for channel in entry.channels]
+    return [n for n in names if n not in known and is_valid_name(n) and not is_ephemeral(n)]
+
+
+def _believe(entry: TopicEntry, found: RecoveredTopic, lost: list[str]) -> bool:
+    """Take over what nsqd.dat says; whether the journal says something else."""
+    state, first = found.state, found.log.first
+    changed = bool(lost) or state.paused != entry.paused
+    state.paused = entry.paused
+    listed = {channel.name: channel for channel in entry.channels}
+    for name, channel in state.channels.items():
+        paused = listed[name].paused if name in listed else channel.paused
+        changed = changed or channel.paused != paused
+        channel.paused = paused
+        changed = _believe_reader(channel, listed.get(name)) or changed
+    for name in lost:
+        state.channel_id_max += 1
+        told = listed[name]
+        state.channels[name] = ChannelState(
+            *(state.channel_id_max, name, first, told.paused),
+            low=first,
+            pulled=told.pulled,
+            named=told.named,
+            reader=told.reader,
+        )
+    return changed
+
+
+def _believe_reader(channel: ChannelState, told: ChannelEntry | None) -> bool:
+    """A journal that was damaged or cut may have lost who reads the channel."""
+    if told is None or told.reader is None or not channel.pulled:
+        return False
+    if channel.reader is not None and channel.reader.identity == told.reader.identity:
+        return False  # the journal may have a newer name of it
+    channel.reader = told.reader
+    return True

@@ -1,0 +1,144 @@
+"""Who this node is (R7), and the indexes it may give (R1).
+
+A floor is persisted that lies above every index given so far, by a wide margin; it is raised
+before the margin is used up.  So an index never comes back, even when a power cut took the log's
+end and the clock was set back.
+
+The clock only helps where node.json was lost: indexes follow it as long as it is plausible.  A
+clock that leaps ahead must not use up the 54 bits of an index, so it counts up to ``CLOCK_MAX``.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.storage.damage import DamageKind
+from penstock.storage.node import Node, load_node
+from penstock.wire.ids import INDEX_MAX
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+
+log = logging.getLogger(__name__)
+
+# At two million messages a second a margin lasts half an hour; 54 bits hold two million margins.
+MARGIN = 1 << 32
+# Stamps given while the clock stands above the limit count up from it.
+STAMP_MARGIN = 1_000_000_000
+# An index by the clock has its milliseconds above 12 bits: 54 bits are full in May 2109.  The clock
+# counts up to August 2100; what is left then lasts 35 years at a million messages a second.
+CLOCK_MAX = INDEX_MAX + 1 - (1 << 50)
+
+IDS = "message ids"
+
+
+class Identity:
+    """The node's UUID and index floor."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._node: Node | None = None
+        self._highest = 0
+        self._raising = False
+        self._clock_told = False
+        self.used = False  # whether a node has run on this data path before
+
+    @property
+    def uuid(self) -> str:
+        return self._node.uuid if self._node is not None else ""
+
+    def open(self) -> int:
+        """Load or make the identity; return the lowest index to give.  Blocking."""
+        broker = self._broker
+        node = self._node = load_node(broker.files, broker.data.node, broker.data.node_copy)
+        self.used = node.used
+        for problem in node.problems:
+            broker.damage.report(DamageKind.NODE, problem, path=node.path)
+        if node.made and broker.data.topic_folders():
+            broker.damage.report(
+                DamageKind.NODE,
+                f"{node.path} and its copy are missing: this node has a new identity,"
+                f" {node.uuid}, and Spark queries take it for another node",
+                path=node.path,
+            )
+        self._highest = max(node.index_floor, self._by_clock())
+        return self._highest
+
+    def lease(self, end: int) -> None:
+        """Persist a floor above ``end`` before anything is given.  Blocking."""
+        assert self._node is not None
+        self._highest = max(self._highest, end)
+        self._node.raise_floor(self._broker.files, self._highest + MARGIN)
+        self._check_room()
+
+    def next_base(self) -> int:
+        """Where a new topic starts: above all that other topics, also deleted ones, reached.
+
+        A clock that runs ahead must not take it past the floor, as with stamps.
+        """
+        assert self._node is not None
+        by_clock = min(self._by_clock(), self._node.index_floor - MARGIN // 2)
+        self._highest = max(self._highest, by_clock)
+        return self._highest
+
+    @property
+    def stamp_floor(self) -> int:
+        """A time (ns) above every stamp that was given before this start.
+
+        The floor stays ahead of the clock, so the time it stands for is later than anything the
+        clock has shown, also when it was set back since.
+        """
+        return (self._highest >> 12) * 1_000_000
+
+    @property
+    def stamp_limit(self) -> int:
+        """A clock that runs ahead for a moment must not take the stamps past the floor."""
+        assert self._node is not None
+        return (self._node.index_floor >> 12) * 1_000_000 - STAMP_MARGIN
+
+    def saw(self, end: int) -> None:
+        """A topic has reached ``end``; or 0, just to keep the floor ahead of the clock."""
+        assert self._node is not None
+        node = self._node
+        self._highest = max(self._highest, end)
+        reached = max(self._highest, self._by_clock())
+        if reached > node.index_floor - MARGIN // 2 and not self._raising:
+            floor = min(reached + MARGIN, INDEX_MAX)
+            if floor > node.index_floor:
+                self._raising = True
+                self._broker.disk.submit(
+                    lambda: node.raise_floor(self._broker.files, floor), self._raised
+                )
+        self._check_room()
+
+    def refusal(self) -> Exception | None:
+        """Why no message can get an id any more, or None: that is decades away."""
+        if self._highest <= INDEX_MAX - MARGIN:
+            return None
+        return OSError(errno.EOVERFLOW, "all message ids of this data path are used up")
+
+    def _check_room(self) -> None:
+        refusal = self.refusal()
+        if refusal is not None:
+            self._broker.health_of_disk.refuse(IDS, refusal)
+
+    def _raised(self, _: None, error: BaseException | None) -> None:
+        self._raising = False
+        self._broker.set_journal_health("node.json", error)
+
+    def _by_clock(self) -> int:
+        wall_ns = self._broker.clock.wall_ns()
+        index = wall_ns // 1_000_000 << 12
+        if index <= CLOCK_MAX:
+            self._clock_told = False
+            return max(0, index)
+        if not self._clock_told:
+            self._clock_told = True
+            log.warning(
+                "NSQ: the clock says %d s after 1970, later than August 2100: it is not"
+                " followed for message ids.  Set it right: timestamps and delays go by it",
+                wall_ns // 1_000_000_000,
+            )
+        return CLOCK_MAX

@@ -1,0 +1,304 @@
+"""Reads slot files piece by piece: into the schedule when their time is near, and to count them.
+
+Rule 1: one piece is read at a time, on another thread, and taken in at once: the loop never waits.
+Rule 2: files are read in the order of their due times, those that are near before those that are
+        only counted.  Nothing is fired that is due after something still to be read (``barrier``).
+Rule 3: a file that cannot be read is tried again after growing pauses, shows in health, and holds
+        nobody up meanwhile.  Only what was read, or a name that is not there, is judged as damage.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from functools import partial
+
+from penstock.core.schedule import NEVER
+from penstock.core.slots import Records
+from penstock.engine.deferred.counts import SlotCounts
+from penstock.engine.deferred.damage import SlotDamage
+from penstock.engine.deferred.piece import Piece, Primed, read_piece
+from penstock.engine.deferred.slot import SlotFile, SlotTable
+from penstock.engine.deferred.syncer import SlotSync
+from penstock.engine.deferred.writer import NEAR_NS
+from penstock.storage.slots import HEADER
+
+LATER_VERSION_LOOK_NS = 60_000_000_000
+
+
+class SlotLoader:
+    """Brings near slot files into the schedule; counts those found at start."""
+
+    def __init__(
+        self,
+        table: SlotTable,
+        counts: SlotCounts,
+        damage: SlotDamage,
+        syncing: SlotSync,
+        *,
+        fired: Callable[[SlotFile, int, str, int], None],
+        changed: Callable[[SlotFile], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._table = table
+        self._counts = counts
+        self._damage = damage
+        self._syncing = syncing
+        self._fired = fired
+        self._changed = changed
+        self._wake = wake
+        self._queue: list[tuple[int, int]] = []  # (next_ns, number) of files not fully indexed
+        self._broken: list[tuple[int, SlotFile]] = []  # (when to try again, monotonic)
+        self._uncounted: dict[int, SlotFile] = {}  # by number, soonest first
+        self._current: SlotFile | None = None  # being loaded
+        self._offset = 0
+        self._end = 0
+        self._reading = False
+        self._pumping = False
+        self._now_ns = 0
+
+    def add(self, file: SlotFile) -> None:
+        """``file`` has records that are not in the schedule."""
+        if file.next_ns != NEVER and not file.loading:
+            heapq.heappush(self._queue, (file.next_ns, file.number))
+        if not file.counted:
+            self._uncounted[file.number] = file
+
+    @property
+    def counted(self) -> bool:
+        return not (self._uncounted or self._broken)
+
+    @property
+    def barrier_ns(self) -> int:
+        """Everything due before this is in the schedule.
+
+        What the schedule has no room for does not count: it is later than what is in there, and
+        there is room only after that is taken.
+        """
+        self._drop_stale()
+        queued_ns = self._queue[0][0] if self._queue and self._has_room() else NEVER
+        return min(queued_ns, self._current.floor_ns) if self._current else queued_ns
+
+    @property
+    def next_ns(self) -> int:
+        """When ``advance`` has something to do, if it does not call ``wake`` before."""
+        if self._reading:
+            return NEVER
+        if self._uncounted or self._current:
+            return 0
+        self._drop_stale()
+        next_ns = self._queue[0][0] - NEAR_NS if self._queue and self._has_room() else NEVER
+        if self._broken:
+            clock = self._table.clock
+            wait_ns = min(retry_ns for retry_ns, _ in self._broken) - clock.monotonic_ns()
+            if wait_ns <= 0:
+                return 0  # whatever the wall clock says by the time somebody compares
+            next_ns = min(next_ns, clock.wall_ns() + wait_ns)
+        return next_ns
+
+    def _drop_stale(self) -> None:
+        while self._queue:
+            next_ns, number = self._queue[0]
+            file = self._table.files.get(number)
+            if file is not None and file.next_ns == next_ns and not file.loading:
+                return
+            heapq.heappop(self._queue)
+
+    def _has_room(self) -> bool:
+        schedule = self._table.schedule
+        return not schedule.limited or self._queue[0][0] < schedule.limit_ns
+
+    def advance(self, now_ns: int) -> None:
+        """Read on, if there is anything to read and nothing is being read."""
+        self._now_ns = now_ns
+        self.take_fallen()
+        if self._broken:
+            self._revive()
+        self._pump()
+
+    def _pump(self) -> None:
+        # A disk that answers at once would otherwise recurse once a piece.
+        if not self._pumping:
+            self._pumping = True
+            while not self._reading and self._choose():
+                pass
+            self._pumping = False
+
+    def _revive(self) -> None:
+        monotonic_ns = self._table.clock.monotonic_ns()
+        broken, self._broken = self._broken, []
+        for retry_ns, file in broken:
+            if retry_ns > monotonic_ns:
+                self._broken.append((retry_ns, file))
+            else:
+                self.add(file)
+
+    def _choose(self) -> bool:
+        self.take_fallen()
+        self._drop_stale()
+        if self._current is None and self._queue:
+            next_ns, number = self._queue[0]
+            if next_ns - NEAR_NS <= self._now_ns and self._has_room():
+                heapq.heappop(self._queue)
+                self._start(self._table.files[number])
+                return True
+        if self._current is not None:
+            self._read(self._current, self._offset, self._end)
+            return True
+        while self._uncounted:
+            file = next(iter(self._uncounted.values()))
+            if not file.counted and file.number in self._table.files:
+                self._read(file, file.count_offset, file.size)
+                return True
+            del self._uncounted[file.number]
+        return False
+
+    def take_fallen(self) -> None:
+        # Slots that the schedule had no room for: they are read again when there is.
+        fallen = self._table.schedule.fallen
+        while fallen:
+            file = fallen.pop()
+            assert isinstance(file, SlotFile)
+            self.add(file)
+
+    def _start(self, file: SlotFile) -> None:
+        if any(file is broken for _, broken in self._broken):
+            return  # its pause is not over; then it is added again
+        floor_ns, file.next_ns = file.next_ns, NEVER
+        if file.primed and not file.size:
+            # Empty; or its first write is still under way, and will find it near.
+            self._changed(file)
+            return
+        file.floor_ns = floor_ns
+        file.loading = True
+        self._current = file
+        self._offset = HEADER.size
+        self._end = file.size
+
+    def _read(self, file: SlotFile, offset: int, end: int) -> None:
+        self._reading = True
+        stated = None if file.primed else self._counts.get(file.number)
+        work = partial(read_piece, self._table.store, file.name, offset, end, file.primed, stated)
+        self._table.disk.submit(work, partial(self._take_in, file))
+
+    def _take_in(self, file: SlotFile, piece: Piece | None, error: BaseException | None) -> None:
+        self._reading = False
+        if piece is None:
+            self._stop(file, self._table.read_failed(file, error or OSError("cannot be read")))
+        elif piece.later_version:
+            # The start did not see it, since the header could not be read then.
+            what = f"written by a later version (format {piece.later_version})"
+            self._table.read_failed(file, what)
+            self._stop(file, LATER_VERSION_LOOK_NS)
+        else:
+            self._table.read_works(file)
+            if piece.primed is not None:
+                self._prime(file, piece.primed)
+            if piece.records is None:
+                self._lose(file)
+            else:
+                self._index(file, piece.records, piece.end)
+        self._wake()
+        self._pump()
+
+    def _prime(self, file: SlotFile, primed: Primed) -> None:
+        file.primed = True
+        file.size = primed.size
+        self._end = primed.size
+        file.fired_named = bool(primed.fired_size)
+        file.fired_size, file.fired_count = primed.fired_size, primed.fired_count
+        if primed.fired_damage:
+            self._damage.fired(file, primed.fired_damage)
+        self._table.torn_count += primed.fired_torn
+        for start, count in primed.runs:
+            file.known.add_run(start, count)
+        file.done_count = len(file.known)
+        stated = file.stated = self._counts.get(file.number)
+        lacking = self._counts.missing or self._counts.damaged
+        counted = primed.header.counted if primed.header is not None else not lacking
+        file.uncounted = stated is None and (lacking or not counted)
+        if primed.header is None and file.size >= HEADER.size:
+            file.bad_header = True
+            file.bad_size += HEADER.size
+        if stated is not None:
+            file.whole_size = stated.whole_size
+            file.sure_end = stated.ordinal_end
+            file.sure_done_total = file.known.count_below(stated.ordinal_end, file.origins)
+        elif file.uncounted:
+            file.whole_size = file.size
+
+    def _index(self, file: SlotFile, records: Records, end: int) -> None:
+        table = self._table
+        for ordinal, topic, instance in table.schedule.index(file, records):
+            self._fired(file, ordinal, topic, instance)
+        if records.next_offset > file.count_offset:
+            file.count_offset = records.next_offset
+            if file.found:
+                self._note_bad(file, records)
+        finished = records.next_offset >= end
+        was_counted = file.counted
+        if file is self._current:
+            self._offset = records.next_offset
+        if not finished:
+            return
+        file.counted = True
+        file.origins = None
+        if file is self._current:
+            self._loaded(file)
+        if not was_counted:
+            self._judge(file)
+        self._changed(file)
+
+    def _note_bad(self, file: SlotFile, records: Records) -> None:
+        if records.bad_offset >= 0:
+            if file.bad_offset < 0:
+                file.bad_offset = records.bad_offset
+            file.bad_end = records.bad_end
+            file.bad_size += records.corrupt_size + records.torn_size
+        file.good_end = max(file.good_end, records.good_end)
+
+    def _judge(self, file: SlotFile) -> None:
+        """The whole file was read for the first time: compare it with what must be there."""
+        self._damage.judge(file)
+        if file.stated is None or not file.counts().agrees(file.stated):
+            # What a killed process wrote counts from now on, so a power cut must not take it.
+            self._syncing.wrote(file, 1)
+
+    def _loaded(self, file: SlotFile) -> None:
+        file.loading = False
+        file.floor_ns = NEVER
+        self._current = None
+        self.take_fallen()
+        if file.next_ns == NEVER and file.counted and file.unindexed_count > 0:
+            lost = file.unindexed_count
+            file.pending_count -= lost
+            self._table.corrupt_count += lost
+            what = f"cut or damaged while nsqd was running; {lost} messages are lost"
+            self._damage.report(file, what, lost)
+        self.add(file)
+
+    def _lose(self, file: SlotFile) -> None:
+        """The file is not there any more."""
+        lost = file.unindexed_count
+        stated = file.stated
+        if not file.counted:
+            there = file.sure_count + file.sure_done_total - file.sure_done_count
+            lost += max(0, stated.record_count - there) if stated is not None else 0
+        file.pending_count -= file.unindexed_count
+        file.next_ns = NEVER
+        file.counted = True
+        file.origins = None
+        self._uncounted.pop(file.number, None)
+        if file is self._current:
+            self._loaded(file)
+        self._damage.missing(file, lost)
+        self._changed(file)
+
+    def _stop(self, file: SlotFile, pause_ns: int) -> None:
+        if file is self._current:
+            file.loading = False
+            file.next_ns = min(file.next_ns, file.floor_ns)
+            file.floor_ns = NEVER
+            self._current = None
+        self._uncounted.pop(file.number, None)
+        self._broken.append((self._table.clock.monotonic_ns() + pause_ns, file))

@@ -1,0 +1,270 @@
+"""Reads of log ranges for readers over HTTP, on the disk's threads (R9).
+
+Rule 1: a few at once, so that writes and syncs always find a thread; readers take turns.
+Rule 2: nothing is done for each message.
+Rule 3: what was read stays in memory until the reader has taken it, which may be slow: all such
+        answers together are bounded, and the next reads wait.  The less is left, the smaller are
+        the answers; those of a reader that holds more than is left are small, and the last quarter
+        is for the others: whoever comes finds room.
+Rule 4: while clients need all of the loop's time, readers wait for them (`pace.py`).
+Rule 5: who verifies by himself gets a stretch of the file where that is in the page cache: the
+        kernel sends it, without a thread or a copy here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.core.ticket import Ticket
+from penstock.engine.pull.pace import Pace
+from penstock.engine.pull.polls import Known, readable_end
+from penstock.errors import PenstockError
+from penstock.page_cache import Stretch
+from penstock.storage.ranges import Range
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+    from penstock.engine.topic import Topic
+
+AT_ONCE_MAX = 4
+WAITING_MAX = 1024
+SYNC_WAIT_NS = 5_000_000_000
+# Sixteen of the largest answers.  A reader that takes nothing is cut off after 5 s.
+HELD_SIZE_MAX = 256 << 20
+# An answer is at most this part of what is left, and may be this large in any case.
+LEFT_PART = 8
+SIZE_MIN = 256 << 10
+# What a stretch counts for at least: it takes no memory, but a descriptor.
+STRETCH_SIZE_MIN = 1 << 20
+STRETCH_COUNT_MAX = 128
+
+
+_NOBODY = object()
+
+
+class UnsyncedError(PenstockError):
+    """A range must be synced before it is read, and the disk did not do it in time."""
+
+
+class BusyError(PenstockError):
+    """Too many reads wait, and most of them are this reader's."""
+
+
+class Read(Ticket):
+    """A read on its way; ``range`` is what it found once it is settled without an error.
+
+    If there is a ``stretch``, then that is what it found, and the range has no pieces.
+    """
+
+    __slots__ = (
+        *("end", "held_size", "range", "raw", "reader"),
+        *("size_max", "start", "stretch", "topic"),
+    )
+
+    def __init__(
+        self, topic: Topic, start: int, end: int, size_max: int, raw: bool, reader: Hashable
+    ) -> None:
+        super().__init__()
+        self.topic = topic
+        self.reader = reader
+        self.start = start
+        self.end = end
+        self.size_max = size_max
+        self.raw = raw
+        self.held_size = 0
+        self.range = Range([], start)
+        self.stretch: Stretch | None = None
+
+
+class Reads:
+    """All reads of a broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        # By reader, in the order of their turns.
+        self._waiting: dict[Hashable, deque[Read]] = {}
+        self._waiting_count = 0
+        self._held_by: dict[Hashable, int] = {}
+        self._stretch_count = 0
+        self.stretch_count_max = STRETCH_COUNT_MAX
+        self._running_count = 0
+        self._held_size = 0
+        self._pace = Pace(broker.clock)
+        self._resting = False
+        self._failing: set[Topic] = set()  # the disk gave an error, and it is tried again
+        self.read_count = 0
+        self.read_size = 0
+
+    @property
+    def pressed(self) -> bool:
+        """Whether reads wait because others hold too much."""
+        return bool(self._waiting) and self._next() is _NOBODY
+
+    def read(
+        self,
+        topic: Topic,
+        start: int,
+        end: int,
+        size_max: int,
+        *,
+        raw: bool = False,
+        reader: Hashable = None,
+    ) -> Read:
+        """Whole batches with messages in [start, end), about ``size_max`` bytes of them or less.
+
+        With ``raw`` they may reach further over the edges and be unverified.  ``reader`` is whose
+        read it is, for rule 3.
+
+        ``end`` is at most the topic's; what is not synced there is synced first (R18): after a
+        restart it may not be known any more that it is.  Whoever asks calls ``free`` when it has
+        no more use for what was read.
+        """
+        read = Read(topic, start, end, size_max, raw, reader)
+        if end <= readable_end(topic, None):
+            self._begin(read)
+        else:
+            known = {topic.name: Known(topic.instance, end - 1)}
+            poll = self._broker.polls.wait(known, None, SYNC_WAIT_NS)
+            poll.ticket.add(lambda _: self._begin_synced(read))
+        return read
+
+    def _begin_synced(self, read: Read) -> None:
+        if read.end > readable_end(read.topic, None):
+            read.settle(UnsyncedError(f"topic {read.topic.name} could not be synced in time"))
+        else:
+            self._begin(read)
+
+    def _begin(self, read: Read) -> None:
+        if self._waiting_count >= WAITING_MAX:
+            self._make_room(read.reader)
+        if self._waiting_count >= WAITING_MAX:
+            read.settle(BusyError("too many reads wait"))
+            return
+        self._waiting.setdefault(read.reader, deque()).append(read)
+        self._waiting_count += 1
+        self._go_on()
+
+    def _make_room(self, reader: Hashable) -> None:
+        """Refuse the newest read of the reader with the most, unless that is who asks."""
+        most = max(self._waiting, key=lambda each: len(self._waiting[each]))
+        if len(self._waiting[most]) > len(self._waiting.get(reader, ())) + 1:
+            refused = self._waiting[most].pop()
+            self._waiting_count -= 1
+            refused.settle(BusyError("too many reads wait"))
+
+    def free(self, read: Read) -> None:
+        """What ``read`` found is not held any more; a second time changes nothing."""
+        if read.stretch is not None and read.stretch.fd >= 0:
+            read.stretch.close()
+            self._stretch_count -= 1
+        self._hold(read, 0)
+        self._go_on()
+
+    def _hold(self, read: Read, size: int) -> None:
+        more = size - read.held_size
+        read.held_size = size
+        self._held_size += more
+        held = self._held_by.get(read.reader, 0) + more
+        if held:
+            self._held_by[read.reader] = held
+        else:
+            self._held_by.pop(read.reader, None)
+
+    def _go_on(self) -> None:
+        while self._waiting and self._running_count < AT_ONCE_MAX:
+            reader = self._next()
+            if reader is _NOBODY or self._resting or self._rest():
+                return
+            own = self._waiting.pop(reader)
+            read = own.popleft()
+            self._waiting_count -= 1
+            if own:
+                self._waiting[reader] = own
+            self._start(read)
+
+    def _next(self) -> Hashable:
+        """Whose turn it is: the next reader for which there is room."""
+        left_size = HELD_SIZE_MAX - self._held_size
+        if left_size > 0:
+            ample = left_size >= HELD_SIZE_MAX // 4
+            for reader in self._waiting:
+                if ample or self._held_by.get(reader, 0) <= left_size:
+                    return reader
+        return _NOBODY
+
+    def _start(self, read: Read) -> None:
+        log, raw = read.topic.log, read.raw
+        left_size = HELD_SIZE_MAX - self._held_size
+        if self._held_by.get(read.reader, 0) > left_size:
+            size_max = min(read.size_max, SIZE_MIN)
+        else:
+            size_max = min(read.size_max, max(SIZE_MIN, left_size // LEFT_PART))
+        found = None
+        if raw and self._stretch_count < self.stretch_count_max:
+            found = log.stretch(read.start, read.end, size_max)
+        if found is not None:
+            read.stretch, next = found
+            self._stretch_count += 1
+            self._hold(read, max(read.stretch.size, STRETCH_SIZE_MIN))
+            self._found(read, Range([], next), read.stretch.size)
+            return
+        self._running_count += 1
+        self._hold(read, size_max)
+        work = partial(log.read_range, read.start, read.end, size_max, raw)
+        self._broker.disk.submit(work, partial(self._done, read))
+
+    def _rest(self) -> bool:
+        """Whether clients come first now; then it goes on by itself later."""
+        wait_ns = self._pace.wait_ns()
+        if wait_ns:
+            self._resting = True
+            self._broker.turns.after(wait_ns, self._rested)
+        return self._resting
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._go_on()
+
+    def _done(self, read: Read, found: Range | None, error: BaseException | None) -> None:
+        self._running_count -= 1
+        if found is None:
+            failure = error if isinstance(error, Exception) else OSError(str(error))
+            self._failed(read, failure)
+            read.settle(failure)
+        else:
+            self._hold(read, found.size)
+            self._found(read, found, found.size)
+        self._go_on()
+
+    def _failed(self, read: Read, error: BaseException) -> None:
+        """The reader gets the error and may come back or not: see by ourselves when it is over."""
+        topic, retries = read.topic, self._broker.retries
+        source = f"topic={topic.name}: reading by index"
+
+        def seen(_: Range | None, error: BaseException | None) -> None:
+            if error is None or topic.closed:
+                self._failing.discard(topic)
+                retries.worked(source)
+            else:
+                retries.failed(source, error, again)
+
+        def again() -> None:
+            work = partial(topic.log.read_range, read.start, read.end, 1)
+            self._broker.disk.submit(work, seen)
+
+        if topic not in self._failing and not topic.closed:
+            self._failing.add(topic)
+            retries.failed(source, error, again)
+
+    def _found(self, read: Read, found: Range, size: int) -> None:
+        # A gap behind the last batch is covered too.
+        if read.topic.log.next_index(found.next) >= read.end:
+            found = Range(found.pieces, read.end)
+        self.read_count += 1
+        self.read_size += size
+        self._pace.read(size)
+        read.range = found
+        read.settle()

@@ -1,0 +1,511 @@
+"""Staged rows (R19): tasks of a query put them here, its driver's commit publishes them, once.
+
+    part, part, ... -> file -> seal (synced) ... decided ... -> publication -> topic logs
+
+Rule 1: a staging is (query, batch, partition, attempt).  Its parts may come in any order, side by
+        side and again; a part that comes again with other bytes is refused.
+Rule 2: one write at a time per file, on a disk thread; what comes meanwhile goes with the next one.
+Rule 3: what is staged is bounded in bytes on disk, in bytes on their way there, and in number.
+Rule 4: a staging goes when its batch is published, when it is aborted, or when nobody touches it
+        for --staging-timeout.  One that is known to be decided for goes only by being published.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.core.ticket import Ticket, after, settled
+from penstock.engine.staging.lane import Lane
+from penstock.engine.staging.ledger import Ledger
+from penstock.engine.staging.losses import StagingLosses
+from penstock.engine.staging.publication import Outcome, Publication
+from penstock.engine.staging.recovery import check_versions, open_stagings
+from penstock.engine.staging.staging import Coming, Staged
+from penstock.errors import StagingError, UncutError
+from penstock.storage.damage import DamageKind
+from penstock.storage.ledger import ANY_WINNERS
+from penstock.storage.staging import SEAL_SIZE, Key, Seal, StagingStore, crc_of, encode_seal
+from penstock.storage.staging_notes import Noted, StagingNotes
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+
+log = logging.getLogger(__name__)
+
+# Bytes on their way into staging files; a client that hears STAGING_BUSY tries again.
+PENDING_SIZE_MAX = 256 << 20
+STAGING_COUNT_MAX = 100_000
+# A part is 200 bytes of memory, however small it is.
+PART_COUNT_MAX = 1_000_000
+# Works of stagings, and of publications, that are with the disk at once: other threads are not
+# theirs, and publishing does not wait for everybody's seals.
+WORK_COUNT_MAX = 2
+# Bytes of a staging that are not synced before its next parts are: the rest of the node shares the
+# page cache, and a seal should not take seconds.
+DIRTY_SIZE_MAX = 32 << 20
+# Publications that run at once; each has up to 32 MiB in memory.
+RUNNING_COUNT_MAX = 4
+UPKEEP_INTERVAL_NS = 5_000_000_000
+
+
+class Staging:
+    """All stagings of a node, and what becomes of them."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self._disk = Lane(broker.disk, WORK_COUNT_MAX)
+        self.publishing_disk = Lane(broker.disk, WORK_COUNT_MAX)
+        self.store = StagingStore(broker.files, broker.data.staging)
+        self.notes = StagingNotes(broker.files, broker.data.staging_notes)
+        self.ledger = Ledger(
+            broker.files,
+            f"{broker.data.staging}/ledger",
+            broker.disk,
+            broker.clock,
+            self._heard,
+            self.notes,
+            partial(broker.damage.report, DamageKind.LEDGER),
+        )
+        self.size = 0  # of all files, with what is on its way
+        self.pending_size = 0
+        self.kept_part_count = 0  # in all stagings, with those on their way
+        self.part_count = 0
+        self.staged_count = 0  # messages
+        self.published_count = 0  # messages
+        self.void_count = 0  # messages whose topic was deleted while they were published
+        self.expired_count = 0
+        self.error_count = 0
+        self.publications: dict[str, Publication] = {}  # under way, by query
+        # What is published though the ledger does not say so yet, and the stagings to remove then.
+        self.published: dict[Publication, list[Staged]] = {}
+        self.recovered: Ticket = settled()
+        self.losses = StagingLosses(self)
+        self._staged: dict[Key, Staged] = {}
+        self._by_query: dict[str, set[Staged]] = {}
+        self.number = 0  # the highest so far
+
+    # Start
+
+    def check_versions(self) -> None:
+        """StorageError if a later version has staged rows; blocking."""
+        check_versions(self)
+
+    def open(self) -> None:
+        """Find what an earlier process left; blocking."""
+        open_stagings(self)
+
+    def find(self, key: Key) -> Staged | None:
+        return self._staged.get(key)
+
+    def resume(self) -> None:
+        """Complete what was being published; the topics are there again."""
+        for query, state in self.ledger.queries.items():
+            if state.intent is not None:
+                publication = Publication.recovered(self, query, state.intent, self._numbered())
+                self.publications[query] = publication
+        tickets = [publication.run() for publication in self.publications.values()]
+        self.recovered = after(*tickets, settled())
+
+    def start(self) -> None:
+        """Begin the rounds."""
+        self.broker.turns.after(UPKEEP_INTERVAL_NS, self._upkeep)
+
+    def _numbered(self) -> dict[int, Staged]:
+        return {staged.number: staged for staged in self._staged.values()}
+
+    # Parts
+
+    def put_part(
+        self, key: Key, part: int, topic: str, deferred: bool, body: bytes, count: int
+    ) -> Ticket:
+        """Keep a part; the ticket is settled when it is in its file."""
+        self._refuse(key)
+        coming = Coming(part, topic, deferred, count, body, crc_of(body))
+        staged = self._staged.get(key)
+        if staged is not None:
+            staged.touched_ns = self.broker.clock.monotonic_ns()
+            known = staged.known(coming)
+            if known is not None:
+                return known
+            staged.refuse_parts()
+        self._refuse_size(coming)
+        if staged is None:
+            staged = self._make(key)
+        staged.coming[part] = coming
+        self.pending_size += coming.weight
+        self._weigh(staged, coming.weight, 1)
+        if not staged.writing:
+            self._write(staged)
+        return coming.ticket
+
+    def _refuse(self, key: Key) -> None:
+        if self.broker.exiting:
+            raise StagingError("EXITING")
+        refusal = self.broker.health_of_disk.refusal()
+        if refusal is not None:
+            raise StagingError("DISK_FULL", str(refusal))
+        self.ledger.refuse(key.query, key.batch)
+        if self.is_published(key):
+            raise StagingError("BATCH_PUBLISHED", "the batch, or a later one, is published")
+        self.losses.refuse(key)
+
+    def _refuse_size(self, coming: Coming) -> None:
+        if self.size + coming.weight > self.broker.options.max_staging_bytes:
+            raise StagingError("STAGING_FULL", "--max-staging-bytes are staged")
+        if self.kept_part_count >= PART_COUNT_MAX:
+            raise StagingError("STAGING_FULL", "too many parts")
+        if self.pending_size and self.pending_size + coming.weight > PENDING_SIZE_MAX:
+            raise StagingError("STAGING_BUSY", "the disk does not keep up")
+
+    def _make(self, key: Key) -> Staged:
+        if len(self._staged) >= STAGING_COUNT_MAX:
+            raise StagingError("STAGING_FULL", "too many stagings")
+        # The stamp never goes back, also over restarts: nor does a number.
+        self.number = max(self.number + 1, self.broker.stamp() // 1_000_000)
+        clock = self.broker.clock
+        staged = Staged(self.number, key, clock.wall_ns(), clock.monotonic_ns())
+        self.add(staged)
+        return staged
+
+    def add(self, staged: Staged) -> None:
+        self._staged[staged.key] = staged
+        self._by_query.setdefault(staged.key.query, set()).add(staged)
+        self.size += staged.size
+        self.kept_part_count += len(staged.parts)
+
+    def _weigh(self, staged: Staged, size: int, count: int) -> None:
+        """``staged`` is so many bytes and parts more, or less; one that is not kept counts not."""
+        staged.size += size
+        if self._is_kept(staged):
+            self.size += size
+            self.kept_part_count += count
+
+    def _write(self, staged: Staged) -> None:
+        batch = [coming for coming in staged.coming.values() if not coming.begun]
+        if not batch:
+            return
+        staged.writing = True
+        work = partial(self._append, staged, staged.take(batch))
+        self._disk.submit(work, partial(self._written, staged, batch))
+
+    def _append(self, staged: Staged, pieces: list[bytes]) -> int:
+        # On another thread.
+        size = self.store.append(staged.number, pieces)
+        if size - staged.synced_size >= DIRTY_SIZE_MAX:
+            self._sync(staged, size)
+        return size
+
+    def _sync(self, staged: Staged, size: int) -> None:
+        try:
+            self.store.sync(staged.number)
+        except OSError as error:
+            # After a failed sync the kernel may have dropped the pages: never trust the file (R8).
+            staged.error = error
+            raise
+        staged.synced_size = size
+
+    def _written(
+        self, staged: Staged, batch: list[Coming], size: int | None, error: BaseException | None
+    ) -> None:
+        staged.writing = False
+        if size is None:
+            failure = self._failed(error)
+            if isinstance(failure, UncutError):
+                staged.error = failure
+            self._not_written(staged, batch, failure)
+        else:
+            staged.written(batch, size)
+            self.part_count += len(batch)
+            self.staged_count += sum(coming.count for coming in batch)
+            self._end(staged, batch, None)
+        if not self._is_kept(staged):
+            self._not_written(staged, list(staged.coming.values()), _discarded())
+            if staged.gone:
+                self._remove([staged])
+        elif staged.coming:
+            self._write(staged)
+        else:
+            self._drop_empty(staged)
+
+    def _not_written(self, staged: Staged, batch: list[Coming], failure: Exception) -> None:
+        self._weigh(staged, -sum(coming.weight for coming in batch), -len(batch))
+        self._end(staged, batch, failure)
+
+    def _end(self, staged: Staged, batch: list[Coming], failure: Exception | None) -> None:
+        for coming in batch:
+            self.pending_size -= coming.weight
+            del staged.coming[coming.part]
+        for coming in batch:
+            coming.ticket.settle(failure)
+
+    def _is_kept(self, staged: Staged) -> bool:
+        return self._staged.get(staged.key) is staged
+
+    def _drop_empty(self, staged: Staged) -> None:
+        """Nothing of it could be written."""
+        if not (staged.parts or staged.coming or staged.seal) and self._is_kept(staged):
+            self._drop([staged])
+
+    def _failed(self, error: BaseException | None) -> Exception:
+        self.error_count += 1
+        failure = error if isinstance(error, Exception) else OSError(str(error))
+        if not isinstance(failure, StagingError):
+            self.broker.set_health(failure)
+        return failure
+
+    # Sealing
+
+    def seal(self, key: Key, part_count: int, count: int) -> Ticket:
+        """All parts are here: the ticket is settled when they are durable."""
+        self._refuse(key)
+        staged = self._staged.get(key)
+        if staged is None:
+            if part_count:
+                raise StagingError("STAGING_NOT_FOUND", "no part of it is here")
+            staged = self._make(key)
+        staged.touched_ns = self.broker.clock.monotonic_ns()
+        told = Seal(part_count, count)
+        if staged.sealing is not None:
+            if staged.told != told:
+                raise StagingError("SEALED", "with other parts or another count")
+            return staged.sealing
+        staged.refuse_seal(told)
+        if staged.seal is not None and (staged.checked or not self._undecided(staged)):
+            return settled()
+        staged.told = told
+        ticket = staged.sealing = Ticket()
+        self._disk.submit(
+            partial(self._seal, staged, told, staged.checked), partial(self._sealed, staged, told)
+        )
+        return ticket
+
+    def _seal(self, staged: Staged, told: Seal, checked: bool) -> list[int]:
+        # On another thread; nothing is on its way into the file.
+        bad = [] if checked else self.store.damaged(staged.number, staged.parts.values())
+        if bad:
+            if staged.seal is not None:
+                # Its sync was never answered: a power cut left the seal and took what it seals.
+                staged.file_size -= SEAL_SIZE
+                self.notes.forget([staged.number], 0, sync=True)
+                self.store.cut(staged.number, staged.file_size)
+            return bad
+        if staged.seal is None:
+            pieces = [] if staged.file_size else [staged.header()]
+            size = self.store.append(staged.number, [*pieces, encode_seal(staged.number, told)])
+            staged.file_size = size
+        self._sync(staged, staged.file_size)
+        noted = Noted(staged.number, staged.key, told, staged.file_size)
+        self.notes.seal(noted, staged.created_ns)
+        return []
+
+    def _sealed(
+        self, staged: Staged, told: Seal, bad: list[int] | None, error: BaseException | None
+    ) -> None:
+        ticket, staged.sealing = staged.sealing, None
+        assert ticket is not None
+        failure: Exception | None = None
+        if bad is None:
+            failure = self._failed(error)
+        elif bad:
+            staged.seal = None
+            for part in bad:
+                self._weigh(staged, -staged.parts.pop(part).weight, -1)
+            failure = StagingError("MISSING_PARTS", f"parts {bad} were torn")
+        else:
+            staged.seal = told
+            staged.checked = True
+        if staged.gone:
+            self._remove([staged])
+            failure = failure or _discarded()
+        self._drop_empty(staged)
+        ticket.settle(failure)
+
+    # Publishing
+
+    def publish(
+        self, query: str, batch: int, winners: list[tuple[int, str]]
+    ) -> tuple[Ticket, Outcome]:
+        """Publish these stagings, once; the ticket is settled when they are in the logs, synced."""
+        state = self.ledger.queries.get(query)
+        digest = Publication.digest_of(winners)
+        done = state.published if state is not None else None
+        self.ledger.refuse(query, batch)
+        if done is not None and batch <= done.batch:
+            if batch == done.batch and done.digest not in (digest, ANY_WINNERS):
+                raise StagingError("WINNERS_DIFFER", "the batch was published with others")
+            count = done.count if batch == done.batch else 0
+            return settled(), Outcome(count, True, old=batch < done.batch)
+        publication = self.publications.get(query)
+        if publication is not None:
+            if publication.batch != batch:
+                raise StagingError("BATCH_OPEN", f"batch {publication.batch} is not finished")
+            if publication.digest != digest:
+                raise StagingError("WINNERS_DIFFER", "the batch is being published with others")
+            return publication.run(), Outcome(publication.count, False)
+        if self.broker.exiting:
+            raise StagingError("EXITING")
+        without = self.ledger.given_up(query, batch)
+        kept = [winner for winner in sorted(winners) if winner not in without]
+        members = [self._winner(Key(query, batch, *winner)) for winner in kept]
+        publication = Publication(self, query, batch, members, digest)
+        self.publications[query] = publication
+        return publication.run(), Outcome(publication.count, False)
+
+    def _winner(self, key: Key) -> Staged:
+        staged = self._staged.get(key)
+        what = f"partition {key.partition}, attempt {key.attempt}"
+        if staged is None:
+            raise self.losses.error(key)
+        if staged.seal is None:
+            raise StagingError("NOT_SEALED", what)
+        if staged.error is not None:
+            raise StagingError("STAGING_FAILED", f"{what}: {staged.error}")
+        return staged
+
+    def may_run(self, publication: Publication) -> bool:
+        """Whether it may go on now; otherwise it is called when another one ends."""
+        running = sum(other.running for other in self.publications.values())
+        return running < RUNNING_COUNT_MAX
+
+    def ended(self) -> None:
+        """A publication has ended or stopped: the next one may run."""
+        for publication in list(self.publications.values()):
+            if publication.waiting and self.may_run(publication):
+                publication.go()
+
+    def leave(self, publication: Publication) -> None:
+        """It is published; the next batch of the query may come."""
+        del self.publications[publication.query]
+        stagings = self._by_query.get(publication.query, ())
+        old = [staged for staged in stagings if staged.key.batch <= publication.batch]
+        self._forget(old)
+        self.losses.forget(publication.query, publication.batch)
+        self.published[publication] = old
+        self.ended()
+
+    def finished(self, publication: Publication) -> None:
+        """The ledger says that it is published: its stagings go, and all older ones."""
+        self._remove(self.published.pop(publication))
+
+    # Ends
+
+    def abort(self, query: str, batch: int, names: Iterable[tuple[int, str]]) -> int:
+        """Discard stagings that were not decided for; returns how many."""
+        wanted = (self._staged.get(Key(query, batch, *name)) for name in names)
+        gone = [staged for staged in wanted if staged is not None and self._undecided(staged)]
+        self._drop(gone)
+        return len(gone)
+
+    def discard(self, query: str) -> int:
+        """Drop all stagings of a query, whatever became of them; returns how many."""
+        gone = list(self._by_query.get(query, ()))
+        self._drop(gone)
+        return len(gone)
+
+    def _undecided(self, staged: Staged) -> bool:
+        key = staged.key
+        publication = self.publications.get(key.query)
+        if self.is_published(key) or (publication is not None and staged in publication.members):
+            return False
+        winners = self.ledger.winners_here(key.query, key.batch, self.broker.node_uuid)
+        return (key.partition, key.attempt) not in winners
+
+    def _drop(self, gone: list[Staged]) -> None:
+        self._forget(gone)
+        self._remove(gone)
+
+    def _forget(self, gone: list[Staged]) -> None:
+        for staged in gone:
+            query = staged.key.query
+            del self._staged[staged.key]
+            self._by_query[query].discard(staged)
+            if not self._by_query[query]:
+                del self._by_query[query]
+            self.size -= staged.size
+            self.kept_part_count -= len(staged.parts) + len(staged.coming)
+
+    def _remove(self, gone: list[Staged]) -> None:
+        for staged in gone:
+            staged.gone = True
+        # What is on its way into a file goes first; then this is called again.
+        idle = [staged for staged in gone if not staged.writing and staged.sealing is None]
+        if idle:
+            numbers = [staged.number for staged in idle]
+            published = all(self.is_published(staged.key) for staged in idle)
+            self._disk.submit(partial(self._unlink, numbers, published), self.heard_removal)
+
+    def _unlink(self, numbers: list[int], published: bool) -> None:
+        # On another thread.
+        self.notes.forget(numbers, 0, sync=not published)
+        self.store.remove(numbers)
+
+    def heard_removal(self, _: None, error: BaseException | None) -> None:
+        if error is not None:
+            self._failed(error)
+
+    def _upkeep(self) -> None:
+        if self.broker.exiting:
+            return
+        try:
+            self._expire()
+            for publication in [*self.publications.values(), *self.published]:
+                publication.run()  # one that failed is tried again, asked for or not
+        except Exception:
+            log.exception("staging: unexpected")
+        self.broker.turns.after(UPKEEP_INTERVAL_NS, self._upkeep)
+
+    def _expire(self) -> None:
+        limit_ns = self.broker.clock.monotonic_ns() - self.broker.options.staging_timeout_ns
+        old = [
+            staged
+            for staged in self._staged.values()
+            if staged.touched_ns < limit_ns and self._undecided(staged)
+        ]
+        for staged in old:
+            log.warning("staging=%016x: expired %s", staged.number, staged.key)
+        self.expired_count += len(old)
+        self._drop(old)
+        self.ledger.expire()
+
+    # Looking
+
+    def stagings(self) -> Iterator[Staged]:
+        return iter(self._staged.values())
+
+    @property
+    def staging_count(self) -> int:
+        return len(self._staged)
+
+    def is_published(self, key: Key) -> bool:
+        state = self.ledger.queries.get(key.query)
+        done = state.published if state is not None else None
+        return done is not None and key.batch <= done.batch
+
+    def _heard(self, error: BaseException | None) -> None:
+        if error is not None:
+            self.error_count += 1
+            self.broker.set_health(error)
+
+    def look_at_notes(self) -> None:
+        """While the notes cannot be written, say so and try again."""
+        problem = self.notes.problem
+        if problem is None:
+            self.broker.health_of_disk.working("staging.notes")
+        else:
+            self.broker.health_of_disk.failing("staging.notes", problem)
+            self.broker.disk.submit(self.notes.mend, lambda _result, _error: None)
+
+    def check(self) -> None:
+        """Raise AssertionError if the counts disagree; tests call it."""
+        assert self.size == sum(staged.size for staged in self._staged.values())
+        assert sum(map(len, self._by_query.values())) == len(self._staged)
+        kept = self._staged.values()
+        assert self.kept_part_count == sum(len(s.parts) + len(s.coming) for s in kept)
+        assert self.pending_size >= 0
+
+
+def _discarded() -> StagingError:
+    return StagingError("STAGING_NOT_FOUND", "it was discarded meanwhile")

@@ -1,0 +1,187 @@
+"""The deferred rows of a publication, on their way into slot files (R19).
+
+A row is known by its stamp, which the publication's intent has reserved.  After a crash, or after
+an error, the slot files are searched for the stamps, and only rows that are not there are put.
+
+Rule 1: a slot file that rows went to is pinned until the publication is through: a row that has
+        fired is still found.
+Rule 2: a row whose append failed is not in its file, with one exception: a write that failed and
+        could not be cut back.  Then the rows are stuck: what is on the disk is told by the next
+        start, which takes whole records for accepted.
+Rule 3: the loop puts a bounded number of rows in one turn.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.core.ticket import Ticket, after, settled
+from penstock.engine.deferred.slot import SlotFile
+from penstock.engine.deferred.writer import Rows
+from penstock.engine.topic import Topic
+from penstock.errors import StagingError, UncutError
+
+if TYPE_CHECKING:
+    from penstock.engine.broker import Broker
+
+# Rows put in one turn, and runs of rows that go to the same file: half a millisecond.
+ROW_COUNT_MAX = 1024
+RUN_COUNT_MAX = 128
+# How long until a sync is looked at again that somebody else has begun.
+SYNC_LOOK_NS = 2_000_000
+
+
+class StagedRows:
+    """What one publication has in slot files."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._deferred = broker.deferred
+        self._sizes: dict[SlotFile, int] = {}  # pinned; how much of each must be synced
+        self._firsts: list[int] = []  # ascending
+        self._counts: list[int] = []
+        self._present: set[int] = set()
+        self._looked: list[SlotFile] = []
+        self._distrusted: set[int] = set()
+        self.stuck: Exception | None = None
+
+    # Looking
+
+    def expect(self, stamps: Mapping[int, int]) -> None:
+        """These stamps, given as first ones and counts, are to be looked for by ``find``."""
+        self._firsts = sorted(stamps)
+        self._counts = [stamps[first] for first in self._firsts]
+        self._present = set()
+        self._looked = []
+        if stamps:
+            self._looked = [file for file in self._deferred.slot_files() if file.begun]
+            for file in self._looked:
+                self._pin(file)
+
+    def find(self) -> None:
+        """Find out which rows are there, and sync them; on another thread."""
+        store = self._deferred.store
+        for file in self._looked:
+            if not store.files.exists(store.path(file.name.slot_file)):
+                continue
+            found = set()
+            for records in store.scan_all(file.name):
+                found |= {row[5] for row in records.rows() if self._is_expected(row[5])}
+            if found and file.found:
+                self._sync_found(file)
+            self._present |= found
+
+    def _is_expected(self, stamp: int) -> bool:
+        place = bisect_right(self._firsts, stamp) - 1
+        return place >= 0 and stamp < self._firsts[place] + self._counts[place]
+
+    def _sync_found(self, file: SlotFile) -> None:
+        # Nobody appends to a file of an earlier process, and nobody else syncs it.
+        store = self._deferred.store
+        if file.number in self._distrusted:
+            store.rewrite(file.name)
+            return
+        try:
+            store.sync(file.name, fresh=True)
+        except OSError:
+            self._distrusted.add(file.number)
+            raise
+
+    # Putting
+
+    def put(self, topic: Topic, body: bytes, time_ns: int, stamp: int) -> Ticket:
+        """Defer the rows of a part that are not there; settled when they are in their files."""
+        ticket = Ticket()
+        self._put_some(topic, Rows(body, stamp), time_ns, ticket)
+        return ticket
+
+    def _put_some(self, topic: Topic, rows: Rows, time_ns: int, whole: Ticket) -> None:
+        refusal = self._broker.health_of_disk.refusal()
+        if refusal is not None or self.stuck is not None:
+            whole.settle(refusal or self.stuck)
+            return
+        tickets: dict[SlotFile, Ticket] = {}
+        end = rows.stamp + ROW_COUNT_MAX
+        name = topic.name.encode()
+        for _ in range(RUN_COUNT_MAX):
+            self._skip_present(rows, end)
+            if not rows.left or rows.stamp >= end:
+                break
+            count_max = self._absent_count(rows.stamp, end)
+            file, ticket = self._deferred.defer_rows(name, topic.instance, rows, count_max, time_ns)
+            tickets[file] = ticket
+            self._pin(file)
+        go_on = partial(self._put_on, topic, rows, time_ns, whole, list(tickets))
+        after(*tickets.values(), settled()).add(go_on)
+
+    def _skip_present(self, rows: Rows, end: int) -> None:
+        while self._present and rows.left and rows.stamp in self._present and rows.stamp < end:
+            rows.skip()
+
+    def _absent_count(self, stamp: int, end: int) -> int:
+        """How many rows from ``stamp`` on are not there, up to ``end``."""
+        if not self._present:
+            return end - stamp
+        return next(
+            i for i in range(end - stamp + 1) if stamp + i in self._present or stamp + i == end
+        )
+
+    def _put_on(
+        self,
+        topic: Topic,
+        rows: Rows,
+        time_ns: int,
+        whole: Ticket,
+        files: list[SlotFile],
+        ticket: Ticket,
+    ) -> None:
+        if isinstance(ticket.error, UncutError):
+            self.stuck = StagingError("STAGING_STUCK", f"until nsqd is restarted: {ticket.error}")
+        for file in files:
+            self._sizes[file] = file.size
+        if ticket.error is not None or not rows.left:
+            whole.settle(ticket.error)
+        else:
+            self._broker.turns.soon(partial(self._put_some, topic, rows, time_ns, whole))
+
+    def _pin(self, file: SlotFile) -> None:
+        if file not in self._sizes:
+            self._sizes[file] = 0
+            file.pin_count += 1
+
+    # The end
+
+    def sync(self) -> Ticket:
+        """Settled when all rows that were put are synced."""
+        ticket = Ticket()
+        self._sync(ticket)
+        return ticket
+
+    def _sync(self, ticket: Ticket) -> None:
+        if self._is_synced():
+            ticket.settle()
+        else:
+            self._deferred.sync(partial(self._synced, ticket))
+
+    def _is_synced(self) -> bool:
+        return all(file.synced_size >= size for file, size in self._sizes.items())
+
+    def _synced(self, ticket: Ticket, error: BaseException | None) -> None:
+        if self._is_synced():
+            ticket.settle()
+        elif error is not None:
+            ticket.settle(error if isinstance(error, Exception) else OSError(str(error)))
+        else:
+            # Somebody else's sync of a file is under way, which may not cover our rows.
+            self._broker.turns.after(SYNC_LOOK_NS, partial(self._sync, ticket))
+
+    def release(self) -> None:
+        """The publication is through."""
+        for file in self._sizes:
+            self._deferred.unpin(file)
+        self._sizes.clear()
+        self._looked = []
+        self._present = set()

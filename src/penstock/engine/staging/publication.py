@@ -1,0 +1,469 @@
+"""A batch on its way from its stagings into the topic logs, all of it and once (R19).
+
+    topics made -> intent (synced) -> parts appended -> logs synced -> published (synced)
+                      |                    |
+                      `----- a crash, or an error: look which parts are there, append the others
+
+Rule 1: nothing is appended before the intent is synced.  It names the stagings, binds each topic by
+        its instance, and says where its log ended: no part can lie below.
+Rule 2: a part is one log batch that carries (staging, part) as its origin, so what is in a log can
+        be told.  The segments from the intent's end on stay until the batch is published, and so do
+        the slot files that got deferred rows.
+Rule 3: deferred rows have stamps that the intent reserves; what is in a slot file is told by them.
+Rule 4: a topic that is deleted after the intent takes the rows for it along, as it does with what
+        is deferred (R17).  One that was deleted before is made anew.
+Rule 5: other clients do not wait: reads are done elsewhere, and a bounded amount is on its way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.core.ticket import Ticket, after, settled
+from penstock.engine.staging.deferred_rows import StagedRows
+from penstock.engine.staging.parts import DamagedPartError, Source, find_parts, read_parts
+from penstock.engine.staging.staging import Staged
+from penstock.engine.topic import Topic
+from penstock.engine.writer import Part
+from penstock.errors import StagingError
+from penstock.record import record
+from penstock.storage.damage import DamageKind
+from penstock.storage.ledger import Bound, Intent, Member, Published
+from penstock.storage.staging import Key, PartRecord
+from penstock.storage.topic_log import TopicLog
+
+if TYPE_CHECKING:
+    from penstock.engine.staging.area import Staging
+
+log = logging.getLogger(__name__)
+
+# Parts read at once, and parts that may wait for their writes.
+READ_SIZE_MAX = 8 << 20
+READ_COUNT_MAX = 32
+WINDOW_SIZE_MAX = 16 << 20
+WINDOW_COUNT_MAX = 32
+
+
+@record
+class Outcome:
+    """What a client is told of a publication, once its ticket is settled."""
+
+    count: int
+    already: bool
+    old: bool = False
+
+
+class Publication:
+    """One batch of a query that is being published."""
+
+    def __init__(
+        self, staging: Staging, query: str, batch: int, members: list[Staged], digest: str
+    ) -> None:
+        self.query = query
+        self.batch = batch
+        self.members = members
+        self.count = sum(staged.count for staged in members)
+        self.digest = digest  # of its winners, also of those that were given up
+        self.lost: list[Member] = []  # stagings that are gone: it is held back
+        self.running = False
+        self.waiting = False  # for its turn to run
+        self.void_count = 0
+        self._staging = staging
+        self._broker = staging.broker
+        self._ticket: Ticket | None = None
+        self._intent: Intent | None = None
+        self._published = False
+        self._marking = False
+        self._dropped = False  # by an admin
+        self._syncing = False
+        self._left: deque[Source] = deque()
+        self._reading = False
+        self._window_size = 0
+        self._window_count = 0
+        self._error: Exception | None = None
+        self._told = ""  # the error that was logged last
+        self._rows = StagedRows(staging.broker)
+
+    @staticmethod
+    def digest_of(winners: Iterable[tuple[int, str]]) -> str:
+        """What tells these winners from others."""
+        names = "\n".join(f"{partition} {attempt}" for partition, attempt in sorted(winners))
+        return hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
+
+    @staticmethod
+    def recovered(
+        staging: Staging, query: str, intent: Intent, numbered: Mapping[int, Staged]
+    ) -> Publication:
+        """One that an earlier process began; the topics are there again."""
+        without = staging.ledger.given_up(query, intent.batch)
+        wanted = [member for member in intent.members if member[1:] not in without]
+        members = [numbered[member.number] for member in wanted if member.number in numbered]
+        digest = Publication.digest_of([member[1:] for member in intent.members])
+        publication = Publication(staging, query, intent.batch, members, digest)
+        publication.lost = [member for member in wanted if member.number not in numbered]
+        if len(wanted) == len(intent.members):
+            publication.count = intent.count
+        publication._bind(intent)
+        publication._report_lost()
+        return publication
+
+    # Running
+
+    def run(self) -> Ticket:
+        """Begin, or go on after a failure; the ticket is settled when it is published or fails."""
+        if self._published:
+            self._mark()
+            return settled()
+        if self._ticket is None:
+            self._ticket = Ticket()
+        ticket = self._ticket
+        if not self.running and not self.waiting:
+            self.waiting = True
+            if self._staging.may_run(self):
+                self.go()
+        return ticket
+
+    def go(self) -> None:
+        """It is this one's turn."""
+        self.waiting, self.running = False, True
+        self._error = None
+        if self.lost:
+            self._stop(self._staging.losses.error(self._key(self.lost[0])))
+        elif self._rows.stuck is not None:
+            self._stop(self._rows.stuck)
+        elif self._intent is None:
+            self._make_topics()
+        else:
+            self._look()
+
+    def give_up(self, names: set[tuple[int, str]]) -> None:
+        """Go on without these stagings; it does not run."""
+        assert not self.running
+        self.lost = [member for member in self.lost if member[1:] not in names]
+        self.members = [staged for staged in self.members if staged.key[2:] not in names]
+        self.count = sum(staged.count for staged in self.members)
+
+    def drop(self) -> None:
+        """An admin has the query begin anew; it does not run."""
+        assert not self.running
+        self._dropped = True
+        self._heard(None)
+        if self._published:
+            if not self._marking:
+                self._finish()
+            return
+        if self._intent is not None:
+            self._unbind()
+        self.waiting = False
+        del self._staging.publications[self.query]
+        if self._ticket is not None:
+            self._settle(StagingError("QUERY_RESET", "an admin had the query begin anew"))
+
+    def _key(self, member: Member) -> Key:
+        return Key(self.query, self.batch, member.partition, member.attempt)
+
+    def _report_lost(self) -> None:
+        """Those that the notes know were reported one by one."""
+        known = self._staging.losses.lost
+        unknown = [member for member in self.lost if self._key(member) not in known]
+        if unknown:
+            self._broker.damage.report(
+                DamageKind.STAGING,
+                f"query={self.query} batch={self.batch}: {len(unknown)} of the stagings that were "
+                "being published are missing; the batch is held back",
+            )
+
+    def _make_topics(self) -> None:
+        made = [self._broker.create_topic(name)[1] for name in self._topic_names()]
+        after(*made, settled()).add(self._topics_made)
+
+    def _topic_names(self) -> set[str]:
+        return {part.topic for staged in self.members for part in staged.parts.values()}
+
+    def _topics_made(self, ticket: Ticket) -> None:
+        topics = {name: self._broker.topics.get(name) for name in self._topic_names()}
+        bounds = {
+            name: Bound(topic.instance, topic.end)
+            for name, topic in topics.items()
+            if isinstance(topic, Topic)
+        }
+        if ticket.error is not None or len(bounds) < len(topics):
+            self._give_up(ticket.error or OSError("a topic was deleted"))
+            return
+        members = tuple(Member(staged.number, *staged.key[2:]) for staged in self.members)
+        intent = Intent(
+            self.batch,
+            self._broker.clock.wall_ns(),
+            self.count,
+            members,
+            bounds,
+            self._reserve_stamps(),
+        )
+        self._bind(intent)
+        self._staging.ledger.intend(self.query, intent).add(self._intended)
+
+    def _reserve_stamps(self) -> dict[tuple[int, int], int]:
+        stamps = {}
+        for staged in self.members:
+            for part in staged.parts.values():
+                if part.deferred:
+                    stamp = stamps[staged.number, part.part] = self._broker.stamp()
+                    self._broker.raise_stamp(stamp + part.count)
+        return stamps
+
+    def _bind(self, intent: Intent) -> None:
+        """Keep what tells which parts are published, until the batch is."""
+        self._intent = intent
+        for name, bound in intent.topics.items():
+            topic = self._topic(name)
+            if topic is not None:
+                topic.log.holds[self] = bound.end
+
+    def _unbind(self) -> None:
+        assert self._intent is not None
+        for name in self._intent.topics:
+            topic = self._topic(name)
+            if topic is not None:
+                topic.log.holds.pop(self, None)
+        self._rows.release()
+
+    def _topic(self, name: str) -> Topic | None:
+        """The topic as it was bound; None if it was deleted since."""
+        assert self._intent is not None
+        topic = self._broker.topics.get(name)
+        if not isinstance(topic, Topic) or topic.instance != self._intent.topics[name].instance:
+            return None
+        return topic
+
+    def _intended(self, ticket: Ticket) -> None:
+        if ticket.error is not None:
+            self._unbind()
+            self._intent = None
+            self._staging.ledger.drop_intent(self.query)
+            self._give_up(ticket.error)
+            return
+        self._begin(set())
+
+    # What is there already
+
+    def _look(self) -> None:
+        """Find the parts that are in the logs, and the rows that are in slot files."""
+        assert self._intent is not None
+        logs = []
+        for name, bound in self._intent.topics.items():
+            topic = self._topic(name)
+            if topic is not None:
+                logs.append((topic.log, bound.end, topic.log.end))
+        deferred = [source for source in self._sources() if source.record.deferred]
+        expected = {
+            self._intent.stamps[source.staged.number, source.record.part]: source.record.count
+            for source in deferred
+        }
+        self._rows.expect(expected)
+        work = partial(self._find, logs)
+        self._staging.publishing_disk.submit(work, self._found)
+
+    def _find(self, logs: list[tuple[TopicLog, int, int]]) -> set[int]:
+        # On another thread.
+        numbers = {staged.number for staged in self.members}
+        found: set[int] = set()
+        for topic_log, start, end in logs:
+            found |= find_parts(topic_log, start, end, numbers)
+        self._rows.find()
+        return found
+
+    def _found(self, found: set[int] | None, error: BaseException | None) -> None:
+        if found is None:
+            self._stop(_failure(error))
+        else:
+            self._begin(found)
+
+    def _begin(self, found: set[int]) -> None:
+        self._left = deque(source for source in self._sources() if source.origin not in found)
+        self._go_on()
+
+    def _sources(self) -> list[Source]:
+        """All parts, in the order of (partition, part)."""
+        return [
+            Source(staged, staged.parts[part])
+            for staged in sorted(self.members, key=_partition_of)
+            for part in sorted(staged.parts)
+        ]
+
+    # Appending
+
+    def _go_on(self) -> None:
+        if self._broker.exiting and self._error is None:
+            self._error = StagingError("EXITING")
+        if self._reading or self._syncing or not self.running:
+            return
+        if self._error is not None:
+            if not self._window_count:
+                self._stop(self._error)
+        elif self._left:
+            if self._window_count < WINDOW_COUNT_MAX and self._window_size < WINDOW_SIZE_MAX:
+                self._read()
+        elif not self._window_count:
+            self._sync()
+
+    def _read(self) -> None:
+        self._reading = True
+        batch: list[Source] = []
+        size = 0
+        while self._left and len(batch) < READ_COUNT_MAX:
+            size += self._left[0].record.size
+            if batch and size > READ_SIZE_MAX:
+                break
+            batch.append(self._left.popleft())
+        read = partial(read_parts, self._staging.store, batch)
+        self._staging.publishing_disk.submit(read, partial(self._have_read, batch))
+
+    def _have_read(
+        self, batch: list[Source], bodies: list[bytes] | None, error: BaseException | None
+    ) -> None:
+        if bodies is None:
+            self._reading = False
+            self._error = _failure(error)
+            self._go_on()
+            return
+        touched: set[Topic] = set()
+        for source, body in zip(batch, bodies, strict=True):
+            topic = self._topic(source.record.topic)
+            if topic is None:
+                self.void_count += source.record.count
+            else:
+                self._append(topic, source, body)
+                touched.add(topic)
+        for topic in touched:
+            topic.flush()
+        self._reading = False
+        self._go_on()
+
+    def _append(self, topic: Topic, source: Source, body: bytes) -> None:
+        assert self._intent is not None
+        record = source.record
+        self._window_count += 1
+        self._window_size += record.size
+        if record.deferred:
+            stamp = self._intent.stamps[source.staged.number, record.part]
+            ticket = self._rows.put(topic, body, self._intent.time_ns, stamp)
+        else:
+            ticket = Ticket()
+            topic.writer.stage(
+                Part(body, record.count, source.origin, self._intent.time_ns, ticket)
+            )
+        ticket.add(partial(self._appended, topic, record))
+
+    def _appended(self, topic: Topic, record: PartRecord, ticket: Ticket) -> None:
+        self._window_count -= 1
+        self._window_size -= record.size
+        if ticket.error is not None:
+            if topic.closed and not self._broker.exiting:
+                self.void_count += record.count
+            elif self._error is None:
+                self._error = ticket.error
+        # Not at once: this may be called from the middle of the topic's flush.
+        self._broker.turns.soon(self._go_on)
+
+    # The end
+
+    def _sync(self) -> None:
+        assert self._intent is not None
+        self._syncing = True
+        topics = [self._topic(name) for name in self._intent.topics]
+        syncs = [topic.writer.sync() for topic in topics if topic is not None]
+        after(*syncs, self._rows.sync()).add(self._synced)
+
+    def _synced(self, ticket: Ticket) -> None:
+        self._syncing = False
+        if ticket.error is not None:
+            self._stop(ticket.error)
+            return
+        self.running = False
+        self._published = True
+        self._heard(None)
+        staging = self._staging
+        staging.published_count += self.count - self.void_count
+        staging.void_count += self.void_count
+        log.info(
+            "query=%s batch=%d: published %d messages of %d stagings%s",
+            self.query,
+            self.batch,
+            self.count - self.void_count,
+            len(self.members),
+            f", {self.void_count} were for deleted topics" if self.void_count else "",
+        )
+        # It is answered before the ledger says so: a crash now finds the intent, and all parts in
+        # the logs.
+        staging.leave(self)
+        self._mark()
+        self._settle(None)
+
+    def _mark(self) -> None:
+        if self._marking:
+            return
+        self._marking = True
+        published = Published(self.batch, self.count, self.digest)
+        self._staging.ledger.publish(self.query, published).add(self._marked)
+
+    def _marked(self, ticket: Ticket) -> None:
+        self._marking = False
+        if ticket.error is None or self._dropped:
+            self._finish()
+        # Otherwise the next round of upkeep tries again.
+
+    def _finish(self) -> None:
+        self._unbind()
+        self._staging.finished(self)
+
+    def _settle(self, error: Exception | None) -> None:
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None
+        ticket.settle(error)
+
+    def _stop(self, error: Exception) -> None:
+        """It cannot go on now; what is in the logs stays there, and is found the next time."""
+        if str(error) != self._told:
+            self._told = str(error)
+            log.error("query=%s batch=%d: not published yet: %s", self.query, self.batch, error)
+        self._staging.error_count += 1
+        self._heard(error)
+        self.running = False
+        self._left.clear()
+        self.void_count = 0
+        self._settle(error)
+        self._staging.ended()
+
+    def _heard(self, error: Exception | None) -> None:
+        """Damage is reported once; what the disk cannot do at the moment shows in /ping."""
+        health, source = self._broker.health_of_disk, f"query={self.query}"
+        if isinstance(error, OSError):
+            if not self._broker.exiting:
+                health.failing(source, error)
+            return
+        health.working(source)
+        if isinstance(error, DamagedPartError):
+            self._broker.damage.report(
+                DamageKind.STAGING, error.text, path=error.path, messages=error.count
+            )
+
+    def _give_up(self, error: Exception) -> None:
+        """Nothing was begun."""
+        self.running = False
+        del self._staging.publications[self.query]
+        self._staging.error_count += 1
+        self._settle(error)
+        self._staging.ended()
+
+
+def _partition_of(staged: Staged) -> tuple[int, str]:
+    return staged.key.partition, staged.key.attempt
+
+
+def _failure(error: BaseException | None) -> Exception:
+    return error if isinstance(error, Exception) else OSError(str(error))

@@ -1,0 +1,219 @@
+"""What an earlier process left of staged rows: taken up, and compared with what it promised (R19).
+
+    noted as sealed   file good                  taken up
+                      header or seal damaged     taken up with what the notes know, reported
+                      cut, damaged or missing    lost: reported, kept aside, its batch is held back
+    not noted         no seal                    taken up; a torn end is cut off
+                      no good header             torn if short or zeros, else reported, kept aside
+
+Rule 1: versions are looked at before any file of the data path is changed: a later one refuses the
+        start.
+Rule 2: a file that the disk cannot read is no damage: the start is refused, and may be tried again.
+Rule 3: what was acknowledged and cannot be published is reported once and remembered: whoever wants
+        it published is told what became of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.engine.staging.staging import Staged
+from penstock.errors import StorageError
+from penstock.storage.damage import DamageKind
+from penstock.storage.ledger import Winner
+from penstock.storage.staging import FoundStaging, Key, Seal
+from penstock.storage.staging_notes import Noted
+
+if TYPE_CHECKING:
+    from penstock.engine.staging.area import Staging
+
+log = logging.getLogger(__name__)
+
+
+def check_versions(staging: Staging) -> None:
+    """Look at the headers of staging files; blocking (Rule 1)."""
+    with _refusing(staging):
+        for number in staging.store.numbers():
+            staging.store.head(number)
+
+
+def open_stagings(staging: Staging) -> None:
+    """Read notes, ledger and staging files; blocking."""
+    with _refusing(staging):
+        StagingOpening(staging).run()
+
+
+@contextmanager
+def _refusing(staging: Staging) -> Iterator[None]:
+    """What the disk cannot read refuses the start (Rule 2)."""
+    try:
+        yield
+    except OSError as error:
+        path = error.filename or staging.store.folder
+        raise StorageError(
+            f"staged rows cannot be read: {path}: {error.strerror or error}; nothing was removed"
+        ) from error
+
+
+class StagingOpening:
+    """One start."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._broker = staging.broker
+        self._store = staging.store
+        self._notes = staging.notes
+        self._now_ns = self._broker.clock.wall_ns()
+
+    def run(self) -> None:
+        self._notes.open()
+        if self._notes.damaged:
+            self._report(f"{self._notes.path} is damaged; it is written anew", messages=0)
+        numbers = self._store.numbers()
+        self._staging.ledger.open()
+        for number in numbers:
+            self._take_up(number, self._notes.sealed.get(number))
+        aside = [number for number in self._store.aside() if number not in self._notes.sealed]
+        self._staging.losses.unknown_count = len(aside)
+        self._look_for_missing(set(numbers))
+        self._look_for_decided()
+
+    # Files
+
+    def _take_up(self, number: int, noted: Noted | None) -> None:
+        staging, store = self._staging, self._store
+        staging.number = max(staging.number, number)
+        if noted is None:
+            found = store.walk(number)
+        else:
+            found = store.walk(number, noted.key, noted.seal, noted.size)
+        key = found.key if found is not None else None
+        if key is not None and staging.is_published(key):
+            self._notes.forget([number], self._now_ns, sync=False)
+            store.remove([number])
+        elif noted is not None:
+            self._take_up_sealed(number, noted, found)
+        elif found is None:
+            self._judge_headless(number)
+        else:
+            self._take_up_found(found)
+
+    def _take_up_sealed(self, number: int, noted: Noted, found: FoundStaging | None) -> None:
+        if found is None or found.seal is None:
+            self._lose(noted, "is damaged or cut short", is_there=True)
+            return
+        if found.damaged:
+            self._store.keep_head(found)
+            self._report(
+                f"{self._store.path(number)}: its {found.damaged} is damaged; no row is lost",
+                messages=0,
+            )
+        if noted.lost:
+            restored = Noted(number, noted.key, noted.seal, noted.size)
+            self._notes.seal(restored, self._now_ns)
+            log.info("%s: it is here again", self._store.path(number))
+        self._add(found)
+
+    def _take_up_found(self, found: FoundStaging) -> None:
+        number = found.number
+        if found.seal is not None:
+            # Sealed by a version without notes, or a power cut took the note.
+            self._notes.seal(Noted(number, found.key, found.seal, found.good_size), self._now_ns)
+        elif (winner := self._decided(found.key)) is not None:
+            # The seal was synced before anybody could decide.
+            noted = Noted(number, found.key, Seal(len(found.parts), winner.count), found.size)
+            self._notes.seal(noted, self._now_ns)
+            self._lose(noted, "has lost its seal", is_there=True)
+            return
+        elif found.good_size < found.size:
+            seal = self._store.seal_at_end(number)
+            if seal is not None and any(self._bytes_at(number, found.good_size)):
+                noted = Noted(number, found.key, seal, found.size)
+                self._notes.seal(noted, self._now_ns)
+                self._lose(noted, "is damaged", is_there=True)
+                return
+            log.info("%s: torn, cut at %d", self._store.path(number), found.good_size)
+            self._store.cut(number, found.good_size)
+        self._add(found)
+
+    def _decided(self, key: Key) -> Winner | None:
+        """The decision for a staging of this node that is not published yet, if it is known."""
+        state = self._staging.ledger.queries.get(key.query)
+        decision = state.decision if state is not None else None
+        if decision is None or decision.batch != key.batch:
+            return None
+        mine = (self._broker.node_uuid, key.partition, key.attempt)
+        for winner in decision.winners:
+            if (winner.node, winner.partition, winner.attempt) == mine:
+                return winner
+        return None
+
+    def _bytes_at(self, number: int, offset: int) -> bytes:
+        return self._store.files.pread(self._store.path(number), offset, 16, True) or b""
+
+    def _judge_headless(self, number: int) -> None:
+        path = self._store.path(number)
+        if self._store.is_torn(number):
+            log.info("%s: torn, removed", path)
+            self._store.remove([number])
+            return
+        seal = self._store.seal_at_end(number)
+        name = self._store.put_aside(number)
+        self._report(
+            f"{path}: its header is damaged, so nobody knows whose rows these are; kept as {name}",
+            path=path,
+            messages=seal.count if seal is not None else None,
+        )
+
+    def _add(self, found: FoundStaging) -> None:
+        self._staging.add(Staged.found(found, self._broker.clock.monotonic_ns()))
+
+    # What should be there
+
+    def _look_for_missing(self, numbers: set[int]) -> None:
+        staging, notes = self._staging, self._notes
+        for number, noted in list(notes.sealed.items()):
+            staging.number = max(staging.number, number)
+            if staging.is_published(noted.key):
+                notes.forget([number], self._now_ns, sync=False)
+            elif noted.lost:
+                staging.losses.lost[noted.key] = noted
+            elif number not in numbers and notes.whole:
+                self._lose(noted, "is missing", is_there=False)
+
+    def _look_for_decided(self) -> None:
+        """Winners of this node that are not here, though nobody has noted them."""
+        staging = self._staging
+        for query, state in staging.ledger.queries.items():
+            decision, intent = state.decision, state.intent
+            if decision is None or (intent is not None and intent.batch == decision.batch):
+                continue
+            for partition, attempt in staging.ledger.winners_here(
+                query, decision.batch, self._broker.node_uuid
+            ):
+                key = Key(query, decision.batch, partition, attempt)
+                gone = staging.find(key) is None and key not in staging.losses.lost
+                if gone and not staging.is_published(key):
+                    self._report(f"{told(key)} was decided for and is missing", messages=None)
+
+    def _lose(self, noted: Noted, what: str, *, is_there: bool) -> None:
+        path = self._store.path(noted.number)
+        kept = f"; kept as {self._store.put_aside(noted.number)}" if is_there else ""
+        text = f"{path} {what}: {told(noted.key)} was sealed with {noted.seal.count} rows{kept}"
+        self._notes.lose(noted.number, text, self._now_ns)
+        self._staging.losses.lost[noted.key] = self._notes.sealed[noted.number]
+        self._report(text, path=path, messages=noted.seal.count)
+
+    def _report(self, text: str, *, messages: int | None, path: str = "") -> None:
+        self._broker.damage.report(DamageKind.STAGING, text, path=path, messages=messages)
+
+
+def told(key: Key) -> str:
+    """A staging, formatted for people."""
+    return (
+        f"staging query={key.query} batch={key.batch} partition={key.partition} "
+        f"attempt={key.attempt}"
+    )

@@ -1,0 +1,200 @@
+"""HTTP requests and answers as objects, and NSQ's "V1" form of answers.
+
+    success, text      200, the text, Content-Type text/plain
+    success, nothing   200, empty, no Content-Type
+    success, other     200, compact JSON
+    error              its status, {"message":"<TEXT>"}
+
+All V1 answers have ``X-Nsq-Content-Type: nsq; version=1.0``: without it go-nsq and nsqadmin
+expect a wrapper of the days before 1.0.
+
+Parameters come from the query string only, and the first value of a repeated key wins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any, NoReturn
+from urllib.parse import unquote_to_bytes
+
+from penstock.core.ticket import Ticket
+from penstock.errors import PenstockError
+from penstock.page_cache import Stretch
+from penstock.wire import gojson
+
+TEXT = ("Content-Type", "text/plain; charset=utf-8")
+JSON = ("Content-Type", "application/json; charset=utf-8")
+HTML = ("Content-Type", "text/html; charset=utf-8")
+V1 = ("X-Nsq-Content-Type", "nsq; version=1.0")
+
+_BAD_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
+
+
+class HttpError(PenstockError):
+    """Ends a request with a status and a V1 error text; ``more`` says what it is about."""
+
+    def __init__(self, status: int, text: str, **more: Any) -> None:
+        super().__init__(f"{status} {text}")
+        self.status = status
+        self.text = text
+        self.more = more
+
+    def response(self) -> Response:
+        body = gojson.encode({"message": self.text, **self.more})
+        return Response(self.status, body, (JSON, V1))
+
+
+class Response:
+    """An answer; immutable, so that constant ones are made once.
+
+    ``head`` is everything before the headers that differ from one sending to the next (date,
+    connection), beginning with ``HTTP/1.1``.  ``pieces`` follow the body, or a stretch of a
+    ``file``; they are large, and sent without being copied together.  ``done`` is called once
+    nobody holds them any more: they are sent, or nobody wants them.
+    """
+
+    __slots__ = ("body", "done", "file", "head", "pieces", "status")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes = b"",
+        headers: Sequence[tuple[str, str]] = (),
+        pieces: Sequence[bytes | memoryview] = (),
+        done: Callable[[], None] | None = None,
+        file: Stretch | None = None,
+    ) -> None:
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        self.status = status
+        self.body = body
+        self.pieces = pieces
+        self.file = file
+        self.done = done
+        size = len(body) + sum(map(len, pieces)) + (file.size if file is not None else 0)
+        lines.append(f"Content-Length: {size}\r\n")
+        self.head = "\r\n".join(lines).encode("latin-1")
+
+
+class Pending:
+    """An answer that waits for a ticket; ``then`` makes it of the settled ticket.
+
+    ``hurry`` is called when the peer has closed its side or is gone: whoever settles the ticket
+    need not wait any longer.
+    """
+
+    __slots__ = ("hurry", "then", "ticket")
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        then: Callable[[Ticket], Response],
+        hurry: Callable[[], None] | None = None,
+    ) -> None:
+        self.ticket = ticket
+        self.then = then
+        self.hurry = hurry
+
+
+class Request:
+    """A request whose head, and maybe body, has been read."""
+
+    __slots__ = (
+        "body",
+        "content_size",
+        "headers",
+        "keep_alive",
+        "method",
+        "oversize",
+        "params",
+        "path",
+        "raw_query",
+        "remote_address",
+        "version",
+    )
+
+    def __init__(self, method: str, path: str, raw_query: bytes) -> None:
+        self.method = method
+        self.path = path
+        self.raw_query = raw_query
+        self.version = "1.1"
+        self.headers: Mapping[bytes, bytes] = {}  # names in lower case; the first of a kind
+        self.params: Mapping[str, str] = {}  # of the route, such as ":opt"
+        self.body = b""
+        self.content_size: int | None = None  # as declared; None for a chunked body
+        self.oversize = False  # beyond the route's limit; ``body`` is then not whole
+        self.keep_alive = True
+        self.remote_address = ""
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The parameters; HttpError 400 if the query cannot be parsed."""
+        return parse_query(self.raw_query) if self.raw_query else {}
+
+    @property
+    def target(self) -> str:
+        """Path and query for log lines."""
+        if not self.raw_query:
+            return self.path
+        return f"{self.path}?{self.raw_query.decode('latin-1')}"
+
+
+# Producers repeat one target for every message; 256 of the longest targets are 2 MiB.
+@lru_cache(maxsize=256)
+def parse_query(raw: bytes) -> Mapping[str, str]:
+    """Return the first value of each key; a bad escape or a ``;`` is 400 INVALID_REQUEST."""
+    if b";" in raw or _BAD_ESCAPE.search(raw):
+        raise HttpError(400, "INVALID_REQUEST")
+    params: dict[str, str] = {}
+    for part in raw.split(b"&"):
+        if part:
+            key, _, value = part.partition(b"=")
+            params.setdefault(
+                unescape(key.replace(b"+", b" ")), unescape(value.replace(b"+", b" "))
+            )
+    return params
+
+
+def unescape(raw: bytes) -> str:
+    """Undo percent-encoding; bytes that are not UTF-8 are kept by ``surrogateescape``."""
+    return unquote_to_bytes(raw).decode("utf-8", "surrogateescape")
+
+
+def has_bad_escape(raw: bytes) -> bool:
+    return _BAD_ESCAPE.search(raw) is not None
+
+
+def json_object(request: Request) -> dict[str, Any]:
+    """The body, which must be a JSON object; HttpError 400 if it is not, however deep it goes."""
+    try:
+        value = json.loads(request.body, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise HttpError(400, "INVALID_BODY") from None
+    if not isinstance(value, dict):
+        raise HttpError(400, "INVALID_BODY")
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def text_response(text: str) -> Response:
+    return Response(200, text.encode("utf-8", "surrogateescape"), (TEXT, V1))
+
+
+def json_response(value: object) -> Response:
+    return Response(200, gojson.encode(value), (JSON, V1))
+
+
+def error_response(status: int, text: str, *more: tuple[str, str]) -> Response:
+    return Response(status, gojson.encode({"message": text}), (JSON, V1, *more))
+
+
+OK = text_response("OK")
+EMPTY = Response(200, b"", (V1,))
+INTERNAL_ERROR = error_response(500, "INTERNAL_ERROR")

@@ -1,0 +1,126 @@
+"""Bearer tokens for the HTTP API: off unless --http-auth-token-file names a file of them.
+
+    # role  token
+    publish 3f6c1e...        POST /pub and /mpub, and /staging...
+    read    58d0c2...        GET /log and below, POST /channel/pull, /commit and /pattern
+    metrics 91ab77...        GET /stats, /metrics, /damage and /info
+    admin   c0ffee...        everything
+
+    Authorization: Bearer 3f6c1e...
+
+NSQ's HTTP API is open to whoever reaches it, publishing and deleting included.  With tokens only
+/ping answers everybody, so that load balancers can look.  No token, or an unknown one, is 401
+UNAUTHORIZED; one whose role does not reach is 403 FORBIDDEN.
+
+Rule 1: what does not exist is not told apart from what is not allowed without a token.
+Rule 2: tokens are compared in constant time, each against all.
+Rule 3: a request is judged when its head is read: nobody uploads 5 MiB to hear no.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from pathlib import Path
+
+from penstock.errors import OptionError
+from penstock.net.http_message import Request, error_response
+from penstock.net.http_router import Route, refusing
+
+PUBLISH, READ, ADMIN, METRICS = "publish", "read", "admin", "metrics"
+ROLES = (PUBLISH, READ, ADMIN, METRICS)
+
+STAGING = frozenset(
+    f"/staging/{name}"
+    for name in ("part", "seal", "decide", "decision", "publish", "abort", "coordinator")
+)
+_OPEN = frozenset({"/ping"})
+_BY_ROLE = {
+    PUBLISH: frozenset({"/pub", "/mpub", "/staging", *STAGING}),
+    READ: frozenset(
+        {
+            "/log",
+            "/log/ends",
+            "/log/seek",
+            "/log/count",
+            "/log/counts",
+            "/log/read",
+            "/channel/pull",
+            "/channel/commit",
+            "/channel/pattern",
+            "/channel/patterns",
+        }
+    ),
+    METRICS: frozenset({"/stats", "/metrics", "/damage"}),
+}
+_ANY_ROLE = frozenset({"/info"})
+
+_FILE_SIZE_MAX = 1 << 20
+_TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]{8,512}")
+_CHALLENGE = ("WWW-Authenticate", 'Bearer realm="nsqd"')
+_UNAUTHORIZED = refusing(error_response(401, "UNAUTHORIZED", _CHALLENGE))
+_FORBIDDEN = refusing(error_response(403, "FORBIDDEN"))
+
+
+class Tokens:
+    """Who may do what."""
+
+    def __init__(self, path: str) -> None:
+        self._tokens = read_tokens(path)
+
+    def replace(self, tokens: list[tuple[str, bytes]]) -> None:
+        self._tokens = tokens
+
+    def gate(self, request: Request, route: Route) -> Route:
+        """``route`` for those who may take it, else one that refuses."""
+        if request.path in _OPEN:
+            return route
+        roles = self._roles(request.headers.get(b"authorization", b""))
+        if not roles:
+            return _UNAUTHORIZED
+        if ADMIN in roles:
+            return route
+        if not any(_may(role, request.path) for role in roles):
+            return _FORBIDDEN
+        return route.limited or route
+
+    def _roles(self, header: bytes) -> set[str]:
+        scheme, _, given = header.partition(b" ")
+        if scheme.lower() != b"bearer":
+            return set()
+        given = given.strip()
+        roles = set()
+        for role, token in self._tokens:
+            if hmac.compare_digest(token, given):
+                roles.add(role)
+        return roles
+
+
+def _may(role: str, path: str) -> bool:
+    return path in _ANY_ROLE or path in _BY_ROLE[role]
+
+
+def read_tokens(path: str) -> list[tuple[str, bytes]]:
+    """The (role, token) lines of a file; empty ones and those with ``#`` in front are comments."""
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(_FILE_SIZE_MAX + 1)
+    except OSError as error:
+        raise OptionError(f"--http-auth-token-file {path}: {error.strerror}") from None
+    if len(text) > _FILE_SIZE_MAX:
+        raise OptionError(f"--http-auth-token-file {path}: more than {_FILE_SIZE_MAX} bytes")
+    tokens = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith(b"#"):
+            continue
+        role = words[0].decode("ascii", "replace")
+        if len(words) != 2 or role not in ROLES or not _TOKEN.fullmatch(words[1]):
+            raise OptionError(
+                f"--http-auth-token-file {path}: line {number} must be a role "
+                f"({', '.join(ROLES)}) and a token of 8 to 512 letters, digits or ._~+/=-"
+            )
+        tokens.append((role, words[1]))
+    if not tokens:
+        raise OptionError(f"--http-auth-token-file {path}: no tokens")
+    return tokens

@@ -1,0 +1,123 @@
+"""What every daemon does around its work: listen, log where, wait for a signal, leave.
+
+TCP: listening on 127.0.0.1:4150        programs that start a daemon on port 0 read this line
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import stat
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from ssl import SSLContext
+from typing import Any
+
+import uvloop
+
+from penstock.errors import OptionError, PenstockError
+from penstock.net.acceptor import Listener, Visitor, bind, bind_unix
+from penstock.net.admission import Door, Doors
+from penstock.net.http_server import HttpServer
+from penstock.version import version_line
+
+log = logging.getLogger(__name__)
+
+
+def run_daemon(program: str, serve: Coroutine[Any, Any, int | None]) -> int:
+    """Run ``serve`` on a loop of its own until it ends; return the process's exit code."""
+    log.info("%s", version_line(program))
+    # Requests and messages make no cycles; a collection of the old generation in between would
+    # only walk every topic and channel.
+    gc.freeze()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(serve) or 0
+        except (PenstockError, OSError) as error:
+            log.critical("failed to instantiate %s - %s", program, error)
+            return 1
+
+
+def stop_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    return stopped
+
+
+class Listeners:
+    """All sockets of one address."""
+
+    def __init__(self, listeners: list[Listener]) -> None:
+        self._listeners = listeners
+
+    def close(self) -> None:
+        """Accept no more."""
+        for listener in self._listeners:
+            listener.close()
+
+
+async def listen_tcp(
+    connection: Callable[[], Visitor], given: str, doors: Doors, door: Door
+) -> tuple[Listeners, int]:
+    """Accept connections on an address or a unix socket; the real port, -1 for a socket."""
+    try:
+        host, port = split_address(given)
+        if port is None:
+            remove_stale_socket(host)
+            listeners = [Listener(bind_unix(host), connection, doors, door)]
+            log.info("TCP: listening on %s", host)
+            return Listeners(listeners), -1
+        listeners = [Listener(sock, connection, doors, door) for sock in await bind(host, port)]
+    except (OSError, OptionError) as error:
+        raise listen_error(given, error) from error
+    address = listeners[0].address[:2]
+    log.info("TCP: listening on %s", join_address(*address))
+    return Listeners(listeners), address[1]
+
+
+async def listen_http(
+    http: HttpServer, given: str, ssl: SSLContext | None = None, name: str = "HTTP"
+) -> int:
+    """Serve ``http`` on an address or a unix socket; the real port, -1 for a socket."""
+    try:
+        host, port = split_address(given)
+        if port is None:
+            remove_stale_socket(host)
+            await http.listen_unix(host)
+            log.info("%s: listening on %s", name, host)
+            return -1
+        address = await http.listen(host, port, ssl)
+    except (OSError, OptionError) as error:
+        raise listen_error(given, error) from error
+    log.info("%s: listening on %s", name, join_address(*address))
+    return address[1]
+
+
+def split_address(address: str) -> tuple[str, int | None]:
+    """(host, port) of ``host:port``; (path, None) of a unix socket's path."""
+    if "/" in address:
+        return address, None
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise OptionError(f'"{address}" must be host:port or a path')
+    return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listen_error(address: str, error: OSError | OptionError) -> PenstockError:
+    text = isinstance(error, OSError) and error.strerror
+    return PenstockError(f"listen ({address}) failed - {text or error}")
+
+
+def remove_stale_socket(path: str) -> None:
+    """A socket file left by a killed process would make bind fail."""
+    file = Path(path)
+    if file.exists() and stat.S_ISSOCK(file.stat().st_mode):
+        file.unlink()

@@ -1,0 +1,224 @@
+"""AUTH: asking the auth servers, and what one client may do according to them.
+
+    AUTH secret  ->  GET http://<auth-http-address>/auth?common_name=&remote_ip=&secret=&tls=
+                     200 {"ttl": 3600, "identity": ..., "authorizations": [...]}
+
+With several servers a random one is asked first, then the others in order, until one answers.
+
+Rule 1: the loop never waits.  The commands of the client that asks wait, nobody else's.
+Rule 2: publishing costs nothing more.  A client has a table of its own of the topics that it may
+        publish to; the scanner asks only for topics that are not in it.  When the TTL is over the
+        table is emptied, and the next question goes to the servers again.
+Rule 3: why a server could not be asked is logged and not told to the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from ssl import SSLContext
+from typing import TYPE_CHECKING
+from urllib.parse import quote_plus, urlsplit, urlunsplit
+
+from penstock.core.ticket import Ticket, settled
+from penstock.errors import AuthError, ProtocolError
+from penstock.net.http_client import Answer, HttpClientError, Timeouts, fetch
+from penstock.record import record
+from penstock.wire import gojson
+from penstock.wire.authorization import Authorizations, read_reply
+from penstock.wire.quote import quote
+
+if TYPE_CHECKING:
+    from penstock.core.appender import Appender
+    from penstock.engine.options import Options
+
+# Requests at once; a thousand clients that come back together wait for one another.
+REQUEST_COUNT_MAX = 128
+_SECOND_NS = 1_000_000_000
+_HEADERS = {"Accept": "application/vnd.nsq; version=1.0"}
+_JSON_HEADERS = {**_HEADERS, "Content-Type": "application/json"}
+
+
+@record
+class Question:
+    """Who asks."""
+
+    secret: bytes
+    remote_ip: str
+    tls: bool
+    common_name: str
+
+    def fields(self) -> dict[str, bytes]:
+        """What a server is told, in order of names."""
+        return {
+            "common_name": self.common_name.encode(),
+            "remote_ip": self.remote_ip.encode(),
+            "secret": self.secret,
+            "tls": b"true" if self.tls else b"false",
+        }
+
+
+class AuthServers:
+    """All auth servers of one nsqd."""
+
+    def __init__(self, options: Options, client_context: Callable[[], SSLContext]) -> None:
+        self._urls = [url_of(address) for address in options.auth_http_addresses]
+        self._post = options.auth_http_request_method == "post"
+        self._timeouts = Timeouts(
+            options.http_client_connect_timeout_ns / _SECOND_NS,
+            options.http_client_request_timeout_ns / _SECOND_NS,
+        )
+        self._client_context = client_context
+        self._context: SSLContext | None = None
+        self._slots = asyncio.Semaphore(REQUEST_COUNT_MAX)
+
+    def permit(self, loop: asyncio.AbstractEventLoop) -> Permit:
+        """For a new client, who has not said anything yet."""
+        return Permit(self, loop)
+
+    async def ask(self, question: Question) -> Authorizations:
+        """Return the first valid reply.  Raises AuthError with every server's failure."""
+        first = random.randrange(len(self._urls))
+        failures = []
+        async with self._slots:
+            for url in (*self._urls[first:], *self._urls[:first]):
+                try:
+                    return await self._ask(url, question)
+                except (AuthError, HttpClientError) as failure:
+                    failures.append(str(failure))
+        raise AuthError("; ".join(failures))
+
+    async def _ask(self, url: str, question: Question) -> Authorizations:
+        answer = await self._request(url, question)
+        if answer.status == 403 and not url.startswith("https"):
+            # The server wants TLS and says where.
+            url = https_url(url, answer.body)
+            answer = await self._request(url, question)
+        if answer.status != 200:
+            raise AuthError(f"{url}: status {answer.status}")
+        return read_reply(answer.body)
+
+    async def _request(self, url: str, question: Question) -> Answer:
+        fields = question.fields()
+        context = await self._tls() if url.startswith("https") else None
+        if self._post:
+            body = gojson.encode({k: [v.decode("utf-8", "replace")] for k, v in fields.items()})
+            return await fetch(
+                url, self._timeouts, method="POST", headers=_JSON_HEADERS, body=body, tls=context
+            )
+        query = "&".join(f"{key}={quote_plus(value)}" for key, value in fields.items())
+        joint = "&" if "?" in url else "?"
+        return await fetch(f"{url}{joint}{query}", self._timeouts, headers=_HEADERS, tls=context)
+
+    async def _tls(self) -> SSLContext:
+        # Reading the system's authorities takes 50 ms, so a thread does it.
+        if self._context is None:
+            self._context = await asyncio.to_thread(self._client_context)
+        return self._context
+
+
+class Permit:
+    """What one client may do, as far as it is known."""
+
+    def __init__(self, servers: AuthServers, loop: asyncio.AbstractEventLoop) -> None:
+        self.appenders: dict[bytes, Appender] = {}
+        self.granted: Authorizations | None = None
+        # Called when what the client may publish to has to be looked up again.
+        self.on_expired: Callable[[], None] = lambda: None
+        self._servers = servers
+        self._loop = loop
+        self._question: Question | None = None
+        self._expired = True
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[Authorizations] | None = None
+
+    @property
+    def authed(self) -> bool:
+        return self.granted is not None and bool(self.granted.entries)
+
+    @property
+    def identity(self) -> str:
+        return self.granted.identity if self.granted is not None else ""
+
+    @property
+    def identity_url(self) -> str:
+        return self.granted.identity_url if self.granted is not None else ""
+
+    def authenticate(self, secret: bytes, remote_ip: str, tls: bool, common_name: str) -> Ticket:
+        """Ask what the client may do who says this."""
+        self._question = Question(secret, remote_ip, tls, common_name)
+        return self._ask()
+
+    def _ask(self) -> Ticket:
+        assert self._question is not None and self._task is None
+        ticket = Ticket()
+        self._task = self._loop.create_task(self._servers.ask(self._question))
+        self._task.add_done_callback(lambda task: self._answered(task, ticket))
+        return ticket
+
+    def renew(self) -> Ticket:
+        """Ask again if the time is over."""
+        return self._ask() if self._expired else settled()
+
+    def reply(self) -> bytes:
+        """What AUTH is answered with."""
+        assert self.granted is not None
+        return gojson.encode(
+            {
+                "identity": self.identity,
+                "identity_url": self.identity_url,
+                "permission_count": len(self.granted.entries),
+            }
+        )
+
+    def judge(self, command: str, topic: str, channel: str = "") -> None:
+        """Raise the ProtocolError for something that is not allowed."""
+        assert self.granted is not None
+        if not self.granted.allows(topic, channel):
+            names = f"{quote(topic.encode())} {quote(channel.encode())}"
+            raise ProtocolError("E_UNAUTHORIZED", f"AUTH failed for {command} on {names}")
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        self.appenders.clear()
+
+    def _answered(self, task: asyncio.Task[Authorizations], ticket: Ticket) -> None:
+        self._task = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            ticket.settle(error if isinstance(error, Exception) else AuthError(str(error)))
+            return
+        self.granted = task.result()
+        self._expired = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self.granted.ttl_s, self._expire)
+        ticket.settle()
+
+    def _expire(self) -> None:
+        self._expired = True
+        self.appenders.clear()
+        self.on_expired()
+
+
+def url_of(address: str) -> str:
+    """``host:port`` means http and /auth; an address with a scheme is used as it is."""
+    return address if "://" in address else f"http://{address}/auth"
+
+
+def https_url(url: str, body: bytes) -> str:
+    """The address that a refusal of plain HTTP names.  Raises AuthError."""
+    try:
+        port = gojson.typed(gojson.members(gojson.decode(body)).get("https_port"), int)
+    except ValueError:
+        raise AuthError(f"{url}: status 403") from None
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    return urlunsplit(("https", f"{host}:{port}", parts.path, parts.query, ""))

@@ -1,0 +1,264 @@
+"""nsqd as a process: opens the data path, listens, serves, and ends cleanly.
+
+Start:  lock and recover the data path, then listen, then run.
+End:    stop accepting, close the clients, write down all there is, unlock, in seconds.  The exit
+        code is 0 if everything was written, else 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.clock import Clock
+from penstock.core.malloc import keep_freed_memory
+from penstock.core.ticket import Ticket
+from penstock.engine.broker import Broker
+from penstock.engine.options import SETTINGS, Options
+from penstock.engine.recovery import open_broker
+from penstock.engine.stats.memory import Memory
+from penstock.errors import PenstockError
+from penstock.net import live_options
+from penstock.net.admission import Doors, open_doors
+from penstock.net.body_budget import Bodies
+from penstock.net.descriptors import open_files_limit, share_out
+from penstock.net.http_origins import Origins
+from penstock.net.http_server import HttpServer
+from penstock.net.listeners import (
+    Listeners,
+    listen_http,
+    listen_tcp,
+    run_daemon,
+    stop_signals,
+)
+from penstock.net.lookout import Lookout
+from penstock.nsqd.garbage import Collecting
+from penstock.nsqd.http_api import NsqdApi
+from penstock.nsqd.http_log import LogApi
+from penstock.nsqd.http_patterns import PatternApi
+from penstock.nsqd.http_peek import PeekApi
+from penstock.nsqd.http_staging import StagingApi
+from penstock.nsqd.loop import LoopTurns, ThreadDisk
+from penstock.nsqd.monitoring import Watching
+from penstock.nsqd.registration import Registration
+from penstock.nsqd.security import Security
+from penstock.nsqd.tcp import Connection
+from penstock.settings.daemon import hostname
+from penstock.storage.datapath import DataPath
+from penstock.storage.files import Files
+from penstock.version import NSQ_VERSION
+
+if TYPE_CHECKING:
+    from penstock.wire.lookup import Identity
+
+log = logging.getLogger(__name__)
+
+# How long the end may take before the process leaves anyway; what was answered OK is in the
+# logs by then in any case, only finishes of the last moment could be missing.
+EXIT_TIMEOUT_S = 10.0
+CLIENT_TIMEOUT_S = 0.5
+# How long what was being published may hold up the start; after that it goes on beside the rest.
+START_TIMEOUT_S = 10.0
+
+# Gives the options as they would be at a start now; SIGHUP asks it.
+Reader = Callable[[], Options] | None
+
+
+class Daemon:
+    """One nsqd."""
+
+    def __init__(self, options: Options, loop: asyncio.AbstractEventLoop, read: Reader) -> None:
+        self._options = options
+        self._loop = loop
+        self._read = read
+        shares = share_out(open_files_limit(), _outgoing_count(options))
+        self._files = Files(shares.files)
+        self._disk = ThreadDisk(loop)
+        self.broker = Broker(
+            options,
+            DataPath(self._files, options.data_path or "."),
+            self._files,
+            self._disk,
+            LoopTurns(loop),
+            Clock(),
+        )
+        self.broker.reads.stretch_count_max = shares.reads
+        self._security = Security(options)
+        self._lookout = Lookout(loop.call_soon)
+        self._doors = Doors(shares.connections)
+        self._tcp_door, http_door = open_doors(self._doors)
+        self._memory = Memory()
+        self._api = NsqdApi(self.broker, self._memory)
+        StagingApi(self.broker).add_routes(self._api.router)
+        PatternApi(self.broker).add_routes(self._api.router)
+        self._bodies = Bodies(options.max_unfinished_body_bytes)
+        places = self._doors, http_door
+        self._http = HttpServer(self._api.router, places=places, bodies=self._bodies)
+        self._http.gate = self._security.gate
+        self._http.pressed = lambda: self.broker.reads.pressed
+        self._http.origins = Origins(
+            "nsqd",
+            (hostname(), options.broadcast_address),
+            options.allowed_hosts,
+            checked=self._security.tokens is not None,
+        )
+        self._http.lookout = self._lookout
+        LogApi(self.broker).add_routes(self._api.router)
+        PeekApi(self.broker).add_routes(self._api.router)
+        self._watching = Watching(self.broker, self._memory, self._api, self._http, self._tcp_door)
+        self._lookups = Registration(
+            self.broker, self._identity, lambda: self._security.lookupd_tls
+        )
+        self._collecting = Collecting(self.broker, loop)
+        self._tcp: Listeners | None = None
+
+    async def serve(self) -> int:
+        """Run until a signal says otherwise; return the exit code."""
+        # Before anything else: a signal during the start must not end it halfway.
+        stopped = stop_signals(self._loop)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        open_broker(self.broker)
+        await self._complete()
+        self._lookups.attach()
+        await self._listen()
+        self._lookups.start()
+        self._watching.start()
+        self._collecting.start()
+        self.broker.start()
+        await stopped.wait()
+        log.info("NSQ: stopping")
+        return await self._end()
+
+    async def _complete(self) -> None:
+        """Batches that were being published are so before anybody looks, if that is soon (R19)."""
+        try:
+            await asyncio.wait_for(self._settled(self.broker.staging.recovered), START_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("NSQ: batches are still being published")
+
+    async def _listen(self) -> None:
+        options, api = self._options, self._api
+        self._http.start_sweeping()
+        self._tcp, api.tcp_port = await listen_tcp(
+            self._connection, options.tcp_address, self._doors, self._tcp_door
+        )
+        tls, https_port = self._security.tls, 0
+        if tls is not None and options.https_address:
+            https_port = await listen_http(self._http, options.https_address, tls, "HTTPS")
+        self._security.refuse_plain_http(https_port)
+        if options.http_address:
+            api.http_port = await listen_http(self._http, options.http_address)
+
+    def _identity(self) -> Identity:
+        """What nsqlookupd tells others of this node."""
+        from penstock.wire.lookup import Identity
+
+        options, api = self.broker.options, self._api
+        return Identity(
+            broadcast_address=options.broadcast_address,
+            hostname=hostname(),
+            tcp_port=options.broadcast_tcp_port or max(0, api.tcp_port),
+            http_port=options.broadcast_http_port or max(0, api.http_port),
+            version=NSQ_VERSION,
+            topology_zone=options.topology_zone,
+            topology_region=options.topology_region,
+        )
+
+    def _reload(self) -> None:
+        if self._read is not None:
+            live_options.reload(self.broker, self._read, SETTINGS)
+        if self._security.reloads:
+            self._disk.submit(self._security.read_again, self._security.renew)
+
+    def _connection(self) -> Connection:
+        return Connection(
+            self.broker, self._loop, self._security, self._lookout, self._doors, self._bodies
+        )
+
+    async def _end(self) -> int:
+        """Leave, and save everything whatever any client or part does on the way."""
+        guard = self.broker.guard
+        # First of all, so that consumers look elsewhere.
+        guard("nsqlookupd", self._lookups.close)
+        guard("watching", self._watching.stop)
+        guard("collecting", self._collecting.stop)
+        if self._tcp is not None:
+            guard("TCP", self._tcp.close)
+        self._http.stopping = True
+        guard("stop", self.broker.refuse_all)
+        await self._close_clients()
+        try:
+            await self._http.close(grace_s=1.0)
+        except Exception:
+            self.broker.defect("HTTP")
+        try:
+            saved = await asyncio.wait_for(self._save(), EXIT_TIMEOUT_S)
+        except TimeoutError:
+            log.error("NSQ: the disk did not answer in %g s, leaving", EXIT_TIMEOUT_S)
+            log.info("NSQ: bye")
+            # A thread waits for the disk, and the interpreter would wait for the thread.
+            os._exit(1)
+        self._files.close()
+        log.info("NSQ: bye")
+        return 0 if saved else 1
+
+    async def _save(self) -> bool:
+        """Write everything and let the disk's threads end; whether all is written."""
+        saved = await self._settled(self.broker.save_all())
+        await self._loop.run_in_executor(None, self._disk.close)
+        return saved
+
+    async def _close_clients(self) -> None:
+        """Let replies go out, then cut off whoever does not leave."""
+        for client in list(self.broker.clients):
+            self.broker.guard("client", client.close)
+        deadline_s = self._loop.time() + CLIENT_TIMEOUT_S
+        while self.broker.clients and self._loop.time() < deadline_s:
+            await asyncio.sleep(0.01)
+        for client in list(self.broker.clients):
+            self.broker.guard("client", client.abort)
+
+    async def _settled(self, ticket: Ticket) -> bool:
+        """Wait for ``ticket``; whether all is written."""
+        done = asyncio.Event()
+        ticket.add(lambda _: done.set())
+        await done.wait()
+        if ticket.error is not None:
+            log.error("NSQ: not everything could be written: %s", ticket.error)
+        return ticket.error is None
+
+
+def _outgoing_count(options: Options) -> int:
+    """Connections that nsqd itself may have open: to nsqlookupds, and to auth servers."""
+    count = 0
+    if options.nsqlookupd_tcp_addresses:
+        from penstock.nsqd import lookupds
+
+        count += len(options.nsqlookupd_tcp_addresses) + lookupds.REQUEST_COUNT_MAX
+    if options.auth_http_addresses:
+        from penstock.nsqd import auth
+
+        count += auth.REQUEST_COUNT_MAX
+    return count
+
+
+def run(options: Options, read: Reader = None) -> int:
+    """Serve until told to stop; return the exit code."""
+    # A disk thread in the middle of Python code gives way to the loop after this, not after 5 ms.
+    sys.setswitchinterval(0.0005)
+    keep_freed_memory()
+    return run_daemon("nsqd", _serve(options, read))
+
+
+async def _serve(options: Options, read: Reader) -> int:
+    log.info("ID: %d", options.node_id)
+    path = options.data_path or "."
+    if not Path(path).is_dir():
+        raise PenstockError(f"--data-path {path} is not a folder")
+    return await Daemon(options, asyncio.get_running_loop(), read).serve()

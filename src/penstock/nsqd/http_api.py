@@ -1,0 +1,263 @@
+"""nsqd's HTTP API, except publishing.
+
+Texts and the order of checks are nsqd's.  Note its two spellings: topic routes and publishing
+say INVALID_TOPIC, channel routes INVALID_ARG_TOPIC.  An invalid name that is only looked up is
+TOPIC_NOT_FOUND.
+
+What changes something is answered when it is on disk.
+"""
+
+from __future__ import annotations
+
+import time
+
+from penstock.core.ticket import Ticket, after
+from penstock.engine.damage import as_json
+from penstock.engine.health import is_full
+from penstock.engine.stats import report
+from penstock.engine.stats.memory import Memory
+from penstock.engine.views import BrokerView, ChannelView, TopicView
+from penstock.net import live_options
+from penstock.net.http_message import (
+    EMPTY,
+    INTERNAL_ERROR,
+    JSON,
+    TEXT,
+    V1,
+    HttpError,
+    Pending,
+    Request,
+    Response,
+    error_response,
+    json_response,
+    text_response,
+)
+from penstock.net.http_router import Handler, Route, Router
+from penstock.net.long_answers import gather
+from penstock.nsqd.http_identity import guard_channel, guard_topic
+from penstock.nsqd.http_publish import Publishing, flag
+from penstock.settings.daemon import hostname
+from penstock.settings.table import config_values
+from penstock.version import NSQ_VERSION
+from penstock.wire.names import is_valid_name
+
+_DISK_FULL = error_response(503, "DISK_FULL")
+_PING_OK = Response(200, b"OK", (TEXT,))
+
+
+class NsqdApi:
+    """The routes of one nsqd.  The daemon sets the ports once it listens; -1: a unix socket."""
+
+    def __init__(self, broker: BrokerView, memory: Memory) -> None:
+        self.tcp_port = -1
+        self.http_port = -1
+        self.router = Router()
+        self._broker = broker
+        self._memory = memory
+        Publishing(broker).add_routes(self.router)
+        self._get("/ping", self.ping)
+        self._get("/info", self.info)
+        self._get("/stats", self.stats)
+        self._get("/damage", self.damage)
+        self._post("/damage/clear", self.damage_clear)
+        for action in ("create", "delete", "empty", "pause", "unpause"):
+            self._post(f"/topic/{action}", getattr(self, f"topic_{action}"))
+            self._post(f"/channel/{action}", getattr(self, f"channel_{action}"))
+        self._get("/config/:opt", self.get_config)
+        put = Route(
+            self.put_config,
+            body_size_max=broker.options.max_msg_size,
+            judges_size=True,
+            logged=True,
+        )
+        self.router.add("PUT", "/config/:opt", put)
+
+    def _get(self, pattern: str, handler: Handler) -> None:
+        self.router.add("GET", pattern, Route(handler))
+
+    def _post(self, pattern: str, handler: Handler) -> None:
+        self.router.add("POST", pattern, Route(handler, logged=True))
+
+    # Looking
+
+    def ping(self, request: Request) -> Response:
+        if self._broker.healthy:
+            return _PING_OK
+        return Response(500, self._broker.health.encode("utf-8", "replace"), (TEXT,))
+
+    def info(self, request: Request) -> Response:
+        options = self._broker.options
+        return json_response(
+            {
+                "version": NSQ_VERSION,
+                "broadcast_address": options.broadcast_address,
+                "hostname": hostname(),
+                "http_port": self.http_port,
+                "tcp_port": self.tcp_port,
+                "start_time": self._broker.start_time,
+                "max_heartbeat_interval": options.max_heartbeat_interval_ns,
+                "max_output_buffer_size": options.max_output_buffer_size,
+                "max_output_buffer_timeout": options.max_output_buffer_timeout_ns,
+                "max_deflate_level": options.max_deflate_level,
+                "topology_zone": options.topology_zone,
+                "topology_region": options.topology_region,
+                "node_uuid": self._broker.node_uuid,
+            }
+        )
+
+    def stats(self, request: Request) -> Response | Pending:
+        query = request.query
+        wanted = report.Selection(
+            topic=query.get("topic", ""),
+            channel=query.get("channel", ""),
+            include_clients=flag(request, "include_clients", absent=True),
+            include_memory=flag(request, "include_mem", absent=True),
+        )
+        if query.get("format") == "json":
+            return gather(report.json_pieces(self._broker, wanted, self._memory), (JSON, V1))
+        now_ns = time.time_ns()
+        return gather(report.text_pieces(self._broker, wanted, self._memory, now_ns), (TEXT, V1))
+
+    def damage(self, request: Request) -> Response:
+        records = self._broker.damage.records
+        return json_response({"records": [as_json(record) for record in records]})
+
+    def damage_clear(self, request: Request) -> Pending:
+        return _when(self._broker.damage.clear())
+
+    # Topics
+
+    def topic_create(self, request: Request) -> Pending:
+        name = _argument(request, "topic")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_TOPIC")
+        topic, created = self._broker.create_topic(name)
+        # As with NSQ, the channels that nsqlookupd knows are there when this is answered.
+        return _when(created if topic.channels_known.done else after(created, topic.channels_known))
+
+    def topic_delete(self, request: Request) -> Pending:
+        topic = self._topic(request)
+        self._guard(request, guard_topic(topic, "deleted"))
+        return _when(self._broker.delete_topic(topic.name))
+
+    def topic_empty(self, request: Request) -> Pending:
+        if not is_valid_name(_argument(request, "topic")):
+            raise HttpError(400, "INVALID_TOPIC")
+        topic = self._topic(request)
+        self._guard(request, guard_topic(topic, "emptied"))
+        return _when(topic.empty())
+
+    def topic_pause(self, request: Request) -> Pending:
+        return _when(self._topic(request).pause(True))
+
+    def topic_unpause(self, request: Request) -> Pending:
+        return _when(self._topic(request).pause(False))
+
+    def _topic(self, request: Request) -> TopicView:
+        topic = self._broker.topics.get(_argument(request, "topic"))
+        if topic is None:
+            raise HttpError(404, "TOPIC_NOT_FOUND")
+        return topic
+
+    # Channels
+
+    def channel_create(self, request: Request) -> Pending:
+        topic, name = self._channel_place(request)
+        return _when(topic.create_channel(name)[1])
+
+    def channel_delete(self, request: Request) -> Pending:
+        topic, channel = self._channel(request)
+        self._guard(request, guard_channel(topic, channel, "deleted"))
+        return _when(topic.delete_channel(channel.name))
+
+    def channel_empty(self, request: Request) -> Pending:
+        topic, channel = self._channel(request)
+        self._guard(request, guard_channel(topic, channel, "emptied"))
+        return _when(channel.empty())
+
+    def channel_pause(self, request: Request) -> Pending:
+        return _when(self._channel(request)[1].pause(True))
+
+    def channel_unpause(self, request: Request) -> Pending:
+        return _when(self._channel(request)[1].pause(False))
+
+    def _channel_place(self, request: Request) -> tuple[TopicView, str]:
+        """The topic, which must exist, and the channel's name."""
+        if not is_valid_name(_argument(request, "topic")):
+            raise HttpError(400, "INVALID_ARG_TOPIC")
+        name = _argument(request, "channel")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        return self._topic(request), name
+
+    def _channel(self, request: Request) -> tuple[TopicView, ChannelView]:
+        topic, name = self._channel_place(request)
+        channel = topic.channels.get(name)
+        if channel is None:
+            raise HttpError(404, "CHANNEL_NOT_FOUND")
+        return topic, channel
+
+    def _guard(self, request: Request, refusal: HttpError | None) -> None:
+        """Nobody removes messages under a reader without saying so (R45).
+
+        Without pull channels ``force`` is ignored, as every parameter is that nsqd does not know.
+        """
+        if refusal is None:
+            return
+        force = request.query.get("force", "false")
+        if force not in ("true", "false"):
+            raise HttpError(400, "INVALID_FORCE")
+        if force == "false":
+            self._broker.pulls.refusal_counts["guard"] += 1
+            raise refusal
+
+    # Options
+
+    def get_config(self, request: Request) -> Response:
+        values = config_values(self._broker.options)
+        option = request.params["opt"]
+        if option not in values:
+            raise HttpError(400, "INVALID_OPTION")
+        value = values[option]
+        if option == "statsd_prefix":
+            value = self.statsd_prefix()
+        return text_response(value) if isinstance(value, str) else json_response(value)
+
+    def put_config(self, request: Request) -> Response:
+        """Change an option of the running daemon, until it ends."""
+        if request.oversize or not request.body:
+            raise HttpError(413, "INVALID_VALUE")
+        option = request.params["opt"]
+        if option not in live_options.LIVE:
+            raise HttpError(400, "INVALID_OPTION")
+        try:
+            value = live_options.parse(option, request.body)
+        except ValueError:
+            raise HttpError(400, "INVALID_VALUE") from None
+        live_options.change(self._broker, option, value)
+        return self.get_config(request)
+
+    def statsd_prefix(self) -> str:
+        """The prefix as it is sent: ``%s`` stands for this node, a dot ends it unless empty."""
+        options = self._broker.options
+        port = options.broadcast_http_port or self.http_port
+        node = f"{options.broadcast_address}:{port}".replace(".", "_").replace(":", "_")
+        prefix = options.statsd_prefix.replace("%s", node)
+        return prefix if not prefix or prefix.endswith(".") else prefix + "."
+
+
+def _argument(request: Request, name: str) -> str:
+    value = request.query.get(name)
+    if value is None:
+        raise HttpError(400, f"MISSING_ARG_{name.upper()}")
+    return value
+
+
+def _when(ticket: Ticket) -> Pending:
+    return Pending(ticket, _done)
+
+
+def _done(ticket: Ticket) -> Response:
+    if ticket.error is None:
+        return EMPTY
+    return _DISK_FULL if is_full(ticket.error) else INTERNAL_ERROR

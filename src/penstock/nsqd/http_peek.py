@@ -1,0 +1,162 @@
+"""GET /channel/peek and /deferred: what waits, for people who look (nsqadmin does).
+
+    {"messages":[{"id":"..","timestamp":ns,"attempts":1,"state":"queued","size":5,"body":"aGVsbG8="}]}
+
+A deferred message also has ``due``, in ns.  ``body`` is base64 of at most ``size_max`` bytes.
+
+    {"total":3,"counted":true,"topics":[{"topic_name":"orders","count":3,
+      "due":[{"start":1794718800,"length":3600,"count":2},{"start":1794787200,"length":86400,..}]}]}
+
+Published with a delay and not due yet, by when: hour by hour for two days, then day by day.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from collections.abc import Iterator, Mapping
+
+from penstock.core.ticket import Ticket
+from penstock.engine.broker import Broker
+from penstock.engine.channel import Channel
+from penstock.engine.stats.peek import COUNT_MAX, Peeked, peek
+from penstock.net.http_message import (
+    INTERNAL_ERROR,
+    JSON,
+    V1,
+    HttpError,
+    Pending,
+    Request,
+    Response,
+    json_response,
+)
+from penstock.net.http_router import Route, Router
+from penstock.net.long_answers import gather
+from penstock.wire import gojson
+from penstock.wire.names import is_valid_name
+
+COUNT = 10
+SIZE = 4 * 1024
+SIZE_MAX = 64 * 1024
+# Looks that wait for the disk at the same time: they share its threads with everything else.
+LOOK_COUNT_MAX = 4
+
+HOUR_S = 3600
+DAY_S = 24 * HOUR_S
+HOURS_S = 2 * DAY_S
+
+_DECIMAL = re.compile(r"[0-9]{1,9}")
+
+
+class PeekApi:
+    """The two routes."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._look_count = 0
+
+    def add_routes(self, router: Router) -> None:
+        router.add("GET", "/channel/peek", Route(self.peek, logged=True))
+        router.add("GET", "/deferred", Route(self.deferred))
+
+    def peek(self, request: Request) -> Pending:
+        channel = self._channel(request)
+        count = _number(request, "count", COUNT, COUNT_MAX)
+        size_max = _number(request, "size_max", SIZE, SIZE_MAX)
+        if self._look_count >= LOOK_COUNT_MAX:
+            raise HttpError(503, "TOO_MANY_REQUESTS")
+        self._look_count += 1
+        ticket = Ticket()
+        found: list[Peeked] = []
+
+        def done(peeked: list[Peeked] | None, error: BaseException | None) -> None:
+            self._look_count -= 1
+            found.extend(peeked or ())
+            ticket.settle(OSError(str(error)) if error is not None else None)
+
+        peek(channel, count, size_max, done)
+        return Pending(ticket, lambda settled: _shown(settled, found))
+
+    def _channel(self, request: Request) -> Channel:
+        topic_name, name = _argument(request, "topic"), _argument(request, "channel")
+        if not is_valid_name(topic_name):
+            raise HttpError(400, "INVALID_ARG_TOPIC")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        topic = self._broker.topics.get(topic_name)
+        if topic is None:
+            raise HttpError(404, "TOPIC_NOT_FOUND")
+        channel = topic.channels.get(name)
+        if channel is None:
+            raise HttpError(404, "CHANNEL_NOT_FOUND")
+        return channel
+
+    def deferred(self, request: Request) -> Response | Pending:
+        return gather(self._pieces(int(time.time())), (JSON, V1))
+
+    def _pieces(self, now_s: int) -> Iterator[bytes]:
+        deferred = self._broker.deferred
+        head = gojson.encode({"total": deferred.total, "counted": deferred.counted})
+        yield head[:-1] + b',"topics":['
+        first = True
+        for name in sorted(self._broker.topics):
+            topic = self._broker.topics.get(name)
+            hours = deferred.due_hours(topic.instance) if topic is not None else None
+            if hours:
+                due = stretches(hours, now_s)
+                shown = {"topic_name": name, "count": sum(hours.values()), "due": due}
+                yield (b"" if first else b",") + gojson.encode(shown)
+                first = False
+        yield b"]}"
+
+
+def stretches(hours: Mapping[int, int], now_s: int) -> list[dict[str, int]]:
+    """Counts by hour (Unix seconds of its start), those beyond two days by day."""
+    near = {start: count for start, count in hours.items() if start < now_s + HOURS_S}
+    days: dict[int, int] = {}
+    for start, count in hours.items():
+        if start not in near:
+            day = start // DAY_S * DAY_S
+            days[day] = days.get(day, 0) + count
+    rows = [(start, HOUR_S, count) for start, count in near.items()]
+    rows += [(start, DAY_S, count) for start, count in days.items()]
+    return [
+        {"start": start, "length": length, "count": count} for start, length, count in sorted(rows)
+    ]
+
+
+def _shown(ticket: Ticket, found: list[Peeked]) -> Response:
+    if ticket.error is not None:
+        return INTERNAL_ERROR
+    return json_response({"messages": [_message(message) for message in found]})
+
+
+def _message(message: Peeked) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "id": message.id,
+        "timestamp": message.timestamp_ns,
+        "attempts": message.attempts,
+        "state": message.state,
+        "size": message.size,
+        "body": base64.b64encode(message.body).decode(),
+    }
+    if message.due_ns:
+        shown["due"] = message.due_ns
+    return shown
+
+
+def _argument(request: Request, name: str) -> str:
+    value = request.query.get(name)
+    if value is None:
+        raise HttpError(400, f"MISSING_ARG_{name.upper()}")
+    return value
+
+
+def _number(request: Request, name: str, absent: int, maximum: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return absent
+    if not _DECIMAL.fullmatch(text) or not 1 <= int(text) <= maximum:
+        raise HttpError(400, f"INVALID_ARG_{name.upper()}")
+    return int(text)

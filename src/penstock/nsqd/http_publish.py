@@ -1,0 +1,116 @@
+"""POST /pub and /mpub.
+
+The order of checks is nsqd's: /pub judges its body before its topic, /mpub its declared size
+first and its contents last, and both create the topic before anything else can fail.
+"""
+
+from __future__ import annotations
+
+import re
+
+from penstock.core.ticket import Ticket, after
+from penstock.engine.views import BrokerView, TopicView
+from penstock.errors import StorageError
+from penstock.net.http_exchange import EXITING
+from penstock.net.http_message import (
+    OK,
+    HttpError,
+    Pending,
+    Request,
+    Response,
+)
+from penstock.net.http_router import Handler, Route, Router
+from penstock.wire.names import is_valid_name
+
+MS_NS = 1_000_000
+
+_DECIMAL = re.compile(r"[+-]?[0-9]{1,19}")
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Publishing:
+    """The two routes for messages."""
+
+    def __init__(self, broker: BrokerView) -> None:
+        self._broker = broker
+
+    def add_routes(self, router: Router) -> None:
+        options = self._broker.options
+
+        def add(path: str, handler: Handler, size_max: int) -> None:
+            route = Route(handler, body_size_max=size_max, judges_size=True, publishes=True)
+            router.add("POST", path, route)
+
+        add("/pub", self.pub, options.max_msg_size)
+        add("/mpub", self.mpub, options.max_body_size)
+
+    def pub(self, request: Request) -> Response | Pending:
+        body = request.body
+        if request.oversize:
+            raise HttpError(413, "MSG_TOO_BIG")
+        if not body:
+            raise HttpError(400, "MSG_EMPTY")
+        topic, created = self._topic(request)
+        delay_ns = self._delay_ns(request)
+        try:
+            if delay_ns:
+                ticket = self._broker.defer(topic, body, delay_ns)
+            else:
+                ticket = topic.publish([body])
+        except (OSError, StorageError):
+            return EXITING
+        return _pending(created, ticket)
+
+    def mpub(self, request: Request) -> Response | Pending:
+        if request.oversize and request.content_size is not None:
+            raise HttpError(413, "BODY_TOO_BIG")
+        topic, created = self._topic(request)
+        if request.oversize:
+            raise HttpError(413, "BODY_TOO_BIG")
+        binary = flag(request, "binary", absent=False)
+        try:
+            # A CR belongs to its line, and nsqd answers 413 to whatever is wrong.
+            publish = topic.publish_multi if binary else topic.publish_lines
+            ticket = publish(request.body)
+        except ValueError as error:
+            raise HttpError(413, str(error)) from None
+        except (OSError, StorageError):
+            return EXITING
+        return _pending(created, ticket)
+
+    def _topic(self, request: Request) -> tuple[TopicView, Ticket | None]:
+        """The topic to publish to; the ticket if it had to be created."""
+        name = request.query.get("topic")
+        if name is None:
+            raise HttpError(400, "MISSING_ARG_TOPIC")
+        topic = self._broker.topics.get(name)
+        if topic is not None:
+            return topic, None
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_TOPIC")
+        return self._broker.create_topic(name)
+
+    def _delay_ns(self, request: Request) -> int:
+        text = request.query.get("defer")
+        if text is None:
+            return 0
+        if _DECIMAL.fullmatch(text):
+            delay_ns = int(text) * MS_NS
+            if 0 <= delay_ns <= self._broker.options.max_defer_ns:
+                return delay_ns
+        raise HttpError(400, "INVALID_DEFER")
+
+
+def flag(request: Request, name: str, *, absent: bool) -> bool:
+    """A boolean parameter; nsqd takes anything it does not know for true."""
+    value = request.query.get(name)
+    return absent if value is None else _BOOLEANS.get(value, True)
+
+
+def _pending(created: Ticket | None, published: Ticket) -> Pending:
+    """A new topic must be as durable as its first message before either is answered for."""
+    return Pending(published if created is None else after(created, published), _published)
+
+
+def _published(ticket: Ticket) -> Response:
+    return OK if ticket.error is None else EXITING

@@ -1,0 +1,359 @@
+"""Staging over HTTP (R19): rows of a Spark query come in parts, and are published as a batch.
+
+    PUT  /staging/part        a part of the rows of one task
+    POST /staging/seal        they are all there: keep them
+    POST /staging/decide      which stagings of a batch count, asked of the query's coordinator
+    GET  /staging/decision    the newest decision of a query
+    POST /staging/publish     publish those that are here
+    POST /staging/abort       they will never be
+    POST /staging/give-up     an admin: publish a batch without those that are lost
+    POST /staging/reset       an admin: forget a query
+    POST, GET /staging/coordinator   which node decides for a query
+    GET  /staging             what is staged
+
+Errors carry a second field: {"message":"MISSING_PARTS","detail":"parts [3, 4]"}.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import Any
+
+from penstock.core.batches import FRAME_SIZE_MIN
+from penstock.core.parts import measure
+from penstock.core.ticket import Ticket, settled
+from penstock.engine.broker import Broker
+from penstock.engine.health import is_full
+from penstock.engine.staging.area import Staging
+from penstock.errors import StagingError
+from penstock.net.http_message import (
+    INTERNAL_ERROR,
+    JSON,
+    V1,
+    HttpError,
+    Pending,
+    Request,
+    Response,
+    json_object,
+    json_response,
+)
+from penstock.net.http_router import Handler, Route, Router
+from penstock.nsqd.http_publish import flag
+from penstock.storage.ledger import Coordinator, Decision, Winner
+from penstock.storage.staging import Key
+from penstock.wire import gojson
+from penstock.wire.names import is_ephemeral, is_valid_name
+
+PART_SIZE_MAX = 8 << 20
+# Small messages grow by their frames: 8 MiB of one-byte rows would be a log batch of 58 MiB.
+FRAMES_SIZE_MAX = 16 << 20
+# The winners of 10,000 tasks.
+BODY_SIZE_MAX = 2 << 20
+WINNER_COUNT_MAX = 20_000
+# With a note, each of whose characters may be escaped.
+DECIDE_SIZE_MAX = 8 << 20
+NOTE_SIZE_MAX = 1 << 20
+LISTED_COUNT_MAX = 1000
+
+_STATUS = {
+    "STAGING_NOT_FOUND": 404,
+    "STAGING_LOST": 410,
+    "STAGING_FULL": 507,
+    "DISK_FULL": 507,
+    "STAGING_BUSY": 503,
+    "EXITING": 503,
+    "STAGING_FAILED": 500,
+    "STAGING_CORRUPT": 500,
+    "STAGING_STUCK": 500,
+}
+_QUERY = re.compile(r"[!-~]{1,200}")
+_ADDRESS = re.compile(r"[ -~]{0,300}")
+_ATTEMPT = re.compile(r"[0-9a-f]{32}")
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_INT64_MAX = (1 << 63) - 1
+# Every JSON reader can tell it from the next.
+_BATCH_MAX = (1 << 53) - 1
+_PARTITION_MAX = (1 << 31) - 1
+_PART_MAX = (1 << 16) - 1
+
+_DAMAGE = {"MSG_TOO_BIG": 413}
+
+
+class StagingApi:
+    """The routes."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @property
+    def _staging(self) -> Staging:
+        return self._broker.staging
+
+    def add_routes(self, router: Router) -> None:
+        part = Route(_guarded(self.part), body_size_max=PART_SIZE_MAX, publishes=True)
+        router.add("PUT", "/staging/part", part)
+        decide = Route(_guarded(self.decide), body_size_max=DECIDE_SIZE_MAX)
+        router.add("POST", "/staging/decide", decide)
+        router.add("GET", "/staging/decision", Route(_guarded(self.decision)))
+        for name in ("seal", "publish", "abort", "coordinator"):
+            handler = _guarded(getattr(self, name))
+            router.add("POST", f"/staging/{name}", Route(handler, body_size_max=BODY_SIZE_MAX))
+        for name, repair in (("give-up", self.give_up), ("reset", self.reset)):
+            route = Route(_guarded(repair), body_size_max=BODY_SIZE_MAX, logged=True)
+            router.add("POST", f"/staging/{name}", route)
+        router.add("GET", "/staging/coordinator", Route(_guarded(self.get_coordinator)))
+        router.add("GET", "/staging", Route(self.list))
+
+    def part(self, request: Request) -> Pending:
+        key = _key(request)
+        part = _number(request, "part", _PART_MAX)
+        topic = _argument(request, "topic")
+        if not is_valid_name(topic) or is_ephemeral(topic):
+            raise HttpError(400, "INVALID_TOPIC")
+        deferred = flag(request, "deferred", absent=False)
+        options = self._broker.options
+        due_max_ns = self._broker.clock.wall_ns() + options.max_defer_ns
+        try:
+            count, size = measure(request.body, deferred, options.max_msg_size, due_max_ns)
+        except ValueError as error:
+            raise HttpError(_DAMAGE.get(str(error), 400), str(error)) from None
+        if size + FRAME_SIZE_MIN * count > FRAMES_SIZE_MAX:
+            raise HttpError(413, "PART_TOO_BIG")
+        ticket = self._staging.put_part(key, part, topic, deferred, request.body, count)
+        return _pending(ticket, {"part": part, "count": count})
+
+    def seal(self, request: Request) -> Pending:
+        key = _key(request)
+        part_count = _number(request, "parts", _PART_MAX + 1)
+        count = _number(request, "count", _INT64_MAX)
+        ticket = self._staging.seal(key, part_count, count)
+        return _pending(ticket, {"node": self._broker.node_uuid, "count": count})
+
+    def decide(self, request: Request) -> Pending:
+        told = json_object(request)
+        query, batch = _query(told), _integer(told, "batch", _BATCH_MAX)
+        winners = tuple(_winner(winner) for winner in _list(told, "winners"))
+        if len({(winner.node, winner.partition) for winner in winners}) < len(winners):
+            raise HttpError(400, "INVALID_WINNERS")
+        state = self._staging.ledger.queries.get(query)
+        coordinator = state.coordinator if state is not None else None
+        if coordinator is not None and coordinator.node != self._broker.node_uuid:
+            raise StagingError("NOT_COORDINATOR", f"{coordinator.node} decides")
+        decision = Decision(batch, winners, _note(told))
+        newest, recorded, ticket = self._staging.ledger.decide(query, decision)
+        if newest.batch > batch:
+            return _pending(ticket, {"winners": [], "recorded": False, "old": True})
+        shown = [winner.as_json() for winner in newest.winners]
+        return _pending(ticket, {"winners": shown, "recorded": recorded})
+
+    def decision(self, request: Request) -> Pending:
+        query = _checked_query(_argument(request, "query"))
+        state = self._staging.ledger.queries.get(query)
+        if state is None or state.decision is None:
+            raise HttpError(404, "NO_DECISION")
+        decision, done = state.decision, state.published
+        # What other nodes have published is not known here.
+        elsewhere = any(winner.node != self._broker.node_uuid for winner in decision.winners)
+        done_batch = done.batch if done is not None else -1
+        here = done_batch == decision.batch and not elsewhere
+        published = not decision.winners or here or done_batch > decision.batch
+        answer = {
+            "query": query,
+            "batch": decision.batch,
+            "note": decision.note,
+            "published": published,
+            "winners": [winner.as_json() for winner in decision.winners],
+        }
+        return _pending(self._staging.ledger.save(), answer)
+
+    def publish(self, request: Request) -> Pending:
+        told = json_object(request)
+        query, batch = _query(told), _integer(told, "batch", _BATCH_MAX)
+        winners = [_name(winner) for winner in _list(told, "winners")]
+        if len({partition for partition, _ in winners}) < len(winners):
+            raise HttpError(400, "INVALID_WINNERS")
+        ticket, outcome = self._staging.publish(query, batch, winners)
+        answer: dict[str, Any] = {"count": outcome.count, "already": outcome.already}
+        if outcome.old:
+            answer["old"] = True
+        return _pending(ticket, answer)
+
+    def abort(self, request: Request) -> Pending:
+        told = json_object(request)
+        query, batch = _query(told), _integer(told, "batch", _BATCH_MAX)
+        names = [_name(name) for name in _list(told, "stagings")]
+        return _pending(settled(), {"discarded": self._staging.abort(query, batch, names)})
+
+    def give_up(self, request: Request) -> Pending:
+        told = json_object(request)
+        query, batch = _query(told), _integer(told, "batch", _BATCH_MAX)
+        names = [_name(name) for name in _list(told, "stagings")]
+        ticket = self._staging.losses.give_up(query, batch, names)
+        return _pending(ticket, {"given_up": len(names)})
+
+    def reset(self, request: Request) -> Pending:
+        told = json_object(request)
+        query, published = _query(told), None
+        if "published" in told:
+            published = _integer(told, "published", _BATCH_MAX)
+        count, ticket = self._staging.losses.reset(query, published)
+        return _pending(ticket, {"discarded": count, "published": published})
+
+    def coordinator(self, request: Request) -> Pending:
+        told = json_object(request)
+        query = _query(told)
+        address = told.get("address", "")
+        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+            raise HttpError(400, "INVALID_ADDRESS")
+        named = Coordinator(_node(told.get("coordinator"), "INVALID_COORDINATOR"), address)
+        return _coordinator(*self._staging.ledger.coordinate(query, named))
+
+    def get_coordinator(self, request: Request) -> Pending:
+        query = _checked_query(_argument(request, "query"))
+        state = self._staging.ledger.queries.get(query)
+        if state is None or state.coordinator is None:
+            raise HttpError(404, "COORDINATOR_NOT_FOUND")
+        return _coordinator(state.coordinator, self._staging.ledger.save())
+
+    def list(self, request: Request) -> Response:
+        now_ns = self._broker.clock.wall_ns()
+        return json_response(
+            [
+                {
+                    **staged.key._asdict(),
+                    "size": staged.size,
+                    "count": staged.count,
+                    "sealed": staged.seal is not None,
+                    "age_ms": max(0, now_ns - staged.created_ns) // 1_000_000,
+                }
+                for staged in islice(self._staging.stagings(), LISTED_COUNT_MAX)
+            ]
+        )
+
+
+# Answers
+
+
+def _guarded(handler: Handler) -> Handler:
+    """A refusal of the engine becomes an answer."""
+
+    def guarded(request: Request) -> Response | Pending:
+        try:
+            return handler(request)
+        except StagingError as error:
+            return _refusal(error)
+
+    return guarded
+
+
+def _refusal(error: Exception) -> Response:
+    if isinstance(error, StagingError):
+        told = {"message": error.code, "detail": error.text}
+        return Response(_STATUS.get(error.code, 409), gojson.encode(told), (JSON, V1))
+    if is_full(error):
+        return Response(507, gojson.encode({"message": "DISK_FULL", "detail": ""}), (JSON, V1))
+    return INTERNAL_ERROR
+
+
+def _pending(ticket: Ticket, answer: object) -> Pending:
+    def then(settled: Ticket) -> Response:
+        return json_response(answer) if settled.error is None else _refusal(settled.error)
+
+    return Pending(ticket, then)
+
+
+def _coordinator(known: Coordinator, ticket: Ticket) -> Pending:
+    return _pending(ticket, {"coordinator": known.node, "address": known.address})
+
+
+# What is asked
+
+
+def _argument(request: Request, name: str) -> str:
+    value = request.query.get(name)
+    if value is None:
+        raise HttpError(400, f"MISSING_ARG_{name.upper()}")
+    return value
+
+
+def _number(request: Request, name: str, maximum: int) -> int:
+    text = _argument(request, name)
+    if not _NUMBER.fullmatch(text) or int(text) > maximum:
+        raise HttpError(400, f"INVALID_ARG_{name.upper()}")
+    return int(text)
+
+
+def _key(request: Request) -> Key:
+    attempt = _argument(request, "attempt").lower()
+    if not _ATTEMPT.fullmatch(attempt):
+        raise HttpError(400, "INVALID_ARG_ATTEMPT")
+    return Key(
+        _checked_query(_argument(request, "query"), "INVALID_ARG_QUERY"),
+        _number(request, "batch", _BATCH_MAX),
+        _number(request, "partition", _PARTITION_MAX),
+        attempt,
+    )
+
+
+def _checked_query(query: object, code: str = "INVALID_QUERY") -> str:
+    if not isinstance(query, str) or not _QUERY.fullmatch(query):
+        raise HttpError(400, code)
+    return query
+
+
+def _query(told: dict[str, Any]) -> str:
+    return _checked_query(told.get("query"))
+
+
+def _integer(told: dict[str, Any], name: str, maximum: int) -> int:
+    value = told.get(name)
+    if type(value) is not int or not 0 <= value <= maximum:
+        raise HttpError(400, f"INVALID_{name.upper()}")
+    return value
+
+
+def _list(told: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    values = told.get(name)
+    if not isinstance(values, list) or len(values) > WINNER_COUNT_MAX:
+        raise HttpError(400, f"INVALID_{name.upper()}")
+    if not all(isinstance(value, dict) for value in values):
+        raise HttpError(400, f"INVALID_{name.upper()}")
+    return values
+
+
+def _name(told: dict[str, Any]) -> tuple[int, str]:
+    partition = _integer(told, "partition", _PARTITION_MAX)
+    attempt = told.get("attempt")
+    if not isinstance(attempt, str) or not _ATTEMPT.fullmatch(attempt.lower()):
+        raise HttpError(400, "INVALID_ATTEMPT")
+    return partition, attempt.lower()
+
+
+def _note(told: dict[str, Any]) -> str | None:
+    note = told.get("note")
+    if note is None:
+        return None
+    try:
+        size = len(note.encode()) if isinstance(note, str) else NOTE_SIZE_MAX + 1
+    except UnicodeEncodeError:  # half of a surrogate pair
+        size = NOTE_SIZE_MAX + 1
+    if size > NOTE_SIZE_MAX:
+        raise HttpError(400, "INVALID_NOTE", detail=f"a text of up to {NOTE_SIZE_MAX} bytes")
+    return str(note)
+
+
+def _winner(told: dict[str, Any]) -> Winner:
+    node = _node(told.get("node"), "INVALID_NODE")
+    return Winner(node, *_name(told), _integer(told, "count", _INT64_MAX))
+
+
+def _node(value: object, code: str) -> str:
+    if not isinstance(value, str):
+        raise HttpError(400, code)
+    import uuid  # takes 2 ms to load, which a start without staged writes need not pay
+
+    try:
+        return str(uuid.UUID(value))
+    except ValueError:
+        raise HttpError(400, code) from None

@@ -1,0 +1,220 @@
+"""All nsqlookupds of one nsqd: tells them what it has, and asks them what others have.
+
+    topic or channel comes or goes -> REGISTER, UNREGISTER to each
+    a topic is new                 -> GET /channels?topic= of each; their channels are made here
+                                      before its first message flows
+    the addresses change           -> connections are added and removed
+
+Asking is bounded by the HTTP client's limits, counted from the topic's creation: a topic never
+waits longer than that, whoever is down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from ssl import SSLContext
+from urllib.parse import quote
+
+from penstock.engine.base import BaseTopic
+from penstock.engine.broker import Broker
+from penstock.engine.channel import Channel
+from penstock.net.http_client import HttpClientError, Timeouts, fetch
+from penstock.nsqd.lookup_peer import LookupPeer
+from penstock.wire import gojson
+from penstock.wire.lookup import Identity, encode_command
+from penstock.wire.names import is_ephemeral, is_valid_name
+
+log = logging.getLogger(__name__)
+
+# How often the options are looked at for other addresses.
+FOLLOW_INTERVAL_S = 0.2
+# More are cut off: each is a connection.
+ADDRESS_COUNT_MAX = 100
+# Requests to nsqlookupds at once; ten thousand new topics take turns.
+REQUEST_COUNT_MAX = 16
+# An answer's size: room for twice as many names of 64 bytes as are taken of it.
+ANSWER_SIZE_MIN = 64 << 10
+NAME_SIZE = 2 * 67
+# An answer has one list in one or two objects; names have no brackets.  Parsing a megabyte of
+# brackets would hold the loop for a tenth of a second.
+BRACKET_COUNT_MAX = 64
+
+
+class Lookups:
+    """The peers, by address."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        identity: Callable[[], Identity],
+        tls: Callable[[], SSLContext | None] = lambda: None,
+    ) -> None:
+        self._broker = broker
+        self._identity = identity
+        self._tls = tls
+        self._peers: dict[str, LookupPeer] = {}
+        self._addresses: tuple[str, ...] = ()
+        self._started = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: set[asyncio.Task[None]] = set()
+        self._requests = asyncio.Semaphore(REQUEST_COUNT_MAX)
+
+    def attach(self) -> None:
+        """Hear of changes from now on; nothing is said before ``start``."""
+        self._broker.on_change = self._changed
+        self._broker.ask_channels = self._ask
+        self._take_addresses()
+
+    def start(self) -> None:
+        """Connect; the ports that others are told are known."""
+        self._started = True
+        for peer in self._peers.values():
+            peer.start()
+        self._follow()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for peer in self._peers.values():
+            peer.close()
+        for task in self._asking:
+            task.cancel()
+
+    # ---- addresses
+
+    def _follow(self) -> None:
+        self._take_addresses()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(FOLLOW_INTERVAL_S, self._follow)
+
+    def _take_addresses(self) -> None:
+        if self._broker.options.nsqlookupd_tcp_addresses == self._addresses:
+            return
+        self._addresses = self._broker.options.nsqlookupd_tcp_addresses
+        wanted = dict.fromkeys(self._addresses[:ADDRESS_COUNT_MAX])
+        for address in [known for known in self._peers if known not in wanted]:
+            log.info("lookupd=%s: removed", address)
+            self._peers.pop(address).close()
+        for address in wanted:
+            if address not in self._peers:
+                size_max = self._broker.options.max_body_size
+                peer = LookupPeer(address, self._identity, self._snapshot, size_max, self._tls)
+                self._peers[address] = peer
+                log.info("lookupd=%s: added", address)
+                if self._started:
+                    peer.start()
+
+    # ---- telling
+
+    def _snapshot(self) -> Iterator[bytes]:
+        """REGISTER of everything; what changes meanwhile is said afterwards."""
+        for topic in list(self._broker.topics.values()):
+            if topic.closed:
+                continue
+            for channel in list(topic.channels) or [""]:
+                yield encode_command("REGISTER", topic.name, channel)
+
+    def _changed(self, what: BaseTopic | Channel, exists: bool) -> None:
+        if not self._peers:
+            return
+        for command in _commands(what, exists):
+            for peer in self._peers.values():
+                peer.change(command)
+
+    # ---- asking
+
+    def _ask(self, topic: BaseTopic) -> bool:
+        if not self._peers:
+            return False
+        task = asyncio.get_running_loop().create_task(self._find(topic))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+        return True
+
+    async def _find(self, topic: BaseTopic) -> None:
+        options = self._broker.options
+        timeouts = Timeouts(
+            options.http_client_connect_timeout_ns / 1e9,
+            options.http_client_request_timeout_ns / 1e9,
+        )
+        found: dict[str, None] = {}
+        try:
+            async with (
+                asyncio.timeout(timeouts.connect_s + timeouts.request_s),
+                asyncio.TaskGroup() as group,
+            ):
+                for peer in self._peers.values():
+                    group.create_task(self._find_at(peer, topic.name, timeouts, found))
+        except TimeoutError:
+            log.warning("topic=%s: not every nsqlookupd told its channels in time", topic.name)
+        topic.know_channels(found)
+
+    async def _find_at(
+        self, peer: LookupPeer, topic: str, timeouts: Timeouts, found: dict[str, None]
+    ) -> None:
+        await peer.tried.wait()
+        if not peer.http_url:
+            log.warning("topic=%s: lookupd=%s was not asked for channels", topic, peer.address)
+            return
+        url = f"{peer.http_url}/channels?topic={quote(topic)}"
+        try:
+            async with self._requests:
+                size_max = ANSWER_SIZE_MIN + NAME_SIZE * self._broker.options.max_lookupd_channels
+                answer = await fetch(url, timeouts, tls=self._tls(), body_size_max=size_max)
+            if answer.status != 200:
+                raise HttpClientError(f"{peer.http_url}: status {answer.status}")
+            found.update(dict.fromkeys(self._accepted(decode_channels(answer.body), peer, topic)))
+        except (HttpClientError, ValueError) as error:
+            log.warning("topic=%s: channels are not known from %s", topic, error)
+
+    def _accepted(self, names: list[str], peer: LookupPeer, topic: str) -> list[str]:
+        """The channels to make of those that an nsqlookupd names."""
+        limit = self._broker.options.max_lookupd_channels
+        durable = [name for name in names if not is_ephemeral(name)]
+        accepted: list[str] = []
+        invalid_count = 0
+        for name in durable:
+            if len(accepted) == limit:
+                break
+            if is_valid_name(name):
+                accepted.append(name)
+            else:
+                invalid_count += 1
+        unmade_count = len(durable) - len(accepted)
+        if unmade_count:
+            self._broker.unmade_channel_count += unmade_count
+            log.warning(
+                "topic=%s: lookupd=%s names %d channels: %d with invalid names and %d beyond"
+                " --max-lookupd-channels=%d are not made",
+                topic,
+                peer.address,
+                len(durable),
+                invalid_count,
+                unmade_count - invalid_count,
+                limit,
+            )
+        return accepted
+
+
+def decode_channels(body: bytes) -> list[str]:
+    """The names in nsqlookupd's answer to /channels; ValueError if it is something else."""
+    if body.count(b"[") + body.count(b"{") > BRACKET_COUNT_MAX:
+        raise ValueError("an answer with too many lists")
+    channels = gojson.members(gojson.decode(body)).get("channels", [])
+    if not isinstance(channels, list) or not all(type(name) is str for name in channels):
+        raise ValueError("an answer without a list of channels")
+    return channels
+
+
+def _commands(what: BaseTopic | Channel, exists: bool) -> Iterator[bytes]:
+    verb = "REGISTER" if exists else "UNREGISTER"
+    if isinstance(what, Channel):
+        yield encode_command(verb, what.topic.name, what.name)
+        return
+    if not exists:
+        # Without this the names of its ephemeral channels would stay behind.
+        for channel in what.channels:
+            yield encode_command(verb, what.name, channel)
+    yield encode_command(verb, what.name)

@@ -1,0 +1,62 @@
+"""What lets an operator watch a running nsqd: /metrics, /debug and pushes to statsd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.engine.broker import Broker
+from penstock.engine.stats.memory import Memory
+from penstock.net.admission import Door
+from penstock.net.debug import Debug
+from penstock.net.http_router import Route
+from penstock.net.http_server import HttpServer
+from penstock.nsqd.http_api import NsqdApi
+from penstock.nsqd.loop_lag import LoopLag
+from penstock.nsqd.metrics import Metrics, Traffic
+
+if TYPE_CHECKING:
+    from penstock.nsqd.statsd import Statsd
+
+
+class Watching:
+    """Adds its routes to ``api``; measures from ``start()`` to ``stop()``."""
+
+    def __init__(
+        self, broker: Broker, memory: Memory, api: NsqdApi, http: HttpServer, tcp_door: Door
+    ) -> None:
+        self._http = http
+        self._tcp_door = tcp_door
+        self._memory = memory
+        self._lag = LoopLag()
+        self._statsd: Statsd | None = None
+        if broker.options.statsd_address:
+            # Loaded where it is wanted: every module more makes every start longer.
+            from penstock.nsqd.statsd import Statsd
+
+            self._statsd = Statsd(broker, memory, api.statsd_prefix)
+        metrics = Metrics(broker, memory, self._lag, self._traffic)
+        api.router.add("GET", "/metrics", Route(metrics.serve))
+        Debug().add_routes(api.router)
+
+    def start(self) -> None:
+        self._memory.start()
+        self._lag.start()
+        if self._statsd is not None:
+            self._statsd.start()
+
+    def stop(self) -> None:
+        if self._statsd is not None:
+            self._statsd.stop()
+        self._lag.stop()
+        self._memory.stop()
+
+    def _traffic(self) -> Traffic:
+        http = self._http
+        return Traffic(
+            self._tcp_door.entered_count,
+            len(http.connections),
+            http.request_counts,
+            http.doors.count_max,
+            http.doors.doors,
+            http.bodies,
+        )

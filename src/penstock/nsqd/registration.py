@@ -1,0 +1,60 @@
+"""nsqd's side of nsqlookupd, loaded with the first address.
+
+Most nsqds that stand alone never have one, and every module more makes every start longer.
+Addresses may come at any time, by PUT /config or SIGHUP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from ssl import SSLContext
+from typing import TYPE_CHECKING
+
+from penstock.engine.broker import Broker
+
+if TYPE_CHECKING:
+    from penstock.nsqd.lookupds import Lookups
+    from penstock.wire.lookup import Identity
+
+# How often the options are looked at for a first address.
+FOLLOW_INTERVAL_S = 0.2
+
+
+class Registration:
+    """No nsqlookupds, or all of them."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        identity: Callable[[], Identity],
+        tls: Callable[[], SSLContext | None],
+    ) -> None:
+        self._broker = broker
+        self._identity = identity
+        self._tls = tls
+        self._lookups: Lookups | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def attach(self) -> None:
+        """Hear of changes from now on; nothing is said before ``start``."""
+        if self._broker.options.nsqlookupd_tcp_addresses:
+            from penstock.nsqd.lookupds import Lookups
+
+            self._lookups = Lookups(self._broker, self._identity, self._tls)
+            self._lookups.attach()
+
+    def start(self) -> None:
+        """Connect; the ports that others are told are known."""
+        if self._lookups is None:
+            self.attach()
+        if self._lookups is not None:
+            self._lookups.start()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(FOLLOW_INTERVAL_S, self.start)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._lookups is not None:
+            self._lookups.close()

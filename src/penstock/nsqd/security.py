@@ -1,0 +1,99 @@
+"""What all connections of one nsqd share to be safe: certificate, auth servers, HTTP tokens."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from ssl import SSLContext
+from typing import TYPE_CHECKING
+
+from penstock.engine.options import Options
+from penstock.errors import OptionError
+from penstock.net.http_router import Gate, Route, plain_http_refusal
+from penstock.net.http_tokens import Tokens, read_tokens
+from penstock.net.tls import (
+    client_context,
+    load_certificate,
+    lookupd_context,
+    server_context,
+)
+
+if TYPE_CHECKING:
+    from penstock.nsqd.auth import AuthServers
+
+log = logging.getLogger(__name__)
+
+
+class Security:
+    """Made of the options once; ``read_again`` and ``renew`` look at the files again."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.tls: SSLContext | None = server_context(options)
+        self.tls_required = options.tls_required != "false"
+        self.lookupd_tls: SSLContext | None = lookupd_context(options)
+        self.auth: AuthServers | None = None
+        if options.auth_http_addresses:
+            # Loaded where it is wanted: every module more makes every start longer.
+            from penstock.nsqd.auth import AuthServers
+
+            self.auth = AuthServers(options, partial(client_context, options))
+        self.tokens: Tokens | None = None
+        if options.http_auth_token_file:
+            self.tokens = Tokens(options.http_auth_token_file)
+        self._plain_http_refusal: Route | None = None
+
+    @property
+    def reloads(self) -> bool:
+        """Whether there is anything to read again."""
+        return bool(self.tls or self.lookupd_tls or self.tokens)
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """The upgrades that a client may be given."""
+        always = frozenset(("snappy", "deflate"))
+        return always if self.tls is None else always | {"tls_v1"}
+
+    def read_again(self) -> list[tuple[str, bytes]]:
+        """Look whether certificate and tokens could be used; return the tokens.
+
+        Not on the loop: it waits for the disk.  Raises OptionError.
+        """
+        server_context(self._options)
+        lookupd_context(self._options)
+        path = self._options.http_auth_token_file
+        return read_tokens(path) if path else []
+
+    def renew(self, tokens: list[tuple[str, bytes]] | None, error: BaseException | None) -> None:
+        """Take over what ``read_again`` found; if it failed all stays as it was.
+
+        On the loop, because OpenSSL's contexts are not to be changed while others use them.
+        """
+        try:
+            if error is not None:
+                raise error
+            if self.tls is not None:
+                load_certificate(self.tls, self._options)
+                log.info("TLS: certificate read again, for new connections")
+            if self.lookupd_tls is not None:
+                self.lookupd_tls = lookupd_context(self._options)
+                log.info("TLS: certificate for nsqlookupds read again, for new connections")
+            if self.tokens is not None and tokens is not None:
+                self.tokens.replace(tokens)
+                log.info("HTTP: %d tokens", len(tokens))
+        except OptionError as failure:
+            log.error("SIGHUP: certificate and tokens stay as they were: %s", failure)
+
+    # HTTP
+
+    def refuse_plain_http(self, https_port: int) -> None:
+        """With --tls-required=true plain HTTP only tells where HTTPS is."""
+        if self._options.tls_required == "true":
+            self._plain_http_refusal = plain_http_refusal(https_port)
+
+    def gate(self, secure: bool) -> Gate | None:
+        """What the requests of an HTTP connection have to pass, if anything."""
+        refusal = self._plain_http_refusal
+        if refusal is not None and not secure:
+            return lambda _request, _route: refusal
+        return None if self.tokens is None else self.tokens.gate

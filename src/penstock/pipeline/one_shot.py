@@ -1,0 +1,250 @@
+"""Pipelines without a stream: read, transform, write, end.
+
+Beside the checkpoint lies ``once.json``: {"query": "...", "run": 3, "chunk": 17, "asked": "..."}.
+A run that was cut off is done again under the same number, so tables and topics that have it skip
+it; the next one after a run that came to its end gets the next number.
+
+A topic sink with a ``rate`` publishes in chunks, one every half second, each under a number of its
+own: a cut replay goes on behind the last chunk that was published.  So the rows must come in the
+same order each time; the SQL says which (ORDER BY).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.errors import PipelineError
+from penstock.pipeline.bodies import infer_schema
+from penstock.pipeline.folders import Folder, LocalFolder, open_folder
+from penstock.pipeline.ledger_records import Batch
+from penstock.pipeline.legacy import finished_batch, finished_delta_batch
+from penstock.pipeline.message_sink import invalid_rows, publish
+from penstock.pipeline.outputs import (
+    make_output,
+    rows_for,
+    sink_options,
+    source_brokers,
+    topic_messages,
+    with_times,
+)
+from penstock.pipeline.plan import Flow, broker_options, declared_schemas, read_other
+from penstock.pipeline.spec import (
+    ConsoleSink,
+    DeltaSink,
+    ParquetSink,
+    Pipeline,
+    PlotSink,
+    Sink,
+    TopicSink,
+)
+from penstock.pipeline.targets import TableTarget, invalid_table, table_target
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Wait = Callable[[float], bool]  # sleeps for so many seconds; True: the run is to end now
+
+NAME = "once.json"
+CHUNK_S = 0.5
+CHUNK_ROWS_MAX = 100_000
+IDENTITY_SIZE = 32  # hex digits at the end of a run's name
+
+
+class Screen(Protocol):
+    def show(self, text: str) -> None: ...
+
+    def progress(self, text: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Turn:
+    """A run under way, or the last that came to its end (``asked`` is empty then)."""
+
+    query: str
+    run: int = 0
+    chunk: int = 0
+    asked: str = ""
+
+
+def run_once(
+    spark: SparkSession, pipeline: Pipeline, screen: Screen, stop: threading.Event
+) -> bool:
+    """Do it, or a part if ``stop`` is set between two chunks; whether all was done."""
+    folder = open_folder(spark, pipeline.checkpoint_path)
+    turn = begin(folder, pipeline)
+    flow = Flow(pipeline, declared_schemas(pipeline))
+    frames = {name: _read(spark, pipeline, name) for name in pipeline.sources}
+    for name, source in pipeline.sources.items():
+        if source.schema == "infer":
+            flow.schemas[name] = infer_schema(spark, frames[name])
+    splits = {name: flow.split(name, frame) for name, frame in frames.items()}
+    rows = flow.transform({name: split.rows for name, split in splits.items()})
+    for number, sink in enumerate(pipeline.sinks):
+        wanted = rows_for(sink, rows, pipeline)
+        if isinstance(sink, TopicSink):
+            chunked = Chunked(pipeline, sink, folder, turn, number)
+            if not chunked.publish(wanted, screen, stop):
+                return False
+        else:
+            _write(spark, pipeline, sink, wanted, turn, screen.show, stop.wait)
+    for split in splits.values():
+        if split.invalid is not None:
+            _write_invalid(spark, flow, split.invalid, turn, stop.wait)
+    finish(folder, turn)
+    return True
+
+
+def begin(folder: Folder, pipeline: Pipeline) -> Turn:
+    """The run to do: the one that was cut off, or a new one."""
+    asked = _asked(pipeline)
+    text = folder.read(NAME)
+    if text is None:
+        turn = Turn(f"{pipeline.name}-{uuid.uuid4().hex}", asked=asked)
+    else:
+        turn = Turn(**json.loads(text))
+        if turn.asked and turn.asked != asked:
+            raise PipelineError(
+                f"an earlier run of {pipeline.name} with other parameters was cut off; run it to "
+                f"its end, or remove {folder.uri}/{NAME} to forget it"
+            )
+        if not turn.asked:
+            turn = Turn(turn.query, turn.run + 1, 0, asked)
+    save(folder, turn)
+    return turn
+
+
+def finish(folder: Folder, turn: Turn) -> None:
+    turn.asked = ""
+    save(folder, turn)
+
+
+def save(folder: Folder, turn: Turn) -> None:
+    folder.write(NAME, json.dumps(asdict(turn)).encode())
+
+
+def _asked(pipeline: Pipeline) -> str:
+    """What makes a run another one."""
+    parts = [dict(pipeline.parameters), [step.sql for step in pipeline.transforms]]
+    parts += [[str(source) for source in pipeline.sources.values()]]
+    parts += [[str(sink) for sink in pipeline.sinks]]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _read(spark: SparkSession, pipeline: Pipeline, name: str) -> DataFrame:
+    source = pipeline.sources[name]
+    if source.format != "nsq":
+        return read_other(spark, pipeline, source)
+    from penstock.pipeline.discovery import Brokers
+
+    options = {"topic": ",".join(Brokers(pipeline, name).topics()), **broker_options(source)}
+    options["failOnDataLoss"] = str(source.fail_on_data_loss).lower()
+    if source.start in ("earliest", "latest"):
+        options["startingOffsets"] = source.start
+    else:
+        options["startingTimestamp"] = source.start
+    return spark.read.format("nsq").options(**{**options, **source.options}).load()
+
+
+def _write(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    sink: Sink,
+    rows: DataFrame,
+    turn: Turn,
+    show: Callable[[str], None],
+    wait: Wait,
+) -> None:
+    if isinstance(sink, ParquetSink | DeltaSink):
+        rows = with_times(rows, sink.partition_by)
+        _write_table(table_target(spark, pipeline, sink), rows, turn, wait)
+    elif isinstance(sink, ConsoleSink | PlotSink):
+        make_output(pipeline, sink, show).write(rows, turn.run)
+
+
+def _write_invalid(
+    spark: SparkSession, flow: Flow, invalid: DataFrame, turn: Turn, wait: Wait
+) -> None:
+    rows, pipeline = invalid_rows(flow, invalid), flow.pipeline
+    if pipeline.invalid.path:
+        _write_table(invalid_table(spark, pipeline), rows, turn, wait)
+    else:
+        publish(rows, source_brokers(pipeline), f"{turn.query}.invalid", turn.run)
+
+
+def _write_table(target: TableTarget, rows: DataFrame, turn: Turn, wait: Wait) -> None:
+    """A run is one batch, known by its number: it has no ranges."""
+    target.ledger.create(turn.query[-IDENTITY_SIZE:], [target.name])
+    target.recover()
+    batch = Batch(turn.query, turn.run, numbered=True)
+    if target.ledger.wanted(batch) is not None and not _was_written(target, turn):
+        target.write(rows, batch, ())
+    target.finish(wait)
+
+
+def _was_written(target: TableTarget, turn: Turn) -> bool:
+    """By a version without ledgers, in a run that was cut off."""
+    folder = target.ledger.folder
+    if isinstance(target.sink, DeltaSink) and isinstance(folder, LocalFolder):
+        batch = finished_delta_batch(folder, turn.query)
+    else:
+        batch = finished_batch(folder, turn.query)
+    return batch is not None and batch >= turn.run
+
+
+class Chunked:
+    """One topic sink: all rows in one write, or at a rate."""
+
+    def __init__(
+        self, pipeline: Pipeline, sink: TopicSink, folder: Folder, turn: Turn, number: int
+    ) -> None:
+        self._sink = sink
+        self._folder = folder
+        self._turn = turn
+        self._name = f"{turn.query}.{number}"
+        self._pipeline = pipeline
+        self._options = sink_options(sink, pipeline)
+
+    def publish(self, rows: DataFrame, screen: Screen, stop: threading.Event) -> bool:
+        """Whether all of it was published."""
+        messages = topic_messages(self._sink, rows)
+        if not self._sink.rate:
+            publish(messages, self._options, self._name, self._turn.run)
+            return True
+        session, schema = messages.sparkSession, messages.schema
+        # Numbers of chunks go on from run to run: nsqd takes a smaller one for an old batch.
+        name = f"{self._name}.{self._turn.run}"
+        size = max(1, min(CHUNK_ROWS_MAX, int(self._sink.rate * CHUNK_S)))
+        due_s, count = time.monotonic(), 0
+        for chunk, part in enumerate(chunks(messages.toLocalIterator(), size)):
+            count += len(part)
+            if chunk < self._turn.chunk:
+                continue
+            if stop.wait(max(0.0, due_s - time.monotonic())):
+                done = count - len(part)
+                screen.show(
+                    f"{self._pipeline.name}: stopped, {done:,} messages published;"
+                    " run again with the same parameters it goes on there"
+                )
+                return False
+            frame = session.createDataFrame(part, schema)
+            publish(frame.coalesce(1), self._options, name, chunk)
+            self._turn.chunk = chunk + 1
+            save(self._folder, self._turn)
+            due_s = max(due_s + len(part) / self._sink.rate, time.monotonic() - 1.0)
+            screen.progress(f"{self._pipeline.name}: {count:,} messages published")
+        screen.show(f"{self._pipeline.name}: {count:,} messages published")
+        self._turn.chunk = 0
+        return True
+
+
+def chunks(rows: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while part := list(itertools.islice(rows, size)):
+        yield part

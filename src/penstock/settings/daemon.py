@@ -1,0 +1,84 @@
+"""Rows and rules that the options of all daemons have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Protocol, TypeVar
+
+from penstock.errors import OptionError
+from penstock.settings.table import choice, string
+
+LOG = "Logging"
+
+LOG_LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
+TLS_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
+TLS_VERSIONS = {"tls1.0": 769, "tls1.1": 770, "tls1.2": 771, "tls1.3": 772}
+
+
+def hostname() -> str:
+    """Return the machine's name without importing ``socket``."""
+    return os.uname().nodename
+
+
+def log_level() -> Any:
+    return choice(LOG, "info", "least important log lines to write", LOG_LEVELS)
+
+
+def log_prefix(program: str) -> Any:
+    text = f"[{program}] "
+    return string(LOG, text, "what a log line begins with", default_text=f'"{text}"')
+
+
+def log_format() -> Any:
+    help = "log lines as NSQ writes them, or one JSON object each"
+    return choice(LOG, "text", help, ("text", "json"), own=True)
+
+
+def tls_client_auth_policy(group: str, whose: str, **more: Any) -> Any:
+    help = f"whether {whose} must show a certificate, and a signed one; implies -tls-required"
+    return choice(group, "", help, ("", "require", "require-verify"), **more)
+
+
+def tls_required(group: str, whose: str, **more: Any) -> Any:
+    return choice(
+        group,
+        "false",
+        f"refuse {whose} without TLS; tcp-https: but allow plain HTTP",
+        TLS_REQUIRED,
+        aliases={"1": "true", "t": "true", "0": "false", "f": "false"},
+        bare="true",
+        **more,
+    )
+
+
+class TlsOptions(Protocol):
+    """What nsqd and nsqlookupd have in common, for those who make TLS contexts of it."""
+
+    @property
+    def tls_cert(self) -> str: ...
+    @property
+    def tls_key(self) -> str: ...
+    @property
+    def tls_root_ca_file(self) -> str: ...
+    @property
+    def tls_client_auth_policy(self) -> str: ...
+    @property
+    def tls_required(self) -> str: ...
+    @property
+    def tls_min_version(self) -> str: ...
+
+
+TlsT = TypeVar("TlsT", bound=TlsOptions)
+
+
+def checked_tls(options: TlsT) -> TlsT:
+    """As ``checked``, for the options of `TlsOptions`."""
+    if options.tls_client_auth_policy and options.tls_required == "false":
+        given: Any = options
+        options = dataclasses.replace(given, tls_required="true")
+    if options.tls_required != "false" and not (options.tls_cert or options.tls_key):
+        raise OptionError("cannot require TLS client connections without TLS key and cert")
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise OptionError("failed to build TLS config - --tls-cert and --tls-key go together")
+    return options

@@ -1,0 +1,158 @@
+"""How far queries have come and what they say of themselves, told to the nodes.
+
+    POST /channel/commit    {"channel": .., "topics": {topic: place}, "progress": Progress}
+
+A report needs no news of a place: one that names the last known place, or index 0, moves nothing.
+
+Rule 1: nothing that fails here stops a query; it is a line in the log.
+Rule 2: a topic that is gone does not keep a report from the others.
+Rule 3: a channel is named with the identity of the offset that is committed, or with the one that
+        the options give.  Without either a report is refused by a channel that has a reader.
+Rule 4: Spark's listeners are behind: a batch may be told of after the end of its query.  The end
+        stays the last word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+from penstock.errors import NodeError, PenstockError
+from penstock.progress import Progress
+from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.cluster import Cluster
+from penstock.spark.node_client import Node, asked
+from penstock.spark.offsets import Position, Positions
+from penstock.spark.option_kinds import LocalFolder
+from penstock.spark.options import parse_brokers
+
+log = logging.getLogger("penstock.spark")
+
+# Spark's progress waits for its listeners; a node that is away is looked for now and then.
+DISCOVERY_S = 10.0
+
+Channel = str
+Places = dict[str, Position]  # by topic
+
+
+class Reporter:
+    """Tells the nodes of any number of queries; from any thread."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        given = {name.lower(): text.strip() for name, text in options.items()}
+        self._cluster = Cluster(parse_brokers(options))
+        self._checkpoint = Checkpoint(LocalFolder().parse(given.get("checkpoint", "")))
+        self._identity = given.get("identity", "").lower()
+        self._identities: dict[Channel, str] = {}
+        self._name = given.get("reader", "")
+        self._known: dict[tuple[Channel, str], Places] = {}  # by channel and node
+        self._ended: dict[Channel, Progress] = {}  # Rule 4
+        self._discover_s = 0.0
+        self._lock = threading.Lock()
+
+    def commit(
+        self, channel: Channel, positions: Positions, progress: Progress, identity: str = ""
+    ) -> None:
+        """Everything below the positions is done; what has not moved is not told again.
+
+        ``identity`` is that of the offset; it is in the checkpoint, so it may bind the channel.
+        """
+        with self._lock:
+            self._checkpoint.sync()
+            self._identities[channel] = self._identity or identity
+            if (end := self._ended.get(channel)) is not None:
+                progress = dataclasses.replace(progress, state=end.state, error=end.error)
+            if any(uuid not in self._cluster.nodes for uuid in positions):
+                self._discover()
+            for uuid, topics in positions.items():
+                node = self._cluster.nodes.get(uuid)
+                known = self._known.setdefault((channel, uuid), {})
+                new = {
+                    topic: place
+                    for topic, place in topics.items()
+                    if known.get(topic) != place and not place.is_deleted
+                }
+                if node is None or not new:
+                    continue
+                try:
+                    self._send(node, channel, new, progress)
+                except PenstockError as error:
+                    log.warning("channel=%s: %s", channel, error)
+                    continue
+                known.update(new)
+
+    def find(self, channel: Channel, topics: Iterable[str]) -> bool:
+        """Look where a query has its channel, for reports before its first commit; whether it has.
+
+        Its source makes the channel some time after the query was started.
+        """
+        with self._lock:
+            try:
+                self._discover()
+            except PenstockError as error:
+                log.warning("channel=%s: %s", channel, error)
+            for uuid in self._cluster.nodes:
+                known = self._known.setdefault((channel, uuid), {})
+                for topic in topics:
+                    try:
+                        found = self._cluster.log_of(uuid, topic)
+                    except PenstockError as error:
+                        log.warning("channel=%s: %s", channel, error)
+                        break
+                    if found is not None and channel in found.channels:
+                        known.setdefault(topic, Position(found.instance, 0))
+            return any(places for (name, _), places in self._known.items() if name == channel)
+
+    def begin(self, channels: Iterable[Channel]) -> None:
+        """A query with these channels is started, maybe again."""
+        with self._lock:
+            for channel in channels:
+                self._ended.pop(channel, None)
+
+    def tell(self, channels: Iterable[Channel], progress: Progress, *, end: bool = False) -> None:
+        """A report to all places of a query that are known; ``end``: until the next ``begin``."""
+        wanted = set(channels)
+        with self._lock:
+            if end:
+                self._ended.update(dict.fromkeys(wanted, progress))
+            elif wanted & self._ended.keys():
+                return
+            for (channel, uuid), places in self._known.items():
+                node = self._cluster.nodes.get(uuid)
+                if channel in wanted and node is not None and places:
+                    self._tell(node, channel, places, progress)
+
+    def _discover(self) -> None:
+        if time.monotonic() >= self._discover_s:
+            self._discover_s = time.monotonic() + DISCOVERY_S
+            self._cluster.discover(strict=False, everywhere=True)
+
+    def _tell(self, node: Node, channel: Channel, places: Places, progress: Progress) -> None:
+        try:
+            self._send(node, channel, places, progress)
+        except NodeError as error:
+            if error.status not in (404, 409):
+                log.warning("channel=%s: %s", channel, error)
+                return
+            # One of them was deleted, or made again; the others are to know all the same.
+            for topic, place in places.items() if len(places) > 1 else ():
+                try:
+                    self._send(node, channel, {topic: place}, progress)
+                except PenstockError as refused:
+                    log.debug("channel=%s: %s", channel, refused)
+        except PenstockError as error:
+            log.warning("channel=%s: %s", channel, error)
+
+    def _send(self, node: Node, channel: Channel, places: Places, progress: Progress) -> None:
+        topics = {
+            topic: {"instance": place.instance, "index": place.index}
+            for topic, place in places.items()
+        }
+        body = {"channel": channel, "topics": topics, "progress": progress.as_json()}
+        if identity := self._identities.get(channel, self._identity):
+            body["identity"] = identity
+            body.update({"reader": self._name} if self._name else {})
+        node.brief().json(asked("POST", "/channel/commit", None, body), 0.0)

@@ -1,0 +1,299 @@
+"""Long polls of all nodes at once: how far each log reaches, and a wait until one gets further.
+
+A node answers a poll when it has more than the poll's reader has seen, so a query that has nothing
+to do costs nothing, and one message is seen a millisecond after it is stored.  No threads: requests
+are sent to all nodes, and ``select`` waits for the first answer.
+
+Rule 1: a poll may stay on its way from one call to the next.  What it was asked with is then old,
+        so its answer is taken as news but never as the last word: it is asked again at once.
+Rule 2: a node that does not answer is left out for a while; only if none answers for retryTimeout
+        the query fails.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import math
+import selectors
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import NodeError
+from penstock.spark.node_client import Asked, Node, asked, connect
+from penstock.spark.offsets import Position, Positions
+
+log = logging.getLogger("penstock.spark")
+
+# After the first news the others get this time, so that one batch has what all nodes have.
+GRACE_S = 0.002
+LOOK_S = 1.0
+AWAY_S = 1.0
+AWAY_MAX_S = 15.0
+TOLD_AGAIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How far a reader may go in a log, and from where on nothing was removed."""
+
+    instance: str
+    first: int
+    whole_from: int
+    end: int
+    low: int = 0  # of the channel
+    paused: bool = False
+
+    def reaches_beyond(self, position: Position) -> bool:
+        return not self.paused and self.end > position.index
+
+
+class Watch:
+    """The long poll of one node."""
+
+    def __init__(self, uuid: str, node: Node) -> None:
+        self.uuid = uuid
+        self.node = node
+        self.on_its_way = False
+        self.due_s = 0.0  # when its answer must have come
+        self.away_until_s = 0.0
+        self._away_s = AWAY_S
+        self._connection: http.client.HTTPConnection | None = None
+        self._request: Asked | None = None
+        self._told_s = -TOLD_AGAIN_S
+
+    @property
+    def socket(self) -> Any:
+        assert self._connection is not None
+        return self._connection.sock
+
+    def send(
+        self, topics: Mapping[str, Position], channel: str, identity: str, wait_s: float
+    ) -> None:
+        """Ask; raises NodeError if nobody is there."""
+        known = {
+            topic: {"after": position.index, "instance": position.instance}
+            for topic, position in topics.items()
+        }
+        body = {"topics": known, "channel": channel, "wait_ms": math.ceil(wait_s * 1000)}
+        if identity:
+            body["identity"] = identity
+        request = asked("POST", "/log/ends", None, body)
+        for renewed in (False, True):
+            if self._connection is None:
+                self._connection = connect(self.node.address, self.node.brief().access)
+            try:
+                self.node.send(self._connection, request)
+                break
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                if renewed:
+                    raise self.node.unreachable(error) from error
+        self._request = request
+        self.on_its_way = True
+        self.due_s = time.monotonic() + wait_s + self.node.access.request_timeout_s
+
+    def receive(self) -> dict[str, Any]:
+        """The answer that has begun to arrive."""
+        assert self._connection is not None and self._request is not None
+        self.on_its_way = False
+        try:
+            answer = self.node.receive(self._connection)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self.node.unreachable(error) from error
+        told = self.node.decoded(self.node.judge(self._request, answer))
+        self.away_until_s, self._away_s = 0.0, AWAY_S
+        return dict(told)
+
+    def away(self, error: NodeError, now_s: float) -> None:
+        """Leave the node alone for a while, and say so now and then."""
+        self.close()
+        self.away_until_s = now_s + self._away_s
+        self._away_s = min(2 * self._away_s, AWAY_MAX_S)
+        if now_s - self._told_s >= TOLD_AGAIN_S:
+            log.warning("node=%s: %s; reading from the others", self.uuid, error)
+            self._told_s = now_s
+
+    def close(self) -> None:
+        self.on_its_way = False
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class Watches:
+    """What is known of the ends of all logs, kept up to date by polls."""
+
+    def __init__(self, channel: str, topics: Iterable[str], retry_timeout_s: float) -> None:
+        self.ends: dict[tuple[str, str], End] = {}
+        self.astray: set[str] = set()  # nodes whose channel or identity is not what it was
+        self.gone: set[tuple[str, str]] = set()  # (node, topic) that was deleted
+        self._channel = channel
+        self._topics = frozenset(topics)
+        self._identity = ""
+        self._retry_timeout_s = retry_timeout_s
+        self._watches: dict[str, Watch] = {}
+        self._answered_s = time.monotonic()
+
+    def follow(self, nodes: Mapping[str, Node]) -> None:
+        """Watch these nodes and no others."""
+        for uuid in [uuid for uuid in self._watches if uuid not in nodes]:
+            self._watches.pop(uuid).close()
+        for uuid, node in nodes.items():
+            watch = self._watches.get(uuid)
+            if watch is None or watch.node.address != node.address:
+                if watch is not None:
+                    watch.close()
+                self._watches[uuid] = Watch(uuid, node)
+
+    def name(self, identity: str) -> None:
+        """Name the channel with this identity.
+
+        A poll that is on its way with another one is dropped: it would be refused as soon as a
+        commit binds the channel to this one.
+        """
+        if identity != self._identity:
+            self._identity = identity
+            for watch in self._watches.values():
+                watch.close()
+
+    def is_away(self, uuid: str) -> bool:
+        """Whether a node has not answered its last poll."""
+        watch = self._watches.get(uuid)
+        return watch is not None and watch.away_until_s > 0
+
+    def poll(self, positions: Positions, wait_s: float, enough: int | None = None) -> None:
+        """Wait until a log reaches further than ``positions``, at most ``wait_s``.
+
+        If they are known to reach ``enough`` indexes further already, nobody is waited for.
+        """
+        now_s = time.monotonic()
+        self._take(self._arrived(0.0))
+        if wait_s <= 0:
+            self._look(positions, now_s)
+        elif enough is not None and self.reach(positions) >= enough:
+            # There is more than a batch takes; nobody has to hurry.
+            self._ask(positions, wait_s, now_s)
+        else:
+            # What answered a poll of the last call may be a batch old: it is asked for again, and
+            # the grace is time for the answers.
+            self._wait(positions, now_s, now_s + wait_s)
+        self._judge(time.monotonic())
+
+    def _look(self, positions: Positions, now_s: float) -> None:
+        """Ask every node once, without waiting for news."""
+        self._ask(positions, 0.0, now_s)
+        give_up_s = now_s + LOOK_S
+        while (left_s := give_up_s - now_s) > 0 and (watches := self._arrived(left_s)):
+            self._take(watches)
+            now_s = time.monotonic()
+
+    def _wait(self, positions: Positions, now_s: float, give_up_s: float) -> None:
+        while now_s < give_up_s and not self.astray:
+            self._ask(positions, give_up_s - now_s, now_s)
+            if self._news(positions):
+                give_up_s = min(give_up_s, now_s + GRACE_S)
+            left_s = max(0.0, give_up_s - now_s)
+            watches = self._arrived(left_s)
+            if not watches and not any(watch.on_its_way for watch in self._watches.values()):
+                # Nobody to wait for: all are away.
+                time.sleep(min(left_s, AWAY_S))
+            self._take(watches)
+            now_s = time.monotonic()
+
+    def close(self) -> None:
+        for watch in self._watches.values():
+            watch.close()
+
+    def _ask(self, positions: Positions, wait_s: float, now_s: float) -> None:
+        for uuid, watch in self._watches.items():
+            if watch.on_its_way and now_s > watch.due_s:
+                watch.away(watch.node.unreachable(TimeoutError("timed out")), now_s)
+            topics = {
+                topic: position
+                for topic, position in positions.get(uuid, {}).items()
+                if topic in self._topics and not position.is_deleted
+            }
+            if topics and not watch.on_its_way and now_s >= watch.away_until_s:
+                beyond = {
+                    topic: self._beyond(uuid, topic, position) for topic, position in topics.items()
+                }
+                try:
+                    watch.send(beyond, self._channel, self._identity, wait_s)
+                except NodeError as error:
+                    watch.away(error, now_s)
+
+    def _beyond(self, uuid: str, topic: str, position: Position) -> Position:
+        """Ask for what is new beyond what is known already, if it is the same instance."""
+        end = self.ends.get((uuid, topic))
+        if end is None or end.instance != position.instance:
+            return position
+        return Position(position.instance, max(position.index, end.end))
+
+    def _arrived(self, wait_s: float) -> list[Watch]:
+        """The watches whose answers begin to arrive within ``wait_s``."""
+        waiting = [watch for watch in self._watches.values() if watch.on_its_way]
+        if not waiting:
+            return []
+        with selectors.DefaultSelector() as selector:
+            for watch in waiting:
+                selector.register(watch.socket, selectors.EVENT_READ, watch)
+            return [key.data for key, _ in selector.select(wait_s)]
+
+    def _take(self, watches: list[Watch]) -> None:
+        for watch in watches:
+            now_s = time.monotonic()
+            try:
+                told = watch.receive()
+            except NodeError as error:
+                if error.code in ("CHANNEL_NOT_FOUND", "NOT_A_PULL_CHANNEL"):
+                    self.astray.add(watch.uuid)
+                elif 400 <= error.status < 500:
+                    raise
+                else:
+                    watch.away(error, now_s)
+                continue
+            self._answered_s = now_s
+            if told["node"] != watch.uuid:
+                self.astray.add(watch.uuid)
+                continue
+            for topic, end in told["topics"].items():
+                self._know(watch.uuid, topic, end)
+
+    def _know(self, uuid: str, topic: str, end: Mapping[str, Any] | None) -> None:
+        if end is None:
+            self.ends.pop((uuid, topic), None)
+            self.gone.add((uuid, topic))
+            return
+        self.ends[uuid, topic] = End(
+            *(end["instance"], end["first"], end["whole_from"], end["end"]),
+            *(end["low"], bool(end.get("paused"))),
+        )
+
+    def reach(self, positions: Positions) -> int:
+        """How much further the logs go, in indexes: at most so many messages."""
+        return sum(
+            end.end - position.index
+            for (uuid, topic), end in self.ends.items()
+            if (position := positions.get(uuid, {}).get(topic)) is not None
+            and end.reaches_beyond(position)
+        )
+
+    def _news(self, positions: Positions) -> bool:
+        return bool(self.gone) or any(
+            (end := self.ends.get((uuid, topic))) is not None
+            and (end.reaches_beyond(position) or end.instance != position.instance)
+            for uuid, topics in positions.items()
+            for topic, position in topics.items()
+        )
+
+    def _judge(self, now_s: float) -> None:
+        if not all(watch.away_until_s for watch in self._watches.values()):
+            self._answered_s = now_s
+        silent_s = now_s - self._answered_s
+        if self._watches and silent_s > self._retry_timeout_s:
+            addresses = ", ".join(watch.node.address for watch in self._watches.values())
+            raise NodeError(f"no nsqd has answered for {silent_s:.0f} s: {addresses}")

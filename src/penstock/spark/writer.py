@@ -1,0 +1,206 @@
+"""Writes: tasks stage rows on the brokers, the driver's commit publishes them (R19).
+
+A stream's batch is known by the query's id and its number, so a repeated one is never published
+twice.  A batch write gets a random id, or those of the options writeId and writeBatch: that is how
+the batches of foreachBatch become as safe as a stream's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from penstock.errors import NodeError, QueryError
+from penstock.spark.cluster import Cluster
+from penstock.spark.node_client import Access, Node, asked
+from penstock.spark.options import Options
+from penstock.spark.packer import Rows, Shape, each_of
+from penstock.spark.staging import Committer, Staged, Staging, abort, by_address
+from penstock.spark.task_reader import settle_worker
+
+if TYPE_CHECKING:
+    import pyarrow
+
+log = logging.getLogger("penstock.spark")
+
+COMMITTERS_MAX = 64
+
+
+class StagedMessage(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    def __init__(self, staged: Staged) -> None:
+        self.staged = staged
+
+
+class Stager:
+    """What a task needs to stage its rows; goes to the executors."""
+
+    def __init__(self, options: Options, access: Access, shape: Shape) -> None:
+        self.topic = options.topic[0] if options.topic else ""
+        self.access = access
+        self.shape = shape
+        self.addresses = Cluster(options, access).addresses(everywhere=True)
+
+    def stage(
+        self,
+        batches: Iterator[pyarrow.RecordBatch],
+        query: str,
+        batch: int,
+        partition: int,
+        attempt_number: int = 0,
+    ) -> StagedMessage:
+        """Stage a task's rows on one node, the next one if the task is tried again."""
+        settle_worker()
+        turn = batch + partition + attempt_number
+        staging: Staging | None = None
+
+        def put(topic: str, body: bytes, count: int, deferred: bool) -> None:
+            nonlocal staging
+            if staging is None:
+                node = self._node(turn)
+                staging = Staging(node, query, batch, partition, uuid.uuid4().hex)
+            staging.put(topic, body, count, deferred=deferred)
+
+        try:
+            each_of(batches, Rows(self.shape, self.topic, put))
+            if staging is not None:
+                return StagedMessage(staging.seal())
+        except BaseException as error:
+            if staging is not None:
+                staging.abort()
+            if not (isinstance(error, NodeError) and error.code == "BATCH_PUBLISHED"):
+                raise
+            # A repeated batch whose winners are decided: what this task has would lose.  The
+            # commit finishes what was decided.  A worker has to read its input to the end.
+            for _ in batches:
+                pass
+        return StagedMessage(Staged(query, batch, partition))
+
+    def _node(self, turn: int) -> Node:
+        """The nodes in turn, and of them the first that is well."""
+        error: NodeError | None = None
+        for step in range(len(self.addresses)):
+            node = Node(self.addresses[(turn + step) % len(self.addresses)], self.access)
+            try:
+                node.brief().try_once(asked("GET", "/ping"))
+                return node
+            except NodeError as found:
+                log.warning("%s; staging elsewhere", found)
+                error = found
+        # All have failed: one of them may come back while we wait.
+        node = Node(self.addresses[turn % len(self.addresses)], self.access)
+        node.ask(asked("GET", "/ping"))
+        log.info("after %s: %s is back", error, node)
+        return node
+
+
+def task_of() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise QueryError("rows are written by tasks of Spark")
+    return task
+
+
+@lru_cache(maxsize=COMMITTERS_MAX)
+def committer_of(
+    query: str, addresses: tuple[str, ...], lookupds: tuple[str, ...], access: Access, location: str
+) -> Committer:
+    """The committer of a stream, kept from batch to batch as long as this process is."""
+    options = Options(nsqd_http_addresses=addresses, lookupd_http_addresses=lookupds)
+    return Committer(Cluster(options, access), location, lasting=True)
+
+
+def staged_in(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    return [each.staged for each in messages if isinstance(each, StagedMessage)]
+
+
+def abort_all(messages: Sequence[WriterCommitMessage | None], access: Access) -> None:
+    """Discard what tasks staged, if it cannot have been decided.
+
+    Spark calls abort after a failed commit too, and then all tasks have told.  Some of what they
+    staged may be decided, or published already: it stays, and a repeated commit finishes it.
+    """
+    if all(message is not None for message in messages):
+        return
+    for address, staged in by_address(staged_in(messages)).items():
+        abort(staged, Node(address, access))
+
+
+class NsqBatchWriter(DataSourceArrowWriter):
+    """One batch write."""
+
+    def __init__(self, options: Options, shape: Shape) -> None:
+        self.options = options
+        self.access = Access.of(options)
+        self.query = options.write_id or f"write-{uuid.uuid4().hex}"
+        self.stager = Stager(options, self.access, shape)
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
+        task = task_of()
+        return self.stager.stage(
+            iterator,
+            self.query,
+            self.options.write_batch,
+            task.partitionId(),
+            task.attemptNumber(),
+        )
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        cluster = Cluster(self.options, self.access)
+        committer = Committer(cluster, "", lasting=bool(self.options.write_id))
+        staged = staged_in(messages)
+        if self.options.write_note and not staged:
+            # No tasks and no rows, but a note to keep.
+            staged = [Staged(self.query, self.options.write_batch, 0)]
+        committer.commit(staged, self.options.write_note)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        abort_all(messages, self.access)
+
+
+class NsqStreamWriter(DataSourceStreamArrowWriter):
+    """The sink of a stream."""
+
+    def __init__(self, options: Options, shape: Shape, location: str) -> None:
+        self.options = options
+        self.access = Access.of(options)
+        self.location = location
+        self.stager = Stager(options, self.access, shape)
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
+        task = task_of()
+        query = task.getLocalProperty("sql.streaming.queryId")
+        batch = task.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            raise QueryError("Spark does not tell which query and batch this is")
+        return self.stager.stage(
+            iterator, query, int(batch), task.partitionId(), task.attemptNumber()
+        )
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        staged = staged_in(messages)
+        if not staged:
+            return
+        options = self.options
+        committer = committer_of(
+            staged[0].query,
+            options.nsqd_http_addresses,
+            options.lookupd_http_addresses,
+            self.access,
+            self.location,
+        )
+        committer.commit(staged)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        abort_all(messages, self.access)

@@ -1,0 +1,176 @@
+"""Tables and checkpoint compared before a query starts: days that random walks have found."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import DataWouldBeLostError
+from penstock.pipeline.coverage import Coverage, Span
+from penstock.pipeline.folders import LocalFolder
+from penstock.pipeline.ledger import Ledger
+from penstock.pipeline.ledger_records import LOSS, Accepted, Batch
+from penstock.pipeline.losses import Answers, Questions
+from penstock.pipeline.offset_log import OffsetLog
+from penstock.pipeline.reconciliation import Settled, Settling, accepted_by_all
+from penstock.pipeline.spec import Pipeline
+from penstock.pipeline.spec_file import from_table
+from penstock.spark.offsets import INDEX_MAX, Position
+from tests.unit.pipeline.test_recorded_ends import NEW, OLD, Checkpoint
+
+TABLES = ("one", "two")
+
+
+def pipeline_of(folder: Path, count: int = 1) -> Pipeline:
+    source = {"topics": ["t"], "channel": "c", "nsqd_http_addresses": "127.0.0.1:1"}
+    sinks = [{"type": "parquet", "path": path} for path in TABLES[:count]]
+    table = {"name": "p", "checkpoint": "checkpoint", "source": source, "sink": sinks}
+    return from_table(table, (), folder)
+
+
+def settle(pipeline: Pipeline, **answers: str) -> Settled:
+    settling = Settling(None, pipeline, Answers(**answers), stateful=False)  # type: ignore[arg-type]
+    return settling.settle()
+
+
+def stopped(pipeline: Pipeline, **answers: str) -> str:
+    """Why it stops, as a name to answer it by."""
+    with pytest.raises(DataWouldBeLostError):
+        settle(pipeline, **answers)
+    beside = LocalFolder(f"{pipeline.checkpoint_path}.ledger")
+    waiting = Questions(beside, Answers()).waiting
+    assert waiting is not None
+    return waiting.name
+
+
+def write(settled: Settled, *spans: Span, tables: tuple[int, ...] = (0,)) -> None:
+    for number in tables:
+        ledger = settled.targets[number].ledger
+        ledger.commit(ledger.batch_record(Batch("q", ledger.seq), spans))
+
+
+def begins(settled: Settled) -> dict[str, Position]:
+    return settled.resume.get("c", {}).get("n", {})
+
+
+def test_a_table_deleted_after_its_first_run_is_read_again_from_its_beginning(
+    tmp_path: Path,
+) -> None:
+    pipeline = pipeline_of(tmp_path)
+    write(settle(pipeline), Span(OLD, 10, 50))
+    Checkpoint(tmp_path).batch(0, OLD, 50, begin=10)
+    shutil.rmtree(tmp_path / "one")
+    settled = settle(pipeline, read_again=stopped(pipeline))
+    assert begins(settled) == {"t": Position(OLD.instance, 10)}
+
+
+def test_a_table_deleted_after_the_checkpoint_was_begun_anew_is_told(tmp_path: Path) -> None:
+    pipeline = pipeline_of(tmp_path)
+    write(settle(pipeline), Span(OLD, 10, 50))
+    assert begins(settle(pipeline)) == {"t": Position(OLD.instance, 50)}
+    shutil.rmtree(tmp_path / "one")
+    settled = settle(pipeline, read_again=stopped(pipeline))
+    assert begins(settled) == {"t": Position(OLD.instance, 10)}
+
+
+def test_an_accepted_loss_without_an_end_hides_no_rows_before_it(tmp_path: Path) -> None:
+    pipeline = pipeline_of(tmp_path)
+    settled = settle(pipeline)
+    write(settled, Span(OLD, 10, 50))
+    Checkpoint(tmp_path).batch(0, OLD, 50, begin=10)
+    shutil.rmtree(tmp_path / "one")
+    name = stopped(pipeline)
+    ledger = Ledger(LocalFolder(str(tmp_path / "one")), "_penstock/ledger/p", "p", "").load()
+    loss = Accepted("x", 0, Span(OLD, 50, INDEX_MAX))
+    ledger.commit(ledger.record(LOSS, losses=(loss,)))
+    settled = settle(pipeline, read_again=name)
+    assert begins(settled) == {"t": Position(OLD.instance, 10)}
+
+
+def test_what_cannot_be_read_again_is_recorded_as_lost(tmp_path: Path) -> None:
+    pipeline, checkpoint = pipeline_of(tmp_path), Checkpoint(tmp_path)
+    write(settle(pipeline), Span(OLD, 10, 50))
+    checkpoint.batch(0, OLD, 50, begin=10)
+    checkpoint.batch(1, NEW, 100)
+    checkpoint.batch(2, NEW, 120)
+    shutil.rmtree(tmp_path / "one")
+    settled = settle(pipeline, read_again=stopped(pipeline))
+    assert begins(settled) == {"t": Position(NEW.instance, 100)}
+    [target] = settled.targets
+    lost = Coverage(loss.span for loss in target.ledger.head.losses)
+    assert lost.lacking(Span(OLD, 10, INDEX_MAX)) == []
+    assert lost.lacking(Span(NEW, 100, 120)) != []
+
+
+def test_of_two_tables_the_one_that_knows_a_topic_made_again_says_where_to_go_on(
+    tmp_path: Path,
+) -> None:
+    pipeline = pipeline_of(tmp_path, 2)
+    settled = settle(pipeline)
+    write(settled, Span(OLD, 10, 50), tables=(0, 1))
+    lost = Accepted("x", 0, Span(OLD, 50, INDEX_MAX))
+    for target in settled.targets:
+        target.ledger.commit(target.ledger.record(LOSS, losses=(lost,)))
+    write(settled, Span(NEW, 100, 120))
+    assert begins(settle(pipeline)) == {"t": Position(NEW.instance, 100)}
+
+
+def test_a_checkpoint_that_begins_nowhere_is_not_begun_anew_at_each_start(tmp_path: Path) -> None:
+    """The only topic was deleted, which was accepted."""
+    pipeline = pipeline_of(tmp_path)
+    settled = settle(pipeline)
+    write(settled, Span(OLD, 10, 50))
+    ledger = settled.targets[0].ledger
+    ledger.commit(ledger.record(LOSS, losses=(Accepted("x", 0, Span(OLD, 50, INDEX_MAX)),)))
+    for _ in range(3):
+        assert begins(settle(pipeline)) == {}
+        LocalFolder(str(tmp_path / "checkpoint")).write("metadata", b'{"id": "q"}')
+    assert [path.name for path in tmp_path.glob("checkpoint.aside-*")] == []
+
+
+def test_two_checkpoints_of_one_second_are_moved_aside_under_two_names(tmp_path: Path) -> None:
+    pipeline = pipeline_of(tmp_path)
+    write(settle(pipeline), Span(OLD, 10, 50))
+    for _ in range(3):
+        shutil.rmtree(tmp_path / "checkpoint")
+        Checkpoint(tmp_path).batch(0, OLD, 20, begin=10)
+        LocalFolder(str(tmp_path / "checkpoint")).write("metadata", b'{"id": "q"}')
+        settle(pipeline)
+    assert len(list(tmp_path.glob("checkpoint.aside-*"))) == 3
+    assert OffsetLog(LocalFolder(str(tmp_path / "checkpoint"))).has_begin
+
+
+def test_the_source_passes_over_a_loss_only_if_every_table_has_it_or_has_accepted_it(
+    tmp_path: Path,
+) -> None:
+    settled = settle(pipeline_of(tmp_path, 2))
+    write(settled, Span(OLD, 0, 10), tables=(0, 1))
+    write(settled, Span(OLD, 10, 20), tables=(1,))
+    one, two = (target.ledger for target in settled.targets)
+    one.commit(one.record(LOSS, losses=(Accepted("x", 0, Span(OLD, 10, 30)),)))
+    assert list(accepted_by_all([one, two])) == [Span(OLD, 10, 20)]
+    two.commit(two.record(LOSS, losses=(Accepted("x", 0, Span(OLD, 20, 30)),)))
+    assert [span[:3] for span in accepted_by_all([one, two])] == [(OLD, 10, 30)]
+
+
+def test_tables_and_checkpoint_of_before_a_topic_was_made_again_go_on_where_it_began(
+    tmp_path: Path,
+) -> None:
+    """The channel of the new topic has moved; only known.json knows where it was begun."""
+    pipeline, checkpoint = pipeline_of(tmp_path), Checkpoint(tmp_path)
+    write(settle(pipeline), Span(OLD, 10, 50))
+    checkpoint.batch(0, OLD, 50, begin=10)
+    for name in ("one", "checkpoint"):
+        shutil.copytree(tmp_path / name, tmp_path / "backup" / name)
+    settled = settle(pipeline)
+    ledger = settled.targets[0].ledger
+    ledger.commit(ledger.record(LOSS, losses=(Accepted("x", 0, Span(OLD, 50, INDEX_MAX)),)))
+    write(settled, Span(NEW, 100, 120))
+    settled.note()
+    for name in ("one", "checkpoint"):
+        shutil.rmtree(tmp_path / name)
+        shutil.copytree(tmp_path / "backup" / name, tmp_path / name)
+    settled = settle(pipeline, accept_loss=stopped(pipeline))
+    assert begins(settled) == {"t": Position(NEW.instance, 100)}
