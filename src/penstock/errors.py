@@ -3,6 +3,7 @@
     PenstockError
     ├── ProtocolError     what a peer sent is wrong: a wire code, a text, fatal or not
     ├── StreamError       bytes of an encrypted or compressed stream that make no sense
+    ├── HttpClientError   an HTTP server does not answer, or refuses: a status
     ├── AuthError         an auth server cannot be asked, or answers nonsense
     ├── OptionError       a flag, environment variable or config file is wrong
     ├── ClientError       what a program that uses Penstock's client meets
@@ -52,6 +53,14 @@ class ProtocolError(PenstockError):
 
 class StreamError(PenstockError):
     """A peer's TLS, snappy or deflate stream cannot be read; the connection is at its end."""
+
+
+class HttpClientError(PenstockError):
+    """No answer (unreachable, too slow, not HTTP), or a refusal with a ``status``."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class AuthError(PenstockError):

@@ -484,7 +484,7 @@ def test_https_with_certificates(tmp_path: Path) -> None:
             read({"nsqdHttpAddresses": secure, "topic": "t", **shown, "retryTimeout": "30s"})
         with pytest.raises(NodeError, match="does not answer"):
             read({"nsqdHttpAddresses": secure, **trusting})
-        with pytest.raises(OptionError, match=r"TLS with .*nothing.pem"):
+        with pytest.raises(OptionError, match=r"failed to build TLS config - .*nothing.pem"):
             read({"nsqdHttpAddresses": secure, **trusting, "tlsCert": "/nothing.pem"})
 
 

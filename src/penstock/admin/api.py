@@ -21,6 +21,7 @@ from penstock.admin.jsontext import read_object
 from penstock.net.http_message import HttpError, Request, Response
 from penstock.net.http_router import Route, Router
 from penstock.wire.names import is_valid_name
+from penstock.wire.peer_answers import Object
 
 if TYPE_CHECKING:
     from penstock.admin.app import Admin
@@ -139,7 +140,7 @@ class Api:
     async def counter(self, request: Request) -> Response:
         known = await self._cluster.producers()
         stats = await self._cluster.stats(known.data)
-        counts: dict[str, api_objects.Object] = {}
+        counts: dict[str, Object] = {}
         for topic in stats.data:
             for channel in topic["channels"]:
                 names = topic["topic_name"], channel["channel_name"], topic["node"]
@@ -231,7 +232,7 @@ class Api:
         return answers.json_object(request, {"message": outcome.warning})
 
 
-def _answer(request: Request, view: api_objects.Object, warnings: list[str]) -> Response:
+def _answer(request: Request, view: Object, warnings: list[str]) -> Response:
     message = "WARNING: " + "; ".join(dict.fromkeys(warnings)) if warnings else ""
     return answers.json_object(request, view | {"message": message})
 

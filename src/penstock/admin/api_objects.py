@@ -6,7 +6,7 @@ part of it; here ``nodes`` holds what each node said.
 A part of a node:      {"node": "10.0.0.5:4151", ..., "nodes": null}
 A sum over nodes:      {"node": "*", ..., "nodes": [parts by hostname]}
 
-``Shape`` is what a daemon's answer must look like; what does not is a ValueError.
+What a daemon's answer must not look like is a ValueError.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-Object = dict[str, Any]
+from penstock.wire.peer_answers import Object, objects, text
 
 TOPIC_NUMBERS = ("depth", "memory_depth", "backend_depth", "message_count")
 CHANNEL_NUMBERS = (
@@ -243,22 +243,6 @@ def _latency(number: int, percentiles: list[Object], topic: str, channel: str, h
 
 
 # Shapes
-
-
-def objects(value: Any) -> list[Mapping[str, Any]]:
-    """A list of objects, which may be null."""
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ValueError("not a list of objects")
-    return value
-
-
-def text(holder: Mapping[str, Any], name: str) -> str:
-    value = holder.get(name)
-    if not isinstance(value, str):
-        raise ValueError(f"{name} is not a text")
-    return value
 
 
 def count(holder: Mapping[str, Any], name: str, absent: int | None = None) -> int:

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from penstock.admin import api_objects
-from penstock.admin.api_objects import Object
 from penstock.admin.hosts import is_host
 from penstock.admin.upstream import Upstream, UpstreamError, ask_all
 from penstock.errors import PenstockError
+from penstock.wire.address import join_address
 from penstock.wire.names import is_valid_name
+from penstock.wire.peer_answers import Object, members, names_in, stats_query, text, topics_in
 
 T = TypeVar("T")
 
@@ -161,9 +162,7 @@ class Cluster:
         return _names(await self.upstream.lookupd_get(address, "/topics"), "topics", address)
 
     async def _nsqd_topics(self, address: str) -> list[str]:
-        stats = await self.upstream.nsqd_get(
-            address, "/stats", format="json", include_clients="false"
-        )
+        stats = await self.upstream.nsqd_get(address, "/stats", **stats_query())
         return [name for name, _ in _topics_of(stats, address)]
 
     # Nodes
@@ -202,9 +201,7 @@ class Cluster:
             return _producers(answer, address)
 
         async def ask_nsqd(address: str) -> Producers:
-            stats = await self.upstream.nsqd_get(
-                address, "/stats", format="json", topic=topic, include_clients="false"
-            )
+            stats = await self.upstream.nsqd_get(address, "/stats", **stats_query(topic))
             if topic not in dict(_topics_of(stats, address)):
                 return Producers()
             return Producers([await self.node(address)])
@@ -222,7 +219,7 @@ class Cluster:
     async def _nsqd_nodes(self, address: str) -> Producers:
         producer, stats = await asyncio.gather(
             self.node(address),
-            self.upstream.nsqd_get(address, "/stats", format="json", include_clients="false"),
+            self.upstream.nsqd_get(address, "/stats", **stats_query()),
         )
         producer.topics = [(name, False) for name, _ in _topics_of(stats, address)]
         return Producers([producer])
@@ -244,13 +241,7 @@ class Cluster:
     ) -> Known[list[Object]]:
         """What nodes have, as ``api_objects.topic_part`` shows it; by hostname."""
         by_address = {producer.address: producer for producer in producers}
-        query = {"format": "json"}
-        if topic:
-            query["topic"] = topic
-        if channel:
-            query["channel"] = channel
-        if not clients:
-            query["include_clients"] = "false"
+        query = stats_query(topic, channel, include_clients="" if clients else "false")
 
         async def ask(address: str) -> list[Object]:
             stats = await self.upstream.nsqd_get(address, "/stats", **query)
@@ -300,25 +291,24 @@ def _nonsense(address: str, reason: str) -> UpstreamError:
 
 
 def _names(answer: Any, name: str, address: str) -> list[str]:
-    names = answer.get(name) if isinstance(answer, dict) else None
-    if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
-        raise _nonsense(address, f"its answer has no {name}")
-    # What is none could be neither asked for nor deleted.
-    return [item for item in names if is_valid_name(item)]
+    try:
+        # What is not a name could be neither asked for nor deleted.
+        return [item for item in names_in(answer, name) if is_valid_name(item)]
+    except ValueError as error:
+        raise _nonsense(address, str(error)) from None
 
 
 def _topics_of(stats: Any, address: str) -> list[tuple[str, Object]]:
     try:
-        found = api_objects.objects(stats.get("topics"))
-        return [(api_objects.text(topic, "topic_name"), dict(topic)) for topic in found]
-    except (AttributeError, ValueError):
+        return topics_in(stats)
+    except ValueError:
         raise _nonsense(address, "its statistics make no sense") from None
 
 
 def _producers(answer: Any, address: str) -> Producers:
     try:
-        found = api_objects.objects(answer.get("producers"))
-    except (AttributeError, ValueError):
+        found = members(answer, "producers")
+    except ValueError:
         raise _nonsense(address, "its list of nodes makes no sense") from None
     producers, left_out = Producers(), 0
     for producer in found:
@@ -336,15 +326,15 @@ def _producer(found: Any, address: str) -> Producer:
         broadcast, http_port = _place(found)
         hidden = found.get("tombstones") or []
         topics = found.get("topics") or []
-        node = f"[{broadcast}]:{http_port}" if ":" in broadcast else f"{broadcast}:{http_port}"
+        node = join_address(broadcast, http_port)
         return Producer(
             node=node,
             address=node,
-            hostname=_short(api_objects.text(found, "hostname")),
+            hostname=_short(text(found, "hostname")),
             broadcast_address=broadcast,
             tcp_port=api_objects.count(found, "tcp_port"),
             http_port=http_port,
-            version=_short(api_objects.text(found, "version")),
+            version=_short(text(found, "version")),
             zone=_short(str(found.get("topology_zone") or "")),
             region=_short(str(found.get("topology_region") or "")),
             remote_address=_short(str(found.get("remote_address") or "")),
@@ -360,7 +350,7 @@ def _producer(found: Any, address: str) -> Producer:
 
 def _place(found: Any) -> tuple[str, int]:
     """Host and HTTP port of a node; ValueError if a URL with them would lead elsewhere."""
-    host, port = api_objects.text(found, "broadcast_address"), api_objects.count(found, "http_port")
+    host, port = text(found, "broadcast_address"), api_objects.count(found, "http_port")
     if not 0 <= port < 65536:
         raise ValueError("http_port is not a port")
     if not is_host(host):

@@ -20,7 +20,8 @@ from penstock.errors import OptionError
 from penstock.net.http_message import TEXT, Response
 from penstock.net.http_router import Route, Router
 from penstock.net.http_server import HttpServer
-from penstock.net.listeners import listen_http, run_daemon, split_address, stop_signals
+from penstock.net.listeners import listen_http, run_daemon, stop_signals
+from penstock.wire.address import split_address
 
 log = logging.getLogger(__name__)
 

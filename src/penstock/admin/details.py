@@ -17,6 +17,7 @@ from penstock.admin import api_objects
 from penstock.admin.rows import View
 from penstock.admin.sample import NodePart, Sample
 from penstock.admin.upstream import Upstream, UpstreamError, ask_all
+from penstock.wire.peer_answers import channels_in, objects, stats_query, text
 
 KEEP_S = 2.0
 KEPT_COUNT_MAX = 64
@@ -116,19 +117,13 @@ class Details:
 
     async def _clients(self, parts: list[NodePart], topic: str, channel: str) -> Clients:
         by_address = {part.address: part for part in parts}
-        query = {"topic": topic, "channel": channel} if topic else {}
+        query = stats_query(topic, channel, include_clients="", include_mem="false")
 
         async def ask(address: str) -> list[tuple[str, Mapping[str, Any]]]:
-            stats = await self._upstream.nsqd_get(
-                address, "/stats", format="json", include_mem="false", **query
-            )
+            stats = await self._upstream.nsqd_get(address, "/stats", **query)
             try:
-                return [
-                    (api_objects.text(found, "topic_name"), _checked(shown))
-                    for found in api_objects.objects(stats.get("topics"))
-                    for shown in api_objects.objects(found.get("channels"))
-                ]
-            except (AttributeError, ValueError):
+                return [(name, _checked(shown)) for name, _, shown in channels_in(stats)]
+            except ValueError:
                 raise UpstreamError("its statistics make no sense") from None
 
         answers, failures = await ask_all(by_address, ask)
@@ -143,7 +138,7 @@ class Details:
     async def _damage(self, part: NodePart) -> Damages:
         try:
             answer = await self._upstream.nsqd_get(part.address, "/damage")
-            found = api_objects.objects(answer.get("records"))[-DAMAGE_COUNT_MAX:]
+            found = objects(answer.get("records"))[-DAMAGE_COUNT_MAX:]
             return Damages([_damage_record(record) for record in reversed(found)])
         except UpstreamError as error:
             return Damages(warnings=[f"{part.node}: {error.short}"])
@@ -173,10 +168,7 @@ def _damage_record(record: Mapping[str, Any]) -> View:
     messages = record.get("messages")
     return {
         "time_ms": api_objects.count(record, "time") * 1000,
-        **{
-            name: api_objects.text(record, name)[:1000]
-            for name in ("kind", "topic", "path", "text")
-        },
+        **{name: text(record, name)[:1000] for name in ("kind", "topic", "path", "text")},
         "messages": None if messages is None else api_objects.count(record, "messages"),
     }
 
@@ -191,8 +183,8 @@ def _warnings(parts: Mapping[str, NodePart], failures: Mapping[str, UpstreamErro
 def _checked(channel: Mapping[str, Any]) -> Mapping[str, Any]:
     """A channel of /stats as far as it is looked at here; ValueError if it is none."""
     return {
-        "channel_name": api_objects.text(channel, "channel_name"),
-        "clients": api_objects.objects(channel.get("clients")),
+        "channel_name": text(channel, "channel_name"),
+        "clients": objects(channel.get("clients")),
         **{key: api_objects.count(channel, key, 0) for key in api_objects.LOCALITIES},
     }
 
@@ -243,13 +235,13 @@ def _pending(answer: Any) -> list[tuple[str, list[tuple[int, int]]]]:
     try:
         return [
             (
-                api_objects.text(topic, "topic_name"),
+                text(topic, "topic_name"),
                 [
                     (api_objects.count(stretch, "start"), api_objects.count(stretch, "count"))
-                    for stretch in api_objects.objects(topic.get("due"))
+                    for stretch in objects(topic.get("due"))
                 ],
             )
-            for topic in api_objects.objects(answer.get("topics"))
+            for topic in objects(answer.get("topics"))
         ]
     except (AttributeError, ValueError):
         raise UpstreamError("its list of deferred messages makes no sense") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from penstock.net.http_client import Incoming
+from penstock.net.http_client import AnswerReader
 
 SIZE_MAX = 192 << 20
 
@@ -37,7 +37,7 @@ class Meter:
         self.size -= self._taken.pop(one, 0)
 
 
-class Metered(Incoming):
+class Metered(AnswerReader):
     """An answer as it arrives, in memory until the end of its ``with``."""
 
     def __init__(self, meter: Meter, size_max: int) -> None:

@@ -16,6 +16,7 @@ from penstock.admin import api_objects, bodies
 from penstock.admin.sample import Sample
 from penstock.admin.upstream import Upstream, UpstreamError, ask_all
 from penstock.net.http_message import HttpError
+from penstock.wire.peer_answers import objects, text
 
 COUNT_MAX = 100
 _STATES = frozenset(("queued", "in_flight", "deferred"))
@@ -57,20 +58,20 @@ async def peek(
 
 def _messages(answer: Any, node: str) -> list[dict[str, Any]]:
     try:
-        return [_message(found, node) for found in api_objects.objects(answer.get("messages"))]
+        return [_message(found, node) for found in objects(answer.get("messages"))]
     except (AttributeError, ValueError, binascii.Error):
         raise UpstreamError("its messages make no sense") from None
 
 
 def _message(found: Any, node: str) -> dict[str, Any]:
-    body = base64.b64decode(api_objects.text(found, "body"), validate=True)
+    body = base64.b64decode(text(found, "body"), validate=True)
     size = api_objects.count(found, "size")
-    state = api_objects.text(found, "state")
+    state = text(found, "state")
     shown = bodies.shown(body, whole=len(body) == size)
     due = found.get("due")
     return {
         "node": node,
-        "id": api_objects.text(found, "id"),
+        "id": text(found, "id"),
         "timestamp_ms": api_objects.count(found, "timestamp") // 1_000_000,
         "attempts": api_objects.count(found, "attempts"),
         "state": state if state in _STATES else "queued",

@@ -12,6 +12,7 @@ Rule 2: nsqd has the last word; a node that does not answer here is asked again 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,7 @@ from penstock.admin.sample import (
 )
 from penstock.admin.upstream import Upstream, ask_all
 from penstock.net.http_message import HttpError
+from penstock.wire.peer_answers import channels_in, stats_query
 
 View = dict[str, Any]
 
@@ -71,9 +73,7 @@ async def check(
     upstream: Upstream, addresses: Iterable[str], action: str, topic: str, channel: str
 ) -> None:
     """HttpError 409 PULL_CHANNEL if a node has a pull channel that ``action`` is about."""
-    query = {"format": "json", "topic": topic, "include_clients": "false", "include_mem": "false"}
-    if channel:
-        query["channel"] = channel
+    query = stats_query(topic, channel, include_mem="false")
 
     async def ask(address: str) -> list[str]:
         return _pulled(await upstream.nsqd_get(address, "/stats", **query), topic, channel)
@@ -95,21 +95,12 @@ async def check(
 def _pulled(stats: Any, topic: str, channel: str) -> list[str]:
     """The pull channels in an answer of /stats, in words; what is not an answer has none."""
     found: list[str] = []
-    for part in _objects(stats, "topics"):
-        if part.get("topic_name") != topic:
-            continue
-        for told in _objects(part, "channels"):
-            name, pull = told.get("channel_name"), told.get("pull")
-            if not isinstance(name, str) or not isinstance(pull, dict):
-                continue
-            if not channel or name == channel:
+    with suppress(ValueError):
+        for _, name, told in channels_in(stats, [topic], channel):
+            pull = told.get("pull")
+            if isinstance(pull, dict):
                 found.append(words({"channel": name, **reader_fields(pull)}))
     return found
-
-
-def _objects(value: Any, name: str) -> list[dict[str, Any]]:
-    told = value.get(name) if isinstance(value, dict) else None
-    return [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
 
 
 def reader_fields(pull: Mapping[str, Any]) -> View:

@@ -32,6 +32,7 @@ from penstock.admin.sample import (
 )
 from penstock.admin.upstream import UpstreamError, ask_all
 from penstock.clock import Clock
+from penstock.wire.peer_answers import stats_query
 
 log = logging.getLogger(__name__)
 
@@ -212,9 +213,7 @@ class Sampler:
         producer = self._given(address)
         if not producer.version:
             producer = self._producers[address] = await self._cluster.node(address)
-        stats = await self._upstream.nsqd_get(
-            address, "/stats", format="json", include_clients="false"
-        )
+        stats = await self._upstream.nsqd_get(address, "/stats", **stats_query())
         part = _part(producer)
         try:
             for _ in reading_node(part, stats, self._clock.monotonic_ns()):

@@ -24,8 +24,10 @@ from urllib.parse import urlencode
 from penstock.admin.decoders import Decoding
 from penstock.admin.meter import Meter, Metered
 from penstock.admin.options import AdminOptions
-from penstock.errors import OptionError, PenstockError
-from penstock.net.http_client import Answer, HttpClientError, Timeouts, fetch
+from penstock.errors import HttpClientError, OptionError, PenstockError
+from penstock.net.http_client import Answer, Timeouts, fetch
+from penstock.net.tls import client_context
+from penstock.wire.peer_answers import ACCEPT
 from penstock.wire.quote import quote
 
 T = TypeVar("T")
@@ -49,8 +51,6 @@ TOKEN_SIZE_MAX = 512
 # Of a body that is only shown in an error.
 SHOWN_SIZE_MAX = 512
 
-ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
-
 
 class UpstreamError(PenstockError):
     """A daemon did not answer, or not as wanted.
@@ -69,11 +69,14 @@ class Upstream:
     """Makes the requests of one nsqadmin."""
 
     def __init__(self, options: AdminOptions) -> None:
-        self._timeouts = Timeouts(
-            options.http_client_connect_timeout_ns / 1e9,
-            options.http_client_request_timeout_ns / 1e9,
+        self._timeouts = Timeouts.of(options)
+        self._tls = client_context(
+            options.http_client_tls_root_ca_file,
+            options.http_client_tls_cert,
+            options.http_client_tls_key,
+            insecure=options.http_client_tls_insecure_skip_verify,
+            flags="http-client-tls",
         )
-        self._tls = tls_context(options)
         self._nsqd_headers = dict(ACCEPT)
         if options.nsqd_auth_token_file:
             token = read_token(options.nsqd_auth_token_file)
@@ -248,21 +251,6 @@ def _reason(error: HttpClientError) -> str:
 def _os_text(error: OSError) -> str:
     number = error.errno or 0
     return os.strerror(number).lower() if number > 0 else str(error.strerror)
-
-
-def tls_context(options: AdminOptions) -> ssl.SSLContext:
-    """For daemons that are asked over HTTPS.  Raises OptionError."""
-    try:
-        context = ssl.create_default_context(cafile=options.http_client_tls_root_ca_file or None)
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        if options.http_client_tls_insecure_skip_verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if options.http_client_tls_cert:
-            context.load_cert_chain(options.http_client_tls_cert, options.http_client_tls_key)
-    except (OSError, ssl.SSLError, ValueError) as error:
-        raise OptionError(f"failed to build TLS config - {error}") from None
-    return context
 
 
 def read_token(path: str) -> str:

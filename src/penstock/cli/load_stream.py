@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
 import struct
 from typing import Any
 
 from penstock.errors import ProtocolError
+from penstock.net.tls import client_context
 from penstock.wire.compression import Deflate, Packing, Snappy
 from penstock.wire.tls import Tls
 
@@ -34,10 +34,7 @@ class UpgradedSocket:
         self._packing: Packing | None = None
         rest = b""
         if settings["tls_v1"]:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-            self._tls = Tls(context, server_side=False)
+            self._tls = Tls(client_context(insecure=True), server_side=False)
             self._shake(self._tls)
             rest = self._expect_ok(b"")
         if settings["snappy"]:

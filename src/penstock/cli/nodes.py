@@ -31,9 +31,9 @@ from penstock.cli.child import end, send, spawn, status_text
 from penstock.cli.node_folders import folder_name, warn_left
 from penstock.engine.options import Options
 from penstock.errors import OptionError, PenstockError
-from penstock.net.listeners import join_address, split_address
 from penstock.storage.files import Files
 from penstock.version import version_line
+from penstock.wire.address import join_address, split_address
 from penstock.wire.ids import NODE_ID_COUNT
 
 log = logging.getLogger(__name__)

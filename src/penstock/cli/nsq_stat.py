@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from penstock.cli.consumer_tools import check_one_kind
 from penstock.cli.flags import FlagTable
@@ -20,9 +19,11 @@ from penstock.cli.tool import (
     start_tool,
     tool_table,
 )
-from penstock.errors import OptionError
-from penstock.net.http_client import HttpClientError, Timeouts, fetch
+from penstock.errors import HttpClientError, OptionError
+from penstock.net.http_client import Timeouts
+from penstock.net.peer_client import fetch_json, look_up
 from penstock.settings.table import duration, integer, string
+from penstock.wire.peer_answers import channels_in, stats_query
 
 PROGRAM = "nsq_stat"
 HEADER = """\
@@ -51,12 +52,6 @@ class StatOptions:
         "Source", "5s", "time for a whole request", minimum="1ms"
     )
     log_level: str = log_level()
-
-    @property
-    def timeouts(self) -> Timeouts:
-        return Timeouts(
-            self.http_client_connect_timeout_ns / 1e9, self.http_client_request_timeout_ns / 1e9
-        )
 
 
 @dataclass(slots=True)
@@ -153,20 +148,19 @@ async def report(options: StatOptions, output: Output) -> None:
 async def look(options: StatOptions) -> Numbers:
     """Ask every nsqd; one that does not answer is an error, for the sum would be wrong."""
     addresses = options.nsqd_http_address or await producers(options)
-    query = f"topic={quote(options.topic)}&channel={quote(options.channel)}"
-    target = f"/stats?format=json&{query}&include_clients=false"
+    target = f"/stats?{urlencode(stats_query(options.topic, options.channel), quote_via=quote)}"
     places = asyncio.Semaphore(NSQDS_AT_ONCE)
 
     async def ask(address: str) -> Any:
         async with places:
-            return await get_json(f"http://{address}{target}", options.timeouts)
+            return await fetch_json(f"http://{address}{target}", Timeouts.of(options))
 
     total, found = Numbers(), False
     try:
-        answers = await asyncio.gather(*(ask(address) for address in addresses))
-        for channel in channels_in(answers, options):
-            total.add(channel)
-            found = True
+        for answer in await asyncio.gather(*(ask(address) for address in addresses)):
+            for _, _, channel in channels_in(answer, [options.topic], options.channel):
+                total.add(channel)
+                found = True
     except (HttpClientError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ToolError(f"ERROR: failed to get nsqd stats - {error}") from None
     if not found:
@@ -177,46 +171,16 @@ async def look(options: StatOptions) -> Numbers:
     return total
 
 
-def channels_in(answers: Sequence[Any], options: StatOptions) -> list[dict[str, Any]]:
-    return [
-        channel
-        for answer in answers
-        for topic in answer["topics"] or ()
-        if topic["topic_name"] == options.topic
-        for channel in topic["channels"] or ()
-        if channel["channel_name"] == options.channel
-    ]
-
-
 async def producers(options: StatOptions) -> list[str]:
     """The HTTP addresses of the nsqds that have the topic, by all lookupds."""
-    urls = [
-        f"http://{address}/lookup?topic={quote(options.topic)}"
-        for address in options.lookupd_http_address
-    ]
+    timeouts = Timeouts.of(options)
     try:
         answers = await asyncio.gather(
-            *(get_json(url, options.timeouts, (200, 404)) for url in urls)
+            *(
+                look_up(address, options.topic, "http_port", timeouts)
+                for address in options.lookupd_http_address
+            )
         )
-        found = {
-            join_address(str(node["broadcast_address"]), int(node["http_port"]))
-            for answer in answers
-            for node in answer.get("producers") or ()
-        }
-    except (HttpClientError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (HttpClientError, OptionError, ValueError) as error:
         raise ToolError(f"ERROR: failed to get topic producers - {error}") from None
-    return sorted(found)
-
-
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-async def get_json(url: str, timeouts: Timeouts, statuses: Sequence[int] = (200,)) -> Any:
-    """GET an address of NSQ; before version 1 its answers stood under ``data``."""
-    accept = {"Accept": "application/vnd.nsq; version=1.0"}
-    answer = await fetch(url, timeouts, headers=accept)
-    if answer.status not in statuses:
-        raise ValueError(f"{url.partition('?')[0]} answered {answer.status}")
-    value = json.loads(answer.body)
-    return value["data"] if "status_code" in value and "data" in value else value
+    return sorted({address for answer in answers for address in answer})

@@ -33,14 +33,16 @@ from penstock.cli.consumer_tools import (
     nsqd_addresses,
 )
 from penstock.cli.flags import FlagTable
-from penstock.cli.nsq_stat import get_json
 from penstock.cli.tool import Signals, client_options, log_level, repeated, start_tool, tool_table
 from penstock.cli.topic_file import Layout, TopicFile, fill_name
 from penstock.client import Config, Message
-from penstock.errors import OptionError
-from penstock.net.http_client import HttpClientError, Timeouts
+from penstock.errors import HttpClientError, OptionError
+from penstock.net.http_client import Timeouts
+from penstock.net.peer_client import fetch_json
 from penstock.settings.table import boolean, duration, integer, string
+from penstock.wire.address import lookupd_url
 from penstock.wire.names import is_valid_name
+from penstock.wire.peer_answers import names_in
 
 log = logging.getLogger("penstock.cli")
 
@@ -238,16 +240,10 @@ class Topics:
             await asyncio.sleep(self._options.topic_refresh_ns / 1e9)
 
     async def _ask(self, address: str) -> list[str]:
-        options = self._options
-        timeouts = Timeouts(
-            options.http_client_connect_timeout_ns / 1e9,
-            options.http_client_request_timeout_ns / 1e9,
-        )
-        url = address if "://" in address else f"http://{address}"
         try:
-            answer = await get_json(f"{url.rstrip('/')}/topics", timeouts)
-            topics = [str(topic) for topic in answer["topics"] or ()]
-        except (HttpClientError, ValueError, TypeError, KeyError) as error:
+            url = lookupd_url(address, "/topics")
+            topics = names_in(await fetch_json(url, Timeouts.of(self._options)), "topics")
+        except (HttpClientError, OptionError, ValueError) as error:
             log.error("lookupd=%s: could not retrieve topic list: %s", address, error)
             return []
         return [topic for topic in topics if is_valid_name(topic) and self._matches(topic)]

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import Any
-from urllib.parse import quote_plus, urljoin, urlsplit
+from urllib.parse import quote_plus, urljoin
 
 from penstock.cli.consumer_tools import (
     check_source,
@@ -38,12 +37,13 @@ from penstock.cli.tool import (
     tool_table,
 )
 from penstock.client import Message
-from penstock.errors import OptionError
-from penstock.net.http_client import Answer, HttpClientError, Timeouts
-from penstock.net.http_pool import HttpPool
+from penstock.errors import HttpClientError, OptionError
+from penstock.net.http_client import Answer, HttpClient, Timeouts
+from penstock.net.tls import client_context
 from penstock.settings.kinds import Float
 from penstock.settings.table import duration, integer, row, string
 from penstock.version import NSQ_VERSION
+from penstock.wire.address import parse_url
 
 log = logging.getLogger("penstock.cli")
 
@@ -101,9 +101,10 @@ def checked(options: ToHttpOptions) -> ToHttpOptions:
         if address.count("%s") != 1:
             raise OptionError("invalid GET address - must be a printf string")
     for address in (*options.get, *options.post):
-        parts = urlsplit(address)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise OptionError(f"{address!r} is not an http or https address")
+        try:
+            parse_url(address)
+        except ValueError:
+            raise OptionError(f"{address!r} is not an http or https address") from None
     if not 0.0 <= options.sample <= 1.0:
         raise OptionError("ERROR: --sample must be between 0.0 and 1.0")
     headers_of(options)
@@ -150,17 +151,9 @@ class Sender:
         self._method = "POST" if options.post else "GET"
         self._headers = headers_of(options)
         self._sample = options.sample
-        timeouts = Timeouts(
-            options.http_client_connect_timeout_ns / 1e9,
-            options.http_client_request_timeout_ns / 1e9,
-        )
-        self._http = HttpPool(timeouts, lambda: self._tls, idle_count_max=options.n)
+        self._http = HttpClient(Timeouts.of(options), cache(client_context), options.n)
         self._pool = make_pool(options.mode, self._addresses) if options.mode in MODES else None
         self._timing = Timing(options.status_every)
-
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        return ssl.create_default_context()
 
     async def close(self) -> None:
         await self._http.close()

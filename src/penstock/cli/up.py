@@ -31,9 +31,9 @@ from penstock.cli.child import end, send, spawn, status_text
 from penstock.cli.flags import FlagTable, UsageError
 from penstock.engine.options import PROCESS_COUNT_MAX
 from penstock.errors import OptionError, PenstockError
-from penstock.net.listeners import join_address, split_address
 from penstock.settings.table import boolean, integer, string
 from penstock.version import penstock_line
+from penstock.wire.address import join_address, split_address
 
 T = TypeVar("T")
 

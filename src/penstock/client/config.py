@@ -15,6 +15,8 @@ from typing import Any, Self, Unpack
 
 from penstock.client.options import Options
 from penstock.errors import OptionError
+from penstock.net.tls import client_context
+from penstock.settings.daemon import TLS_VERSIONS
 from penstock.settings.kinds import Duration, Text, format_duration, parse_duration
 from penstock.settings.table import boolean, choice, integer, number, row, settings_of, string
 from penstock.version import VERSION
@@ -122,9 +124,7 @@ class Config:
     tls_cert: str = string("Security", "", "file of this client's certificate (PEM)")
     tls_key: str = string("Security", "", "file of the certificate's key (PEM)")
     tls_insecure_skip_verify: bool = boolean("Security", False, "accept any certificate")
-    tls_min_version: str = choice(
-        "Security", "tls1.2", "oldest version to speak", ("tls1.0", "tls1.1", "tls1.2", "tls1.3")
-    )
+    tls_min_version: str = choice("Security", "tls1.2", "oldest version to speak", TLS_VERSIONS)
     auth_secret: str = string("Security", "", "secret for AUTH; sent to nsqlookupd as well")
     lookupd_authorization: bool = boolean("Security", True, "send auth_secret to nsqlookupd")
 
@@ -240,27 +240,10 @@ class Config:
 
 def make_context(config: Config) -> ssl.SSLContext:
     """The TLS settings of ``config``; a file that cannot be used is an OptionError."""
-    if config.tls_context is not None:
-        return config.tls_context
-    try:
-        return _make_context(config)
-    except OSError as error:  # ssl.SSLError is one too
-        files = [config.tls_root_ca_file, config.tls_cert, config.tls_key]
-        named = ", ".join(file for file in files if file)
-        raise OptionError(f"TLS with {named}: {error}") from None
-
-
-def _make_context(config: Config) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=config.tls_root_ca_file or None)
-    context.minimum_version = {
-        "tls1.0": ssl.TLSVersion.TLSv1,
-        "tls1.1": ssl.TLSVersion.TLSv1_1,
-        "tls1.2": ssl.TLSVersion.TLSv1_2,
-        "tls1.3": ssl.TLSVersion.TLSv1_3,
-    }[config.tls_min_version]
-    if config.tls_insecure_skip_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if config.tls_cert:
-        context.load_cert_chain(config.tls_cert, config.tls_key or None)
-    return context
+    return config.tls_context or client_context(
+        config.tls_root_ca_file,
+        config.tls_cert,
+        config.tls_key,
+        insecure=config.tls_insecure_skip_verify,
+        version=config.tls_min_version,
+    )

@@ -27,12 +27,14 @@ from penstock.core.frames import FrameReader, Message, Reply
 from penstock.errors import (
     ClientError,
     NotConnectedError,
+    OptionError,
     PenstockError,
     ProtocolError,
     RefusedError,
     StreamError,
 )
 from penstock.wire import commands
+from penstock.wire.address import split_address
 from penstock.wire.compression import Deflate, Packing, Snappy
 
 log = logging.getLogger("penstock.client")
@@ -62,10 +64,13 @@ class Receiver(Protocol):
 
 def parse_address(address: str) -> tuple[str, int]:
     """``host:port``, ``[::1]:port``."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    try:
+        host, port = split_address(address)
+    except OptionError:
+        host, port = "", None
+    if not host or port is None:
         raise NotConnectedError(f"{address!r} is not an address: missing host or port")
-    return host.strip("[]"), int(port)
+    return host, port
 
 
 def refusal(text: bytes) -> RefusedError:

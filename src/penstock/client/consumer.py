@@ -25,7 +25,7 @@ from typing import Any, Unpack
 from penstock.client.backoff import Backoff, State
 from penstock.client.config import Config, make_context
 from penstock.client.connection import Connection, parse_address
-from penstock.client.discovery import Discovery, lookup_url
+from penstock.client.discovery import Discovery
 from penstock.client.lifecycle import Life
 from penstock.client.link import Link
 from penstock.client.message import WAITING, Message
@@ -34,6 +34,7 @@ from penstock.client.ready_counts import Change, Ready
 from penstock.client.runner import Handler, Inbox, Messages, Runner, make_runner
 from penstock.client.subscription import Subscription
 from penstock.errors import NotConnectedError, OptionError, StoppedError
+from penstock.wire.address import lookupd_url
 from penstock.wire.names import is_valid_name
 
 log = logging.getLogger("penstock.client")
@@ -120,7 +121,7 @@ class Consumer(Life):
         if not self._nsqds and not self._lookupds:
             raise OptionError("a consumer needs nsqd_tcp_addresses or lookupd_http_addresses")
         for address in self._lookupds:
-            lookup_url(address, self.topic)
+            lookupd_url(address, "/lookup", topic=self.topic)
         for address in self._nsqds:
             try:
                 parse_address(address)

@@ -11,69 +11,34 @@ Rule 2: a node that is no longer listed is not disconnected; it is only not conn
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
 
-from penstock.client import http
 from penstock.client.config import Config, make_context
-from penstock.errors import DiscoveryError, OptionError
+from penstock.errors import DiscoveryError, HttpClientError
+from penstock.net.http_client import Timeouts
+from penstock.net.peer_client import look_up
+from penstock.wire.peer_answers import ACCEPT
 
 log = logging.getLogger("penstock.client")
 
-ACCEPT = "application/vnd.nsq; version=1.0"
-V1 = "nsq; version=1.0"
+# A thousand nodes of a topic, and more.
+BODY_SIZE_MAX = 16 << 20
 
 
-def lookup_url(address: str, topic: str) -> str:
-    """The address of a lookupd as people write it, made into the URL to ask."""
-    parts = urlsplit(address if "://" in address else f"http://{address}")
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.hostname is None or (port is None and parts.scheme != "https"):
-        raise OptionError(f"nsqlookupd address {address!r}: missing port")
-    path = parts.path if parts.path not in ("", "/") else "/lookup"
-    query = f"{parts.query}&" if parts.query else ""
-    return urlunsplit((parts.scheme, parts.netloc, path, f"{query}topic={quote(topic)}", ""))
-
-
-def addresses_in(body: bytes, *, plain: bool) -> list[str]:
-    """The nsqds of an answer; before version 1 it stood under ``data``."""
-    try:
-        answer: Any = json.loads(body)
-        if not plain and "producers" not in answer:
-            answer = answer["data"]
-        return [
-            join_address(str(node["broadcast_address"]), int(node["tcp_port"]))
-            for node in answer["producers"] or ()
-        ]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise DiscoveryError(f"an answer that makes no sense: {body[:80]!r}") from None
-
-
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-async def look_up(address: str, topic: str, config: Config) -> list[str]:
-    """Ask one lookupd.  A topic it does not know (404) has no nsqds yet."""
-    headers = {"Accept": ACCEPT, "User-Agent": config.user_agent}
+async def find_nodes(address: str, topic: str, config: Config) -> list[str]:
+    """Ask one lookupd for the TCP addresses of a topic's nodes."""
+    headers = {**ACCEPT, "User-Agent": config.user_agent}
     if config.auth_secret and config.lookupd_authorization:
         headers["Authorization"] = f"Bearer {config.auth_secret}"
-    url = lookup_url(address, topic)
-    context = make_context(config) if url.startswith("https:") else None
-    answer = await http.get(url, headers, config.lookupd_poll_timeout, context)
-    if answer.status == 404:
-        return []
-    if answer.status != 200:
-        raise DiscoveryError(f"{url} answered {answer.status}")
-    plain = answer.headers.get("x-nsq-content-type") == V1
-    return addresses_in(bytes(answer.body), plain=plain)
+    tls = make_context(config) if address.startswith("https:") else None
+    timeout_s = config.lookupd_poll_timeout
+    limits = {"headers": headers, "tls": tls, "body_size_max": BODY_SIZE_MAX}
+    try:
+        return await look_up(address, topic, "tcp_port", Timeouts(timeout_s, timeout_s), **limits)
+    except (HttpClientError, ValueError) as error:
+        raise DiscoveryError(str(error)) from None
 
 
 class Discovery:
@@ -119,7 +84,10 @@ class Discovery:
 
     async def _ask(self) -> None:
         answers = await asyncio.gather(
-            *(look_up(address, self._topic, self._config) for address in self._lookupd_addresses),
+            *(
+                find_nodes(address, self._topic, self._config)
+                for address in self._lookupd_addresses
+            ),
             return_exceptions=True,
         )
         union: set[str] = set()

@@ -20,6 +20,7 @@ from penstock.lookupd.registry import Producer, Registry
 from penstock.lookupd.security import Security
 from penstock.net.acceptor import Visitor
 from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S, Doors
+from penstock.wire.address import peer_address
 from penstock.wire.lookup import (
     OK,
     Command,
@@ -99,7 +100,7 @@ class LookupdConnection(Visitor, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._address = _address(transport.get_extra_info("peername"), id(self))
+        self._address = peer_address(transport.get_extra_info("peername"), f"unix:{id(self):x}")
         self._connections.add(self)
         _keep_alive(transport.get_extra_info("socket"))
         self._set_timer(FIRST_COMMAND_TIMEOUT_S)
@@ -317,13 +318,6 @@ def _names(command: Command) -> tuple[str, str]:
         text = f"{command.name} channel name '{channel}' is not valid"
         raise ProtocolError("E_BAD_CHANNEL", text)
     return topic, channel
-
-
-def _address(peername: object, number: int) -> str:
-    if isinstance(peername, tuple):
-        host, port = peername[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return f"unix:{number:x}"
 
 
 def _keep_alive(sock: socket.socket | None) -> None:

@@ -1,5 +1,12 @@
-"""A small HTTP/1.1 client for the requests a daemon makes itself: one a connection, all bounded.
-`http_pool.py` is for many requests to the same servers.
+"""HTTP/1.1 requests on the loop: the client of daemons, tools and consumers, bounded throughout.
+
+    fetch -> an idle connection to that server, or a new one -> request -> answer -> idle again
+
+Rule 1: a connection has one request at a time.  Who needs more at once gets more connections, so
+        the caller's own limit applies.
+Rule 2: a server may close an idle connection just when the next request leaves.  A request that
+        meets this, before a byte of its answer, is sent again on another connection.
+Rule 3: idle connections are bounded in number and in time, answers in size, requests in time.
 
 httptools, which reads the requests of our servers, reads the answers here; a client library would
 double the time nsqd takes to start.
@@ -9,25 +16,34 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ssl import SSLContext, SSLError
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Protocol, cast
 
 import httptools
 
-from penstock.errors import PenstockError
+from penstock.errors import HttpClientError
+from penstock.net.tls import client_context
 from penstock.record import record
+from penstock.wire.address import Url, parse_url
 
 BODY_SIZE_MAX = 1 << 20
 HEAD_SIZE_MAX = 64 << 10
-_READ_SIZE = 64 << 10
+# Less than the minute or more that servers usually wait.
+IDLE_S = 30.0
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
+Place = tuple[str, int, bool]  # host, port, whether TLS
 
-class HttpClientError(PenstockError):
-    """No answer: unreachable, too slow, or not HTTP."""
+
+class TimeoutOptions(Protocol):
+    """The two flags of every program that makes requests."""
+
+    @property
+    def http_client_connect_timeout_ns(self) -> int: ...
+    @property
+    def http_client_request_timeout_ns(self) -> int: ...
 
 
 @record
@@ -36,6 +52,13 @@ class Timeouts:
 
     connect_s: float
     request_s: float
+
+    @staticmethod
+    def of(options: TimeoutOptions) -> Timeouts:
+        return Timeouts(
+            options.http_client_connect_timeout_ns / 1e9,
+            options.http_client_request_timeout_ns / 1e9,
+        )
 
 
 @dataclass(slots=True)
@@ -47,6 +70,118 @@ class Answer:
     body: bytes = b""
 
 
+class HttpClient:
+    """Makes requests to any number of servers; keeps ``idle_count_max`` connections to each."""
+
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        tls: Callable[[], SSLContext | None] = lambda: None,
+        idle_count_max: int = 0,
+    ) -> None:
+        self._timeouts = timeouts
+        self._tls = tls
+        self._idle_count_max = idle_count_max
+        # The last one used is the first one taken, so that those not needed fall out of use.
+        self._idle: dict[Place, list[_Connection]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def fetch(
+        self,
+        url: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        incoming: AnswerReader | None = None,
+    ) -> Answer:
+        """Make a request and return its answer, whatever its status.  Raises HttpClientError.
+
+        ``incoming`` reads the answer, for callers with further limits.
+        """
+        incoming = incoming or AnswerReader(method == "HEAD")
+        try:
+            at = parse_url(url)
+            stays = self._idle_count_max > 0
+            request = request_bytes(method, at, headers or {}, body, stays=stays)
+            async with asyncio.timeout(self._timeouts.request_s):
+                return await self._ask((at.host, at.port, at.secure), request, incoming)
+        except TimeoutError:
+            raise HttpClientError(f"{origin_of(url)}: timed out") from None
+        except (OSError, SSLError, httptools.HttpParserError, ValueError) as error:
+            raise HttpClientError(f"{origin_of(url)}: {error}") from error
+        finally:
+            incoming.release()
+
+    async def close(self) -> None:
+        """Close what is idle; requests must have ended."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.abort()
+        self._idle.clear()
+
+    async def _ask(self, place: Place, request: bytes, incoming: AnswerReader) -> Answer:
+        while True:
+            connection = self._take(place)
+            # Each round uses up an idle connection, and a new one is not tried twice.
+            used = connection is not None
+            if connection is None:
+                connection = await self._connect(place)
+            try:
+                answer = await connection.ask(request, incoming)
+            except OSError:
+                if not used or connection.answered:
+                    raise
+                continue
+            if connection.stays:
+                self._put(place, connection)
+            return answer
+
+    def _take(self, place: Place) -> _Connection | None:
+        idle = self._idle.get(place, [])
+        while idle:
+            connection = idle.pop()
+            if not connection.ended:
+                return connection
+        return None
+
+    async def _connect(self, place: Place) -> _Connection:
+        host, port, secure = place
+        loop = asyncio.get_running_loop()
+        tls = (self._tls() or client_context()) if secure else None
+        async with asyncio.timeout(self._timeouts.connect_s):
+            _, connection = await loop.create_connection(
+                lambda: _Connection(loop), host, port, ssl=tls
+            )
+        return connection
+
+    def _put(self, place: Place, connection: _Connection) -> None:
+        idle = self._idle.setdefault(place, [])
+        if len(idle) >= self._idle_count_max:
+            connection.abort()
+            return
+        connection.idle_since_s = connection.loop.time()
+        idle.append(connection)
+        if self._sweep is None:
+            self._sweep = connection.loop.call_later(IDLE_S / 2, self._expire, connection.loop)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what has been idle for too long."""
+        before_s = loop.time() - IDLE_S
+        for place, connections in list(self._idle.items()):
+            kept = [each for each in connections if each.idle_since_s > before_s and not each.ended]
+            for connection in connections:
+                if connection not in kept:
+                    connection.abort()
+            if kept:
+                self._idle[place] = kept
+            else:
+                del self._idle[place]
+        self._sweep = loop.call_later(IDLE_S / 2, self._expire, loop) if self._idle else None
+
+
 async def fetch(
     url: str,
     timeouts: Timeouts,
@@ -55,86 +190,101 @@ async def fetch(
     headers: Mapping[str, str] | None = None,
     body: bytes = b"",
     tls: SSLContext | None = None,
-    body_size_max: int = BODY_SIZE_MAX,
-    incoming: Incoming | None = None,
+    incoming: AnswerReader | None = None,
 ) -> Answer:
-    """Make one request and return its answer, whatever its status.  Raises HttpClientError.
-
-    ``incoming`` takes the answer, for callers with further limits.
-    """
-    incoming = incoming or Incoming(method == "HEAD", body_size_max)
-    try:
-        async with asyncio.timeout(timeouts.request_s):
-            return await _fetch(url, timeouts, method, headers or {}, body, tls, incoming)
-    except TimeoutError:
-        raise HttpClientError(f"{origin_of(url)}: timed out") from None
-    except (OSError, SSLError, httptools.HttpParserError, ValueError) as error:
-        raise HttpClientError(f"{origin_of(url)}: {error}") from error
-    finally:
-        incoming.release()
-
-
-async def _fetch(
-    url: str,
-    timeouts: Timeouts,
-    method: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    tls: SSLContext | None,
-    incoming: Incoming,
-) -> Answer:
-    parts = urlsplit(url)
-    secure = parts.scheme == "https"
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("not an http or https address")
-    port = parts.port or (443 if secure else 80)
-    async with asyncio.timeout(timeouts.connect_s):
-        reader, writer = await asyncio.open_connection(
-            parts.hostname, port, ssl=tls if secure else None
-        )
-    try:
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        host = parts.netloc.rpartition("@")[2]
-        writer.write(request_bytes(method, target, host, headers, body))
-        while not incoming.complete:
-            data = await reader.read(_READ_SIZE)
-            if not data:
-                incoming.end()
-                break
-            incoming.feed(data)
-        return incoming.answer
-    finally:
-        writer.transport.abort()
+    """`HttpClient.fetch` on a connection of its own."""
+    client = HttpClient(timeouts, lambda: tls)
+    return await client.fetch(url, method=method, headers=headers, body=body, incoming=incoming)
 
 
 def request_bytes(
-    method: str,
-    target: str,
-    host: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    *,
-    stays: bool = False,
+    method: str, url: Url, headers: Mapping[str, str], body: bytes, *, stays: bool = False
 ) -> bytes:
     """A request; with ``stays`` the connection may be used again after the answer."""
-    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}"]
+    lines = [f"{method} {url.target} HTTP/1.1", f"Host: {url.authority}"]
     if not stays:
         lines.append("Connection: close")
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if body:
         lines.append(f"Content-Length: {len(body)}")
     head = "\r\n".join((*lines, "", ""))
-    if _CONTROL.search(target) or _CONTROL.search(host):
+    if _CONTROL.search(url.target) or _CONTROL.search(url.authority):
         raise ValueError("control characters in the address")
     return head.encode("latin-1") + body
 
 
 def origin_of(url: str) -> str:
-    """Scheme and host: the rest may hold secrets and does not belong into a log."""
+    """The URL without its query, which may hold secrets and does not belong into a log."""
     return url.partition("?")[0]
 
 
-class Incoming:
+class _Connection(asyncio.Protocol):
+    """One connection to a server."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.ended = False
+        self.stays = False  # after the last answer
+        self.answered = False  # a byte of the answer has come
+        self.idle_since_s = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._incoming: AnswerReader | None = None
+        self._waiter: asyncio.Future[Answer] | None = None
+
+    async def ask(self, request: bytes, incoming: AnswerReader) -> Answer:
+        """Send a request and return its answer."""
+        self.answered = self.stays = False
+        if self.ended or self._transport is None:
+            raise ConnectionResetError("closed")
+        self._incoming = incoming
+        self._waiter = self.loop.create_future()
+        self._transport.write(request)
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = self._incoming = None
+            if not self.stays:
+                self.abort()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        waiter, incoming = self._waiter, self._incoming
+        if waiter is None or incoming is None or waiter.done():
+            # Nobody asked.
+            self.abort()
+            return
+        self.answered = True
+        try:
+            incoming.feed(data)
+        except (httptools.HttpParserError, ValueError) as error:
+            waiter.set_exception(error)
+            return
+        if incoming.complete:
+            self.stays = incoming.stays
+            waiter.set_result(incoming.answer)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended = True
+        waiter, incoming = self._waiter, self._incoming
+        if waiter is None or incoming is None or waiter.done():
+            return
+        if not self.answered:
+            waiter.set_exception(error or ConnectionResetError("closed without an answer"))
+            return
+        try:
+            incoming.end()
+            waiter.set_result(incoming.answer)
+        except ValueError as unfinished:
+            waiter.set_exception(error or unfinished)
+
+
+class AnswerReader:
     """An answer as it arrives; the ``on_*`` methods are httptools' callbacks."""
 
     def __init__(self, head_only: bool, body_size_max: int = BODY_SIZE_MAX) -> None:
@@ -145,7 +295,7 @@ class Incoming:
         self._parser: Any = httptools.HttpResponseParser(self)
         self._head_done = False
         self._head_size = 0
-        self.stays = False  # the server keeps the connection open behind its answer
+        self.stays = False  # the server keeps the connection open after its answer
         self._body: list[bytes] = []
         self._body_size = 0
 
@@ -182,7 +332,7 @@ class Incoming:
         self._body.append(data)
 
     def forget_body(self) -> None:
-        """Let go of what has come of the body."""
+        """Drop what has come of the body."""
         self._body.clear()
 
     def release(self) -> None:

@@ -19,6 +19,7 @@ from penstock.net.http_message import Response
 from penstock.net.http_reader import BETWEEN, BODY, Incoming, RequestReader
 from penstock.net.peer import unsent_size
 from penstock.page_cache import Stretch
+from penstock.wire.address import peer_address
 
 if TYPE_CHECKING:
     from penstock.net.http_server import HttpServer
@@ -139,7 +140,7 @@ class HttpConnection(Visitor, asyncio.Protocol):
             self._close(partial=False)
             return
         self._fd = transport.get_extra_info("socket").fileno()
-        address = _address(transport.get_extra_info("peername"))
+        address = peer_address(transport.get_extra_info("peername"))
         self._secure = transport.get_extra_info("sslcontext") is not None
         gate = server.gate(self._secure) if server.gate is not None else None
         self._reader = RequestReader(
@@ -483,10 +484,3 @@ class HttpConnection(Visitor, asyncio.Protocol):
         else:
             transport.close()
             self._close_deadline_s = self._server.now_s + self._limits.write_timeout_s
-
-
-def _address(peername: object) -> str:
-    if isinstance(peername, tuple):
-        host, port = peername[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return "@"

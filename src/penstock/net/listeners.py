@@ -22,6 +22,7 @@ from penstock.net.acceptor import Listener, Visitor, bind, bind_unix
 from penstock.net.admission import Door, Doors
 from penstock.net.http_server import HttpServer
 from penstock.version import version_line
+from penstock.wire.address import join_address, split_address
 
 log = logging.getLogger(__name__)
 
@@ -95,20 +96,6 @@ async def listen_http(
         raise listen_error(given, error) from error
     log.info("%s: listening on %s", name, join_address(*address))
     return address[1]
-
-
-def split_address(address: str) -> tuple[str, int | None]:
-    """(host, port) of ``host:port``; (path, None) of a unix socket's path."""
-    if "/" in address:
-        return address, None
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
-        raise OptionError(f'"{address}" must be host:port or a path')
-    return host.strip("[]"), int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listen_error(address: str, error: OSError | OptionError) -> PenstockError:

@@ -8,14 +8,13 @@ import fcntl
 import socket
 import termios
 
+from penstock.wire.address import peer_address
+
 
 def peer_of(transport: asyncio.Transport) -> tuple[str, str]:
     """(host, address) of the other side; a unix socket has neither."""
     peer = transport.get_extra_info("peername")
-    if not isinstance(peer, tuple):
-        return "", "@"
-    host, port = str(peer[0]), peer[1]
-    return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return str(peer[0]) if isinstance(peer, tuple) else "", peer_address(peer)
 
 
 def set_no_delay(transport: asyncio.Transport) -> None:

@@ -1,4 +1,4 @@
-"""TLS contexts made of the options: for clients of a daemon, and for nsqd as a client.
+"""TLS contexts made of options: for the clients of a daemon, and for those who are clients.
 
     --tls-client-auth-policy   (none)            clients are not asked for a certificate
                                require           it, or one that signed it, is in the file that
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ssl
 import warnings
-from typing import Protocol
 
 from penstock.errors import OptionError
 from penstock.settings.daemon import TLS_VERSIONS, TlsOptions
@@ -27,19 +26,6 @@ _SUITES = (
     "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256:ECDHE+AESGCM:ECDHE+CHACHA20:"
     "ECDHE+AES128:ECDHE+AES256:AESGCM:AES:!aNULL:!eNULL:!PSK:!SRP:!aDSS:!AESCCM:@SECLEVEL=0"
 )
-
-
-class LookupdTlsOptions(Protocol):
-    """How nsqd speaks TLS with nsqlookupds."""
-
-    @property
-    def lookupd_tls(self) -> bool: ...
-    @property
-    def lookupd_tls_root_ca_file(self) -> str: ...
-    @property
-    def lookupd_tls_cert(self) -> str: ...
-    @property
-    def lookupd_tls_key(self) -> str: ...
 
 
 def server_context(options: TlsOptions) -> ssl.SSLContext | None:
@@ -70,28 +56,34 @@ def load_certificate(context: ssl.SSLContext, options: TlsOptions) -> None:
     _load_chain(context, options.tls_cert, options.tls_key, "tls")
 
 
-def client_context(options: TlsOptions) -> ssl.SSLContext:
-    """The context for requests to auth servers: the given authority, else the system's."""
-    context = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
-    # An explicit authority is trusted even if it is an intermediate one, as Go does.
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    return context
+def client_context(
+    root_ca_file: str = "",
+    cert: str = "",
+    key: str = "",
+    *,
+    insecure: bool = False,
+    version: str = "tls1.2",
+    flags: str = "",
+) -> ssl.SSLContext:
+    """The context of a client: the authorities of a file, else the system's.  Raises OptionError.
 
-
-def lookupd_context(options: LookupdTlsOptions) -> ssl.SSLContext | None:
-    """The context for connections to nsqlookupds; None: they are plain.  Raises OptionError."""
-    if not options.lookupd_tls:
-        return None
-    authority = options.lookupd_tls_root_ca_file
-    if authority:
+    ``insecure`` accepts any certificate; errors name the files by flags that begin with ``flags``.
+    """
+    if root_ca_file or insecure:
+        # Reading the system's authorities would take 50 ms.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        _load_authorities(context, authority, "lookupd-tls")
     else:
         context = ssl.create_default_context()
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if root_ca_file:
+        _load_authorities(context, root_ca_file, flags)
+    context.minimum_version = ssl.TLSVersion(TLS_VERSIONS[version])
+    # An explicit authority is trusted even if it is an intermediate one, as Go does.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    if options.lookupd_tls_cert:
-        _load_chain(context, options.lookupd_tls_cert, options.lookupd_tls_key, "lookupd-tls")
+    if insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if cert:
+        _load_chain(context, cert, key, flags)
     return context
 
 
@@ -106,25 +98,24 @@ def _set_version(context: ssl.SSLContext, version: int) -> None:
 
 def _load_chain(context: ssl.SSLContext, cert: str, key: str, flags: str) -> None:
     try:
-        context.load_cert_chain(cert, key, password=_refuse_password)
+        context.load_cert_chain(cert, key or None, password=_refuse_password)
     except (OSError, ssl.SSLError, ValueError) as error:
-        files = f"--{flags}-cert {cert}, --{flags}-key {key}"
-        raise OptionError(f"failed to build TLS config - {files}: {_text(error)}") from None
+        raise _unusable({"cert": cert, "key": key}, flags, error) from None
 
 
 def _load_authorities(context: ssl.SSLContext, path: str, flags: str) -> None:
     try:
         context.load_verify_locations(path)
     except (OSError, ssl.SSLError) as error:
-        raise OptionError(
-            f"failed to build TLS config - --{flags}-root-ca-file {path}: {_text(error)}"
-        ) from None
+        raise _unusable({"root-ca-file": path}, flags, error) from None
+
+
+def _unusable(files: dict[str, str], flags: str, error: Exception) -> OptionError:
+    named = [f"--{flags}-{name} {path}" if flags else path for name, path in files.items() if path]
+    text = getattr(error, "strerror", None) or str(error)
+    return OptionError(f"failed to build TLS config - {', '.join(named)}: {text}")
 
 
 def _refuse_password() -> str:
     # OpenSSL would ask on the terminal, and wait.
     raise ValueError("the key has a password")
-
-
-def _text(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)

@@ -22,11 +22,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote_plus, urlsplit, urlunsplit
 
 from penstock.core.ticket import Ticket, settled
-from penstock.errors import AuthError, ProtocolError
-from penstock.net.http_client import Answer, HttpClientError, Timeouts, fetch
+from penstock.errors import AuthError, HttpClientError, ProtocolError
+from penstock.net.http_client import Answer, Timeouts, fetch
+from penstock.net.tls import client_context
 from penstock.record import record
 from penstock.wire import gojson
+from penstock.wire.address import join_address
 from penstock.wire.authorization import Authorizations, read_reply
+from penstock.wire.peer_answers import ACCEPT
 from penstock.wire.quote import quote
 
 if TYPE_CHECKING:
@@ -35,9 +38,7 @@ if TYPE_CHECKING:
 
 # Requests at once; a thousand clients that come back together wait for one another.
 REQUEST_COUNT_MAX = 128
-_SECOND_NS = 1_000_000_000
-_HEADERS = {"Accept": "application/vnd.nsq; version=1.0"}
-_JSON_HEADERS = {**_HEADERS, "Content-Type": "application/json"}
+_JSON_HEADERS = {**ACCEPT, "Content-Type": "application/json"}
 
 
 @record
@@ -62,14 +63,11 @@ class Question:
 class AuthServers:
     """All auth servers of one nsqd."""
 
-    def __init__(self, options: Options, client_context: Callable[[], SSLContext]) -> None:
+    def __init__(self, options: Options) -> None:
         self._urls = [url_of(address) for address in options.auth_http_addresses]
         self._post = options.auth_http_request_method == "post"
-        self._timeouts = Timeouts(
-            options.http_client_connect_timeout_ns / _SECOND_NS,
-            options.http_client_request_timeout_ns / _SECOND_NS,
-        )
-        self._client_context = client_context
+        self._timeouts = Timeouts.of(options)
+        self._root_ca_file = options.tls_root_ca_file
         self._context: SSLContext | None = None
         self._slots = asyncio.Semaphore(REQUEST_COUNT_MAX)
 
@@ -109,12 +107,12 @@ class AuthServers:
             )
         query = "&".join(f"{key}={quote_plus(value)}" for key, value in fields.items())
         joint = "&" if "?" in url else "?"
-        return await fetch(f"{url}{joint}{query}", self._timeouts, headers=_HEADERS, tls=context)
+        return await fetch(f"{url}{joint}{query}", self._timeouts, headers=ACCEPT, tls=context)
 
     async def _tls(self) -> SSLContext:
         # Reading the system's authorities takes 50 ms, so a thread does it.
         if self._context is None:
-            self._context = await asyncio.to_thread(self._client_context)
+            self._context = await asyncio.to_thread(client_context, self._root_ca_file)
         return self._context
 
 
@@ -219,6 +217,5 @@ def https_url(url: str, body: bytes) -> str:
     except ValueError:
         raise AuthError(f"{url}: status 403") from None
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
-    return urlunsplit(("https", f"{host}:{port}", parts.path, parts.query, ""))
+    authority = join_address(parts.hostname or "", int(port))
+    return urlunsplit(("https", authority, parts.path, parts.query, ""))

@@ -25,7 +25,7 @@ from ssl import SSLContext
 from typing import Any
 
 from penstock.errors import PenstockError, ProtocolError
-from penstock.net.listeners import join_address, split_address
+from penstock.wire.address import join_address, split_address
 from penstock.wire.lookup import (
     MAGIC,
     OK,

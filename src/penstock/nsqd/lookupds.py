@@ -15,16 +15,19 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from ssl import SSLContext
-from urllib.parse import quote
 
 from penstock.engine.base import BaseTopic
 from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
-from penstock.net.http_client import HttpClientError, Timeouts, fetch
+from penstock.errors import HttpClientError
+from penstock.net.http_client import Timeouts
+from penstock.net.peer_client import fetch_json
 from penstock.nsqd.lookup_peer import LookupPeer
 from penstock.wire import gojson
+from penstock.wire.address import lookupd_url
 from penstock.wire.lookup import Identity, encode_command
 from penstock.wire.names import is_ephemeral, is_valid_name
+from penstock.wire.peer_answers import names_in
 
 log = logging.getLogger(__name__)
 
@@ -134,11 +137,7 @@ class Lookups:
         return True
 
     async def _find(self, topic: BaseTopic) -> None:
-        options = self._broker.options
-        timeouts = Timeouts(
-            options.http_client_connect_timeout_ns / 1e9,
-            options.http_client_request_timeout_ns / 1e9,
-        )
+        timeouts = Timeouts.of(self._broker.options)
         found: dict[str, None] = {}
         try:
             async with (
@@ -158,14 +157,19 @@ class Lookups:
         if not peer.http_url:
             log.warning("topic=%s: lookupd=%s was not asked for channels", topic, peer.address)
             return
-        url = f"{peer.http_url}/channels?topic={quote(topic)}"
+        url = lookupd_url(peer.http_url, "/channels", topic=topic)
         try:
             async with self._requests:
-                size_max = ANSWER_SIZE_MIN + NAME_SIZE * self._broker.options.max_lookupd_channels
-                answer = await fetch(url, timeouts, tls=self._tls(), body_size_max=size_max)
-            if answer.status != 200:
-                raise HttpClientError(f"{peer.http_url}: status {answer.status}")
-            found.update(dict.fromkeys(self._accepted(decode_channels(answer.body), peer, topic)))
+                names = await fetch_json(
+                    url,
+                    timeouts,
+                    headers={},
+                    tls=self._tls(),
+                    body_size_max=ANSWER_SIZE_MIN
+                    + NAME_SIZE * self._broker.options.max_lookupd_channels,
+                    read=decode_channels,
+                )
+            found.update(dict.fromkeys(self._accepted(names, peer, topic)))
         except (HttpClientError, ValueError) as error:
             log.warning("topic=%s: channels are not known from %s", topic, error)
 
@@ -202,10 +206,7 @@ def decode_channels(body: bytes) -> list[str]:
     """The names in nsqlookupd's answer to /channels; ValueError if it is something else."""
     if body.count(b"[") + body.count(b"{") > BRACKET_COUNT_MAX:
         raise ValueError("an answer with too many lists")
-    channels = gojson.members(gojson.decode(body)).get("channels", [])
-    if not isinstance(channels, list) or not all(type(name) is str for name in channels):
-        raise ValueError("an answer without a list of channels")
-    return channels
+    return names_in({"channels": [], **gojson.members(gojson.decode(body))}, "channels")
 
 
 def _commands(what: BaseTopic | Channel, exists: bool) -> Iterator[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from ssl import SSLContext
 from typing import TYPE_CHECKING
 
@@ -11,12 +10,7 @@ from penstock.engine.options import Options
 from penstock.errors import OptionError
 from penstock.net.http_router import Gate, Route, plain_http_refusal
 from penstock.net.http_tokens import Tokens, read_tokens
-from penstock.net.tls import (
-    client_context,
-    load_certificate,
-    lookupd_context,
-    server_context,
-)
+from penstock.net.tls import client_context, load_certificate, server_context
 
 if TYPE_CHECKING:
     from penstock.nsqd.auth import AuthServers
@@ -31,13 +25,13 @@ class Security:
         self._options = options
         self.tls: SSLContext | None = server_context(options)
         self.tls_required = options.tls_required != "false"
-        self.lookupd_tls: SSLContext | None = lookupd_context(options)
+        self.lookupd_tls = lookupd_context(options)
         self.auth: AuthServers | None = None
         if options.auth_http_addresses:
             # Loaded where it is wanted: every module more makes every start longer.
             from penstock.nsqd.auth import AuthServers
 
-            self.auth = AuthServers(options, partial(client_context, options))
+            self.auth = AuthServers(options)
         self.tokens: Tokens | None = None
         if options.http_auth_token_file:
             self.tokens = Tokens(options.http_auth_token_file)
@@ -97,3 +91,15 @@ class Security:
         if refusal is not None and not secure:
             return lambda _request, _route: refusal
         return None if self.tokens is None else self.tokens.gate
+
+
+def lookupd_context(options: Options) -> SSLContext | None:
+    """The context for connections to nsqlookupds; None: they are plain.  Raises OptionError."""
+    if not options.lookupd_tls:
+        return None
+    return client_context(
+        options.lookupd_tls_root_ca_file,
+        options.lookupd_tls_cert,
+        options.lookupd_tls_key,
+        flags="lookupd-tls",
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import partial
 
 from penstock.errors import NodeError, QueryError
 from penstock.pipeline.identity import PipelineIdentity
@@ -14,9 +14,11 @@ from penstock.pipeline.patterns import LeftPattern, Wish
 from penstock.pipeline.plan import broker_options
 from penstock.pipeline.spec import Pipeline, Source, channel_of
 from penstock.spark.cluster import Cluster
-from penstock.spark.node_client import Access, Node
+from penstock.spark.node_client import Access, Node, asked
 from penstock.spark.options import BATCH, Options, parse_options
+from penstock.wire.peer_answers import channels_in, names_in, topics_in
 
+TOPICS = partial(names_in, name="topics")
 # Of the data source's options, those that say how to reach a broker.
 REACHING = ("tls", "httptoken", "requesttimeout", "retrytimeout")
 
@@ -86,42 +88,25 @@ class Brokers:
         return tuple(sorted(named))
 
     def _all_topics(self) -> set[str]:
-        found: set[str] = set()
-        errors: list[NodeError] = []
-        lookupds = self._options.lookupd_http_addresses
-        for address in lookupds:
-            lookupd = Node(address, self._access, "nsqlookupd")
-            try:
-                found.update(lookupd.get("/topics")["topics"])
-            except NodeError as error:
-                errors.append(error)
-        if lookupds and len(errors) == len(lookupds):
-            raise errors[0]
+        found = self.cluster().ask_lookupds(asked("GET", "/topics"), TOPICS)
         for address in self._options.nsqd_http_addresses:
             node = Node(address, self._access)
-            stats = node.get("/stats", format="json", include_clients="false")
-            found.update(topic["topic_name"] for topic in stats["topics"])
+            found.update(topic for topic, _ in node.read(topics_in, node.stats()))
         return {topic for topic in found if not topic.endswith("#ephemeral")}
 
     def waiting(self, topics: tuple[str, ...]) -> int | None:
         """How many messages the pipeline has not read; None if a topic is new to it."""
         count = 0
         seen: set[str] = set()
-        for topic, channel in self._channels(topics):
-            seen.add(topic)
-            count += int(channel["depth"])
-        return count if seen >= set(topics) else None
-
-    def _channels(self, topics: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
         for node in self.nodes():
             try:
-                stats = node.get("/stats", format="json", include_clients="false")
+                stats = node.stats()
             except NodeError:
-                continue  # the stream itself tells of a node that is away
-            for topic in stats["topics"]:
-                for channel in topic["channels"]:
-                    if topic["topic_name"] in topics and channel["channel_name"] == self._channel:
-                        yield topic["topic_name"], channel
+                continue  # the stream itself reports a node that is away
+            for topic, _, channel in channels_in(stats, topics, self._channel):
+                seen.add(topic)
+                count += int(channel["depth"])
+        return count if seen >= set(topics) else None
 
 
 class Discovery:

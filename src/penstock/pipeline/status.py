@@ -21,6 +21,7 @@ from penstock.errors import PenstockError
 from penstock.pipeline.details import lines_of
 from penstock.progress import OVER, PipelineState
 from penstock.spark.node_client import Access, Node
+from penstock.wire.peer_answers import channels_in
 
 VARIABLE = "PENSTOCK_STATE"
 ASK_S = 1.0
@@ -132,11 +133,8 @@ def ask_brokers(run: Status) -> int | None:
     for address in run.nodes:
         node = Node(address, Access(request_timeout_s=ASK_S, retry_timeout_s=0.0))
         try:
-            stats = node.get("/stats", format="json", include_clients="false")
-            for topic in stats["topics"]:
-                for channel in topic["channels"]:
-                    if topic["topic_name"] in run.topics and channel["channel_name"] == run.channel:
-                        depth = (depth or 0) + int(channel["depth"])
+            for _, _, channel in channels_in(node.stats(), run.topics, run.channel):
+                depth = (depth or 0) + int(channel["depth"])
         except (PenstockError, KeyError, TypeError, ValueError):
             return None
     return depth

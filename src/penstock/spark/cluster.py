@@ -9,19 +9,22 @@ Rule 1: a plan is made with all nodes or not at all: one that does not answer is
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from penstock.errors import NodeError, QueryError
 from penstock.spark.node_client import Access, Asked, Node, asked, host_and_port
 from penstock.spark.options import Options
+from penstock.wire.peer_answers import addresses_in
 
 log = logging.getLogger("penstock.spark")
 
 # A node that is asked to sync what it has does it in milliseconds.
 SYNC_WAIT_MS = 5000
 RANGE_COUNT_MAX = 1024  # that a node counts in one request
+HTTP_ADDRESSES = partial(addresses_in, port="http_port")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,8 @@ class Cluster:
         if not missing or not self.options.lookupd_http_addresses:
             return
         known = {node.address for node in self.nodes.values()}
-        for address in sorted(self._ask_lookupds(asked("GET", "/nodes"), 0.0) - known):
+        found = self.ask_lookupds(asked("GET", "/nodes"), HTTP_ADDRESSES, 0.0)
+        for address in sorted(found - known):
             uuid = self._identify(address, strict=False)
             if uuid in missing:
                 self.nodes[uuid] = Node(address, self.access)
@@ -134,15 +138,24 @@ class Cluster:
         found: set[str] = set()
         if not everywhere:
             for topic in self.options.topic:
-                found |= self._ask_lookupds(asked("GET", "/lookup", {"topic": topic}), retry_s)
-        found = found or self._ask_lookupds(asked("GET", "/nodes"), retry_s)
+                request = asked("GET", "/lookup", {"topic": topic})
+                found |= self.ask_lookupds(request, HTTP_ADDRESSES, retry_s)
+        found = found or self.ask_lookupds(asked("GET", "/nodes"), HTTP_ADDRESSES, retry_s)
         if everywhere and not found:
             lookupds = ", ".join(self.options.lookupd_http_addresses)
             raise QueryError(f"no nsqd is registered with nsqlookupd {lookupds}")
         return sorted(found)
 
-    def _ask_lookupds(self, request: Asked, retry_s: float | None) -> set[str]:
-        """The union of what all say; those that fail are left out unless all do."""
+    def ask_lookupds(
+        self,
+        request: Asked,
+        read: Callable[[Any], Iterable[str]],
+        retry_s: float | None = None,
+    ) -> set[str]:
+        """The union of what ``read`` finds in all answers; failures are left out unless all fail.
+
+        ``retry_s`` in place of retryTimeout; with 0 the answers must come soon, too.
+        """
         found: set[str] = set()
         errors: list[NodeError] = []
         addresses = self.options.lookupd_http_addresses
@@ -151,12 +164,12 @@ class Cluster:
             if retry_s == 0.0:
                 lookupd = lookupd.brief()
             try:
-                found.update(addresses_in(lookupd.json(request, retry_s), lookupd))
+                found.update(lookupd.read(read, lookupd.json(request, retry_s)))
             except NodeError as error:
                 if error.status != 404:
                     log.warning("%s", error)
                     errors.append(error)
-        if len(errors) == len(addresses):
+        if addresses and len(errors) == len(addresses):
             raise errors[0]
         return found
 
@@ -227,13 +240,3 @@ class Cluster:
             return end - start - self.count(uuid, topic, start, end)
         except NodeError:
             return end - start
-
-
-def addresses_in(answer: Any, lookupd: Node) -> Iterable[str]:
-    """The HTTP addresses of an answer of nsqlookupd."""
-    try:
-        for producer in answer["producers"] or ():
-            host, port = str(producer["broadcast_address"]), int(producer["http_port"])
-            yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    except (KeyError, TypeError, ValueError):
-        raise NodeError(f"{lookupd} gives an answer that makes no sense: {answer!r:.80}") from None

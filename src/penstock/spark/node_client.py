@@ -18,16 +18,21 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlencode
 
 from penstock.errors import NodeError, OptionError
+from penstock.net.tls import client_context
 from penstock.spark.options import Options
 from penstock.version import VERSION
+from penstock.wire.address import parse_url
+from penstock.wire.peer_answers import stats_query
+
+T = TypeVar("T")
 
 log = logging.getLogger("penstock.spark")
 
@@ -130,31 +135,20 @@ def asked(
     return Asked(method, target, body)
 
 
-def host_and_port(address: str, default_port: int | None = None) -> tuple[str, int]:
-    """Take an address apart; what is none is an OptionError."""
-    parts = urlsplit(address if "://" in address else f"//{address}")
+def host_and_port(address: str) -> tuple[str, int]:
+    """(host, port) of ``host:port`` or a URL with a port; OptionError if it is neither."""
     try:
-        port = parts.port or default_port
+        url = parse_url(address if "://" in address else f"http://{address}")
     except ValueError:
-        port = None
-    if not parts.hostname or port is None or parts.path not in ("", "/"):
+        url = None
+    if url is None or url.target != "/" or not url.authority.endswith(f":{url.port}"):
         raise OptionError(f"address {address!r} must be host:port or https://host:port")
-    return parts.hostname, port
+    return url.host, url.port
 
 
 @lru_cache(maxsize=16)
 def tls_context(access: Access) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=access.root_ca_file or None)
-        if access.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if access.cert:
-            context.load_cert_chain(access.cert, access.key or None)
-    except OSError as error:  # ssl.SSLError is one too
-        named = ", ".join(file for file in (access.root_ca_file, access.cert, access.key) if file)
-        raise OptionError(f"TLS with {named}: {error}") from None
-    return context
+    return client_context(access.root_ca_file, access.cert, access.key, insecure=access.insecure)
 
 
 def connect(
@@ -206,6 +200,17 @@ class Node:
             raise NodeError(
                 f"{self}: an answer that makes no sense: {answer.body[:80]!r}"
             ) from None
+
+    def read(self, reader: Callable[..., T], answer: Any, *more: Any) -> T:
+        """What a reader of `penstock.wire.peer_answers` finds in an answer of this node."""
+        try:
+            return reader(answer, *more)
+        except ValueError as error:
+            raise NodeError(f"{self} gives {error}") from None
+
+    def stats(self) -> Any:
+        """The answer to /stats, without clients."""
+        return self.get("/stats", **stats_query())
 
     def ask(self, request: Asked, retry_s: float | None = None) -> Answer:
         """Make a request until it is answered; ``retry_s`` in place of retryTimeout."""

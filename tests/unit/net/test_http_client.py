@@ -7,14 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.net.http_client import (
-    BODY_SIZE_MAX,
-    HEAD_SIZE_MAX,
-    Answer,
-    HttpClientError,
-    Timeouts,
-    fetch,
-)
+from penstock.errors import HttpClientError
+from penstock.net.http_client import BODY_SIZE_MAX, HEAD_SIZE_MAX, Answer, Timeouts, fetch
 
 TIMEOUTS = Timeouts(2.0, 2.0)
 

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from penstock.net import http_pool
-from penstock.net.http_client import HttpClientError, Timeouts
-from penstock.net.http_pool import HttpPool
+from penstock.errors import HttpClientError
+from penstock.net import http_client
+from penstock.net.http_client import Answer, HttpClient, Timeouts
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CLOSING = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"
@@ -44,7 +44,7 @@ class Server:
 
 def run(
     script: Script,
-    work: Callable[[Server, HttpPool], Awaitable[None]],
+    work: Callable[[Server, HttpClient], Awaitable[None]],
     *,
     idle_count_max: int = 10,
     request_s: float = 10.0,
@@ -54,7 +54,7 @@ def run(
         server = await asyncio.start_server(answering.serve, "127.0.0.1", 0)
         answering.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/in"
         timeouts = Timeouts(10.0, request_s)
-        pool = HttpPool(timeouts, ssl.create_default_context, idle_count_max=idle_count_max)
+        pool = HttpClient(timeouts, ssl.create_default_context, idle_count_max=idle_count_max)
         try:
             await work(answering, pool)
         finally:
@@ -65,11 +65,11 @@ def run(
     return asyncio.run(main())
 
 
-def post(server: Server, pool: HttpPool) -> Awaitable[http_pool.Answer]:
+def post(server: Server, pool: HttpClient) -> Awaitable[Answer]:
     return pool.fetch(server.url, method="POST", headers={"X-Y": "z"}, body=b"body")
 
 
-async def three(server: Server, pool: HttpPool) -> None:
+async def three(server: Server, pool: HttpClient) -> None:
     """One request after the other."""
     for _ in range(3):
         answer = await post(server, pool)
@@ -144,7 +144,7 @@ def test_many_idle_connections_gone_at_once_are_all_passed_over() -> None:
         writer.write(OK)
         return True
 
-    async def work(server: Server, pool: HttpPool) -> None:
+    async def work(server: Server, pool: HttpClient) -> None:
         await asyncio.gather(*(post(server, pool) for _ in range(8)))
         assert server.connections == 8
         leaving.set()
@@ -165,7 +165,7 @@ def test_many_idle_connections_gone_at_once_are_all_passed_over() -> None:
     ],
 )
 def test_an_answer_that_is_none_is_an_error(answer: bytes, text: str) -> None:
-    async def work(server: Server, pool: HttpPool) -> None:
+    async def work(server: Server, pool: HttpClient) -> None:
         with pytest.raises(HttpClientError, match=text):
             await post(server, pool)
 
@@ -178,7 +178,7 @@ def test_a_request_has_a_limit_and_its_connection_is_not_used_again() -> None:
         await asyncio.sleep(30)
         return False
 
-    async def work(server: Server, pool: HttpPool) -> None:
+    async def work(server: Server, pool: HttpClient) -> None:
         for _ in range(2):
             with pytest.raises(HttpClientError, match="timed out"):
                 await post(server, pool)
@@ -188,9 +188,9 @@ def test_a_request_has_a_limit_and_its_connection_is_not_used_again() -> None:
 
 
 def test_idle_connections_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_pool, "IDLE_S", 0.2)
+    monkeypatch.setattr(http_client, "IDLE_S", 0.2)
 
-    async def work(server: Server, pool: HttpPool) -> None:
+    async def work(server: Server, pool: HttpClient) -> None:
         await asyncio.gather(*(post(server, pool) for _ in range(8)))
         await asyncio.gather(*(post(server, pool) for _ in range(8)))
         assert server.connections == 8 + 5, "three were kept"
@@ -204,7 +204,7 @@ def test_idle_connections_are_bounded_in_number_and_time(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("url", ["ftp://a/", "http://", "http://a\n/", "http://127.0.0.1:1/"])
 def test_an_address_that_leads_nowhere_is_an_error(url: str) -> None:
-    async def work(server: Server, pool: HttpPool) -> None:
+    async def work(server: Server, pool: HttpClient) -> None:
         with pytest.raises(HttpClientError):
             await pool.fetch(url, headers={})
 
