@@ -189,12 +189,14 @@ class Api:
         self._admin.notifier.tell(
             posted_actions.notice_of(action, channel), request, topic, channel
         )
-        changing = self._admin.deeds.change(action, topic, channel, force=_force(request))
+        changing = self._admin.deeds.change(action, topic, channel, force=request.boolean("force"))
         return self._done(request, topic, await self._found(changing))
 
     async def delete(self, request: Request) -> Response:
         topic, channel = request.params["topic"], request.params.get("channel", "")
-        outcome = await self._found(self._admin.deeds.delete(topic, channel, force=_force(request)))
+        outcome = await self._found(
+            self._admin.deeds.delete(topic, channel, force=request.boolean("force"))
+        )
         self._admin.notifier.tell(
             posted_actions.notice_of("delete", channel), request, topic, channel
         )
@@ -208,7 +210,7 @@ class Api:
             raise HttpError(400, "INVALID_BODY") from None
         if not is_valid_name(topic):
             raise HttpError(400, "INVALID_TOPIC")
-        outcome = await self._admin.deeds.tombstone(topic, node, force=_force(request))
+        outcome = await self._admin.deeds.tombstone(topic, node, force=request.boolean("force"))
         self._admin.notifier.tell("tombstone_topic_producer", request, topic, "", node)
         return self._done(request, topic, outcome)
 
@@ -235,14 +237,6 @@ class Api:
 def _answer(request: Request, view: Object, warnings: list[str]) -> Response:
     message = "WARNING: " + "; ".join(dict.fromkeys(warnings)) if warnings else ""
     return answers.json_object(request, view | {"message": message})
-
-
-def _force(request: Request) -> bool:
-    """Ours: whether readers of pull channels may miss messages by it."""
-    value = request.query.get("force", "false")
-    if value not in ("true", "false"):
-        raise HttpError(400, "INVALID_FORCE")
-    return value == "true"
 
 
 def _told(handler: Handler) -> Handler:

@@ -27,7 +27,6 @@ from penstock.net.http_router import Route, Router
 from penstock.net.long_answers import gather
 from penstock.version import NSQ_VERSION
 from penstock.wire import gojson
-from penstock.wire.names import is_valid_name
 
 # Go's zero time in nanoseconds since 1970, wrapped to 64 bits.
 GO_ZERO_NS = -6795364578871345152
@@ -73,11 +72,11 @@ class LookupdApi:
         return json_response({"topics": self._registry.topics()})
 
     def channels(self, request: Request) -> Response:
-        topic = _argument(request, "topic")
+        topic = request.argument("topic")
         return json_response({"channels": self._registry.channels(topic)})
 
     def lookup(self, request: Request) -> Response:
-        topic = _argument(request, "topic")
+        topic = request.argument("topic")
         if not self._registry.has_topic(topic):
             raise HttpError(404, "TOPIC_NOT_FOUND")
         producers = self._registry.producers(topic, self._clock.monotonic_ns())
@@ -141,24 +140,24 @@ class LookupdApi:
     # Changing
 
     def topic_create(self, request: Request) -> None:
-        topic = _name(request, "topic")
+        topic = request.name("topic")
         if not self._registry.create_topic(topic, self._clock.monotonic_ns()):
             raise HttpError(503, "TOO_MANY_CREATED")
 
     def topic_delete(self, request: Request) -> None:
-        self._registry.delete_topic(_argument(request, "topic"))
+        self._registry.delete_topic(request.argument("topic"))
 
     def topic_tombstone(self, request: Request) -> None:
-        topic, node = _argument(request, "topic"), _argument(request, "node")
+        topic, node = request.argument("topic"), request.argument("node")
         self._registry.tombstone(topic, node, self._clock.monotonic_ns())
 
     def channel_create(self, request: Request) -> None:
-        topic, channel = _name(request, "topic"), _name(request, "channel")
+        topic, channel = request.name("topic"), request.name("channel")
         if not self._registry.create_channel(topic, channel, self._clock.monotonic_ns()):
             raise HttpError(503, "TOO_MANY_CREATED")
 
     def channel_delete(self, request: Request) -> None:
-        topic, channel = _name(request, "topic"), _name(request, "channel")
+        topic, channel = request.name("topic"), request.name("channel")
         if not self._registry.delete_channel(topic, channel):
             raise HttpError(404, "CHANNEL_NOT_FOUND")
 
@@ -183,17 +182,3 @@ def _shown(producer: Producer) -> dict[str, Any]:
         "topology_zone": identity.topology_zone,
         "topology_region": identity.topology_region,
     }
-
-
-def _argument(request: Request, name: str) -> str:
-    value = request.query.get(name)
-    if value is None:
-        raise HttpError(400, f"MISSING_ARG_{name.upper()}")
-    return value
-
-
-def _name(request: Request, name: str) -> str:
-    value = _argument(request, name)
-    if not is_valid_name(value):
-        raise HttpError(400, f"INVALID_ARG_{name.upper()}")
-    return value

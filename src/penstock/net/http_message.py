@@ -25,6 +25,7 @@ from penstock.core.ticket import Ticket
 from penstock.errors import PenstockError
 from penstock.page_cache import Stretch
 from penstock.wire import gojson
+from penstock.wire.names import is_valid_name
 
 TEXT = ("Content-Type", "text/plain; charset=utf-8")
 JSON = ("Content-Type", "application/json; charset=utf-8")
@@ -32,6 +33,8 @@ HTML = ("Content-Type", "text/html; charset=utf-8")
 V1 = ("X-Nsq-Content-Type", "nsq; version=1.0")
 
 _BAD_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class HttpError(PenstockError):
@@ -134,6 +137,55 @@ class Request:
     def query(self) -> Mapping[str, str]:
         """The parameters; HttpError 400 if the query cannot be parsed."""
         return parse_query(self.raw_query) if self.raw_query else {}
+
+    def argument(self, name: str) -> str:
+        """A parameter that must be there."""
+        value = parse_query(self.raw_query).get(name)
+        if value is None:
+            raise HttpError(400, f"MISSING_ARG_{name.upper()}")
+        return value
+
+    def name(self, name: str, refusal: str = "") -> str:
+        """A valid name of a topic or channel; ``refusal`` in place of INVALID_ARG_<NAME>."""
+        value = self.argument(name)
+        if not is_valid_name(value):
+            raise HttpError(400, refusal or f"INVALID_ARG_{name.upper()}")
+        return value
+
+    def names(self, *names: str) -> list[str]:
+        """Several names: all must be there before the first is judged."""
+        for name in names:
+            self.argument(name)
+        return [self.name(name) for name in names]
+
+    def number(
+        self,
+        name: str,
+        maximum: int,
+        *,
+        minimum: int = 0,
+        absent: int | None = None,
+        refusal: str = "",
+    ) -> int:
+        """Decimal digits; without ``absent`` they must be there."""
+        if absent is not None and name not in self.query:
+            return absent
+        text = self.argument(name)
+        if not _NUMBER.fullmatch(text) or not minimum <= int(text) <= maximum:
+            raise HttpError(400, refusal or f"INVALID_ARG_{name.upper()}")
+        return int(text)
+
+    def boolean(self, name: str) -> bool:
+        """``true``, ``false`` or nothing, which is false; anything else is refused."""
+        value = self.query.get(name, "false")
+        if value not in ("true", "false"):
+            raise HttpError(400, f"INVALID_{name.upper()}")
+        return value == "true"
+
+    def flag(self, name: str, *, absent: bool) -> bool:
+        """A boolean as nsqd reads it: it takes anything it does not know for true."""
+        value = parse_query(self.raw_query).get(name)
+        return absent if value is None else _BOOLEANS.get(value, True)
 
     @property
     def target(self) -> str:

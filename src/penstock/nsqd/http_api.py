@@ -35,11 +35,10 @@ from penstock.net.http_message import (
 from penstock.net.http_router import Handler, Route, Router
 from penstock.net.long_answers import gather
 from penstock.nsqd.http_identity import guard_channel, guard_topic
-from penstock.nsqd.http_publish import Publishing, flag
+from penstock.nsqd.http_publish import Publishing
 from penstock.settings.daemon import hostname
 from penstock.settings.table import config_values
 from penstock.version import NSQ_VERSION
-from penstock.wire.names import is_valid_name
 
 _DISK_FULL = error_response(503, "DISK_FULL")
 _PING_OK = Response(200, b"OK", (TEXT,))
@@ -110,8 +109,8 @@ class NsqdApi:
         wanted = report.Selection(
             topic=query.get("topic", ""),
             channel=query.get("channel", ""),
-            include_clients=flag(request, "include_clients", absent=True),
-            include_memory=flag(request, "include_mem", absent=True),
+            include_clients=request.flag("include_clients", absent=True),
+            include_memory=request.flag("include_mem", absent=True),
         )
         if query.get("format") == "json":
             return gather(report.json_pieces(self._broker, wanted, self._memory), (JSON, V1))
@@ -128,10 +127,7 @@ class NsqdApi:
     # Topics
 
     def topic_create(self, request: Request) -> Pending:
-        name = _argument(request, "topic")
-        if not is_valid_name(name):
-            raise HttpError(400, "INVALID_TOPIC")
-        topic, created = self._broker.create_topic(name)
+        topic, created = self._broker.create_topic(request.name("topic", "INVALID_TOPIC"))
         # As with NSQ, the channels that nsqlookupd knows are there when this is answered.
         return _when(created if topic.channels_known.done else after(created, topic.channels_known))
 
@@ -141,8 +137,7 @@ class NsqdApi:
         return _when(self._broker.delete_topic(topic.name))
 
     def topic_empty(self, request: Request) -> Pending:
-        if not is_valid_name(_argument(request, "topic")):
-            raise HttpError(400, "INVALID_TOPIC")
+        request.name("topic", "INVALID_TOPIC")
         topic = self._topic(request)
         self._guard(request, guard_topic(topic, "emptied"))
         return _when(topic.empty())
@@ -154,7 +149,7 @@ class NsqdApi:
         return _when(self._topic(request).pause(False))
 
     def _topic(self, request: Request) -> TopicView:
-        topic = self._broker.topics.get(_argument(request, "topic"))
+        topic = self._broker.topics.get(request.argument("topic"))
         if topic is None:
             raise HttpError(404, "TOPIC_NOT_FOUND")
         return topic
@@ -183,11 +178,8 @@ class NsqdApi:
 
     def _channel_place(self, request: Request) -> tuple[TopicView, str]:
         """The topic, which must exist, and the channel's name."""
-        if not is_valid_name(_argument(request, "topic")):
-            raise HttpError(400, "INVALID_ARG_TOPIC")
-        name = _argument(request, "channel")
-        if not is_valid_name(name):
-            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        request.name("topic")
+        name = request.name("channel")
         return self._topic(request), name
 
     def _channel(self, request: Request) -> tuple[TopicView, ChannelView]:
@@ -204,10 +196,7 @@ class NsqdApi:
         """
         if refusal is None:
             return
-        force = request.query.get("force", "false")
-        if force not in ("true", "false"):
-            raise HttpError(400, "INVALID_FORCE")
-        if force == "false":
+        if not request.boolean("force"):
             self._broker.pulls.refusal_counts["guard"] += 1
             raise refusal
 
@@ -244,13 +233,6 @@ class NsqdApi:
         node = f"{options.broadcast_address}:{port}".replace(".", "_").replace(":", "_")
         prefix = options.statsd_prefix.replace("%s", node)
         return prefix if not prefix or prefix.endswith(".") else prefix + "."
-
-
-def _argument(request: Request, name: str) -> str:
-    value = request.query.get(name)
-    if value is None:
-        raise HttpError(400, f"MISSING_ARG_{name.upper()}")
-    return value
 
 
 def _when(ticket: Ticket) -> Pending:

@@ -63,7 +63,6 @@ PROGRESS_SIZE_MAX = 8 << 10
 PROGRESS_DEPTH_MAX = 16
 
 _BYTES = ("Content-Type", "application/octet-stream")
-_NUMBER = re.compile(r"[0-9]{1,19}")
 _INSTANCE = re.compile(r"[0-9a-f]{16}")
 _BUSY = error_response(503, "TOO_MANY_WAITING")
 _UNSYNCED = error_response(503, "NOT_SYNCED")
@@ -111,7 +110,7 @@ class LogApi:
 
     def seek(self, request: Request) -> Pending:
         topic = self._topic(request)
-        time_ns = _number(request, "timestamp", _TIME_NS_MAX)
+        time_ns = request.number("timestamp", _TIME_NS_MAX, refusal="INVALID_TIMESTAMP")
         found = [topic.end]
         ticket = Ticket()
 
@@ -128,7 +127,7 @@ class LogApi:
 
     def count(self, request: Request) -> Response:
         topic = self._topic(request)
-        start, end = _number(request, "start"), _number(request, "end")
+        start, end = _index_argument(request, "start"), _index_argument(request, "end")
         if start > end:
             raise HttpError(400, "INVALID_RANGE")
         return json_response({"count": topic.log.count_between(start, min(end, topic.end))})
@@ -199,18 +198,18 @@ class LogApi:
 
     def read(self, request: Request) -> Pending:
         topic = self._topic(request)
-        if _instance(_argument(request, "instance")) != topic.instance:
+        if _instance(request.argument("instance")) != topic.instance:
             raise HttpError(409, "INSTANCE_CHANGED")
-        start, end = _number(request, "start"), _number(request, "end")
+        start, end = _index_argument(request, "start"), _index_argument(request, "end")
         if start > end or end > topic.end:
             raise HttpError(400, "INVALID_RANGE")
-        size_max = READ_SIZE
-        if "size_max" in request.query:
-            size_max = _number(request, "size_max", READ_SIZE_MAX)
+        size_max = request.number(
+            "size_max", READ_SIZE_MAX, absent=READ_SIZE, refusal="INVALID_SIZE_MAX"
+        )
         name, identity = request.query.get("channel"), argument_identity(request)
         if name is not None:
             _visited(topic, name, identity)
-        raw, reads = _flag(request, "raw"), self._broker.reads
+        raw, reads = request.boolean("raw"), self._broker.reads
         reader = _reader(request, request.query.get("channel"))
         read = reads.read(topic, start, end, max(1, size_max), raw=raw, reader=reader)
         return Pending(read, lambda _: self._batches(read, name, identity))
@@ -240,24 +239,20 @@ class LogApi:
 
     def pull_limited(self, request: Request) -> Pending:
         """``pull`` for the role read: of topics that exist, without force or take-over."""
-        if _flag(request, "force") or "take_over" in request.query:
+        if request.boolean("force") or "take_over" in request.query:
             raise HttpError(403, "FORBIDDEN")
-        name = _argument(request, "topic")
+        name = request.argument("topic")
         if is_valid_name(name) and not is_ephemeral(name):
             self._named(name)
         return self.pull(request)
 
     def pull(self, request: Request) -> Pending:
-        topic_name, name = _argument(request, "topic"), _argument(request, "channel")
-        if not is_valid_name(topic_name):
-            raise HttpError(400, "INVALID_ARG_TOPIC")
-        if not is_valid_name(name):
-            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        topic_name, name = request.names("topic", "channel")
         if is_ephemeral(topic_name):
             raise HttpError(400, "EPHEMERAL_TOPIC")
         if is_ephemeral(name):
             raise HttpError(400, "EPHEMERAL_CHANNEL")
-        wanted, force = _start(request), _flag(request, "force")
+        wanted, force = _start(request), request.boolean("force")
         identity, old = argument_identity(request), argument_identity(request, "take_over")
         if old is not None and identity is None:
             raise HttpError(400, "MISSING_ARG_IDENTITY")
@@ -347,7 +342,7 @@ class LogApi:
     # Topics
 
     def _topic(self, request: Request) -> Topic:
-        return self._named(_argument(request, "topic"))
+        return self._named(request.argument("topic"))
 
     def _named(self, name: str) -> Topic:
         topic = self._broker.topics.get(name)
@@ -428,32 +423,15 @@ def _unless(ticket: Ticket, answer: Callable[[], dict[str, Any]]) -> Response:
 # What comes in the query
 
 
-def _argument(request: Request, name: str) -> str:
-    value = request.query.get(name)
-    if value is None:
-        raise HttpError(400, f"MISSING_ARG_{name.upper()}")
-    return value
-
-
-def _number(request: Request, name: str, maximum: int = INDEX_MAX) -> int:
-    text = _argument(request, name)
-    if not _NUMBER.fullmatch(text) or int(text) > maximum:
-        raise HttpError(400, f"INVALID_{name.upper()}")
-    return int(text)
-
-
-def _flag(request: Request, name: str) -> bool:
-    value = request.query.get(name, "false")
-    if value not in ("true", "false"):
-        raise HttpError(400, f"INVALID_{name.upper()}")
-    return value == "true"
+def _index_argument(request: Request, name: str) -> int:
+    return request.number(name, INDEX_MAX, refusal=f"INVALID_{name.upper()}")
 
 
 def _start(request: Request) -> str | int | None:
     text = request.query.get("start")
     if text is None or text in (EARLIEST, LATEST):
         return text
-    return _number(request, "start")
+    return _index_argument(request, "start")
 
 
 # What comes in the body

@@ -100,9 +100,7 @@ class PatternApi:
         return json_response({"node": self._broker.node_uuid, "patterns": patterns})
 
     def delete(self, request: Request) -> Pending:
-        channel = request.query.get("channel")
-        if channel is None:
-            raise HttpError(400, "MISSING_ARG_CHANNEL")
+        channel = request.argument("channel")
         try:
             ticket = self._broker.patterns.delete(channel)
         except KeyError:

@@ -13,7 +13,6 @@ Published with a delay and not due yet, by when: hour by hour for two days, then
 from __future__ import annotations
 
 import base64
-import re
 import time
 from collections.abc import Iterator, Mapping
 
@@ -34,7 +33,6 @@ from penstock.net.http_message import (
 from penstock.net.http_router import Route, Router
 from penstock.net.long_answers import gather
 from penstock.wire import gojson
-from penstock.wire.names import is_valid_name
 
 COUNT = 10
 SIZE = 4 * 1024
@@ -45,8 +43,6 @@ LOOK_COUNT_MAX = 4
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
 HOURS_S = 2 * DAY_S
-
-_DECIMAL = re.compile(r"[0-9]{1,9}")
 
 
 class PeekApi:
@@ -62,8 +58,8 @@ class PeekApi:
 
     def peek(self, request: Request) -> Pending:
         channel = self._channel(request)
-        count = _number(request, "count", COUNT, COUNT_MAX)
-        size_max = _number(request, "size_max", SIZE, SIZE_MAX)
+        count = request.number("count", COUNT_MAX, minimum=1, absent=COUNT)
+        size_max = request.number("size_max", SIZE_MAX, minimum=1, absent=SIZE)
         if self._look_count >= LOOK_COUNT_MAX:
             raise HttpError(503, "TOO_MANY_REQUESTS")
         self._look_count += 1
@@ -79,11 +75,7 @@ class PeekApi:
         return Pending(ticket, lambda settled: _shown(settled, found))
 
     def _channel(self, request: Request) -> Channel:
-        topic_name, name = _argument(request, "topic"), _argument(request, "channel")
-        if not is_valid_name(topic_name):
-            raise HttpError(400, "INVALID_ARG_TOPIC")
-        if not is_valid_name(name):
-            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        topic_name, name = request.names("topic", "channel")
         topic = self._broker.topics.get(topic_name)
         if topic is None:
             raise HttpError(404, "TOPIC_NOT_FOUND")
@@ -144,19 +136,3 @@ def _message(message: Peeked) -> dict[str, object]:
     if message.due_ns:
         shown["due"] = message.due_ns
     return shown
-
-
-def _argument(request: Request, name: str) -> str:
-    value = request.query.get(name)
-    if value is None:
-        raise HttpError(400, f"MISSING_ARG_{name.upper()}")
-    return value
-
-
-def _number(request: Request, name: str, absent: int, maximum: int) -> int:
-    text = request.query.get(name)
-    if text is None:
-        return absent
-    if not _DECIMAL.fullmatch(text) or not 1 <= int(text) <= maximum:
-        raise HttpError(400, f"INVALID_ARG_{name.upper()}")
-    return int(text)

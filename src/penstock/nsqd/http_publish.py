@@ -25,7 +25,6 @@ from penstock.wire.names import is_valid_name
 MS_NS = 1_000_000
 
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,19}")
-_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Publishing:
@@ -67,7 +66,7 @@ class Publishing:
         topic, created = self._topic(request)
         if request.oversize:
             raise HttpError(413, "BODY_TOO_BIG")
-        binary = flag(request, "binary", absent=False)
+        binary = request.flag("binary", absent=False)
         try:
             # A CR belongs to its line, and nsqd answers 413 to whatever is wrong.
             publish = topic.publish_multi if binary else topic.publish_lines
@@ -80,9 +79,7 @@ class Publishing:
 
     def _topic(self, request: Request) -> tuple[TopicView, Ticket | None]:
         """The topic to publish to; the ticket if it had to be created."""
-        name = request.query.get("topic")
-        if name is None:
-            raise HttpError(400, "MISSING_ARG_TOPIC")
+        name = request.argument("topic")
         topic = self._broker.topics.get(name)
         if topic is not None:
             return topic, None
@@ -99,12 +96,6 @@ class Publishing:
             if 0 <= delay_ns <= self._broker.options.max_defer_ns:
                 return delay_ns
         raise HttpError(400, "INVALID_DEFER")
-
-
-def flag(request: Request, name: str, *, absent: bool) -> bool:
-    """A boolean parameter; nsqd takes anything it does not know for true."""
-    value = request.query.get(name)
-    return absent if value is None else _BOOLEANS.get(value, True)
 
 
 def _pending(created: Ticket | None, published: Ticket) -> Pending:

@@ -39,7 +39,6 @@ from penstock.net.http_message import (
     json_response,
 )
 from penstock.net.http_router import Handler, Route, Router
-from penstock.nsqd.http_publish import flag
 from penstock.storage.ledger import Coordinator, Decision, Winner
 from penstock.storage.staging import Key
 from penstock.wire import gojson
@@ -70,7 +69,6 @@ _STATUS = {
 _QUERY = re.compile(r"[!-~]{1,200}")
 _ADDRESS = re.compile(r"[ -~]{0,300}")
 _ATTEMPT = re.compile(r"[0-9a-f]{32}")
-_NUMBER = re.compile(r"[0-9]{1,19}")
 _INT64_MAX = (1 << 63) - 1
 # Every JSON reader can tell it from the next.
 _BATCH_MAX = (1 << 53) - 1
@@ -107,11 +105,11 @@ class StagingApi:
 
     def part(self, request: Request) -> Pending:
         key = _key(request)
-        part = _number(request, "part", _PART_MAX)
-        topic = _argument(request, "topic")
+        part = request.number("part", _PART_MAX)
+        topic = request.argument("topic")
         if not is_valid_name(topic) or is_ephemeral(topic):
             raise HttpError(400, "INVALID_TOPIC")
-        deferred = flag(request, "deferred", absent=False)
+        deferred = request.flag("deferred", absent=False)
         options = self._broker.options
         due_max_ns = self._broker.clock.wall_ns() + options.max_defer_ns
         try:
@@ -125,8 +123,8 @@ class StagingApi:
 
     def seal(self, request: Request) -> Pending:
         key = _key(request)
-        part_count = _number(request, "parts", _PART_MAX + 1)
-        count = _number(request, "count", _INT64_MAX)
+        part_count = request.number("parts", _PART_MAX + 1)
+        count = request.number("count", _INT64_MAX)
         ticket = self._staging.seal(key, part_count, count)
         return _pending(ticket, {"node": self._broker.node_uuid, "count": count})
 
@@ -148,7 +146,7 @@ class StagingApi:
         return _pending(ticket, {"winners": shown, "recorded": recorded})
 
     def decision(self, request: Request) -> Pending:
-        query = _checked_query(_argument(request, "query"))
+        query = _checked_query(request.argument("query"))
         state = self._staging.ledger.queries.get(query)
         if state is None or state.decision is None:
             raise HttpError(404, "NO_DECISION")
@@ -210,7 +208,7 @@ class StagingApi:
         return _coordinator(*self._staging.ledger.coordinate(query, named))
 
     def get_coordinator(self, request: Request) -> Pending:
-        query = _checked_query(_argument(request, "query"))
+        query = _checked_query(request.argument("query"))
         state = self._staging.ledger.queries.get(query)
         if state is None or state.coordinator is None:
             raise HttpError(404, "COORDINATOR_NOT_FOUND")
@@ -270,28 +268,14 @@ def _coordinator(known: Coordinator, ticket: Ticket) -> Pending:
 # What is asked
 
 
-def _argument(request: Request, name: str) -> str:
-    value = request.query.get(name)
-    if value is None:
-        raise HttpError(400, f"MISSING_ARG_{name.upper()}")
-    return value
-
-
-def _number(request: Request, name: str, maximum: int) -> int:
-    text = _argument(request, name)
-    if not _NUMBER.fullmatch(text) or int(text) > maximum:
-        raise HttpError(400, f"INVALID_ARG_{name.upper()}")
-    return int(text)
-
-
 def _key(request: Request) -> Key:
-    attempt = _argument(request, "attempt").lower()
+    attempt = request.argument("attempt").lower()
     if not _ATTEMPT.fullmatch(attempt):
         raise HttpError(400, "INVALID_ARG_ATTEMPT")
     return Key(
-        _checked_query(_argument(request, "query"), "INVALID_ARG_QUERY"),
-        _number(request, "batch", _BATCH_MAX),
-        _number(request, "partition", _PARTITION_MAX),
+        _checked_query(request.argument("query"), "INVALID_ARG_QUERY"),
+        request.number("batch", _BATCH_MAX),
+        request.number("partition", _PARTITION_MAX),
         attempt,
     )
 
