@@ -29,7 +29,7 @@ from penstock.admin.upstream import UpstreamError, ask_all
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class DaemonResult:
     """What one daemon said to it."""
 
     daemon: str
@@ -41,7 +41,7 @@ class Result:
 class Outcome:
     """What became of an action; ``failures`` are of those who should have told where to do it."""
 
-    results: list[Result] = field(default_factory=list)
+    results: list[DaemonResult] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)  # of a peek
 
@@ -185,9 +185,9 @@ async def _do(
 ) -> list[str]:
     """Do it everywhere; the addresses where it worked."""
     answers, failures = await ask_all(addresses, post)
-    outcome.results += [Result(address) for address in answers]
+    outcome.results += [DaemonResult(address) for address in answers]
     outcome.results += [
-        Result(address, error.text, error.short) for address, error in failures.items()
+        DaemonResult(address, error.text, error.short) for address, error in failures.items()
     ]
     return list(answers)
 

@@ -56,7 +56,7 @@ class Damages:
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingMessages:
     """Messages published with a delay."""
 
     total: int = 0
@@ -99,10 +99,10 @@ class Details:
         found: Damages = await self._once(("damage", node), lambda: self._damage(part))
         return found
 
-    async def deferred(self, sample: Sample) -> Pending:
+    async def deferred(self, sample: Sample) -> PendingMessages:
         """What is pending on all nodes that can tell."""
         parts = [part for part in sample.nodes.values() if part.answered]
-        found: Pending = await self._once(("deferred",), lambda: self._deferred(parts))
+        found: PendingMessages = await self._once(("deferred",), lambda: self._deferred(parts))
         return found
 
     async def _once(self, key: tuple[str, ...], ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -145,14 +145,14 @@ class Details:
         except (AttributeError, ValueError):
             return Damages(warnings=[f"{part.node}: its records of damage make no sense"])
 
-    async def _deferred(self, parts: list[NodePart]) -> Pending:
+    async def _deferred(self, parts: list[NodePart]) -> PendingMessages:
         able = {part.address: part for part in parts if part.own}
 
         async def ask(address: str) -> list[tuple[str, list[tuple[int, int]]]]:
             return _pending(await self._upstream.nsqd_get(address, "/deferred"))
 
         answers, failures = await ask_all(able, ask)
-        result = Pending(warnings=_warnings(able, failures))
+        result = PendingMessages(warnings=_warnings(able, failures))
         result.silent = [part.node for part in parts if not part.own]
         due: dict[str, dict[int, int]] = {}
         for found in answers.values():
@@ -247,7 +247,7 @@ def _pending(answer: Any) -> list[tuple[str, list[tuple[int, int]]]]:
         raise UpstreamError("its list of deferred messages makes no sense") from None
 
 
-def _add_up(result: Pending, due: Mapping[str, Mapping[int, int]], now_s: float) -> None:
+def _add_up(result: PendingMessages, due: Mapping[str, Mapping[int, int]], now_s: float) -> None:
     totals = [0] * len(SPANS)
     hours: dict[int, int] = {}
     for topic, buckets in sorted(due.items()):

@@ -22,8 +22,7 @@ import time
 from collections.abc import Iterable
 
 from penstock.admin.options import AdminOptions
-from penstock.net.hosts import FLAG, advice, check_hosts, host_of, is_host
-from penstock.net.hosts import Hosts as Names
+from penstock.net.hosts import FLAG, HostNames, advice, check_hosts, host_of, is_host
 from penstock.net.http_message import Request, error_response
 from penstock.net.http_router import Route, refusing
 from penstock.settings.daemon import hostname
@@ -53,7 +52,7 @@ class Hosts:
         names = [hostname()] if own is None else own
         check_hosts(options.allowed_hosts)
         listening = options.http_address.rpartition(":")[0]
-        self._names = Names([listening, *names], options.allowed_hosts)
+        self._names = HostNames([listening, *names], options.allowed_hosts)
         self._told_s = -LOG_INTERVAL_S
 
     def allowed(self, header: str) -> bool:

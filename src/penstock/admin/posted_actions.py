@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 
 from penstock.admin import peek
 from penstock.admin.access import Access
-from penstock.admin.actions import Actions, Outcome, Result
+from penstock.admin.actions import Actions, DaemonResult, Outcome
 from penstock.admin.addresses import Addresses
 from penstock.admin.cluster import NothingKnownError
 from penstock.admin.notifications import Notifier
@@ -156,7 +156,7 @@ class Posted:
         count = max(1, min(count, peek.COUNT_MAX))
         upstream = self._actions.upstream
         messages, failures = await peek.peek(upstream, sample, topic, channel, node, count)
-        results = [Result(name, error.text, error.short) for name, error in failures.items()]
+        results = [DaemonResult(name, error.text, error.short) for name, error in failures.items()]
         return Outcome(results, messages=messages)
 
     async def _publish(self, topic: str, node: str, fields: Mapping[str, str]) -> Outcome:

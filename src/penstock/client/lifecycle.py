@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Protocol, TypeVar
+
+
+class Startable(Protocol):
+    """Something that starts and stops."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+S = TypeVar("S", bound=Startable)
 
 
 class Life:
-    """Something that starts and stops."""
+    """``async with`` for what starts and stops."""
 
-    async def start(self) -> None:
-        raise NotImplementedError
-
-    async def stop(self) -> None:
-        raise NotImplementedError
-
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self: S) -> S:
         try:
             await self.start()
         except BaseException:
@@ -24,7 +28,7 @@ class Life:
         return self
 
     async def __aexit__(
-        self,
+        self: Startable,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,

@@ -74,15 +74,42 @@ class Background:
 
 
 class Stoppable:
-    """``with`` and ``stop`` of both classes below."""
+    """``with``, ``start`` and ``stop`` of both classes below; the rest is done on a loop's thread.
 
-    _background: Background | None = None
+    ``begin`` and ``leave`` are what it does there first and last.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        begin: Callable[[], Coroutine[Any, Any, None]],
+        leave: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._name = name
+        self._begin = begin
+        self._leave = leave
+        self._background: Background | None = None
+        self._stopped = False
 
     def start(self) -> None:
-        raise NotImplementedError
+        if self._stopped:
+            raise StoppedError(f"the {self._name} was stopped")
+        if self._background is None:
+            self._background = Background(f"penstock-{self._name}")
+            try:
+                self._background.wait(self._begin())
+            except BaseException:
+                self.stop()
+                raise
 
     def stop(self) -> None:
-        raise NotImplementedError
+        """Wait for what is under way and disconnect; permanent."""
+        background, self._background, self._stopped = self._background, None, True
+        if background is not None:
+            try:
+                background.wait(self._leave())
+            finally:
+                background.end()
 
     def __enter__(self) -> Self:
         self.start()
@@ -96,6 +123,12 @@ class Stoppable:
     ) -> None:
         self.stop()
 
+    def _loop(self) -> Background:
+        if self._background is None:
+            self.start()
+        assert self._background is not None
+        return self._background
+
 
 class Producer(Stoppable):
     """As `penstock.Producer`, blocking."""
@@ -108,18 +141,7 @@ class Producer(Stoppable):
         **options: Unpack[Options],
     ) -> None:
         self._producer = producers.Producer(nsqd_tcp_addresses, config=config, **options)
-        self._stopped = False
-
-    def start(self) -> None:
-        if self._stopped:
-            raise StoppedError("the producer was stopped")
-        if self._background is None:
-            self._background = Background("penstock-producer")
-            try:
-                self._background.wait(self._producer.start())
-            except BaseException:
-                self.stop()
-                raise
+        super().__init__("producer", self._producer.start, self._producer.stop)
 
     def publish(self, topic: str, body: Body, *, delay: float = 0.0) -> None:
         """Publish a message; returns when it is stored."""
@@ -134,21 +156,6 @@ class Producer(Stoppable):
     ) -> concurrent.futures.Future[None]:
         """Publish without waiting; the future's ``result()`` waits."""
         return self._loop().submit(self._producer.publish(topic, body, delay=delay))
-
-    def stop(self) -> None:
-        """Wait for all answers and disconnect; permanent."""
-        background, self._background, self._stopped = self._background, None, True
-        if background is not None:
-            try:
-                background.wait(self._producer.stop())
-            finally:
-                background.end()
-
-    def _loop(self) -> Background:
-        if self._background is None:
-            self.start()
-        assert self._background is not None
-        return self._background
 
 
 class Consumer(Stoppable):
@@ -167,7 +174,6 @@ class Consumer(Stoppable):
     ) -> None:
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._left: Message | None = None
-        self._stopped = False
         self._consumer = consumers.Consumer(
             topic,
             channel,
@@ -177,6 +183,7 @@ class Consumer(Stoppable):
             give_up=give_up,
             config=Config.of(config, **options),
         )
+        super().__init__("consumer", self._consumer.start, self._hand_back)
 
     @property
     def stats(self) -> consumers.Stats:
@@ -188,13 +195,6 @@ class Consumer(Stoppable):
             message.requeue(0.0, backoff=False)
         else:
             self._messages.put(message)
-
-    def start(self) -> None:
-        if self._stopped:
-            raise StoppedError("the consumer was stopped")
-        if self._background is None:
-            self._background = Background("penstock-consumer")
-            self._background.wait(self._consumer.start())
 
     def get(self, timeout: float | None = None) -> Message | None:
         """The next message, to be answered by the caller; None if the time is over, or stopped."""
@@ -231,19 +231,8 @@ class Consumer(Stoppable):
             else:
                 message.requeue() if result is False else message.finish()
 
-    def stop(self) -> None:
+    async def _hand_back(self) -> None:
         """Hand back what nobody has begun, wait for what is being handled, disconnect."""
-        if self._stopped:
-            return
-        self._stopped = True
-        background, self._background = self._background, None
-        if background is not None:
-            try:
-                background.wait(self._leave())
-            finally:
-                background.end()
-
-    async def _leave(self) -> None:
         # What is handed back must not come here again.
         self._consumer.begin_stop()
         waiting = [self._left]

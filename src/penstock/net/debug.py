@@ -11,7 +11,7 @@ from penstock.net.http_message import Pending, Request, Response
 from penstock.net.http_router import Handler, Route, Router
 
 if TYPE_CHECKING:
-    from penstock.net.debug_pages import Pages
+    from penstock.net.debug_pages import DebugPages
 
 PAGES = {
     "": "index",
@@ -31,7 +31,7 @@ class Debug:
     """The routes."""
 
     def __init__(self) -> None:
-        self._pages: Pages | None = None
+        self._pages: DebugPages | None = None
 
     def add_routes(self, router: Router) -> None:
         """All that nsqd has."""
@@ -50,9 +50,9 @@ class Debug:
     def _page(self, name: str) -> Handler:
         def serve(request: Request) -> Response | Pending:
             if self._pages is None:
-                from penstock.net.debug_pages import Pages
+                from penstock.net.debug_pages import DebugPages
 
-                self._pages = Pages()
+                self._pages = DebugPages()
             page: Handler = getattr(self._pages, name)
             return page(request)
 

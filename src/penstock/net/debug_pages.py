@@ -48,7 +48,7 @@ OBJECT_COUNT = 20_000
 _DIGITS_MAX = 19
 
 
-class Pages:
+class DebugPages:
     """Made on the thread that runs the loop, which is the one that is profiled."""
 
     def __init__(self) -> None:

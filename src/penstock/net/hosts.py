@@ -27,7 +27,7 @@ _AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[^\s\[\]:/?#@\\]{1,255})(?::(
 FLAG = "--allowed-host"
 
 
-class Hosts:
+class HostNames:
     """The names under which one daemon answers: ``own`` ones, and those ``given`` by the flag."""
 
     def __init__(self, own: Iterable[str], given: Iterable[str] = ()) -> None:
@@ -49,7 +49,7 @@ class Hosts:
         return local or is_ip(host) or self.named(host)
 
     def named(self, host: str) -> bool:
-        """Whether a folded name is one of those that were told."""
+        """Whether a folded name is one of those given."""
         return self._any or host in self._names or host.endswith(self._below)
 
 

@@ -23,7 +23,7 @@ EXITING = error_response(503, "EXITING")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class Connection(Protocol):
+class ExchangeConnection(Protocol):
     """Where the answer goes."""
 
     @property
@@ -49,7 +49,7 @@ class Exchange:
         "size",
     )
 
-    def __init__(self, connection: Connection, request: Request) -> None:
+    def __init__(self, connection: ExchangeConnection, request: Request) -> None:
         self.request = request
         self.response: Response | None = None
         self.partial = False

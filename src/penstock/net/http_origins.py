@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
-from penstock.net.hosts import Hosts, advice, check_hosts, folded, host_of
+from penstock.net.hosts import HostNames, advice, check_hosts, folded, host_of
 from penstock.net.http_message import JSON, V1, Request, Response, error_response
 from penstock.net.http_router import Route, refusing
 from penstock.wire import gojson
@@ -38,8 +38,8 @@ class Origins:
         given = tuple(given)
         check_hosts(given)
         self._program = program
-        self._hosts = Hosts(own, given)
-        self._pages = Hosts((), given)  # whose pages may send what changes something
+        self._hosts = HostNames(own, given)
+        self._pages = HostNames((), given)  # whose pages may send what changes something
         self._checked = checked or bool(given)
 
     def refusal(self, request: Request) -> Route | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.admin.actions import Outcome
-from penstock.admin.actions import Result as DaemonResult
+from penstock.admin.actions import DaemonResult, Outcome
 from penstock.admin.results import KEPT_COUNT_MAX, Result, Results, told
 
 PAUSE = {"action": "pause", "topic": "orders", "channel": "email"}
