@@ -131,10 +131,22 @@ def seconds(text: str) -> float:
     return value
 
 
+def nsqd_place(options: argparse.Namespace) -> tuple[str, int]:
+    """Host and port; empty and 0 if there are none."""
+    from penstock.errors import OptionError
+    from penstock.wire.address import split_address
+
+    try:
+        host, port = split_address(options.nsqd_tcp_address)
+    except OptionError:
+        return "", 0
+    return host, port or 0
+
+
 def wrong(options: argparse.Namespace) -> str:
     """What argparse itself cannot judge; empty if all is well."""
-    host, colon, port = options.nsqd_tcp_address.rpartition(":")
-    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+    host, port = nsqd_place(options)
+    if not (host and port):
         return f"argument --nsqd-tcp-address: {options.nsqd_tcp_address!r} is not HOST:PORT"
     if options.rate and options.command != "latency":
         return "argument --rate: only latency has a rate"
@@ -152,13 +164,13 @@ def tasks(options: argparse.Namespace) -> list[Task]:
     from penstock.cli.load_workers import Task
     from penstock.cli.measurement import spread
 
-    host, _, port = options.nsqd_tcp_address.rpartition(":")
+    host, port = nsqd_place(options)
     duration_s = options.duration or (0.0 if options.messages else DURATION_S)
     latency = options.command == "latency"
     base = Task(
         kind="pub",
-        host=host.strip("[]"),
-        port=int(port),
+        host=host,
+        port=port,
         topic=options.topic,
         channel=options.channel,
         size=options.size,

@@ -40,9 +40,9 @@ from penstock.errors import HttpClientError, OptionError
 from penstock.net.http_client import Timeouts
 from penstock.net.peer_client import fetch_json
 from penstock.settings.table import boolean, duration, integer, string
-from penstock.wire.address import lookupd_url
 from penstock.wire.names import is_valid_name
 from penstock.wire.peer_answers import names_in
+from penstock.wire.url import lookupd_url
 
 log = logging.getLogger("penstock.cli")
 

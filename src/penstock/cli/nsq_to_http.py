@@ -43,7 +43,7 @@ from penstock.net.tls import client_context
 from penstock.settings.kinds import Float
 from penstock.settings.table import duration, integer, row, string
 from penstock.version import NSQ_VERSION
-from penstock.wire.address import parse_url
+from penstock.wire.url import parse_url
 
 log = logging.getLogger("penstock.cli")
 

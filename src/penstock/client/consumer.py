@@ -34,8 +34,8 @@ from penstock.client.ready_counts import Change, Ready
 from penstock.client.runner import Handler, Inbox, Messages, Runner, make_runner
 from penstock.client.subscription import Subscription
 from penstock.errors import NotConnectedError, OptionError, StoppedError
-from penstock.wire.address import lookupd_url
 from penstock.wire.names import is_valid_name
+from penstock.wire.url import lookupd_url
 
 log = logging.getLogger("penstock.client")
 

@@ -26,7 +26,7 @@ import httptools
 from penstock.errors import HttpClientError
 from penstock.net.tls import client_context
 from penstock.record import record
-from penstock.wire.address import Url, parse_url
+from penstock.wire.url import Url, parse_url
 
 BODY_SIZE_MAX = 1 << 20
 HEAD_SIZE_MAX = 64 << 10

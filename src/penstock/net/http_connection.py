@@ -12,10 +12,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from penstock.net.acceptor import Visitor
-from penstock.net.http_encoding import encode_response
 from penstock.net.http_exchange import Exchange
 from penstock.net.http_file import FileSending
-from penstock.net.http_message import Response
+from penstock.net.http_message import Response, encode_response
 from penstock.net.http_reader import BETWEEN, BODY, Incoming, RequestReader
 from penstock.net.peer import unsent_size
 from penstock.page_cache import Stretch

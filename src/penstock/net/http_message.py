@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
@@ -250,3 +251,35 @@ def error_response(status: int, text: str, *more: tuple[str, str]) -> Response:
 OK = text_response("OK")
 EMPTY = Response(200, b"", (V1,))
 INTERNAL_ERROR = error_response(500, "INTERNAL_ERROR")
+
+
+def encode_response(response: Response, request: Request, keep_alive: bool) -> bytes:
+    """Head and body; the pieces of a large answer follow them as they are."""
+    head, connection = response.head, b""
+    if not keep_alive:
+        connection = b"Connection: close\r\n"
+    if request.version == "1.0":
+        head = b"HTTP/1.0" + head[8:]
+        if keep_alive:
+            connection = b"Connection: keep-alive\r\n"
+    body = b"" if request.method == "HEAD" else response.body
+    return b"".join((head, _date_header(), connection, b"\r\n", body))
+
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_date: tuple[int, bytes] = (-1, b"")
+
+
+def _date_header() -> bytes:
+    """Today's date, made once a second."""
+    global _date
+    second = int(time.time())
+    if second != _date[0]:
+        utc = time.gmtime(second)
+        text = (
+            f"Date: {_DAYS[utc.tm_wday]}, {utc.tm_mday:02d} {_MONTHS[utc.tm_mon - 1]} "
+            f"{utc.tm_year} {utc.tm_hour:02d}:{utc.tm_min:02d}:{utc.tm_sec:02d} GMT\r\n"
+        )
+        _date = (second, text.encode())
+    return _date[1]

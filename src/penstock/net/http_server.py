@@ -30,9 +30,8 @@ from penstock.net.acceptor import Listener, Refusal, bind, bind_unix
 from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S, Door, Doors
 from penstock.net.body_budget import RATE_MIN, TIMEOUT_S, Bodies
 from penstock.net.http_connection import HttpConnection
-from penstock.net.http_encoding import encode_response
 from penstock.net.http_heads import KnownHeads
-from penstock.net.http_message import Request
+from penstock.net.http_message import Request, encode_response
 from penstock.net.http_origins import Origins
 from penstock.net.http_reader import ReadLimits, plain
 from penstock.net.http_router import Gate, Router

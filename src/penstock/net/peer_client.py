@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from penstock.errors import HttpClientError
 from penstock.net.http_client import BODY_SIZE_MAX, AnswerReader, Timeouts, fetch, origin_of
-from penstock.wire.address import lookupd_url
 from penstock.wire.peer_answers import ACCEPT, addresses_in, decode
+from penstock.wire.url import lookupd_url
 
 T = TypeVar("T")
 

@@ -24,10 +24,10 @@ from penstock.net.http_client import Timeouts
 from penstock.net.peer_client import fetch_json
 from penstock.nsqd.lookup_peer import LookupPeer
 from penstock.wire import gojson
-from penstock.wire.address import lookupd_url
 from penstock.wire.lookup import Identity, encode_command
 from penstock.wire.names import is_ephemeral, is_valid_name
 from penstock.wire.peer_answers import names_in
+from penstock.wire.url import lookupd_url
 
 log = logging.getLogger(__name__)
 

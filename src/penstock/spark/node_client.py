@@ -29,8 +29,8 @@ from penstock.errors import NodeError, OptionError
 from penstock.net.tls import client_context
 from penstock.spark.options import Options
 from penstock.version import VERSION
-from penstock.wire.address import parse_url
 from penstock.wire.peer_answers import stats_query
+from penstock.wire.url import parse_url
 
 T = TypeVar("T")
 

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import OptionError
-from penstock.wire.address import (
-    Url,
-    join_address,
-    lookupd_url,
-    parse_url,
-    peer_address,
-    split_address,
-)
+from penstock.wire.address import join_address, peer_address, split_address
+from penstock.wire.url import Url, lookupd_url, parse_url
 
 
 @pytest.mark.parametrize(
