@@ -21,7 +21,7 @@
     │   ├── AlreadyRunningError   another process runs this pipeline, or writes its folder
     │   └── DataWouldBeLostError  to go on would leave out messages, or rows are missing
     ├── QueryError        a Spark query over topics cannot go on
-    │   ├── NodeError            a node does not answer, or refuses: a status and a code
+    │   ├── NodeError            an HttpClientError of a node: a status and a code
     │   └── DataLossError        messages that the query should have read may be gone
     └── StorageError      a file cannot be used as it is
         ├── CorruptError  bytes that were once good are not any more
@@ -156,12 +156,11 @@ class QueryError(PenstockError):
     """A Spark query that reads or writes topics cannot go on; the text says what to do."""
 
 
-class NodeError(QueryError):
+class NodeError(QueryError, HttpClientError):
     """A node does not answer (``status`` 0), or answers that it will not."""
 
     def __init__(self, text: str, status: int = 0, code: str = "") -> None:
-        super().__init__(text)
-        self.status = status
+        HttpClientError.__init__(self, text, status)
         self.code = code
 
 

@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 from penstock.admin.decoders import Decoding
 from penstock.admin.meter import Meter, Metered
 from penstock.admin.options import AdminOptions
-from penstock.errors import HttpClientError, OptionError, PenstockError
+from penstock.errors import HttpClientError, OptionError
 from penstock.net.http_client import Answer, Timeouts, fetch
 from penstock.net.tls import client_context
 from penstock.wire.peer_answers import ACCEPT
@@ -52,16 +52,15 @@ TOKEN_SIZE_MAX = 512
 SHOWN_SIZE_MAX = 512
 
 
-class UpstreamError(PenstockError):
+class UpstreamError(HttpClientError):
     """A daemon did not answer, or not as wanted.
 
     ``text`` is what NSQ's API says, with the URL; ``short`` only what happened.
     """
 
     def __init__(self, text: str, status: int = 0, short: str = "") -> None:
-        super().__init__(text)
+        super().__init__(text, status)
         self.text = text
-        self.status = status  # of its answer; 0 without one
         self.short = short or text
 
 

@@ -201,10 +201,10 @@ class Node:
                 f"{self}: an answer that makes no sense: {answer.body[:80]!r}"
             ) from None
 
-    def read(self, reader: Callable[..., T], answer: Any, *more: Any) -> T:
+    def read(self, reader: Callable[[Any], T], answer: Any) -> T:
         """What a reader of `penstock.wire.peer_answers` finds in an answer of this node."""
         try:
-            return reader(answer, *more)
+            return reader(answer)
         except ValueError as error:
             raise NodeError(f"{self} gives {error}") from None
 
