@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from penstock.client import http
 from penstock.client.config import Config, make_context
+from penstock.client.http import get
 from penstock.errors import DiscoveryError, OptionError
 
 log = logging.getLogger("penstock.client")
@@ -67,7 +67,7 @@ async def look_up(address: str, topic: str, config: Config) -> list[str]:
         headers["Authorization"] = f"Bearer {config.auth_secret}"
     url = lookup_url(address, topic)
     context = make_context(config) if url.startswith("https:") else None
-    answer = await http.get(url, headers, config.lookupd_poll_timeout, context)
+    answer = await get(url, headers, config.lookupd_poll_timeout, context)
     if answer.status == 404:
         return []
     if answer.status != 200:

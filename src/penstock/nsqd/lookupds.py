@@ -18,8 +18,9 @@ from ssl import SSLContext
 from urllib.parse import quote
 
 from penstock.engine.base import BaseTopic
-from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
+from penstock.engine.options import Options
+from penstock.engine.parts import Parts
 from penstock.net.http_client import HttpClientError, Timeouts, fetch
 from penstock.nsqd.lookup_peer import LookupPeer
 from penstock.wire import gojson
@@ -43,15 +44,19 @@ BRACKET_COUNT_MAX = 64
 
 
 class Lookups:
-    """The peers, by address."""
+    """The peers, by address; ``options`` gives the current ones."""
 
     def __init__(
         self,
-        broker: Broker,
+        parts: Parts,
+        options: Callable[[], Options],
         identity: Callable[[], Identity],
         tls: Callable[[], SSLContext | None] = lambda: None,
     ) -> None:
-        self._broker = broker
+        self._topics = parts.broker.topics
+        self._hooks = parts.shared.hooks
+        self._options = options
+        self.unmade_channel_count = 0  # named to us: too many, or names that are not valid
         self._identity = identity
         self._tls = tls
         self._peers: dict[str, LookupPeer] = {}
@@ -63,8 +68,8 @@ class Lookups:
 
     def attach(self) -> None:
         """Hear of changes from now on; nothing is said before ``start``."""
-        self._broker.on_change = self._changed
-        self._broker.ask_channels = self._ask
+        self._hooks.on_change = self._changed
+        self._hooks.ask_channels = self._ask
         self._take_addresses()
 
     def start(self) -> None:
@@ -90,16 +95,16 @@ class Lookups:
         self._timer = loop.call_later(FOLLOW_INTERVAL_S, self._follow)
 
     def _take_addresses(self) -> None:
-        if self._broker.options.nsqlookupd_tcp_addresses == self._addresses:
+        if self._options().nsqlookupd_tcp_addresses == self._addresses:
             return
-        self._addresses = self._broker.options.nsqlookupd_tcp_addresses
+        self._addresses = self._options().nsqlookupd_tcp_addresses
         wanted = dict.fromkeys(self._addresses[:ADDRESS_COUNT_MAX])
         for address in [known for known in self._peers if known not in wanted]:
             log.info("lookupd=%s: removed", address)
             self._peers.pop(address).close()
         for address in wanted:
             if address not in self._peers:
-                size_max = self._broker.options.max_body_size
+                size_max = self._options().max_body_size
                 peer = LookupPeer(address, self._identity, self._snapshot, size_max, self._tls)
                 self._peers[address] = peer
                 log.info("lookupd=%s: added", address)
@@ -110,7 +115,7 @@ class Lookups:
 
     def _snapshot(self) -> Iterator[bytes]:
         """REGISTER of everything; what changes meanwhile is said afterwards."""
-        for topic in list(self._broker.topics.values()):
+        for topic in list(self._topics.values()):
             if topic.closed:
                 continue
             for channel in list(topic.channels) or [""]:
@@ -134,7 +139,7 @@ class Lookups:
         return True
 
     async def _find(self, topic: BaseTopic) -> None:
-        options = self._broker.options
+        options = self._options()
         timeouts = Timeouts(
             options.http_client_connect_timeout_ns / 1e9,
             options.http_client_request_timeout_ns / 1e9,
@@ -161,7 +166,7 @@ class Lookups:
         url = f"{peer.http_url}/channels?topic={quote(topic)}"
         try:
             async with self._requests:
-                size_max = ANSWER_SIZE_MIN + NAME_SIZE * self._broker.options.max_lookupd_channels
+                size_max = ANSWER_SIZE_MIN + NAME_SIZE * self._options().max_lookupd_channels
                 answer = await fetch(url, timeouts, tls=self._tls(), body_size_max=size_max)
             if answer.status != 200:
                 raise HttpClientError(f"{peer.http_url}: status {answer.status}")
@@ -171,7 +176,7 @@ class Lookups:
 
     def _accepted(self, names: list[str], peer: LookupPeer, topic: str) -> list[str]:
         """The channels to make of those that an nsqlookupd names."""
-        limit = self._broker.options.max_lookupd_channels
+        limit = self._options().max_lookupd_channels
         durable = [name for name in names if not is_ephemeral(name)]
         accepted: list[str] = []
         invalid_count = 0
@@ -184,7 +189,7 @@ class Lookups:
                 invalid_count += 1
         unmade_count = len(durable) - len(accepted)
         if unmade_count:
-            self._broker.unmade_channel_count += unmade_count
+            self.unmade_channel_count += unmade_count
             log.warning(
                 "topic=%s: lookupd=%s names %d channels: %d with invalid names and %d beyond"
                 " --max-lookupd-channels=%d are not made",
