@@ -47,7 +47,7 @@ class Broker:
         self.appenders: dict[bytes, Appender] = {}
         self.start_time = context.clock.wall_ns() // 1_000_000_000
         disk = shared.changes_disk
-        self.creation = Creation(context, shared.health, disk, self._drop)
+        self._creation = Creation(context, shared.health, disk, self._drop)
         self._deletion = Deletion(context.data, disk, shared.registry, self._forget)
         shared.hooks.on_deserted = self._forget
 
@@ -86,7 +86,7 @@ class Broker:
         self._ask_channels(durable)
         self.add_topic(durable)
         self._attend(durable)
-        self.creation.add(durable)
+        self._creation.add(durable)
         return durable, durable.created
 
     def _ask_channels(self, topic: BaseTopic) -> None:

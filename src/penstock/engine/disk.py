@@ -39,13 +39,6 @@ def run(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, OSError(f"{type(error).__name__}: {error}")
 
 
-class InlineDisk:
-    """Runs everything at once, for single-threaded use."""
-
-    def submit(self, work: Callable[[], T], done: Done[T]) -> None:
-        done(*run(work))
-
-
 class Lane:
     """``Disk`` with at most ``count_max`` works of this lane at once; the others wait in order."""
 

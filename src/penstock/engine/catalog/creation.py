@@ -73,10 +73,6 @@ class Creation:
         self._making = False
         self._undurable_count = 0
 
-    @property
-    def waiting_count(self) -> int:
-        return len(self._waiting)
-
     def add(self, topic: Topic) -> None:
         """Make ``topic``; its ticket ``created`` tells when that is durable."""
         self._waiting.append(topic)

@@ -51,10 +51,6 @@ class JournalKeeper:
         self._compacted_size = 0
 
     @property
-    def idle(self) -> bool:
-        return self._written.done and self._ticket is None and not self._syncing
-
-    @property
     def size(self) -> int:
         """Bytes of the journal's file."""
         return self._journal.size

@@ -76,10 +76,6 @@ class Registry:
         self._parts: dict[str, bytes] = {}  # what the last write had of each topic
         self._changed: dict[str, None] = {}  # topics since then, in order
 
-    @property
-    def idle(self) -> bool:
-        return self._file.idle
-
     def save(self, topic: ListedTopic) -> Ticket:
         """``topic`` changed or went; the ticket is settled when the file says so."""
         self._note(topic)

@@ -39,10 +39,6 @@ class SavedFile:
         self._last = settled()  # the newest write
         self._writing = False
 
-    @property
-    def idle(self) -> bool:
-        return not self._writing
-
     def save(self) -> Ticket:
         """Settled when the file has all that is known now."""
         if self._next is None:
