@@ -308,7 +308,7 @@ class SlotWriter:
         error: Exception | None,
     ) -> None:
         self._work_count -= 1
-        failure = error if isinstance(error, Exception) else OSError(str(error))
+        failure = error or OSError("not written")
         settled: list[Ticket] = []
         for write, outcome in zip(writes, outcomes or [failure] * len(writes), strict=True):
             self._written(write, outcome)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine.pull import reads
+from penstock.engine.pull.pace import Pace
 from penstock.engine.pull.reads import AT_ONCE_MAX, Read
 from penstock.engine.topic import Topic
 from tests.support.engine import SECOND, Engine
@@ -144,6 +145,7 @@ def test_a_disk_error_is_told() -> None:
 
 def test_reads_wait_for_busy_clients_and_go_on() -> None:
     engine = Engine()
+    engine.parts.reads._pace = Pace(engine.clock, 0.12)
     topic = filled(engine, 5_000)
     order: list[int] = []
     waits_ns = []
