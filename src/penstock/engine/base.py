@@ -31,7 +31,6 @@ class BaseTopic(Arrivals, ABC):
         self.shared = shared
         self._options = shared.context.options
         self._clock = shared.context.clock
-        self._deferred = shared.deferred
         self.name = name
         self.instance = instance
         self.closed = False
@@ -66,11 +65,11 @@ class BaseTopic(Arrivals, ABC):
     def deferred_count(self) -> int:
         """Messages that wait for their time: a deferred publish once, and what was requeued."""
         requeued = sum(channel.window.deferred_count for channel in self.channels.values())
-        return self._deferred.tallies.count(self.instance) + requeued
+        return self.shared.deferred.tallies.count(self.instance) + requeued
 
     def deferred_pending(self, stamp: int) -> int:
         """Deferred publishes accepted at or after ``stamp`` and not due yet."""
-        tallies = self._deferred.tallies
+        tallies = self.shared.deferred.tallies
         return tallies.count(self.instance) - tallies.before(self.instance, stamp)
 
     def publish(self, bodies: list[bytes]) -> Ticket:

@@ -60,7 +60,6 @@ class Channel:
         self.created: Ticket = settled()
         self.consumers: list[Consumer] = []
         self._shared = shared
-        self._context = shared.context
         self._turn = shared.turn
         options = shared.context.options
         near = EXPERIMENT in options.enable_experiment
@@ -91,7 +90,7 @@ class Channel:
     @property
     def backend_depth(self) -> int:
         """What NSQ would have on disk: the part of the depth beyond its memory queue."""
-        return max(0, self.depth - self._context.options.mem_queue_size)
+        return max(0, self.depth - self._shared.context.options.mem_queue_size)
 
     @property
     def in_flight_count(self) -> int:
@@ -125,8 +124,8 @@ class Channel:
     @property
     def latency(self) -> Percentiles:
         """Times from publish to finish."""
-        shares = self._context.options.e2e_processing_latency_percentiles
-        return measured((self.window.latency,), shares, self._context.clock.wall_ns())
+        shares = self._shared.context.options.e2e_processing_latency_percentiles
+        return measured((self.window.latency,), shares, self._shared.context.clock.wall_ns())
 
     @property
     def pull(self) -> dict[str, Any] | None:
@@ -149,7 +148,7 @@ class Channel:
 
     def leave(self, consumer: Consumer) -> None:
         """A consumer has gone: its messages come back (R14)."""
-        context = self._context
+        context = self._shared.context
         self.consumers.remove(consumer)
         self._left_counts[consumer.locality] += consumer.message_count
         if consumer.offered:
@@ -238,7 +237,7 @@ class Channel:
             except BaseException:
                 # Whatever went wrong, the consumer stays one of those that are served.
                 self.ready.appendleft(consumer)
-                self._context.retry(self.wake)
+                self._shared.context.retry(self.wake)
                 raise
             budget -= max(count, size >> 10)
             if not consumer.ready:
@@ -325,7 +324,7 @@ class Channel:
 
     def _read_at(self, cursor: int) -> None:
         self._reading = True
-        self._context.disk.submit(
+        self._shared.context.disk.submit(
             partial(self.topic.block_at, cursor, READ_SIZE, wait=True),
             partial(self._loaded, cursor),
         )
@@ -435,7 +434,7 @@ class Channel:
 
     def _read_frame(self, index: int) -> None:
         self._reading = True
-        self._context.disk.submit(
+        self._shared.context.disk.submit(
             partial(self.topic.frame, index, wait=True), partial(self._frame_read, index)
         )
 

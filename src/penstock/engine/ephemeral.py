@@ -196,7 +196,7 @@ class EphemeralTopic(BaseTopic):
             self.skip_void(dues, batch.first)
             batch.ticket.settle()
             if dues:
-                self._deferred.fired(dues)
+                self.shared.deferred.fired(dues)
 
     def _wait(self, block: Block) -> None:
         memory, block_count = self._memory, block.count
@@ -228,7 +228,9 @@ class EphemeralTopic(BaseTopic):
 
     def _defer(self, body: bytes, now_ns: int, due_ns: int, stamp: int) -> Ticket:
         # Past the bound it is dropped, as what is published is.
-        if not self._deferred.defer_memory(self.name, self.instance, body, now_ns, due_ns, stamp):
+        if not self.shared.deferred.defer_memory(
+            self.name, self.instance, body, now_ns, due_ns, stamp
+        ):
             self._memory.dropped_count += 1
         return settled()
 
@@ -261,7 +263,7 @@ class EphemeralTopic(BaseTopic):
     def empty(self) -> Ticket:
         self._forget()
         self.void_stamp = self.shared.identity.stamp()
-        self._deferred.purge(self.instance, self.void_stamp)
+        self.shared.deferred.purge(self.instance, self.void_stamp)
         return settled()
 
     def close(self) -> None:

@@ -56,7 +56,6 @@ class Topic(BaseTopic):
     ) -> None:
         super().__init__(shared, name, instance, log.node_id, log.end)
         context = shared.context
-        self._context = context
         self._rounds = shared.rounds
         self._arrived = shared.arrived
         self.log = log
@@ -124,7 +123,7 @@ class Topic(BaseTopic):
             self.writer.flush()
 
     def _defer(self, body: bytes, now_ns: int, due_ns: int, stamp: int) -> Ticket:
-        writer = self._deferred.writer
+        writer = self.shared.deferred.writer
         accepted = writer.defer(self.name, self.instance, body, now_ns, due_ns, stamp)
         # The topic must be there when the message is due, so its creation is waited for too.
         return accepted if self.created.done else after(accepted, self.created)
@@ -142,7 +141,7 @@ class Topic(BaseTopic):
         """It could not be deleted, and goes on."""
         self.deletion = None
         self.log.forget_damage()  # files that had another name for a moment
-        self.appender.closed = self._context.supervisor.exiting
+        self.appender.closed = self.shared.context.supervisor.exiting
         if self.awaiting_channels and not self.shared.hooks.ask_channels(self):
             self.know_channels(())
         self.journal_later()
@@ -167,7 +166,7 @@ class Topic(BaseTopic):
         self.show(batch, self.log.node_id)
         if batch.dues is not None:
             self.skip_void(batch.dues, batch.first)
-            self._deferred.fired(batch.dues)
+            self.shared.deferred.fired(batch.dues)
         self._rounds.written(self)
         if self.log._segments is not self.inventory.seen:  # asked for every batch
             self.journal_later()
@@ -318,7 +317,7 @@ class Topic(BaseTopic):
             self.released = end
         self.held_count = 0
         self.void_stamp = self.shared.identity.stamp()
-        self._deferred.purge(self.instance, self.void_stamp)
+        self.shared.deferred.purge(self.instance, self.void_stamp)
         self._add_progress()
         return self.save()
 
@@ -467,7 +466,7 @@ class Topic(BaseTopic):
             self._keep_evidence(damages)
             return True
         low = self.low()
-        self.log.pinned_slots = self._deferred.checkpoints.open_slots()
+        self.log.pinned_slots = self.shared.deferred.checkpoints.open_slots()
         rolling = self.writer.roll_if_finished(low)
         end = self.log.retire_end(low)
         if end > self._removed_told:
@@ -488,7 +487,7 @@ class Topic(BaseTopic):
                 self._tell_removed(segment.end)
                 return True
             self._retiring = True
-            self._context.disk.submit(
+            self.shared.context.disk.submit(
                 partial(self.log.relocate, segment.base, stragglers), self._relocated
             )
         # A segment below the mark is still there because a deferred slot pins it.
@@ -539,7 +538,7 @@ class Topic(BaseTopic):
                 self._report(error)
             ticket.settle()
 
-        self._context.disk.submit(keep, kept)
+        self.shared.context.disk.submit(keep, kept)
         return ticket
 
     def _report(self, error: Exception | None) -> None:
@@ -555,14 +554,14 @@ class Topic(BaseTopic):
     def _unlink_told(self, paths: list[str], told: Ticket) -> None:
         if told.error is not None:
             if not self.closed:
-                self._context.retry(partial(self._unlink, paths))
+                self.shared.context.retry(partial(self._unlink, paths))
             return
 
         def unlink() -> None:
             for path in paths:
-                self._context.files.unlink(path)
+                self.shared.context.files.unlink(path)
 
-        self._context.disk.submit(unlink, self._unlinked)
+        self.shared.context.disk.submit(unlink, self._unlinked)
 
     def _unlinked(self, _: None, error: Exception | None) -> None:
         self._retiring = False

@@ -77,11 +77,10 @@ class PullChannel(Channel):
     def __init__(self, pulls: Pulls, topic: Topic, name: str, low: int, *, id: int) -> None:
         super().__init__(topic, name, Window(low, seed=random_number()), id=id)
         self._pulls = pulls
-        self._clock = self._context.clock
         self._topic = topic
         self._log = topic.log
         self._finish_count = 0
-        self._visit_ns = self._clock.monotonic_ns()
+        self._visit_ns = self._shared.context.clock.monotonic_ns()
         self._progress: dict[str, Any] | None = None
         self._progress_ns = 0
         self.poll_count = 0  # long polls that wait in its name
@@ -106,7 +105,7 @@ class PullChannel(Channel):
     @property
     def idle_ns(self) -> int:
         """Since its reader was last heard of."""
-        return 0 if self.poll_count else self._clock.monotonic_ns() - self._visit_ns
+        return 0 if self.poll_count else self._shared.context.clock.monotonic_ns() - self._visit_ns
 
     @property
     def whole_from(self) -> int:
@@ -130,7 +129,7 @@ class PullChannel(Channel):
 
     @property
     def pull(self) -> dict[str, Any]:
-        idle_ns, lapse_ns = self.idle_ns, self._context.options.pull_channel_lapse_ns
+        idle_ns, lapse_ns = self.idle_ns, self._shared.context.options.pull_channel_lapse_ns
         return {
             "low": self.window.low,
             "idle_ms": idle_ns // MS_NS,
@@ -153,7 +152,7 @@ class PullChannel(Channel):
 
     def visit(self) -> None:
         """Its reader is there."""
-        self._visit_ns = self._clock.monotonic_ns()
+        self._visit_ns = self._shared.context.clock.monotonic_ns()
 
     def admits(self, identity: str | None) -> bool:
         """Whether a call with ``identity``, or without one, may name the channel (rule 6)."""
@@ -208,7 +207,7 @@ class PullChannel(Channel):
         self._bound = self.topic.save_channel(self)
 
     def _bind(self, identity: str, name: str) -> None:
-        since_ms = self._clock.wall_ns() // MS_NS
+        since_ms = self._shared.context.clock.wall_ns() // MS_NS
         before = self.reader
         self.reader = ChannelReader(identity, name, min(max(0, since_ms), SINCE_MS_MAX))
         self._refused = ""
@@ -232,7 +231,7 @@ class PullChannel(Channel):
     def report(self, progress: dict[str, Any]) -> None:
         """What its reader tells of itself, for people who look at /stats."""
         self._progress = progress
-        self._progress_ns = self._clock.wall_ns()
+        self._progress_ns = self._shared.context.clock.wall_ns()
 
     # ---- what a channel is told
 
