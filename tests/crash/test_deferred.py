@@ -20,17 +20,17 @@ def play(world: World, answered: set[bytes]) -> None:
     for i in range(6):
         defer(SECOND * (i + 1), b"near %d" % i)
         defer(2 * HOUR + i, b"far %d" % i)
-    world.queue.flush()
+    world.queue.writer.flush()
     world.disk.drain()
     for _ in range(3):
         world.clock.advance(2 * SECOND)
         world.fire()
-        world.queue.sync()
+        world.queue.writer.syncing.sync()
         world.disk.drain()
         world.checkpoint()
         world.forget_origins()
     defer(MINUTE, b"late")
-    world.queue.flush()
+    world.queue.writer.flush()
     world.disk.drain()
     world.clock.advance(2 * HOUR)
     world.fire()
@@ -78,7 +78,7 @@ def test_a_crash_at_any_step_loses_nothing_answered_and_doubles_nothing(
             missing = answered - set(bodies)
             assert not missing, f"lost {missing}, crash at {crash_at}"
         assert world.damages == [], f"called damaged, crash at {crash_at}"
-        assert world.queue.slot_count == 0, f"left over, crash at {crash_at}"
+        assert len(world.queue.table.files) == 0, f"left over, crash at {crash_at}"
         assert [name for name in world.file_names() if not name.endswith(".corrupt")] == []
 
 
@@ -86,7 +86,7 @@ def test_what_was_synced_in_the_background_survives_a_power_cut() -> None:
     """D-1: --sync-timeout bounds what a power cut can take."""
     world = World()
     world.put(SECOND, b"synced")
-    world.queue.sync()
+    world.queue.writer.syncing.sync()
     world.disk.drain()
     world.put(SECOND, b"not synced")
     world.restart(LOSE)
@@ -109,7 +109,7 @@ def test_ordinals_of_a_lost_tail_are_not_given_again() -> None:
     """A log that kept a message fired from a lost record must not hide a new record."""
     world = World()
     world.put(SECOND, b"first")
-    world.queue.sync()
+    world.queue.writer.syncing.sync()
     world.disk.drain()
     world.put(SECOND, b"fired and lost")
     world.clock.advance(SECOND)

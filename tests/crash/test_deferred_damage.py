@@ -28,7 +28,7 @@ def lived(sync_every: int = 2500) -> World:
         world.put((i + 1) * SECOND, body)
     for body in FAR:
         world.put(3 * HOUR, body)
-    world.queue.sync()
+    world.queue.writer.syncing.sync()
     world.disk.drain()
     world.clock.advance(SECOND)
     world.fire()
@@ -54,12 +54,12 @@ def live_on(world: World) -> list[bytes]:
     world.start()
     for _ in range(6):
         world.fire()
-        world.queue.sync()
+        world.queue.writer.syncing.sync()
         world.disk.drain()
         world.checkpoint()
         world.clock.advance(HOUR)
     world.queue.check()
-    assert world.queue.slot_count == 0 and world.failing == {}
+    assert len(world.queue.table.files) == 0 and world.failing == {}
     left = [name for name in world.file_names() if not name.endswith(".corrupt")]
     assert left == [], "left over"
     assert len(world.files.read(COUNTS)) % 80 == 0
@@ -105,7 +105,7 @@ def test_every_damage_to_a_slot_file_is_told_with_what_it_cost(which: int, sync_
         assert world.damages, f"not told, {what}"
         assert all(path in text and where == path for text, where, _ in world.damages), what
         assert world.lost_count == len(lost), f"{what}: {world.damages}"
-        assert world.queue.corrupt_count >= 1, what
+        assert world.queue.table.corrupt_count >= 1, what
         if world.files.exists(path) or "cut at 0" not in what:
             assert any(name.endswith(".corrupt") for name in world.file_names()), what
 
@@ -267,7 +267,7 @@ def test_slots_without_counts_are_not_called_damaged_and_get_them() -> None:
     without_counts(world)
     world.restart()
     world.fire()
-    world.queue.sync()
+    world.queue.writer.syncing.sync()
     world.disk.drain()
     assert world.damages == [] and world.file_names() != []
     world.files.edit(far, lambda data: data.__delitem__(slice(-10, None)))
@@ -359,7 +359,7 @@ def test_a_publish_does_not_fail_because_of_the_counts(sync_every: int) -> None:
     world = World(sync_every=sync_every)
     world.files.faults.add(f"{COUNTS}*", errno.EIO)
     world.put(SECOND, b"kept")
-    world.queue.sync()
+    world.queue.writer.syncing.sync()
     world.disk.drain()
     assert list(world.failing) == ["deferred.counts"]
     world.files.faults.heal()
@@ -385,7 +385,7 @@ def test_a_slot_file_that_is_removed_while_nsqd_runs_is_told() -> None:
     world.checkpoint()
     assert {where: lost for _, where, lost in world.damages} == {near: 2, far: 3}
     world.checkpoint()
-    assert world.queue.slot_count == 0
+    assert len(world.queue.table.files) == 0
     world.damages.clear()
     assert sorted(live_on(world)) == sorted(NEAR[:2])
     assert world.damages == [], "told once"

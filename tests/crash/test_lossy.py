@@ -24,6 +24,7 @@ from penstock.storage.recovery import RecoveredTopic, recover_topic
 from penstock.storage.reserve import Reserve
 from penstock.storage.topic_log import TopicLog
 from tests.crash.lossy import HOLES, KEEP, LOSE, PREFIX, Crashed, LossyFiles
+from tests.support.logs import gaps
 from tests.unit.storage.build import NODE_ID, append, append_many, batch, read_all
 
 ROOT = "/data"
@@ -278,9 +279,9 @@ def test_a_full_disk_refuses_an_append_and_takes_the_next() -> None:
     log.abandon(125)
     files.space = 1 << 30
     append(log, batch(125))
-    assert log.gaps == [(124, 125)]
+    assert gaps(log) == [(124, 125)]
     assert sorted(read_all(log)) == [*range(100, 124), 125]
-    assert recover(files).log.gaps == [(124, 125)]
+    assert gaps(recover(files).log) == [(124, 125)]
 
 
 def test_a_full_disk_at_the_first_append_leaves_no_file() -> None:

@@ -313,7 +313,7 @@ class BrokerMachine(RuleBasedStateMachine):
             real = self.engine.broker.create_topic(name)[0]
             if not delay_ns:
                 return real.publish([message.body for message in messages])
-            tickets = [self.engine.broker.defer(real, m.body, delay_ns) for m in messages]
+            tickets = [real.defer(m.body, delay_ns) for m in messages]
             return tickets[-1]
 
         def done() -> None:

@@ -56,7 +56,7 @@ class DeferredMachine(RuleBasedStateMachine):
             self.messages[stamp] = Message(instance, due_ns)
             ticket.add(lambda settled, stamp=stamp: self._answered(stamp, settled))
         if flush:
-            self.world.queue.flush()
+            self.world.queue.writer.flush()
 
     def _answered(self, stamp: int, ticket: Ticket) -> None:
         message = self.messages[stamp]
@@ -68,7 +68,7 @@ class DeferredMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.world.queue.flush()
+        self.world.queue.writer.flush()
 
     @rule(count=st.integers(1, 20))
     def disk(self, count: int) -> None:
@@ -85,8 +85,8 @@ class DeferredMachine(RuleBasedStateMachine):
                     message.synced = True
 
         world = self.world
-        if not any(file.syncing for file in world.queue._table.files.values()):
-            world.queue.sync(done)
+        if not any(file.syncing for file in world.queue.table.files.values()):
+            world.queue.writer.syncing.sync(done)
 
     @rule(step_ns=st.sampled_from(STEPS))
     def wait(self, step_ns: int) -> None:
@@ -123,13 +123,13 @@ class DeferredMachine(RuleBasedStateMachine):
     @rule(part=st.booleans(), forget=st.booleans())
     def checkpoint(self, part: bool, forget: bool) -> None:
         world = self.world
-        fired = world.queue.checkpoint_due()
+        fired = world.queue.checkpoints.due()
         if part:
             fired = fired[::2]
         topics = {item.instance for item in fired}
         for logged in world.log:
             logged.synced = logged.synced or logged.due.instance in topics
-        world.queue.checkpoint(fired)
+        world.queue.checkpoints.write(fired)
         if forget:
             world.forget_origins()
 
@@ -182,7 +182,7 @@ class DeferredMachine(RuleBasedStateMachine):
         if hasattr(self, "world"):
             assert self.world.damages == []
 
-    @precondition(lambda self: hasattr(self, "world") and self.world.queue.counted)
+    @precondition(lambda self: hasattr(self, "world") and self.world.queue.loader.counted)
     @invariant()
     def counts_are_true(self) -> None:
         queue = self.world.queue
@@ -195,9 +195,11 @@ class DeferredMachine(RuleBasedStateMachine):
             sure = sum(message.written and not message.maybe for message in alive)
             # One that is not answered may be on its way, or wait for the counts to be synced.
             maybe = sum(message.maybe or not message.written for message in alive)
-            assert sure <= queue.pending_count(instance) <= sure + maybe
-        assert queue.total == queue.pending_count(1) + queue.pending_count(2)
-        assert queue.total == sum(queue.due_histogram().values())
+            assert sure <= queue.tallies.count(instance) <= sure + maybe
+        assert queue.tallies.total == queue.tallies.count(1) + queue.tallies.count(2)
+        assert queue.tallies.total == sum(
+            sum(queue.due_hours(instance).values()) for instance in (1, 2)
+        )
 
     def teardown(self) -> None:
         """With a disk that works and time enough, everything comes to its end."""
@@ -206,7 +208,7 @@ class DeferredMachine(RuleBasedStateMachine):
         world = self.world
         world.files.failures.clear()
         world.files.cold = False
-        world.queue.flush()
+        world.queue.writer.flush()
         world.disk.drain()
         for _ in range(12):
             world.clock.advance(30 * HOUR)
@@ -222,7 +224,7 @@ class DeferredMachine(RuleBasedStateMachine):
         for stamp, message in self.messages.items():
             if message.written and not message.maybe and not message.void:
                 assert message.logged, f"lost {stamp}: {message}"
-        assert world.queue.total == 0 and world.queue.slot_count == 0
+        assert world.queue.tallies.total == 0 and len(world.queue.table.files) == 0
         left = [name for name in world.file_names() if name.endswith((".slot", ".fired"))]
         assert left == []
 

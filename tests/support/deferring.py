@@ -102,7 +102,7 @@ class World:
             generation=lambda: next(self.generations),
             **options,
         )
-        found = self.queue.find()
+        found = self.queue.opening.find()
         fired: dict[int, list[int]] = {}
         for logged in self.log:
             if logged.origin is not None and logged.origin[0] in found:
@@ -149,7 +149,7 @@ class World:
     ) -> tuple[Ticket, int]:
         stamp = next(self.stamps)
         now_ns = self.now_ns
-        ticket = self.queue.defer(
+        ticket = self.queue.writer.defer(
             f"topic{instance}", instance, body, now_ns, now_ns + delay_ns, stamp
         )
         return ticket, stamp
@@ -157,7 +157,7 @@ class World:
     def flush(self) -> None:
         """Write what was accepted; new files are made by the disk, very many in several turns."""
         for _ in range(1000):
-            self.queue.flush()
+            self.queue.writer.flush()
             self.disk.drain()
             if self.queue.writer.idle:
                 return
@@ -192,18 +192,18 @@ class World:
         raise AssertionError("never done")
 
     def checkpoint(self) -> list[Fired]:
-        due = self.queue.checkpoint_due()
+        due = self.queue.checkpoints.due()
         for logged in self.log:
             logged.synced = True
-        self.queue.checkpoint(due)
+        self.queue.checkpoints.write(due)
         self.disk.drain()
-        self.queue.checkpoint([])
+        self.queue.checkpoints.write([])
         self.disk.drain()
         return due
 
     def forget_origins(self) -> None:
         """Let the logs drop every segment that is not pinned by an open slot."""
-        pinned = self.queue.open_slots()
+        pinned = self.queue.checkpoints.open_slots()
         for logged in self.log:
             if logged.synced and logged.origin is not None and logged.origin[0] not in pinned:
                 logged.origin = None

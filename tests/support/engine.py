@@ -25,10 +25,13 @@ from typing import Any, NamedTuple
 from penstock.clock import ManualClock
 from penstock.core.ticket import Ticket
 from penstock.core.window import Consumer, Window
-from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
+from penstock.engine.context import Context, Supervisor
+from penstock.engine.disk import run
 from penstock.engine.options import Options
-from penstock.engine.recovery import open_broker
+from penstock.engine.parts import Parts
+from penstock.engine.recovery import open_data_path
+from penstock.engine.shared import Hooks
 from penstock.engine.topic import Topic
 from penstock.storage.datapath import DataPath
 from penstock.storage.reserve import Reserve
@@ -104,18 +107,13 @@ class ScrambledDisk:
         if self._random is not None:
             place = self._random.randrange(min(WORKS_AT_ONCE, len(self.works)))
         work, done = self.works.pop(place)
-        result: Any = None
-        error: BaseException | None = None
-        try:
-            result = work()
-        except Crashed:
-            raise
-        except Exception as failure:
-            error = failure
+        result, error = run(work)
+        if isinstance(error, Crashed):
+            raise error
         self._turns.soon(lambda: done(result, error))
 
 
-class StrictBroker(Broker):
+class StrictSupervisor(Supervisor):
     """The daemon logs a defect of one topic and goes on; a test must see it."""
 
     def defect(self, what: str) -> None:
@@ -123,7 +121,7 @@ class StrictBroker(Broker):
 
 
 class Engine:
-    """A broker on a data path, and everything around it."""
+    """A broker on a data path with its parts, and everything around it."""
 
     def __init__(self, files: Any = None, seed: int = 0, **options: Any) -> None:
         self.files: Any = files if files is not None else LossyFiles()
@@ -154,15 +152,19 @@ class Engine:
         self.clock.advance(MS)  # a start takes its time
         self.turns = ManualTurns(self.clock)
         self.disk = ScrambledDisk(self.turns, self._seeds.getrandbits(32) if self._seeds else 0)
-        data = DataPath(self.files, self.root)
-        self.broker = StrictBroker(
-            self.options, data, self.files, self.disk, self.turns, self.clock
-        )
-        health = self.broker.health_of_disk
-        health.reserve = Reserve(self.files, data.reserve, RESERVE_SIZE)
-        open_broker(self.broker)
-        self.broker.start()
+        self.data = DataPath(self.files, self.root)
+        self.clients: set[Client] = set()
+        around = self.data, self.files, self.disk, self.turns, self.clock, StrictSupervisor()
+        self.parts = Parts(Context(self.options, *around))
+        self.broker = self.parts.broker
+        self.parts.health.reserve = Reserve(self.files, self.data.reserve, RESERVE_SIZE)
+        self.hook(self.parts.shared.hooks)
+        open_data_path(self.parts)
+        self.parts.start()
         self.settle()
+
+    def hook(self, hooks: Hooks) -> None:
+        """For tests that listen to the topics."""
 
     def crash(self, mode: str = KEEP, seed: int = 0) -> None:
         """Stop at once; only the files go on, as far as ``mode`` leaves them."""
@@ -174,8 +176,8 @@ class Engine:
 
     def exit(self) -> None:
         """A clean end: SIGTERM."""
-        self.broker.refuse_all()
-        for client in list(self.broker.clients):
+        self.parts.refuse_all()
+        for client in list(self.clients):
             client.close()
         self.settle()
         error = self.done(self.broker.save_all())
@@ -233,7 +235,7 @@ class Engine:
 
     def defer(self, topic: str, delay_ns: int, body: bytes) -> Exception | None:
         made, _ = self.broker.create_topic(topic)
-        return self.done(self.broker.defer(made, body, delay_ns))
+        return self.done(made.defer(body, delay_ns))
 
     def logged(self, topic: str) -> dict[int, bytes]:
         """All messages in a topic's log, by index."""
@@ -322,7 +324,7 @@ class Client:
         self.channel, self.ticket = made.create_channel(channel)
         self.consumer = Consumer(self, msg_timeout_ns)
         self.channel.join(self.consumer)
-        engine.broker.clients.add(self)
+        engine.clients.add(self)
         self.ready(ready_count)
 
     def ready(self, count: int) -> None:
@@ -344,7 +346,7 @@ class Client:
             self.closed = True
             self.consumer.writable = False
             self.channel.leave(self.consumer)
-            self.engine.broker.clients.discard(self)
+            self.engine.clients.discard(self)
 
     def finish(self, index: int) -> int:
         status = self.channel.window.finish_index(

@@ -167,12 +167,3 @@ cdef class Tallies:
             for hour, count in (<dict>hours).items():
                 total[hour] = total.get(hour, 0) + count
         return dict(sorted(total.items()))
-
-    def histogram(self):
-        """Pending messages by the hour (since 1970, UTC) in which they fall due."""
-        cdef dict total = {}
-        for tally in self.tallies.values():
-            for hours in (<Tally>tally).hours:
-                for hour, count in (<dict>hours).items():
-                    total[hour] = total.get(hour, 0) + count
-        return dict(sorted(total.items()))

@@ -35,6 +35,8 @@ def settled():
 
 def after(*tickets):
     """A ticket that is settled when all of ``tickets`` are, with the first error among them."""
+    if not tickets:
+        return settled()
     whole = Ticket()
     left = len(tickets)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from penstock.core.appender import Appender
 from penstock.core.block import Block
@@ -14,11 +13,9 @@ from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.arrivals import Arrivals
 from penstock.engine.channel import Channel
 from penstock.engine.deferred.queue import Due
+from penstock.engine.disk import failed
+from penstock.engine.shared import Shared
 from penstock.engine.stats.latency import OFF, Percentiles, measured
-
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
-
 
 # Channels made in one turn of the loop when others name them: about a millisecond.
 KNOWN_COUNT_MAX = 32
@@ -30,8 +27,10 @@ class BaseTopic(Arrivals, ABC):
     ephemeral: bool
     channels: dict[str, Channel]
 
-    def __init__(self, broker: Broker, name: str, instance: int, node_id: int, first: int) -> None:
-        self.broker = broker
+    def __init__(self, shared: Shared, name: str, instance: int, node_id: int, first: int) -> None:
+        self.shared = shared
+        self._options = shared.context.options
+        self._clock = shared.context.clock
         self.name = name
         self.instance = instance
         self.closed = False
@@ -41,8 +40,8 @@ class BaseTopic(Arrivals, ABC):
         # A new topic that awaits channels stays frozen until those that others know of it exist
         # here too: its first message is then in all of them.
         self.channels_known: Ticket = settled()
-        self.tail = Tail(broker.tail_budget)
-        self.appender = Appender(name, node_id, first, partial(broker.flush_later, self))
+        self.tail = Tail(shared.tail_budget)
+        self.appender = Appender(name, node_id, first, partial(shared.turn.flush_later, self))
 
     @property
     def depth(self) -> int:
@@ -51,51 +50,61 @@ class BaseTopic(Arrivals, ABC):
 
     @property
     def backend_depth(self) -> int:
-        return max(0, self.depth - self.broker.options.mem_queue_size)
+        return max(0, self.depth - self._options.mem_queue_size)
 
     @property
     def latency(self) -> Percentiles:
         """Times from publish to finish in all channels together."""
-        shares = self.broker.options.e2e_processing_latency_percentiles
+        shares = self._options.e2e_processing_latency_percentiles
         if not shares:
             return OFF
         latencies = (channel.window.latency for channel in self.channels.values())
-        return measured(latencies, shares, self.broker.clock.wall_ns())
+        return measured(latencies, shares, self._clock.wall_ns())
 
     @property
     def deferred_count(self) -> int:
         """Messages that wait for their time: a deferred publish once, and what was requeued."""
         requeued = sum(channel.window.deferred_count for channel in self.channels.values())
-        return self.broker.deferred.pending_count(self.instance) + requeued
+        return self.shared.deferred.tallies.count(self.instance) + requeued
 
     def deferred_pending(self, stamp: int) -> int:
         """Deferred publishes accepted at or after ``stamp`` and not due yet."""
-        deferred = self.broker.deferred
-        return deferred.pending_count(self.instance) - deferred.pending_before(self.instance, stamp)
+        tallies = self.shared.deferred.tallies
+        return tallies.count(self.instance) - tallies.before(self.instance, stamp)
 
     def publish(self, bodies: list[bytes]) -> Ticket:
         """Append messages, all or none; the ticket is settled when they are stored."""
         if self.appender.closed:
-            return _refused()
-        self.appender.extend(bodies, self.broker.clock.wall_ns())
+            return failed(OSError("exiting"))
+        self.appender.extend(bodies, self._clock.wall_ns())
         return self.appender.ticket
 
     def publish_multi(self, body: bytes) -> Ticket:
         """As publish(), for the messages in the body of an MPUB; ValueError if it is none."""
         if self.appender.closed:
-            return _refused()
-        options = self.broker.options
+            return failed(OSError("exiting"))
+        options = self._options
         count_max, size_max = (options.max_body_size - 4) // 5, options.max_msg_size
-        self.appender.extend_multi(body, count_max, size_max, self.broker.clock.wall_ns())
+        self.appender.extend_multi(body, count_max, size_max, self._clock.wall_ns())
         return self.appender.ticket
 
     def publish_lines(self, body: bytes) -> Ticket:
         """As publish(), for a message a line; ValueError if one is too large."""
         if self.appender.closed:
-            return _refused()
-        size_max = self.broker.options.max_msg_size
-        count = self.appender.extend_lines(body, size_max, self.broker.clock.wall_ns())
+            return failed(OSError("exiting"))
+        size_max = self._options.max_msg_size
+        count = self.appender.extend_lines(body, size_max, self._clock.wall_ns())
         return self.appender.ticket if count else settled()
+
+    def defer(self, body: bytes, delay_ns: int) -> Ticket:
+        """Accept a message to be published ``delay_ns`` from now."""
+        shared = self.shared
+        refusal = shared.health.refusal()
+        if self.appender.closed or refusal is not None:
+            return failed(refusal or OSError("exiting"))
+        now_ns = self._clock.wall_ns()
+        shared.turn.deferred_changed()
+        return self._defer(body, now_ns, now_ns + delay_ns, shared.identity.stamp())
 
     def skip_void(self, dues: list[Due], first: int) -> None:
         """A channel emptied after a deferred publish was accepted does not get it (R17)."""
@@ -134,7 +143,7 @@ class BaseTopic(Arrivals, ABC):
         if place < len(names):
             made.append(self.create_named(names[place:end]))
         if end < len(names):
-            self.broker.turns.soon(partial(self._make_known, names, end, made))
+            self.shared.context.turns.soon(partial(self._make_known, names, end, made))
             return
         known = self.channels_known
         self.awaiting_channels = False
@@ -165,9 +174,13 @@ class BaseTopic(Arrivals, ABC):
         """Whether nsqd.dat may say that the topic is paused."""
         return self.paused
 
-    def lists(self, channel: Channel) -> bool:
-        """Whether nsqd.dat may list ``channel``."""
+    def lists(self, channel: str) -> bool:
+        """Whether nsqd.dat may list the channel of this name."""
         return False
+
+    def sync_log(self) -> Ticket:
+        """Make durable what is written of the log."""
+        return settled()
 
     @property
     @abstractmethod
@@ -177,6 +190,9 @@ class BaseTopic(Arrivals, ABC):
     @abstractmethod
     def flush(self) -> None:
         """Store what is pending."""
+
+    @abstractmethod
+    def _defer(self, body: bytes, now_ns: int, due_ns: int, stamp: int) -> Ticket: ...
 
     @abstractmethod
     def fire(self, dues: list[Due]) -> None:
@@ -222,9 +238,3 @@ class BaseTopic(Arrivals, ABC):
     @abstractmethod
     def journal_later(self) -> None:
         """A channel has progress to journal."""
-
-
-def _refused() -> Ticket:
-    ticket = Ticket()
-    ticket.settle(OSError("exiting"))
-    return ticket

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from penstock.engine.topology import EXPERIMENT, LOCALITIES, NearestFirst
 if TYPE_CHECKING:
     from penstock.engine.base import BaseTopic
     from penstock.storage.channel_reader import ChannelReader
+
+log = logging.getLogger(__name__)
 
 # One turn of the loop hands out at most this many messages, or KiB, of one channel (R13).
 TURN_COUNT_MAX = 1024
@@ -44,12 +47,11 @@ class Channel:
     partial = False  # a pull channel made where messages had been removed
     reader: ChannelReader | None = None  # of a pull channel that is bound to one
 
-    def __init__(
-        self, topic: BaseTopic, name: str, number: int, window: Window, *, id: int = 0
-    ) -> None:
+    def __init__(self, topic: BaseTopic, name: str, window: Window, *, id: int = 0) -> None:
+        shared = topic.shared
         self.topic = topic
         self.name = name
-        self.number = number
+        self.number = next(shared.channel_numbers)
         self.id = id
         self.window = window
         self.paused = False
@@ -57,7 +59,9 @@ class Channel:
         self.defer_stamp = 0
         self.created: Ticket = settled()
         self.consumers: list[Consumer] = []
-        options = topic.broker.options
+        self._shared = shared
+        self._turn = shared.turn
+        options = shared.context.options
         near = EXPERIMENT in options.enable_experiment
         self.ready: deque[Consumer] | NearestFirst = NearestFirst() if near else deque()
         if options.e2e_processing_latency_percentiles:
@@ -86,7 +90,7 @@ class Channel:
     @property
     def backend_depth(self) -> int:
         """What NSQ would have on disk: the part of the depth beyond its memory queue."""
-        return max(0, self.depth - self.topic.broker.options.mem_queue_size)
+        return max(0, self.depth - self._shared.context.options.mem_queue_size)
 
     @property
     def in_flight_count(self) -> int:
@@ -120,18 +124,21 @@ class Channel:
     @property
     def latency(self) -> Percentiles:
         """Times from publish to finish."""
-        broker = self.topic.broker
-        shares = broker.options.e2e_processing_latency_percentiles
-        return measured((self.window.latency,), shares, broker.clock.wall_ns())
-
-    @property
-    def clients(self) -> list[object]:
-        return [consumer.client for consumer in self.consumers]
+        shares = self._shared.context.options.e2e_processing_latency_percentiles
+        return measured((self.window.latency,), shares, self._shared.context.clock.wall_ns())
 
     @property
     def pull(self) -> dict[str, Any] | None:
         """What /stats tells of a pull channel; None for all others."""
         return None
+
+    def announce(self, exists: bool) -> None:
+        """The channel was made, or is deleted: log it, and notify nsqlookupd."""
+        verb = "created" if exists else "deleted"
+        log.info("topic=%s channel=%s: %s", self.topic.name, self.name, verb)
+        if exists:
+            self._shared.scan.watch(self)
+        self._shared.hooks.on_change(self, exists)
 
     # ---- consumers
 
@@ -141,7 +148,7 @@ class Channel:
 
     def leave(self, consumer: Consumer) -> None:
         """A consumer has gone: its messages come back (R14)."""
-        broker = self.topic.broker
+        context = self._shared.context
         self.consumers.remove(consumer)
         self._left_counts[consumer.locality] += consumer.message_count
         if consumer.offered:
@@ -149,12 +156,12 @@ class Channel:
             consumer.offered = False
         self.window.leave(
             consumer,
-            broker.options.requeue_on_disconnect and not self.closed,
-            broker.clock.wall_ns(),
-            0 if broker.exiting else LOST_WAIT_NS,
+            context.options.requeue_on_disconnect and not self.closed,
+            context.clock.wall_ns(),
+            0 if context.supervisor.exiting else LOST_WAIT_NS,
         )
         if not self.closed:
-            broker.watch(self)
+            self._turn.watch(self)
             self.touched()
             self.wake()
         self.left()
@@ -171,13 +178,13 @@ class Channel:
         if self.ready:
             self.wake()
         else:
-            self.topic.broker.watch(self)
+            self._turn.watch(self)
 
     def wake(self) -> None:
         """Have pump() called in this turn of the loop."""
         if not self._woken and not self.closed:
             self._woken = True
-            self.topic.broker.wake(self)
+            self._turn.wake(self)
 
     def touched(self) -> None:
         """Something happened that the journal should hear of."""
@@ -230,7 +237,7 @@ class Channel:
             except BaseException:
                 # Whatever went wrong, the consumer stays one of those that are served.
                 self.ready.appendleft(consumer)
-                self.topic.broker.later(self.wake)
+                self._shared.context.retry(self.wake)
                 raise
             budget -= max(count, size >> 10)
             if not consumer.ready:
@@ -240,7 +247,7 @@ class Channel:
             else:
                 self.ready.appendleft(consumer)
                 break
-        self.topic.broker.watch(self)
+        self._turn.watch(self)
         if self.ready and budget <= 0:
             self.wake()
 
@@ -317,7 +324,7 @@ class Channel:
 
     def _read_at(self, cursor: int) -> None:
         self._reading = True
-        self.topic.broker.disk.submit(
+        self._shared.context.disk.submit(
             partial(self.topic.block_at, cursor, READ_SIZE, wait=True),
             partial(self._loaded, cursor),
         )
@@ -333,11 +340,11 @@ class Channel:
         if window.cursor >= self.topic.released:
             window.queued_count = 0
 
-    def _loaded(self, cursor: int, block: Block | None, error: BaseException | None) -> None:
+    def _loaded(self, cursor: int, block: Block | None, error: Exception | None) -> None:
         self._reading = False
         if self.closed:
             return
-        retries = self.topic.broker.retries
+        retries = self._shared.retries
         if error is not None or block is None:
             self._stuck_cursor = cursor
             retries.failed(self._source, _reason(error), partial(self._load_again, cursor))
@@ -358,7 +365,7 @@ class Channel:
             self._read_at(cursor)
         else:  # emptied since
             self._stuck_cursor = -1
-            self.topic.broker.retries.worked(self._source)
+            self._shared.retries.worked(self._source)
 
     @property
     def _source(self) -> str:
@@ -427,15 +434,15 @@ class Channel:
 
     def _read_frame(self, index: int) -> None:
         self._reading = True
-        self.topic.broker.disk.submit(
+        self._shared.context.disk.submit(
             partial(self.topic.frame, index, wait=True), partial(self._frame_read, index)
         )
 
-    def _frame_read(self, index: int, found: bytes | None, error: BaseException | None) -> None:
+    def _frame_read(self, index: int, found: bytes | None, error: Exception | None) -> None:
         self._reading = False
         if self.closed:
             return
-        retries = self.topic.broker.retries
+        retries = self._shared.retries
         if found is None:
             if not self._unreadable or index in self._unreadable:
                 # One is tried again, for all of them.
@@ -487,9 +494,9 @@ class Channel:
         self._redelivery = self._cold_frame = None
         if self._unreadable:
             self._unreadable.clear()
-            self.topic.broker.retries.worked(self._source_again)
-        self.defer_stamp = self.topic.broker.stamp()
-        self.topic.broker.deferred.cut(self.topic.instance, self.defer_stamp)
+            self._shared.retries.worked(self._source_again)
+        self.defer_stamp = self._shared.identity.stamp()
+        self._shared.deferred.cut(self.topic.instance, self.defer_stamp)
         for consumer in self.consumers:
             self.offer(consumer)
         return self.topic.save_channel(self)
@@ -497,12 +504,12 @@ class Channel:
     def close(self) -> None:
         """Stop delivering and disconnect the consumers (channel or topic deleted)."""
         self.closed = True
-        self.topic.broker.scan.forget(self)
+        self._shared.scan.forget(self)
         for source in (self._source, self._source_again):
-            self.topic.broker.retries.worked(source)
+            self._shared.retries.worked(source)
         for consumer in list(self.consumers):
             consumer.client.close()
 
 
-def _reason(error: BaseException | None) -> BaseException:
+def _reason(error: Exception | None) -> Exception:
     return error if error is not None else OSError("not read")

@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from penstock.core.ticket import Ticket, settled
-from penstock.engine.disk import failure
+from penstock.engine.catalog.saved_file import SavedFile
+from penstock.engine.context import Context
+from penstock.engine.health import Health
 from penstock.errors import CorruptError
 from penstock.storage.damage import (
     RECORD_MAX,
@@ -27,27 +31,23 @@ from penstock.storage.damage import (
     load_damage,
 )
 
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
-
 log = logging.getLogger(__name__)
 
 
 class DamageLog:
     """The damage of one data path."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context, health: Health) -> None:
+        self._context = context
+        self._file = SavedFile(context, health, "damage.json", self._encode)
         self._records: dict[tuple[str, str, str, str], DamageRecord] = {}
-        self._ticket: Ticket | None = None  # of what is to be written
-        self._writing = False
         # What this process found, by kind.
         self.counts: Counter[DamageKind] = Counter()
         self.message_counts: Counter[DamageKind] = Counter()
 
     def open(self) -> None:
         """Load the records of earlier runs.  Blocking."""
-        files, path = self._broker.files, self._broker.data.damage
+        files, path = self._context.files, self._context.data.damage
         try:
             records = load_damage(files, path)
         except CorruptError as error:
@@ -72,7 +72,7 @@ class DamageLog:
         """
         kind = DamageKind(kind)
         record = DamageRecord(
-            self._broker.clock.wall_ns(), kind, topic, path, messages, text[:TEXT_SIZE_MAX]
+            self._context.clock.wall_ns(), kind, topic, path, messages, text[:TEXT_SIZE_MAX]
         )
         if record.key in self._records:
             return
@@ -94,12 +94,7 @@ class DamageLog:
 
     def save(self) -> Ticket:
         """Write the records down; settled when it is done."""
-        if self._ticket is None:
-            self._ticket = Ticket()
-        ticket = self._ticket
-        if not self._writing:
-            self._write()
-        return ticket
+        return self._file.save()
 
     # What others show
 
@@ -122,27 +117,9 @@ class DamageLog:
             "last": as_json(records[-1]),
         }
 
-    def _again(self) -> None:
-        if not self._writing:
-            self.save()
-
-    def _write(self) -> None:
-        ticket, self._ticket = self._ticket, None
-        assert ticket is not None
-        self._writing = True
+    def _encode(self) -> Callable[[], None]:
         data = encode_damage(list(self._records.values()))
-        broker = self._broker
-
-        def written(_: None, error: BaseException | None) -> None:
-            self._writing = False
-            broker.set_journal_health("damage.json", error)
-            if error is not None and not broker.exiting:
-                broker.later(self._again)
-            ticket.settle(failure(error))
-            if self._ticket is not None:
-                self._write()
-
-        broker.disk.submit(lambda: broker.files.write_new(broker.data.damage, data), written)
+        return partial(self._context.files.write_new, self._context.data.damage, data)
 
 
 def as_json(record: DamageRecord) -> dict[str, Any]:

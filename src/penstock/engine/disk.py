@@ -1,14 +1,26 @@
-"""Where work that may wait for a disk is sent, so that the loop never waits (R9)."""
+"""Where work that may wait for a disk is sent, so that the loop never waits (R9).
+
+Rule 1: a work ends with a result or an ``Exception``.  Any other BaseException (SystemExit,
+        KeyboardInterrupt) becomes an OSError here, so that it never settles a ticket as success.
+Rule 2: work that comes in large numbers goes by a lane, which leaves threads to the others.  A
+        hundred tasks that seal at once are a hundred syncs of large files; submitted as they come,
+        they would delay every other write.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from penstock.core.ticket import Ticket
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
-Done = Callable[[T | None, BaseException | None], None]
+Done = Callable[[T | None, Exception | None], None]
 
 
 class Disk(Protocol):
@@ -17,25 +29,48 @@ class Disk(Protocol):
     def submit(self, work: Callable[[], T], done: Done[T]) -> None: ...
 
 
-class InlineDisk:
-    """Runs everything at once, for single-threaded use."""
+def run(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """The outcome of ``work``, as ``done`` gets it (Rule 1)."""
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
+    except BaseException as error:
+        return None, OSError(f"{type(error).__name__}: {error}")
+
+
+class Lane:
+    """``Disk`` with at most ``count_max`` works of this lane at once; the others wait in order."""
+
+    def __init__(self, disk: Disk, count_max: int) -> None:
+        self._disk = disk
+        self._count_max = count_max
+        self._count = 0
+        self._waiting: deque[tuple[Callable[[], Any], Done[Any]]] = deque()
 
     def submit(self, work: Callable[[], T], done: Done[T]) -> None:
-        try:
-            result = work()
-        except Exception as error:
-            done(None, error)
-        else:
-            done(result, None)
+        self._waiting.append((work, done))
+        self._start()
+
+    def _start(self) -> None:
+        while self._waiting and self._count < self._count_max:
+            work, done = self._waiting.popleft()
+            self._count += 1
+            self._disk.submit(work, partial(self._done, done))
+
+    def _done(self, done: Done[Any], result: Any, error: Exception | None) -> None:
+        self._count -= 1
+        self._start()
+        done(result, error)
 
 
-def failure(error: BaseException | None) -> Exception | None:
-    """A work's error as a ticket takes it."""
-    return error if error is None or isinstance(error, Exception) else OSError(str(error))
-
-
-def failed(error: BaseException) -> Ticket:
-    """A ticket for what a work's error has ended."""
+def failed(error: Exception) -> Ticket:
+    """A ticket for what an error has ended."""
     ticket = Ticket()
-    ticket.settle(failure(error))
+    ticket.settle(error)
     return ticket
+
+
+def report(where: str, error: Exception | None) -> None:
+    """Log an error that nobody waits for."""
+    log.error("%s: %s", where, error if error is not None else "failed")

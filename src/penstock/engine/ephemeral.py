@@ -8,7 +8,6 @@ in flight or was requeued.  It holds the blocks it accepted itself and so never 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from penstock.core.block import Block
 from penstock.core.ticket import Ticket, settled
@@ -16,31 +15,13 @@ from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import READ_SIZE, Channel
 from penstock.engine.deferred.queue import Due
+from penstock.engine.shared import Shared, random_number
 from penstock.wire.names import is_ephemeral
-
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
 
 # Delivered blocks kept whole; of older ones only the unfinished messages are kept.
 SENT_BLOCK_COUNT = 8
 # A message that is kept by itself costs this much besides its bytes.
 HELD_OVERHEAD_SIZE = 256
-# All queues together keep as much as so many full ones.
-FULL_QUEUE_COUNT = 8
-
-
-class EphemeralMemory:
-    """What ephemeral queues keep, each and together; a block counts in each of its channels."""
-
-    def __init__(self, queue_size_max: int) -> None:
-        self.queue_size_max = queue_size_max
-        self.size_max = FULL_QUEUE_COUNT * queue_size_max
-        self.size = 0
-        self.dropped_count = 0
-
-    def room(self, queue_size: int) -> int:
-        """Bytes that may be added to a queue of ``queue_size``."""
-        return max(0, min(self.queue_size_max - queue_size, self.size_max - self.size))
 
 
 class EphemeralChannel(Channel):
@@ -49,13 +30,13 @@ class EphemeralChannel(Channel):
     ephemeral = True
     plain = False
 
-    def __init__(self, topic: BaseTopic, name: str, number: int) -> None:
-        window = Window(topic.released, False, topic.broker.seed())
-        super().__init__(topic, name, number, window)
+    def __init__(self, topic: BaseTopic, name: str) -> None:
+        super().__init__(topic, name, Window(topic.released, False, random_number()))
         self._blocks: deque[Block] = deque()
         self._sent: deque[Block] = deque()
         self._held: dict[int, bytes] = {}
-        self._memory = topic.broker.ephemeral
+        self._memory = topic.shared.ephemeral
+        self._count_max = topic.shared.context.options.mem_queue_size
         self._size = 0  # of all of these
         self._sorted_finish_count = 0
 
@@ -69,7 +50,7 @@ class EphemeralChannel(Channel):
     def _accept(self, block: Block) -> bool:
         """Take what there is room for; whether that is all."""
         memory, block_count = self._memory, block.count
-        count = min(block_count, self.topic.broker.options.mem_queue_size - self.window.depth)
+        count = min(block_count, self._count_max - self.window.depth)
         if count > 0 and block.size > memory.room(self._size):
             self._make_room()
             count = min(count, block.count_within(memory.room(self._size)))
@@ -180,8 +161,9 @@ class EphemeralTopic(BaseTopic):
 
     ephemeral = True
 
-    def __init__(self, broker: Broker, name: str, node_id: int, first: int) -> None:
-        super().__init__(broker, name, broker.new_instance(), node_id, first)
+    def __init__(self, shared: Shared, name: str, node_id: int, first: int) -> None:
+        super().__init__(shared, name, random_number(), node_id, first)
+        self._memory = shared.ephemeral
         self._waiting: deque[Block] = deque()
         self._waiting_size = 0
         self._fired: deque[list[Due]] = deque()
@@ -214,11 +196,11 @@ class EphemeralTopic(BaseTopic):
             self.skip_void(dues, batch.first)
             batch.ticket.settle()
             if dues:
-                self.broker.deferred.fired(dues)
+                self.shared.deferred.fired(dues)
 
     def _wait(self, block: Block) -> None:
-        memory, block_count = self.broker.ephemeral, block.count
-        count = min(block_count, self.broker.options.mem_queue_size - self.held_count)
+        memory, block_count = self._memory, block.count
+        count = min(block_count, self._options.mem_queue_size - self.held_count)
         if block.size > memory.room(self._waiting_size):
             count = min(count, block.count_within(memory.room(self._waiting_size)))
         if count < block_count:
@@ -232,7 +214,7 @@ class EphemeralTopic(BaseTopic):
 
     def _resize(self, size: int) -> None:
         self._waiting_size += size
-        self.broker.ephemeral.size += size
+        self._memory.size += size
 
     def release(self) -> None:
         if not self.frozen:
@@ -244,6 +226,14 @@ class EphemeralTopic(BaseTopic):
                     channel.arrive(block)
             self.held_count = 0
 
+    def _defer(self, body: bytes, now_ns: int, due_ns: int, stamp: int) -> Ticket:
+        # Past the bound it is dropped, as what is published is.
+        if not self.shared.deferred.defer_memory(
+            self.name, self.instance, body, now_ns, due_ns, stamp
+        ):
+            self._memory.dropped_count += 1
+        return settled()
+
     def fire(self, dues: list[Due]) -> None:
         self._fired.append(dues)
         self.flush()
@@ -251,18 +241,18 @@ class EphemeralTopic(BaseTopic):
     def create_channel(self, name: str, *, named: bool = False) -> tuple[Channel, Ticket]:
         channel = self.channels.get(name)
         if channel is None:
-            channel = EphemeralChannel(self, name, self.broker.channel_number())
+            channel = EphemeralChannel(self, name)
             self.channels[name] = channel
             self.release()
-            self.broker.channel_created(channel)
+            channel.announce(True)
         return channel, settled()
 
     def delete_channel(self, name: str) -> Ticket:
         channel = self.channels.pop(name)
         channel.close()
-        self.broker.channel_deleted(channel)
+        channel.announce(False)
         if not self.channels and not self.closed:
-            self.broker.delete_topic(self.name)
+            self.shared.hooks.on_deserted(self)
         return settled()
 
     def pause(self, paused: bool) -> Ticket:
@@ -272,8 +262,8 @@ class EphemeralTopic(BaseTopic):
 
     def empty(self) -> Ticket:
         self._forget()
-        self.void_stamp = self.broker.stamp()
-        self.broker.deferred.purge(self.instance, self.void_stamp)
+        self.void_stamp = self.shared.identity.stamp()
+        self.shared.deferred.purge(self.instance, self.void_stamp)
         return settled()
 
     def close(self) -> None:

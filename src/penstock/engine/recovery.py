@@ -12,15 +12,20 @@ from collections.abc import Iterator
 from penstock.core.ticket import Ticket
 from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
-from penstock.engine.broker import Broker
 from penstock.engine.catalog.comparison import compare, is_new
 from penstock.engine.channel import Channel
+from penstock.engine.context import Context
+from penstock.engine.disk import report
 from penstock.engine.health import is_full
-from penstock.engine.pull.channel import PullChannel, pull_channel
+from penstock.engine.parts import Parts
+from penstock.engine.pull.channel import PullChannel
+from penstock.engine.shared import random_number
+from penstock.engine.staging.recovery import check_versions, open_stagings
 from penstock.engine.topic import Topic
 from penstock.errors import CorruptError
 from penstock.storage.damage import DamageKind
 from penstock.storage.datapath import TopicFolder
+from penstock.storage.files import Files
 from penstock.storage.journal import AWAITING, ChannelState, TopicState, span
 from penstock.storage.metadata import ChannelEntry, Metadata, load_metadata
 from penstock.storage.recovery import RecoveredTopic, is_segment, recover_topic
@@ -33,96 +38,96 @@ log = logging.getLogger(__name__)
 AHEAD_COUNT_MIN = 100_000
 
 
-def open_broker(broker: Broker) -> None:
+def open_data_path(parts: Parts) -> None:
     """Lock the data path and recover everything in it."""
-    broker.data.open()
-    broker.staging.check_versions()
-    broker.damage.open()
-    floor = broker.identity.open()
-    broker.patterns.open()
-    _report_folders(broker)
-    broker.raise_stamp(broker.identity.stamp_floor)
-    broker.health_of_disk.reserve.hold()
-    live_slots = broker.deferred.find()
+    context, broker = parts.context, parts.broker
+    context.data.open()
+    check_versions(parts.staging)
+    parts.damage.open()
+    floor = parts.identity.open()
+    parts.patterns.open()
+    _report_folders(parts)
+    parts.health.reserve.hold()
+    live_slots = parts.deferred.opening.find()
     fired: dict[int, list[int]] = {}
     end = floor
-    metadata = _metadata(broker)
+    metadata = _metadata(parts)
     listed = {entry.name: entry for entry in metadata.topics}
-    deleted = broker.data.deleted_topics()
-    for folder in _newest(broker, broker.data.topic_folders()):
+    deleted = context.data.deleted_topics()
+    for folder in _newest(parts, context.data.topic_folders()):
         found = recover_topic(
-            broker.files,
+            context.files,
             folder.path,
-            broker.node_id,
+            context.options.node_id,
             floor,
             live_slots,
-            broker.options.max_bytes_per_file,
+            context.options.max_bytes_per_file,
         )
         for note in found.notes:
             log.warning("topic=%s: %s", folder.topic, note)
         for loss in found.losses:
-            broker.damage.report(
+            parts.damage.report(
                 loss.kind, loss.text, topic=folder.topic, path=loss.path, messages=loss.messages
             )
         for slot, ordinals in found.fired.items():
             fired.setdefault(slot, []).extend(ordinals)
         entry = listed.get(folder.topic)
-        doubtful = compare(broker, folder.topic, entry, found, listed=bool(metadata.version))
+        doubtful = compare(parts.damage, folder.topic, entry, found, listed=bool(metadata.version))
         if found.journal.size and is_new(entry, found):
             # A killed process may have left it unsynced, and nsqd.dat is about to rely on it.
-            broker.files.sync(found.journal.path)
-            broker.files.sync_folder(folder.path)
-        topic = _restore(broker, folder, found)
+            context.files.sync(found.journal.path)
+            context.files.sync_folder(folder.path)
+        topic = _restore(parts, folder, found)
         for channel in entry.channels if entry is not None else ():
             if gone := found.state.gone.get(channel.name):
                 topic.listing.gone(*gone)
         broker.add_topic(topic)
-        _cut_deferred(broker, topic)
+        _cut_deferred(parts, topic)
         if doubtful or found.losses:
             topic.keeper.rewrite()
         if not found.journal.size:
             # It was being made, or its journal is lost: what it was made with is made again.
-            broker.patterns.attend(topic)
+            parts.patterns.attend(topic)
             topic.save()
         if topic.log.segments():
-            broker.rounds.written(
-                topic
-            )  # its tail may not be synced, nor finished segments be gone
+            # Its tail may not be synced, nor finished segments be gone.
+            parts.rounds.written(topic)
         end = max(end, found.log.end)
-    _lease(broker, end)
-    broker.deferred.recover(fired)
-    _add_listed(broker, metadata, {folder.topic for folder in deleted})
-    broker.registry.save_all().add(lambda saved: _sweep(broker, deleted, saved))
-    broker.staging.open()
-    broker.staging.resume()
+    _lease(parts, end)
+    parts.deferred.recover(fired)
+    _add_listed(parts, metadata, {folder.topic for folder in deleted})
+    parts.registry.save_all().add(lambda saved: _sweep(context, deleted, saved))
+    open_stagings(parts.staging)
+    parts.staging.resume()
 
 
-def _report_folders(broker: Broker) -> None:
+def _report_folders(parts: Parts) -> None:
     """Folders that a node which has run before must have."""
     kinds = {
-        broker.data.topics: DamageKind.TOPIC,
-        broker.data.deferred: DamageKind.DEFERRED,
-        broker.data.staging: DamageKind.STAGING,
+        parts.context.data.topics: DamageKind.TOPIC,
+        parts.context.data.deferred: DamageKind.DEFERRED,
+        parts.context.data.staging: DamageKind.STAGING,
     }
-    for folder in broker.data.made if broker.identity.used else ():
-        broker.damage.report(
+    for folder in parts.context.data.made if parts.identity.used else ():
+        parts.damage.report(
             kinds[folder], f"{folder} is missing with all it held, made anew", path=folder
         )
 
 
-def _lease(broker: Broker, end: int) -> None:
+def _lease(parts: Parts, end: int) -> None:
     """On a full disk too: consuming must be possible, or nothing would ever make room (R8)."""
+    health = parts.health
     try:
-        broker.identity.lease(end)
+        parts.identity.lease(end)
     except OSError as error:
-        if not is_full(error) or not broker.health_of_disk.reserve.held:
+        if not is_full(error) or not health.reserve.held:
             raise
-        broker.health_of_disk.failed(error)
-        broker.health_of_disk.reserve.free()
-        broker.identity.lease(end)
+        health.failed(error)
+        health.reserve.free()
+        parts.identity.lease(end)
 
 
-def _newest(broker: Broker, folders: list[TopicFolder]) -> Iterator[TopicFolder]:
+def _newest(parts: Parts, folders: list[TopicFolder]) -> Iterator[TopicFolder]:
     """One folder a topic.  Of two the one with the later indexes is the newer instance.
 
     An earlier version left the other one behind when a delete failed; or somebody has put it there.
@@ -132,28 +137,28 @@ def _newest(broker: Broker, folders: list[TopicFolder]) -> Iterator[TopicFolder]
         by_name.setdefault(folder.topic, []).append(folder)
     for found in by_name.values():
         if len(found) > 1:
-            found.sort(key=lambda folder: _reach(broker, folder))
+            found.sort(key=lambda folder: _reach(parts.context.files, folder))
             for old in found[:-1]:
-                _set_aside(broker, old, found[-1])
+                _set_aside(parts, old, found[-1])
         yield found[-1]
 
 
-def _reach(broker: Broker, folder: TopicFolder) -> tuple[int, int]:
+def _reach(files: Files, folder: TopicFolder) -> tuple[int, int]:
     """(the highest, the lowest) index that the journal and the segments name.
 
     An instance starts above all that the ones before it gave, also if it holds no message yet.
     """
-    names = broker.files.list(folder.path)
+    names = files.list(folder.path)
     bases = [int(name[:20]) for name in names if is_segment(name)]
-    low, high = span(broker.files.read(f"{folder.path}/journal")) if "journal" in names else (0, 0)
+    low, high = span(files.read(f"{folder.path}/journal")) if "journal" in names else (0, 0)
     return max([high, *bases]), min([low, *bases])
 
 
-def _set_aside(broker: Broker, old: TopicFolder, new: TopicFolder) -> None:
+def _set_aside(parts: Parts, old: TopicFolder, new: TopicFolder) -> None:
     aside = f"{old.path}.old"
-    broker.files.rename(old.path, aside)
-    broker.files.sync_folder(broker.data.topics)
-    broker.damage.report(
+    parts.context.files.rename(old.path, aside)
+    parts.context.files.sync_folder(parts.context.data.topics)
+    parts.damage.report(
         DamageKind.TOPIC,
         f"there are two folders of this topic: {new.path} is used,"
         f" the older one is kept as {aside}",
@@ -162,82 +167,83 @@ def _set_aside(broker: Broker, old: TopicFolder, new: TopicFolder) -> None:
     )
 
 
-def _metadata(broker: Broker) -> Metadata:
+def _metadata(parts: Parts) -> Metadata:
     """nsqd.dat; the folders are the truth, so a damaged file is put aside and written anew."""
-    path = broker.data.metadata
-    if not broker.files.exists(path):
-        if broker.identity.used and broker.data.topic_folders():
-            broker.damage.report(
+    path = parts.context.data.metadata
+    if not parts.context.files.exists(path):
+        if parts.identity.used and parts.context.data.topic_folders():
+            parts.damage.report(
                 DamageKind.METADATA, f"{path} is missing, written anew from the topics", path=path
             )
         return Metadata()
     try:
-        return load_metadata(broker.files, path)
+        return load_metadata(parts.context.files, path)
     except CorruptError as error:
-        broker.files.write_new(f"{path}.bad", broker.files.read(path))
-        broker.damage.report(DamageKind.METADATA, f"{error}; kept as nsqd.dat.bad", path=path)
+        parts.context.files.write_new(f"{path}.bad", parts.context.files.read(path))
+        parts.damage.report(DamageKind.METADATA, f"{error}; kept as nsqd.dat.bad", path=path)
         return Metadata()
 
 
-def _sweep(broker: Broker, deleted: list[TopicFolder], saved: Ticket) -> None:
+def _sweep(context: Context, deleted: list[TopicFolder], saved: Ticket) -> None:
     """Remove the folders of deleted topics once nsqd.dat does not list these any more."""
     if saved.error is not None or not deleted:
         return
 
     def remove() -> None:
         for folder in deleted:
-            broker.data.remove(folder.path)
+            context.data.remove(folder.path)
 
-    def removed(_: None, error: BaseException | None) -> None:
+    def removed(_: None, error: Exception | None) -> None:
         if error is not None:
-            broker.report("deleted topic", error)
+            report("deleted topic", error)
 
-    broker.disk.submit(remove, removed)
+    context.disk.submit(remove, removed)
 
 
-def _add_listed(broker: Broker, metadata: Metadata, deleted: set[str]) -> None:
+def _add_listed(parts: Parts, metadata: Metadata, deleted: set[str]) -> None:
     """Create what nsqd.dat names and no folder holds: it may come from a Go nsqd.
 
     Not what was ``deleted``: nsqd was killed before nsqd.dat was written.
     """
+    broker = parts.broker
     for entry in metadata.topics:
         if not is_valid_name(entry.name):
             log.warning("nsqd.dat: skipping creation of invalid topic %s", entry.name)
             continue
         if entry.name in broker.topics or is_ephemeral(entry.name) or entry.name in deleted:
             continue
-        if broker.identity.used:
-            broker.damage.report(
+        if parts.identity.used:
+            parts.damage.report(
                 DamageKind.TOPIC,
                 "nsqd.dat lists it, and there is no folder of it: its messages are lost, unless it"
                 " was added to nsqd.dat by hand",
                 topic=entry.name,
-                path=broker.data.topics,
+                path=parts.context.data.topics,
             )
         topic, _ = broker.create_topic(entry.name)
         for channel_entry in entry.channels:
             if not is_valid_name(channel_entry.name):
                 log.warning("nsqd.dat: skipping creation of invalid channel %s", channel_entry.name)
                 continue
-            channel = _add_channel(topic, channel_entry)
+            channel = _add_channel(parts, topic, channel_entry)
             if channel_entry.paused:
                 channel.pause(True)
         if entry.paused:
             topic.pause(True)
 
 
-def _add_channel(topic: BaseTopic, entry: ChannelEntry) -> Channel:
+def _add_channel(parts: Parts, topic: BaseTopic, entry: ChannelEntry) -> Channel:
     if entry.pulled and isinstance(topic, Topic):
-        channel = pull_channel(topic, entry.name, topic.released)[0]
+        channel = parts.pulls.open(topic, entry.name, topic.released)[0]
         if entry.reader is not None:
             channel.restore_reader(entry.reader)
         return channel
     return topic.create_channel(entry.name, named=entry.named)[0]
 
 
-def _restore(broker: Broker, folder: TopicFolder, found: RecoveredTopic) -> Topic:
+def _restore(parts: Parts, folder: TopicFolder, found: RecoveredTopic) -> Topic:
     state, topic_log = found.state, found.log
-    topic = Topic(broker, folder.topic, topic_log, found.journal, folder.instance)
+    topic = Topic(parts.shared, folder.topic, topic_log, found.journal, folder.instance)
     topic.listing.journaled = found.journal.size > 0
     topic.paused = topic.listing.paused = state.paused
     topic.void_stamp = state.void_stamp
@@ -247,19 +253,19 @@ def _restore(broker: Broker, folder: TopicFolder, found: RecoveredTopic) -> Topi
     topic.recover(state.whole_from, state.channel_id_max)
     topic.recover_files(state.files)
     for channel_state in state.channels.values():
-        channel = _restore_channel(broker, topic, channel_state)
+        channel = _restore_channel(parts, topic, channel_state)
         topic.add_recovered(channel)
     topic.held_count = topic_log.count_between(topic.released, topic_log.end)
     topic.open()
     return topic
 
 
-def _cut_deferred(broker: Broker, topic: Topic) -> None:
-    """Tell the deferred queue what was emptied; it asks the broker for the topic in turn."""
+def _cut_deferred(parts: Parts, topic: Topic) -> None:
+    """Tell the deferred queue what was emptied."""
     stamps = {topic.void_stamp, *(channel.defer_stamp for channel in topic.channels.values())}
     for stamp in sorted(filter(None, stamps)):
-        broker.deferred.cut(topic.instance, stamp)
-        broker.raise_stamp(stamp)
+        parts.deferred.cut(topic.instance, stamp)
+        parts.identity.raise_stamp(stamp)
 
 
 def _released(state: TopicState, topic: Topic) -> int:
@@ -268,15 +274,15 @@ def _released(state: TopicState, topic: Topic) -> int:
     return min(max(state.released, topic.log.first), topic.log.end)
 
 
-def _restore_channel(broker: Broker, topic: Topic, state: ChannelState) -> Channel:
+def _restore_channel(parts: Parts, topic: Topic, state: ChannelState) -> Channel:
     if state.pulled:
-        pulled = PullChannel(topic, state.name, state.low, id=state.id)
+        pulled = PullChannel(parts.pulls, topic, state.name, state.low, id=state.id)
         pulled.paused, pulled.defer_stamp = state.paused, state.defer_stamp
         pulled.reader, pulled.partial = state.reader, state.partial
         return pulled
     low = max(state.low, min(topic.log.first, topic.log.end))
     cursor, ahead = _split_runs(topic, state, low)
-    window = Window(low, seed=broker.seed())
+    window = Window(low, seed=random_number())
     for index in _unfinished(topic, state, low, cursor):
         attempts, due_ns = state.marks.get(index, (0, 0))
         window.restore(index, attempts, due_ns)
@@ -285,13 +291,13 @@ def _restore_channel(broker: Broker, topic: Topic, state: ChannelState) -> Chann
     for start, end in ahead:
         window.skip(start, end, topic.log.count_between(start, min(end, topic.released)))
     window.drain()
-    channel = Channel(topic, state.name, broker.channel_number(), window, id=state.id)
+    channel = Channel(topic, state.name, window, id=state.id)
     channel.paused = state.paused
     channel.defer_stamp = state.defer_stamp
     channel.named = state.named
     held = [(topic.released, low), *((max(a, topic.released), b) for a, b in ahead)]
     channel.held_skip_count = sum(topic.log.count_between(start, end) for start, end in held)
-    broker.scan.watch(channel)
+    parts.scan.watch(channel)
     return channel
 
 

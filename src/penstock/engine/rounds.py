@@ -12,16 +12,16 @@ Rule 2: few writes and syncs of a round are with the disk at once.  A topic that
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from penstock.core.ticket import Ticket, after, settled
+from penstock.core.appender import Appender
+from penstock.core.ticket import Ticket, after
+from penstock.engine.catalog.identity import Identity
+from penstock.engine.context import Context
+from penstock.engine.deferred.queue import DeferredQueue
 from penstock.engine.disk import failed
-
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
-    from penstock.engine.topic import Topic
 
 JOURNAL_INTERVAL_NS = 200_000_000
 UPKEEP_INTERVAL_NS = 1_000_000_000
@@ -34,11 +34,30 @@ SYNC_COUNT_MAX = 3
 BEGIN_COUNT_MAX = 64
 
 
+class SyncedTopic(Protocol):
+    """A topic as a checkpoint sees it."""
+
+    def sync_log(self) -> Ticket: ...
+
+
+class TendedTopic(SyncedTopic, Protocol):
+    """A topic as the rounds see it."""
+
+    name: str
+    closed: bool
+    appender: Appender
+
+    def write_progress(self) -> Ticket: ...
+    def sync_journal(self) -> Ticket: ...
+    def retire(self) -> bool: ...
+
+
 class InTurn:
     """Works of topics that wait for their turn, in order, each of them once."""
 
-    def __init__(self, broker: Broker, count_max: int) -> None:
-        self._broker = broker
+    def __init__(self, context: Context, count_max: int) -> None:
+        self._turns = context.turns
+        self._supervisor = context.supervisor
         self._count_max = count_max
         self._waiting: OrderedDict[Callable[[], Ticket], Ticket] = OrderedDict()
         self._count = 0
@@ -55,7 +74,7 @@ class InTurn:
     def _go_on_soon(self) -> None:
         if not self._asked and self._waiting and self._count < self._count_max:
             self._asked = True
-            self._broker.turns.soon(self._go_on)
+            self._turns.soon(self._go_on)
 
     def _go_on(self) -> None:
         self._asked = False
@@ -71,7 +90,7 @@ class InTurn:
         try:
             return begin()
         except Exception as error:
-            self._broker.defect("round")
+            self._supervisor.defect("round")
             return failed(error)
 
     def _done(self, ticket: Ticket, done: Ticket) -> None:
@@ -83,53 +102,65 @@ class InTurn:
 class Rounds:
     """Which topics have something to do, and when it is done."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        context: Context,
+        identity: Identity,
+        deferred: DeferredQueue,
+        by_instance: Mapping[int, SyncedTopic],
+    ) -> None:
+        self._turns = context.turns
+        self._clock = context.clock
+        self._supervisor = context.supervisor
+        self._sync_timeout_ns = context.options.sync_timeout_ns
+        self._identity = identity
+        self._deferred = deferred
+        self._by_instance = by_instance
+        self._checks: Sequence[Callable[[], None]] = ()
         # Sets that keep their order: the same steps go the same way again.
-        self._progressed: dict[Topic, None] = {}
-        self._unsynced: dict[Topic, None] = {}
-        self._finished: dict[Topic, None] = {}  # with progress in the journal, not synced
-        self._used: dict[Topic, None] = {}
-        self.damaged: deque[Topic] = deque()  # reads found damage, on any thread
-        self._writes = InTurn(broker, WRITE_COUNT_MAX)
-        self._syncs = InTurn(broker, SYNC_COUNT_MAX)
+        self._progressed: dict[TendedTopic, None] = {}
+        self._unsynced: dict[TendedTopic, None] = {}
+        self._finished: dict[TendedTopic, None] = {}  # with progress in the journal, not synced
+        self._used: dict[TendedTopic, None] = {}
+        self.damaged: deque[TendedTopic] = deque()  # reads found damage, on any thread
+        self._writes = InTurn(context, WRITE_COUNT_MAX)
+        self._syncs = InTurn(context, SYNC_COUNT_MAX)
 
-    def start(self) -> None:
+    def start(self, checks: Sequence[Callable[[], None]]) -> None:
+        """Begin; ``checks`` of other parts are called with each upkeep."""
+        self._checks = checks
         self._every(JOURNAL_INTERVAL_NS, self._journal)
-        self._every(self._broker.options.sync_timeout_ns, self._sync)
+        self._every(self._sync_timeout_ns, self._sync)
         self._every(UPKEEP_INTERVAL_NS, self._upkeep)
 
-    def written(self, topic: Topic) -> None:
+    def written(self, topic: TendedTopic) -> None:
         """Messages were added to the log of ``topic``."""
         self._unsynced[topic] = None
         self._used[topic] = None
 
-    def used(self, topic: Topic) -> None:
+    def used(self, topic: TendedTopic) -> None:
         """``topic`` may have segments to let go of."""
         self._used[topic] = None
 
-    def progressed(self, topic: Topic) -> None:
+    def progressed(self, topic: TendedTopic) -> None:
         """Channels of ``topic`` have something to journal."""
         self._progressed[topic] = None
 
     def _every(self, interval_ns: int, call: Callable[[], None]) -> None:
-        broker = self._broker
-
         def again() -> None:
-            if not broker.exiting:
-                broker.guard("round", call)
-                broker.turns.after(interval_ns, again)
+            if not self._supervisor.exiting:
+                self._supervisor.guard("round", call)
+                self._turns.after(interval_ns, again)
 
-        broker.turns.after(interval_ns, again)
+        self._turns.after(interval_ns, again)
 
-    def _each(self, topics: Iterator[Topic], call: Callable[[Topic], None]) -> None:
-        clock = self._broker.clock
-        end_ns = clock.monotonic_ns() + SLICE_NS
+    def _each(self, topics: Iterator[TendedTopic], call: Callable[[TendedTopic], None]) -> None:
+        end_ns = self._clock.monotonic_ns() + SLICE_NS
         for topic in topics:
             if not topic.closed:
-                self._broker.guard(topic.name, call, topic)
-                if clock.monotonic_ns() >= end_ns:
-                    self._broker.turns.soon(partial(self._each, topics, call))
+                self._supervisor.guard(topic.name, call, topic)
+                if self._clock.monotonic_ns() >= end_ns:
+                    self._turns.soon(partial(self._each, topics, call))
                     return
 
     def _journal(self) -> None:
@@ -137,7 +168,7 @@ class Rounds:
         for topic in progressed:
             self._writes.add(topic.write_progress).add(partial(self._written, topic))
 
-    def _written(self, topic: Topic, _: Ticket) -> None:
+    def _written(self, topic: TendedTopic, _: Ticket) -> None:
         self._finished[topic] = None
         self._used[topic] = None
 
@@ -150,41 +181,38 @@ class Rounds:
             self._syncs.add(topic.sync_log).add(partial(self._synced, topic))
         for topic in finished:
             self._syncs.add(topic.sync_journal)
-        if self._broker.deferred.unsynced_count:
-            self._broker.deferred.sync()
+        syncing = self._deferred.writer.syncing
+        if syncing.unsynced_count:
+            syncing.sync()
 
-    def _synced(self, topic: Topic, _: Ticket) -> None:
+    def _synced(self, topic: TendedTopic, _: Ticket) -> None:
         self.progressed(topic)
 
     def _upkeep(self) -> None:
-        broker = self._broker
         while self.damaged:
             self._used[self.damaged.popleft()] = None
         used, self._used = self._used, {}
         self._each(iter(used), self._look_after)
-        broker.identity.saw(0)
+        self._identity.saw(0)
         self._checkpoint()
-        broker.pulls.look()
-        broker.patterns.look()
-        broker.staging.look_at_notes()
-        broker.premises.look()
-        broker.health_of_disk.look()
+        for check in self._checks:
+            check()
 
-    def _look_after(self, topic: Topic) -> None:
+    def _look_after(self, topic: TendedTopic) -> None:
         if topic.retire():
             self._used[topic] = None
-        self._broker.identity.saw(topic.appender.next_index)
+        self._identity.saw(topic.appender.next_index)
 
     def _checkpoint(self) -> None:
         """Sync the logs that deferred messages went to, then let go of their slots (R16)."""
-        deferred = self._broker.deferred
-        if not deferred.checkpoint_wanted:
+        checkpoints = self._deferred.checkpoints
+        if not checkpoints.wanted:
             return
-        fired = deferred.checkpoint_due()
-        topics = dict.fromkeys(self._broker.durable(f.instance) for f in fired)
+        fired = checkpoints.due()
+        topics = dict.fromkeys(self._by_instance.get(f.instance) for f in fired)
         syncs = [self._syncs.add(topic.sync_log) for topic in topics if topic is not None]
 
         def synced(ticket: Ticket) -> None:
-            deferred.checkpoint([] if ticket.error is not None else fired)
+            checkpoints.write([] if ticket.error is not None else fired)
 
-        after(*syncs, settled()).add(synced)
+        after(*syncs).add(synced)

@@ -12,7 +12,6 @@ for its channels; new channels start at it.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from penstock.core.appender import Batch
 from penstock.core.block import Block
@@ -25,8 +24,9 @@ from penstock.engine.catalog.journal import JournalKeeper
 from penstock.engine.catalog.listing import Listing
 from penstock.engine.channel import Channel
 from penstock.engine.deferred.queue import Due
-from penstock.engine.disk import failed
+from penstock.engine.disk import failed, report
 from penstock.engine.ephemeral import EphemeralChannel
+from penstock.engine.shared import Shared, random_number
 from penstock.engine.writer import LogWriter
 from penstock.errors import StorageError
 from penstock.storage import journal as records
@@ -36,10 +36,6 @@ from penstock.storage.log_reader import Damage
 from penstock.storage.relocation import Relocation
 from penstock.storage.topic_log import SegmentRecord, TopicLog
 from penstock.wire.names import is_ephemeral
-
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
-    from penstock.engine.catalog.deletion import Deletion
 
 # A sealed segment whose unfinished messages are fewer than both of these is given up: they are
 # copied to a side file (R5).
@@ -56,12 +52,15 @@ class Topic(BaseTopic):
     ephemeral = False
 
     def __init__(
-        self, broker: Broker, name: str, log: TopicLog, journal: Journal, instance: int
+        self, shared: Shared, name: str, log: TopicLog, journal: Journal, instance: int
     ) -> None:
-        super().__init__(broker, name, instance, log.node_id, log.end)
+        super().__init__(shared, name, instance, log.node_id, log.end)
+        context = shared.context
+        self._rounds = shared.rounds
+        self._arrived = shared.arrived
         self.log = log
-        self.deletion: Deletion | None = None
-        self.listing = Listing(self)
+        self.deletion: Ticket | None = None  # settled when it is gone, or could not be deleted
+        self.listing = Listing(self, shared.registry)
         self.inventory = Inventory(log)
         self._channel_id = 0
         self._opened = False
@@ -76,23 +75,23 @@ class Topic(BaseTopic):
         self._removed_told = 0
         self.shown_end = log.end
         self._journal_source = f"topic={name}: journal"
-        log.on_damage = partial(broker.rounds.damaged.append, self)
+        log.on_damage = partial(shared.rounds.damaged.append, self)
         self.writer = LogWriter(
             log,
             self.appender,
-            broker.disk,
-            broker.clock,
-            broker.options.sync_every,
+            context.disk,
+            context.clock,
+            context.options.sync_every,
             self._visible,
-            broker.unfired,
+            shared.turn.unfired,
             self._heard_log,
             self._heard_seal,
-            broker.health_of_disk.reserve,
-            broker.sync_times,
-            broker.changes_disk,
+            shared.health.reserve,
+            shared.sync_times,
+            shared.changes_disk,
         )
         self.keeper = JournalKeeper(
-            journal, broker.disk, self._snapshot, self._heard_journal, broker.changes_disk
+            journal, context.disk, self._snapshot, self._heard_journal, shared.changes_disk
         )
 
     # ---- publishing
@@ -106,7 +105,7 @@ class Topic(BaseTopic):
         self.keeper.add(self._topic_record())
         return self.keeper.begin()
 
-    def begun(self, error: BaseException | None) -> Ticket:
+    def begun(self, error: Exception | None) -> Ticket:
         """The folder exists; the ticket is settled when that and the journal are durable."""
         self._opened = True
         self.keeper.begun(error)
@@ -123,6 +122,12 @@ class Topic(BaseTopic):
         if self._opened:
             self.writer.flush()
 
+    def _defer(self, body: bytes, now_ns: int, due_ns: int, stamp: int) -> Ticket:
+        writer = self.shared.deferred.writer
+        accepted = writer.defer(self.name, self.instance, body, now_ns, due_ns, stamp)
+        # The topic must be there when the message is due, so its creation is waited for too.
+        return accepted if self.created.done else after(accepted, self.created)
+
     def fire(self, dues: list[Due]) -> None:
         self.writer.fire(dues)
         self.flush()
@@ -136,36 +141,36 @@ class Topic(BaseTopic):
         """It could not be deleted, and goes on."""
         self.deletion = None
         self.log.forget_damage()  # files that had another name for a moment
-        self.appender.closed = self.broker.exiting
-        if self.awaiting_channels and not self.broker.ask_channels(self):
+        self.appender.closed = self.shared.context.supervisor.exiting
+        if self.awaiting_channels and not self.shared.hooks.ask_channels(self):
             self.know_channels(())
         self.journal_later()
 
-    def _heard_log(self, error: BaseException | None) -> None:
+    def _heard_log(self, error: Exception | None) -> None:
         if not self.leaving:
-            self.broker.set_health(error)
+            self.shared.health.heard(error)
 
-    def _heard_seal(self, error: BaseException | None) -> None:
+    def _heard_seal(self, error: Exception | None) -> None:
         if error is not None and not self.leaving:
-            self.broker.set_health(error)
-            self.broker.health_of_disk.needs_room(error)  # sealing lets segments go
+            self.shared.health.heard(error)
+            self.shared.health.needs_room(error)  # sealing lets segments go
 
-    def _heard_journal(self, error: BaseException | None) -> None:
+    def _heard_journal(self, error: Exception | None) -> None:
         if error is None or self.leaving:
-            self.broker.health_of_disk.working(self._journal_source)
+            self.shared.health.working(self._journal_source)
         else:
-            self.broker.set_journal_health(self._journal_source, error)
-            self.broker.rounds.progressed(self)  # it is written again
+            self.shared.health.heard_journal(self._journal_source, error)
+            self._rounds.progressed(self)  # it is written again
 
     def _visible(self, batch: Batch) -> None:
         self.show(batch, self.log.node_id)
         if batch.dues is not None:
             self.skip_void(batch.dues, batch.first)
-            self.broker.deferred.fired(batch.dues)
-        self.broker.rounds.written(self)
+            self.shared.deferred.fired(batch.dues)
+        self._rounds.written(self)
         if self.log._segments is not self.inventory.seen:  # asked for every batch
             self.journal_later()
-        self.broker.polls.arrived(self.name)
+        self._arrived(self.name)
         batch.ticket.settle()
 
     # ---- reading
@@ -204,11 +209,10 @@ class Topic(BaseTopic):
         return ticket
 
     def _new_channel(self, name: str, named: bool) -> Channel:
-        number = self.broker.channel_number()
         if is_ephemeral(name):
-            return EphemeralChannel(self, name, number)
-        window = Window(self.released, seed=self.broker.seed())
-        channel = Channel(self, name, number, window, id=self.next_channel_id())
+            return EphemeralChannel(self, name)
+        window = Window(self.released, seed=random_number())
+        channel = Channel(self, name, window, id=self.next_channel_id())
         channel.named = named
         return channel
 
@@ -230,8 +234,9 @@ class Topic(BaseTopic):
     def listed_paused(self) -> bool:
         return self.listing.paused
 
-    def lists(self, channel: Channel) -> bool:
-        return not channel.ephemeral and self.listing.holds(channel)
+    def lists(self, channel: str) -> bool:
+        listed = self.channels[channel]
+        return not listed.ephemeral and self.listing.holds(listed)
 
     def next_channel_id(self) -> int:
         """Ids are the journal's names for channels, never used twice."""
@@ -254,7 +259,7 @@ class Topic(BaseTopic):
         start = channel.window.low
         self.channels[channel.name] = channel
         self.release()
-        self.broker.channel_created(channel)
+        channel.announce(True)
         if not channel.ephemeral:
             self.keeper.add(self._channel_record(channel, start))
             self.listing.made(channel)
@@ -266,7 +271,7 @@ class Topic(BaseTopic):
         # In this order: of two channels of one name the later one counts.
         self.keeper.add(self._channel_record(new, new.window.low))
         self.keeper.add(records.encode_gone(old.id))
-        self.broker.registry.note_channel(new)
+        self.shared.registry.note_channel(self, new.name)
         new.created = self.save()
         return new.created
 
@@ -287,8 +292,8 @@ class Topic(BaseTopic):
     def delete_channel(self, name: str) -> Ticket:
         channel = self.channels.pop(name)
         channel.close()
-        self.broker.channel_deleted(channel)
-        self.broker.registry.note_channel(channel)
+        channel.announce(False)
+        self.shared.registry.note_channel(self, channel.name)
         # After the topic's own record: a power cut that tears the journal between them must not
         # leave a topic without channels and an old `released`: it would hold what the last one had.
         gone = () if channel.ephemeral else (records.encode_gone(channel.id),)
@@ -311,15 +316,15 @@ class Topic(BaseTopic):
                 channel.skip_range(self.released, end)
             self.released = end
         self.held_count = 0
-        self.void_stamp = self.broker.stamp()
-        self.broker.deferred.purge(self.instance, self.void_stamp)
+        self.void_stamp = self.shared.identity.stamp()
+        self.shared.deferred.purge(self.instance, self.void_stamp)
         self._add_progress()
         return self.save()
 
     # ---- journal
 
     def journal_later(self) -> None:
-        self.broker.rounds.progressed(self)
+        self._rounds.progressed(self)
 
     def rename_reader(self, channel: Channel) -> None:
         """The name of a channel's reader changed, for people: it is journaled with progress."""
@@ -332,7 +337,7 @@ class Topic(BaseTopic):
             return settled()
         self.keeper.add(self._channel_record(channel, channel.window.low))
         self._add_channel_progress(channel)
-        self.broker.registry.note_channel(channel)
+        self.shared.registry.note_channel(self, channel.name)
         return self.save()
 
     def save(self, *then: bytes) -> Ticket:
@@ -343,13 +348,12 @@ class Topic(BaseTopic):
         for record in (self._topic_record(), *then):
             self.keeper.add(record)
         # Whatever changed may have let go of segments; without traffic nobody else would look.
-        self.broker.rounds.used(self)
-        self.broker.polls.changed(self.name)
+        self._rounds.used(self)
+        self.shared.changed(self.name)
         listed = self.listing.save(self.keeper.flush(sync=self.paused))
         return after(self.keeper.flush(sync=True), listed)
 
     def sync_log(self) -> Ticket:
-        """Make durable what is written of the log."""
         return settled() if self.closed else self.writer.sync()
 
     def sync_journal(self) -> Ticket:
@@ -462,7 +466,7 @@ class Topic(BaseTopic):
             self._keep_evidence(damages)
             return True
         low = self.low()
-        self.log.pinned_slots = self.broker.deferred.open_slots()
+        self.log.pinned_slots = self.shared.deferred.checkpoints.open_slots()
         rolling = self.writer.roll_if_finished(low)
         end = self.log.retire_end(low)
         if end > self._removed_told:
@@ -473,17 +477,17 @@ class Topic(BaseTopic):
             self.whole_from = max(self.whole_from, end)
             self._unlink(paths)
             return True
-        early = self.broker.clock.monotonic_ns() < self._straggler_ns
+        early = self._clock.monotonic_ns() < self._straggler_ns
         segment, stragglers = self._find_stragglers()
         if segment is None and self._relocation_failed and not early:
             self._relocation_failed = False  # what could not be moved need not be any more
-            self.broker.retries.worked(self._relocating)
+            self.shared.retries.worked(self._relocating)
         if segment is not None:
             if segment.end > self._removed_told:
                 self._tell_removed(segment.end)
                 return True
             self._retiring = True
-            self.broker.disk.submit(
+            self.shared.context.disk.submit(
                 partial(self.log.relocate, segment.base, stragglers), self._relocated
             )
         # A segment below the mark is still there because a deferred slot pins it.
@@ -513,7 +517,7 @@ class Topic(BaseTopic):
             size, last = damage.end - damage.offset, damage.index_end - 1
             where = f"{damage.path} at {damage.offset}, {size} bytes"
             lost = f"messages {damage.index_start} to {last} are lost"
-            self.broker.damage.report(
+            self.shared.damage.report(
                 DamageKind.SIDE if damage.path.endswith(".side") else DamageKind.LOG,
                 f"corrupt: {where}; {lost}",
                 topic=self.name,
@@ -528,18 +532,18 @@ class Topic(BaseTopic):
             for damage in damages:
                 self.log.keep_evidence(damage)
 
-        def kept(_: None, error: BaseException | None) -> None:
+        def kept(_: None, error: Exception | None) -> None:
             self._retiring = False
             if error is not None:
                 self._report(error)
             ticket.settle()
 
-        self.broker.disk.submit(keep, kept)
+        self.shared.context.disk.submit(keep, kept)
         return ticket
 
-    def _report(self, error: BaseException | None) -> None:
+    def _report(self, error: Exception | None) -> None:
         if not self.leaving:
-            self.broker.report(f"topic={self.name}", error)
+            report(f"topic={self.name}", error)
 
     def _unlink(self, paths: list[str]) -> None:
         """Unlink files that the log has let go of, once the journal does not expect them."""
@@ -550,16 +554,16 @@ class Topic(BaseTopic):
     def _unlink_told(self, paths: list[str], told: Ticket) -> None:
         if told.error is not None:
             if not self.closed:
-                self.broker.later(partial(self._unlink, paths))
+                self.shared.context.retry(partial(self._unlink, paths))
             return
 
         def unlink() -> None:
             for path in paths:
-                self.broker.files.unlink(path)
+                self.shared.context.files.unlink(path)
 
-        self.broker.disk.submit(unlink, self._unlinked)
+        self.shared.context.disk.submit(unlink, self._unlinked)
 
-    def _unlinked(self, _: None, error: BaseException | None) -> None:
+    def _unlinked(self, _: None, error: Exception | None) -> None:
         self._retiring = False
         if error is not None:
             self._report(error)
@@ -567,7 +571,7 @@ class Topic(BaseTopic):
             # There may be more: a stuck message that moved freed everything behind it.
             self.retire()
 
-    def _relocated(self, moved: Relocation | None, error: BaseException | None) -> None:
+    def _relocated(self, moved: Relocation | None, error: Exception | None) -> None:
         self._retiring = False
         if self.closed:
             return
@@ -584,7 +588,7 @@ class Topic(BaseTopic):
                 self._not_relocated(error)
             else:
                 self._relocation_failed = False
-                self.broker.retries.worked(self._relocating)
+                self.shared.retries.worked(self._relocating)
             if old.path in paths:
                 self.whole_from = max(self.whole_from, old.visible.end)
         self._unlink(paths)
@@ -593,20 +597,20 @@ class Topic(BaseTopic):
     def _relocating(self) -> str:
         return f"topic={self.name}: moving unfinished messages of an old segment"
 
-    def _not_relocated(self, error: BaseException) -> None:
+    def _not_relocated(self, error: Exception) -> None:
         """The segment stays.  After a pause it is tried again, like a read that failed."""
-        self.broker.health_of_disk.needs_room(error)
+        self.shared.health.needs_room(error)
         self._relocation_failed = True
         self._straggler_ns = NEVER_NS
 
         def again() -> None:
             self._straggler_ns = 0
             if self.closed:
-                self.broker.retries.worked(self._relocating)
+                self.shared.retries.worked(self._relocating)
             else:
-                self.broker.rounds.used(self)
+                self._rounds.used(self)
 
-        self.broker.retries.failed(self._relocating, error, again)
+        self.shared.retries.failed(self._relocating, error, again)
 
     def _passed(self) -> int:
         """All channels have delivered what lies below."""
@@ -615,7 +619,7 @@ class Topic(BaseTopic):
 
     def _find_stragglers(self) -> tuple[SegmentRecord | None, list[int]]:
         """A segment that all cursors have passed and of which little is alive."""
-        now_ns = self.broker.clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
         windows = [c.window for c in self.channels.values() if not c.ephemeral]
         unfinished_count = sum(window.unfinished_count for window in windows)
         if now_ns < self._straggler_ns or unfinished_count > UNFINISHED_COUNT_MAX:

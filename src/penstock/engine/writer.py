@@ -74,8 +74,8 @@ class LogWriter(Flushing):
         sync_every: int,
         visible: Callable[[Batch], None],
         unfired: Callable[[list[Due]], None],
-        health: Callable[[BaseException | None], None],
-        unsealed: Callable[[BaseException | None], None],
+        health: Callable[[Exception | None], None],
+        unsealed: Callable[[Exception | None], None],
         reserve: Reserve,
         sync_times: Histogram,
         first_disk: Disk | None = None,
@@ -182,7 +182,7 @@ class LogWriter(Flushing):
         self.log.write(batch)
 
     def _written_elsewhere(
-        self, batch: Batch, started_ns: int, _: None, error: BaseException | None
+        self, batch: Batch, started_ns: int, _: None, error: Exception | None
     ) -> None:
         self._busy = False
         if error is not None:
@@ -205,9 +205,7 @@ class LogWriter(Flushing):
     def _refuse(self, batch: Batch) -> None:
         self._fail(batch, refused_by(self._reserve))
 
-    def _fail(self, batch: Batch, error: BaseException) -> None:
-        if not isinstance(error, Exception):
-            raise error
+    def _fail(self, batch: Batch, error: Exception) -> None:
         self.log.abandon(batch.end)
         self._troubled = True
         self._health(error)
@@ -215,7 +213,7 @@ class LogWriter(Flushing):
             self._unfired(batch.dues)
         batch.ticket.settle(error)
 
-    def _rolled(self, token: SyncToken | None, error: BaseException | None) -> None:
+    def _rolled(self, token: SyncToken | None, error: Exception | None) -> None:
         self._busy = self._exclusive = False
         if token is None:
             # The segment could not be sealed.  Fail what waits; the next publish tries again.
@@ -236,9 +234,7 @@ class LogWriter(Flushing):
             self.start_sync()
         self.flush()
 
-    def _synced(
-        self, waiting: Waiting, token: SyncToken | None, error: BaseException | None
-    ) -> None:
+    def _synced(self, waiting: Waiting, token: SyncToken | None, error: Exception | None) -> None:
         self._syncing = False
         self._sync_times.add(self._clock.monotonic_ns() - self._sync_ns)
         if token is not None:
@@ -257,7 +253,7 @@ class LogWriter(Flushing):
         assert waiting is not None
         self._busy = self._exclusive = True
 
-        def rewritten(token: SyncToken | None, error: BaseException | None) -> None:
+        def rewritten(token: SyncToken | None, error: Exception | None) -> None:
             self._busy = self._exclusive = False
             if token is not None:
                 self._apply(token)
@@ -268,15 +264,14 @@ class LogWriter(Flushing):
 
         self._disk.submit(self.log.rewrite_unsynced, rewritten)
 
-    def _settle(self, waiting: Waiting, error: BaseException | None) -> None:
-        failure = error if error is None or isinstance(error, Exception) else OSError(str(error))
+    def _settle(self, waiting: Waiting, error: Exception | None) -> None:
         for batch in waiting.batches:
             # What was deferred or staged was accepted before, and is not appended again once its
             # origin is in the log: so everybody must see it.  Nobody relies on its sync before
             # there is one: a slot's checkpoint and a publication ask for another (R16, R19).
-            if failure is None or batch.origin:
+            if error is None or batch.origin:
                 self._visible(batch)
             else:
-                batch.ticket.settle(failure)
+                batch.ticket.settle(error)
         for ticket in waiting.tickets:
-            ticket.settle(failure)
+            ticket.settle(error)

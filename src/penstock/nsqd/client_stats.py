@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.scanner import Scanner
 from penstock.core.window import Consumer
@@ -15,61 +15,15 @@ if TYPE_CHECKING:
 
 
 class Facts:
-    """The read-only side of a connection; ``engine.views.ConnectionView`` in full."""
+    """The read-only side of a connection."""
 
     settings: identify.Settings
     consumer: Consumer | None
+    remote_address: str
+    connect_time: int
     _scanner: Scanner
     _upgrade: Upgrade | None
     _permit: Permit | None
-
-    @property
-    def client_id(self) -> str:
-        return self.settings.client_id
-
-    @property
-    def hostname(self) -> str:
-        return self.settings.hostname
-
-    @property
-    def user_agent(self) -> str:
-        return self.settings.user_agent
-
-    @property
-    def topology_zone(self) -> str:
-        return self.settings.topology_zone
-
-    @property
-    def topology_region(self) -> str:
-        return self.settings.topology_region
-
-    @property
-    def sample_rate(self) -> int:
-        return self.settings.sample_rate
-
-    @property
-    def state(self) -> int:
-        return self._scanner.state
-
-    @property
-    def ready_count(self) -> int:
-        return self.consumer.ready_count if self.consumer is not None else 0
-
-    @property
-    def in_flight_count(self) -> int:
-        return self.consumer.in_flight_count if self.consumer is not None else 0
-
-    @property
-    def message_count(self) -> int:
-        return self.consumer.message_count if self.consumer is not None else 0
-
-    @property
-    def finish_count(self) -> int:
-        return self.consumer.finish_count if self.consumer is not None else 0
-
-    @property
-    def requeue_count(self) -> int:
-        return self.consumer.requeue_count if self.consumer is not None else 0
 
     @property
     def pub_counts(self) -> dict[str, int]:
@@ -79,21 +33,6 @@ class Facts:
     def command_count(self) -> int:
         return self._scanner.command_count
 
-    # ---- TLS and compression
-
-    @property
-    def deflate(self) -> bool:
-        return self._packing == "deflate"
-
-    @property
-    def snappy(self) -> bool:
-        return self._packing == "snappy"
-
-    @property
-    def _packing(self) -> str:
-        packing = self._upgrade.packing if self._upgrade is not None else None
-        return packing.name if packing is not None else ""
-
     @property
     def tls(self) -> Tls | None:
         """None without TLS, and while it is being agreed upon."""
@@ -102,16 +41,52 @@ class Facts:
             return None
         return upgrade.tls
 
-    # ---- AUTH
+    def stats(self, topic: str) -> dict[str, Any]:
+        """The connection in nsqd's order of fields; ``topic`` is the one asked for, or ""."""
+        settings, consumer = self.settings, self.consumer
+        packing = self._upgrade.packing if self._upgrade is not None else None
+        packed = packing.name if packing is not None else ""
+        stats: dict[str, Any] = {
+            "client_id": settings.client_id,
+            "hostname": settings.hostname,
+            "version": "V2",
+            "remote_address": self.remote_address,
+            "state": self._scanner.state,
+            "ready_count": consumer.ready_count if consumer is not None else 0,
+            "in_flight_count": consumer.in_flight_count if consumer is not None else 0,
+            "message_count": consumer.message_count if consumer is not None else 0,
+            "finish_count": consumer.finish_count if consumer is not None else 0,
+            "requeue_count": consumer.requeue_count if consumer is not None else 0,
+            "connect_ts": self.connect_time,
+            "sample_rate": settings.sample_rate,
+            "deflate": packed == "deflate",
+            "snappy": packed == "snappy",
+            "user_agent": settings.user_agent,
+        }
+        permit = self._permit
+        if permit is not None and permit.authed:
+            stats["authed"] = True
+            named = {"auth_identity": permit.identity, "auth_identity_url": permit.identity_url}
+            stats |= {name: value for name, value in named.items() if value}
+        stats["topology_zone"] = settings.topology_zone
+        stats["topology_region"] = settings.topology_region
+        if pub_counts := _pub_counts(self.pub_counts, topic):
+            stats["pub_counts"] = pub_counts
+        tls = self.tls
+        stats |= {
+            "tls": tls is not None,
+            "tls_cipher_suite": tls.cipher_suite if tls is not None else "",
+            "tls_version": tls.version if tls is not None else "",
+            "tls_negotiated_protocol": tls.protocol if tls is not None else "",
+            # Go calls every protocol mutual that came out of a handshake.
+            "tls_negotiated_protocol_is_mutual": tls is not None,
+        }
+        return stats
 
-    @property
-    def authed(self) -> bool:
-        return self._permit is not None and self._permit.authed
 
-    @property
-    def auth_identity(self) -> str:
-        return self._permit.identity if self._permit is not None else ""
-
-    @property
-    def auth_identity_url(self) -> str:
-        return self._permit.identity_url if self._permit is not None else ""
+def _pub_counts(pub_counts: dict[str, int], topic_name: str) -> list[dict[str, Any]]:
+    """At most one entry, as in nsqd: of the filtered topic, else of any."""
+    for topic, count in pub_counts.items():
+        if not topic_name or topic == topic_name:
+            return [{"topic": topic, "count": count}]
+    return []

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 from penstock.clock import Clock
 from penstock.core.malloc import keep_freed_memory
 from penstock.core.ticket import Ticket
-from penstock.engine.broker import Broker
+from penstock.engine.context import Context, Supervisor
 from penstock.engine.options import SETTINGS, Options
-from penstock.engine.recovery import open_broker
+from penstock.engine.parts import Parts
+from penstock.engine.recovery import open_data_path
 from penstock.engine.stats.memory import Memory
 from penstock.errors import PenstockError
 from penstock.net import live_options
@@ -38,6 +39,7 @@ from penstock.net.listeners import (
     stop_signals,
 )
 from penstock.net.lookout import Lookout
+from penstock.nsqd.clients import Clients
 from penstock.nsqd.garbage import Collecting
 from penstock.nsqd.http_api import NsqdApi
 from penstock.nsqd.http_log import LogApi
@@ -80,28 +82,33 @@ class Daemon:
         shares = share_out(open_files_limit(), _outgoing_count(options))
         self._files = Files(shares.files)
         self._disk = ThreadDisk(loop)
-        self.broker = Broker(
-            options,
-            DataPath(self._files, options.data_path or "."),
-            self._files,
-            self._disk,
-            LoopTurns(loop),
-            Clock(),
+        self._supervisor = Supervisor()
+        parts = self._parts = Parts(
+            Context(
+                options,
+                DataPath(self._files, options.data_path or "."),
+                self._files,
+                self._disk,
+                LoopTurns(loop),
+                Clock(),
+                self._supervisor,
+            )
         )
-        self.broker.reads.stretch_count_max = shares.reads
+        parts.reads.stretch_count_max = shares.reads
+        self._clients = Clients()
         self._security = Security(options)
         self._lookout = Lookout(loop.call_soon)
         self._doors = Doors(shares.connections)
         self._tcp_door, http_door = open_doors(self._doors)
         self._memory = Memory()
-        self._api = NsqdApi(self.broker, self._memory)
-        StagingApi(self.broker).add_routes(self._api.router)
-        PatternApi(self.broker).add_routes(self._api.router)
+        self._api = NsqdApi(parts, self._clients, self._memory)
+        StagingApi(parts).add_routes(self._api.router)
+        PatternApi(parts).add_routes(self._api.router)
         self._bodies = Bodies(options.max_unfinished_body_bytes)
         places = self._doors, http_door
         self._http = HttpServer(self._api.router, places=places, bodies=self._bodies)
         self._http.gate = self._security.gate
-        self._http.pressed = lambda: self.broker.reads.pressed
+        self._http.pressed = lambda: parts.reads.pressed
         self._http.origins = Origins(
             "nsqd",
             (hostname(), options.broadcast_address),
@@ -109,13 +116,21 @@ class Daemon:
             checked=self._security.tokens is not None,
         )
         self._http.lookout = self._lookout
-        LogApi(self.broker).add_routes(self._api.router)
-        PeekApi(self.broker).add_routes(self._api.router)
-        self._watching = Watching(self.broker, self._memory, self._api, self._http, self._tcp_door)
+        LogApi(parts).add_routes(self._api.router)
+        PeekApi(parts).add_routes(self._api.router)
         self._lookups = Registration(
-            self.broker, self._identity, lambda: self._security.lookupd_tls
+            parts, lambda: self._api.options, self._identity, lambda: self._security.lookupd_tls
         )
-        self._collecting = Collecting(self.broker, loop)
+        self._watching = Watching(
+            parts,
+            self._clients,
+            self._memory,
+            self._api,
+            self._http,
+            self._tcp_door,
+            self._lookups,
+        )
+        self._collecting = Collecting(parts.broker, self._clients, loop)
         self._tcp: Listeners | None = None
 
     async def serve(self) -> int:
@@ -123,14 +138,14 @@ class Daemon:
         # Before anything else: a signal during the start must not end it halfway.
         stopped = stop_signals(self._loop)
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
-        open_broker(self.broker)
+        open_data_path(self._parts)
         await self._complete()
         self._lookups.attach()
         await self._listen()
         self._lookups.start()
         self._watching.start()
         self._collecting.start()
-        self.broker.start()
+        self._parts.start()
         await stopped.wait()
         log.info("NSQ: stopping")
         return await self._end()
@@ -138,7 +153,7 @@ class Daemon:
     async def _complete(self) -> None:
         """Batches that were being published are so before anybody looks, if that is soon (R19)."""
         try:
-            await asyncio.wait_for(self._settled(self.broker.staging.recovered), START_TIMEOUT_S)
+            await asyncio.wait_for(self._settled(self._parts.staging.recovered), START_TIMEOUT_S)
         except TimeoutError:
             log.warning("NSQ: batches are still being published")
 
@@ -159,7 +174,7 @@ class Daemon:
         """What nsqlookupd tells others of this node."""
         from penstock.wire.lookup import Identity
 
-        options, api = self.broker.options, self._api
+        options, api = self._api.options, self._api
         return Identity(
             broadcast_address=options.broadcast_address,
             hostname=hostname(),
@@ -172,18 +187,24 @@ class Daemon:
 
     def _reload(self) -> None:
         if self._read is not None:
-            live_options.reload(self.broker, self._read, SETTINGS)
+            live_options.reload(self._api, self._read, SETTINGS)
         if self._security.reloads:
             self._disk.submit(self._security.read_again, self._security.renew)
 
     def _connection(self) -> Connection:
         return Connection(
-            self.broker, self._loop, self._security, self._lookout, self._doors, self._bodies
+            self._parts,
+            self._clients,
+            self._loop,
+            self._security,
+            self._lookout,
+            self._doors,
+            self._bodies,
         )
 
     async def _end(self) -> int:
         """Leave, and save everything whatever any client or part does on the way."""
-        guard = self.broker.guard
+        guard = self._supervisor.guard
         # First of all, so that consumers look elsewhere.
         guard("nsqlookupd", self._lookups.close)
         guard("watching", self._watching.stop)
@@ -191,12 +212,12 @@ class Daemon:
         if self._tcp is not None:
             guard("TCP", self._tcp.close)
         self._http.stopping = True
-        guard("stop", self.broker.refuse_all)
+        guard("stop", self._parts.refuse_all)
         await self._close_clients()
         try:
             await self._http.close(grace_s=1.0)
         except Exception:
-            self.broker.defect("HTTP")
+            self._supervisor.defect("HTTP")
         try:
             saved = await asyncio.wait_for(self._save(), EXIT_TIMEOUT_S)
         except TimeoutError:
@@ -210,19 +231,19 @@ class Daemon:
 
     async def _save(self) -> bool:
         """Write everything and let the disk's threads end; whether all is written."""
-        saved = await self._settled(self.broker.save_all())
+        saved = await self._settled(self._parts.broker.save_all())
         await self._loop.run_in_executor(None, self._disk.close)
         return saved
 
     async def _close_clients(self) -> None:
         """Let replies go out, then cut off whoever does not leave."""
-        for client in list(self.broker.clients):
-            self.broker.guard("client", client.close)
+        for client in list(self._clients.connected):
+            self._supervisor.guard("client", client.close)
         deadline_s = self._loop.time() + CLIENT_TIMEOUT_S
-        while self.broker.clients and self._loop.time() < deadline_s:
+        while self._clients.connected and self._loop.time() < deadline_s:
             await asyncio.sleep(0.01)
-        for client in list(self.broker.clients):
-            self.broker.guard("client", client.abort)
+        for client in list(self._clients.connected):
+            self._supervisor.guard("client", client.abort)
 
     async def _settled(self, ticket: Ticket) -> bool:
         """Wait for ``ticket``; whether all is written."""

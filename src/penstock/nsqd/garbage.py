@@ -11,6 +11,7 @@ import asyncio
 import gc
 
 from penstock.engine.broker import Broker
+from penstock.nsqd.clients import Clients
 
 INTERVAL_S = 5.0
 # What may come before it is frozen: a collection that walks this much takes about 5 ms.
@@ -20,8 +21,9 @@ GROWTH_COUNT = 500
 class Collecting:
     """Freezes what lives long, as it comes and goes."""
 
-    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
-        self._broker = broker
+    def __init__(self, broker: Broker, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
+        self._topics = broker.topics
+        self._clients = clients.connected
         self._loop = loop
         self._frozen_count = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -36,9 +38,9 @@ class Collecting:
             self._timer.cancel()
 
     def _count(self) -> int:
-        topics = self._broker.topics.values()
+        topics = self._topics.values()
         channel_count = sum(len(topic.channels) for topic in topics)
-        return len(topics) + channel_count + len(self._broker.clients)
+        return len(topics) + channel_count + len(self._clients)
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(INTERVAL_S, self._look)

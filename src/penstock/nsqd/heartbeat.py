@@ -13,8 +13,9 @@ import asyncio
 import logging
 
 from penstock.core.deadlines import NEVER_NS
-from penstock.engine.broker import Broker
+from penstock.engine.parts import Parts
 from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S
+from penstock.nsqd.clients import Clients
 from penstock.nsqd.session import Session
 from penstock.wire import frames, identify
 
@@ -30,8 +31,11 @@ class Pulse(Session):
 
     settings: identify.Settings
 
-    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
-        self._broker = broker
+    def __init__(self, parts: Parts, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
+        self._broker = parts.broker
+        self._options = parts.context.options
+        self._clock = parts.context.clock
+        self._clients = clients
         self._loop = loop
         self._identified: identify.Settings | None = None  # by the first IDENTIFY
         self.remote_address = ""
@@ -42,7 +46,7 @@ class Pulse(Session):
         self._taken_ns = 0
         self._unsent_size = 0
         self._unsent_mark = 0
-        self._write_timeout_ns = broker.options.client_write_timeout_ns
+        self._write_timeout_ns = self._options.client_write_timeout_ns
 
     def abort(self) -> None:
         """End the connection at once."""
@@ -51,7 +55,7 @@ class Pulse(Session):
     def _start_beating(self) -> None:
         """Heartbeats at each interval from now; the first IDENTIFY sets the period."""
         first = self._identified or self.settings
-        self._beat_ns = self._broker.clock.monotonic_ns() + first.heartbeat_interval_ns
+        self._beat_ns = self._clock.monotonic_ns() + first.heartbeat_interval_ns
         self._arm()
 
     def _arm(self) -> None:
@@ -60,7 +64,7 @@ class Pulse(Session):
             self._timer = None
         if self._transport is None:
             return
-        now_ns = self._broker.clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
         # Often enough to see whether what is unsent becomes less.
         unsent = self._blocked or self._unsent_size
         next_ns = now_ns + (self._patience_ns() // 4 if unsent else self._write_timeout_ns // 2)
@@ -94,7 +98,7 @@ class Pulse(Session):
         self._blocked = True
         self._replied_size = 0
         self._unsent_size = self._unsent_mark = self._transport.get_write_buffer_size()
-        self._taken_ns = self._broker.clock.monotonic_ns()
+        self._taken_ns = self._clock.monotonic_ns()
         if self._greeted and not self._closed:
             self._arm()
 
@@ -108,9 +112,9 @@ class Pulse(Session):
         return now_ns - self._taken_ns >= self._patience_ns()
 
     def _beat(self) -> None:
-        now_ns = self._broker.clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
         if self._is_stuck(now_ns):
-            self._broker.stuck_client_count += 1
+            self._clients.stuck_count += 1
             log.info("client=%s: gave up, it is stuck", self.remote_address)
             self.abort()
             return

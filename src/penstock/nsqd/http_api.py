@@ -12,11 +12,13 @@ from __future__ import annotations
 import time
 
 from penstock.core.ticket import Ticket, after
+from penstock.engine.base import BaseTopic
+from penstock.engine.channel import Channel
 from penstock.engine.damage import as_json
 from penstock.engine.health import is_full
+from penstock.engine.parts import Parts
 from penstock.engine.stats import report
 from penstock.engine.stats.memory import Memory
-from penstock.engine.views import BrokerView, ChannelView, TopicView
 from penstock.net import live_options
 from penstock.net.http_message import (
     EMPTY,
@@ -34,6 +36,7 @@ from penstock.net.http_message import (
 )
 from penstock.net.http_router import Handler, Route, Router
 from penstock.net.long_answers import gather
+from penstock.nsqd.clients import Clients
 from penstock.nsqd.http_identity import guard_channel, guard_topic
 from penstock.nsqd.http_publish import Publishing
 from penstock.settings.daemon import hostname
@@ -45,15 +48,20 @@ _PING_OK = Response(200, b"OK", (TEXT,))
 
 
 class NsqdApi:
-    """The routes of one nsqd.  The daemon sets the ports once it listens; -1: a unix socket."""
+    """The routes of one nsqd.  The daemon sets the ports once it listens; -1: a unix socket.
 
-    def __init__(self, broker: BrokerView, memory: Memory) -> None:
+    ``options`` are the current ones: PUT /config and SIGHUP change some of them.
+    """
+
+    def __init__(self, parts: Parts, clients: Clients, memory: Memory) -> None:
+        self.options = parts.context.options
         self.tcp_port = -1
         self.http_port = -1
         self.router = Router()
-        self._broker = broker
-        self._memory = memory
-        Publishing(broker).add_routes(self.router)
+        self._parts = parts
+        self._broker = parts.broker
+        self._source = report.Source(parts, clients.connected, memory)
+        Publishing(parts.broker, self.options).add_routes(self.router)
         self._get("/ping", self.ping)
         self._get("/info", self.info)
         self._get("/stats", self.stats)
@@ -65,7 +73,7 @@ class NsqdApi:
         self._get("/config/:opt", self.get_config)
         put = Route(
             self.put_config,
-            body_size_max=broker.options.max_msg_size,
+            body_size_max=self.options.max_msg_size,
             judges_size=True,
             logged=True,
         )
@@ -80,12 +88,13 @@ class NsqdApi:
     # Looking
 
     def ping(self, request: Request) -> Response:
-        if self._broker.healthy:
+        health = self._parts.health
+        if health.problem is None:
             return _PING_OK
-        return Response(500, self._broker.health.encode("utf-8", "replace"), (TEXT,))
+        return Response(500, health.text.encode("utf-8", "replace"), (TEXT,))
 
     def info(self, request: Request) -> Response:
-        options = self._broker.options
+        options = self.options
         return json_response(
             {
                 "version": NSQ_VERSION,
@@ -100,7 +109,7 @@ class NsqdApi:
                 "max_deflate_level": options.max_deflate_level,
                 "topology_zone": options.topology_zone,
                 "topology_region": options.topology_region,
-                "node_uuid": self._broker.node_uuid,
+                "node_uuid": self._parts.identity.uuid,
             }
         )
 
@@ -113,16 +122,16 @@ class NsqdApi:
             include_memory=request.flag("include_mem", absent=True),
         )
         if query.get("format") == "json":
-            return gather(report.json_pieces(self._broker, wanted, self._memory), (JSON, V1))
+            return gather(report.json_pieces(self._source, wanted), (JSON, V1))
         now_ns = time.time_ns()
-        return gather(report.text_pieces(self._broker, wanted, self._memory, now_ns), (TEXT, V1))
+        return gather(report.text_pieces(self._source, wanted, now_ns), (TEXT, V1))
 
     def damage(self, request: Request) -> Response:
-        records = self._broker.damage.records
+        records = self._parts.damage.records
         return json_response({"records": [as_json(record) for record in records]})
 
     def damage_clear(self, request: Request) -> Pending:
-        return _when(self._broker.damage.clear())
+        return _when(self._parts.damage.clear())
 
     # Topics
 
@@ -148,7 +157,7 @@ class NsqdApi:
     def topic_unpause(self, request: Request) -> Pending:
         return _when(self._topic(request).pause(False))
 
-    def _topic(self, request: Request) -> TopicView:
+    def _topic(self, request: Request) -> BaseTopic:
         topic = self._broker.topics.get(request.argument("topic"))
         if topic is None:
             raise HttpError(404, "TOPIC_NOT_FOUND")
@@ -176,13 +185,13 @@ class NsqdApi:
     def channel_unpause(self, request: Request) -> Pending:
         return _when(self._channel(request)[1].pause(False))
 
-    def _channel_place(self, request: Request) -> tuple[TopicView, str]:
+    def _channel_place(self, request: Request) -> tuple[BaseTopic, str]:
         """The topic, which must exist, and the channel's name."""
         request.name("topic")
         name = request.name("channel")
         return self._topic(request), name
 
-    def _channel(self, request: Request) -> tuple[TopicView, ChannelView]:
+    def _channel(self, request: Request) -> tuple[BaseTopic, Channel]:
         topic, name = self._channel_place(request)
         channel = topic.channels.get(name)
         if channel is None:
@@ -197,13 +206,13 @@ class NsqdApi:
         if refusal is None:
             return
         if not request.boolean("force"):
-            self._broker.pulls.refusal_counts["guard"] += 1
+            self._parts.pulls.refusal_counts["guard"] += 1
             raise refusal
 
     # Options
 
     def get_config(self, request: Request) -> Response:
-        values = config_values(self._broker.options)
+        values = config_values(self.options)
         option = request.params["opt"]
         if option not in values:
             raise HttpError(400, "INVALID_OPTION")
@@ -223,12 +232,12 @@ class NsqdApi:
             value = live_options.parse(option, request.body)
         except ValueError:
             raise HttpError(400, "INVALID_VALUE") from None
-        live_options.change(self._broker, option, value)
+        live_options.change(self, option, value)
         return self.get_config(request)
 
     def statsd_prefix(self) -> str:
         """The prefix as it is sent: ``%s`` stands for this node, a dot ends it unless empty."""
-        options = self._broker.options
+        options = self.options
         port = options.broadcast_http_port or self.http_port
         node = f"{options.broadcast_address}:{port}".replace(".", "_").replace(":", "_")
         prefix = options.statsd_prefix.replace("%s", node)

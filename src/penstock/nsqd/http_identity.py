@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from penstock.engine.base import BaseTopic
+from penstock.engine.channel import Channel
 from penstock.engine.pull.channel import HasReaderError, PullChannel, ReaderError
-from penstock.engine.views import ChannelView, TopicView
 from penstock.net.http_message import HttpError, Request
 from penstock.storage.channel_reader import ChannelReader, is_identity, short_name
 
@@ -69,7 +70,7 @@ def admit(channel: PullChannel, identity: str | None) -> None:
         raise refusal(error) from None
 
 
-def guard_channel(topic: TopicView, channel: ChannelView, done: str) -> HttpError | None:
+def guard_channel(topic: BaseTopic, channel: Channel, done: str) -> HttpError | None:
     """The refusal to do ``done``, such as "emptied", to a pull channel; None if it is plain."""
     if channel.pull is None:
         return None
@@ -82,7 +83,7 @@ def guard_channel(topic: TopicView, channel: ChannelView, done: str) -> HttpErro
     )
 
 
-def guard_topic(topic: TopicView, done: str) -> HttpError | None:
+def guard_topic(topic: BaseTopic, done: str) -> HttpError | None:
     """The refusal to do ``done`` to a topic that has pull channels; None if it has none."""
     pulled = [channel for channel in topic.channels.values() if channel.pull is not None]
     if not pulled:
@@ -98,17 +99,17 @@ def guard_topic(topic: TopicView, done: str) -> HttpError | None:
     )
 
 
-def _guard(topic: TopicView, channels: Iterable[ChannelView], detail: str) -> HttpError:
+def _guard(topic: BaseTopic, channels: Iterable[Channel], detail: str) -> HttpError:
     readers = [{"channel": channel.name, **_told(channel)} for channel in channels]
     return HttpError(409, "PULL_CHANNEL", detail=detail, topic=topic.name, readers=readers)
 
 
-def _told(channel: ChannelView) -> dict[str, Any]:
+def _told(channel: Channel) -> dict[str, Any]:
     pull = channel.pull or {}
     return {key: pull.get(key) for key in ("identity", "reader", "reader_since_ms")}
 
 
-def _by(channel: ChannelView) -> str:
+def _by(channel: Channel) -> str:
     told = _told(channel)
     if told["identity"] is None:
         return "not bound to a reader yet"

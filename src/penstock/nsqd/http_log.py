@@ -18,14 +18,14 @@ from typing import Any
 
 from penstock.core.batches import INDEX_MAX
 from penstock.core.ticket import Ticket, after
-from penstock.engine.broker import Broker
+from penstock.engine.disk import report
+from penstock.engine.parts import Parts
 from penstock.engine.pull.channel import (
     EARLIEST,
     LATEST,
     InUseError,
     PullChannel,
     TakeOverError,
-    pull_channel,
     start_of,
 )
 from penstock.engine.pull.polls import Known, readable_end
@@ -72,8 +72,14 @@ _TIME_NS_MAX = (1 << 63) - 1
 class LogApi:
     """The routes of a reader."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, parts: Parts) -> None:
+        self._broker = parts.broker
+        self._disk = parts.context.disk
+        self._identity = parts.identity
+        self._patterns = parts.patterns
+        self._polls = parts.polls
+        self._pulls = parts.pulls
+        self._reads = parts.reads
 
     def add_routes(self, router: Router) -> None:
         def add(method: str, path: str, handler: Handler) -> None:
@@ -96,7 +102,7 @@ class LogApi:
         topic = self._topic(request)
         return json_response(
             {
-                "node": self._broker.node_uuid,
+                "node": self._identity.uuid,
                 "topic": topic.name,
                 **_place(topic),
                 "end": topic.end,
@@ -114,15 +120,15 @@ class LogApi:
         found = [topic.end]
         ticket = Ticket()
 
-        def sought(index: int | None, error: BaseException | None) -> None:
+        def sought(index: int | None, error: Exception | None) -> None:
             if index is None:
-                self._broker.report(f"topic={topic.name}", error)
+                report(f"topic={topic.name}", error)
                 ticket.settle(error if isinstance(error, Exception) else OSError(str(error)))
             else:
                 found[0] = min(index, topic.end)
                 ticket.settle()
 
-        self._broker.disk.submit(partial(topic.log.seek, time_ns), sought)
+        self._disk.submit(partial(topic.log.seek, time_ns), sought)
         return Pending(ticket, lambda done: _unless(done, lambda: {"index": found[0]}))
 
     def count(self, request: Request) -> Response:
@@ -138,7 +144,7 @@ class LogApi:
         if not isinstance(ranges, list) or not 1 <= len(ranges) <= RANGE_COUNT_MAX:
             raise HttpError(400, "INVALID_RANGES")
         counts = [self._count(_object(told, "INVALID_RANGES")) for told in ranges]
-        return json_response({"node": self._broker.node_uuid, "counts": counts})
+        return json_response({"node": self._identity.uuid, "counts": counts})
 
     def _count(self, told: Mapping[str, Any]) -> int | None:
         name, instance = told.get("topic"), _instance(told.get("instance"))
@@ -170,11 +176,11 @@ class LogApi:
         # Whoever names a channel that is not there, or somebody else's, does not wait.
         self._ends(topics, channel, identity)
         reader = _reader(request, channel)
-        poll = self._broker.polls.wait(topics, channel, wait_ms * MS_NS, reader, identity)
+        poll = self._polls.wait(topics, channel, wait_ms * MS_NS, reader, identity)
         return Pending(
             poll.ticket,
             lambda _: json_response(self._ends(topics, channel, identity)),
-            hurry=partial(self._broker.polls.answer, poll),
+            hurry=partial(self._polls.answer, poll),
         )
 
     def _ends(
@@ -191,8 +197,8 @@ class LogApi:
                 channel = _visited(topic, channel_name, identity)
             ends[name] = ends_entry(topic, channel)
         if channel_name is not None:
-            self._broker.patterns.renew(channel_name, identity)
-        return {"node": self._broker.node_uuid, "topics": ends}
+            self._patterns.renew(channel_name, identity)
+        return {"node": self._identity.uuid, "topics": ends}
 
     # Reading
 
@@ -209,13 +215,13 @@ class LogApi:
         name, identity = request.query.get("channel"), argument_identity(request)
         if name is not None:
             _visited(topic, name, identity)
-        raw, reads = request.boolean("raw"), self._broker.reads
+        raw, reads = request.boolean("raw"), self._reads
         reader = _reader(request, request.query.get("channel"))
         read = reads.read(topic, start, end, max(1, size_max), raw=raw, reader=reader)
         return Pending(read, lambda _: self._batches(read, name, identity))
 
     def _batches(self, read: Read, name: str | None, identity: str | None) -> Response:
-        free = partial(self._broker.reads.free, read)
+        free = partial(self._reads.free, read)
         if read.error is not None or read.topic.closed:
             free()
             if read.topic.closed:
@@ -232,7 +238,7 @@ class LogApi:
         headers = [_BYTES, V1, ("X-Penstock-Next", str(next))]
         if read.start < whole_from:
             headers.append(("X-Penstock-Missing-Below", str(whole_from)))
-            self._broker.pulls.loss_count += 1
+            self._pulls.loss_count += 1
         return Response(200, b"", headers, pieces, free, read.stretch)
 
     # Pull channels
@@ -270,7 +276,7 @@ class LogApi:
         if start > topic.end:
             raise HttpError(400, "INVALID_START")
         try:
-            channel, ticket, made = pull_channel(
+            channel, ticket, made = self._pulls.open(
                 topic, name, start, force=force, resumes=isinstance(wanted, int)
             )
         except InUseError:
@@ -303,7 +309,7 @@ class LogApi:
     ) -> dict[str, Any]:
         admit(channel, identity)  # somebody may have taken it over meanwhile
         return {
-            "node": self._broker.node_uuid,
+            "node": self._identity.uuid,
             "topic": topic.name,
             "channel": channel.name,
             **_place(topic),
@@ -337,7 +343,7 @@ class LogApi:
             if progress is not None:
                 channel.report(progress)
         lows = {channel.topic.name: {"low": channel.low} for channel, _ in moves}
-        return json_response({"node": self._broker.node_uuid, "topics": lows})
+        return json_response({"node": self._identity.uuid, "topics": lows})
 
     # Topics
 

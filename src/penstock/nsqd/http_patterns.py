@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from penstock.engine.broker import Broker
 from penstock.engine.health import is_full
+from penstock.engine.parts import Parts
 from penstock.engine.pull.patterns import (
     EXCEPTION_COUNT_MAX,
     GLOB_COUNT_MAX,
@@ -46,8 +46,10 @@ _DISK_FULL = error_response(503, "DISK_FULL")
 class PatternApi:
     """The routes."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, parts: Parts) -> None:
+        self._broker = parts.broker
+        self._identity = parts.identity
+        self._patterns = parts.patterns
 
     def add_routes(self, router: Router) -> None:
         # Renewed every few seconds, so it is not in the log.
@@ -75,7 +77,7 @@ class PatternApi:
         if self._broker.exiting:
             raise HttpError(503, "EXITING")
         try:
-            pattern, ticket, made = self._broker.patterns.leave(
+            pattern, ticket, made = self._patterns.leave(
                 channel, identity, reader, topics, excepted, old
             )
         except PatternError as error:
@@ -84,10 +86,10 @@ class PatternApi:
 
     def _pieces(self, pattern: Pattern, made: bool) -> Iterator[bytes]:
         """The topics that match and have the channel, each as POST /log/ends tells of it."""
-        head = gojson.encode({"node": self._broker.node_uuid, "made": made, "topics": {}})
+        head = gojson.encode({"node": self._identity.uuid, "made": made, "topics": {}})
         yield head.removesuffix(b"}}")
         comma = b""
-        for topic, channel in self._broker.patterns.topics(pattern):
+        for topic, channel in self._patterns.topics(pattern):
             if channel.admits(pattern.record.reader.identity):
                 channel.visit()
             entry = gojson.encode({topic.name: ends_entry(topic, channel)})
@@ -96,13 +98,13 @@ class PatternApi:
         yield b"}}"
 
     def list(self, request: Request) -> Response:
-        patterns = self._broker.patterns.stats
-        return json_response({"node": self._broker.node_uuid, "patterns": patterns})
+        patterns = self._patterns.stats
+        return json_response({"node": self._identity.uuid, "patterns": patterns})
 
     def delete(self, request: Request) -> Pending:
         channel = request.argument("channel")
         try:
-            ticket = self._broker.patterns.delete(channel)
+            ticket = self._patterns.delete(channel)
         except KeyError:
             raise HttpError(404, "PATTERN_NOT_FOUND", channel=channel) from None
         return Pending(ticket, lambda done: EMPTY if done.error is None else _failed(done.error))

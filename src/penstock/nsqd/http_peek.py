@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from penstock.core.ticket import Ticket
-from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
+from penstock.engine.parts import Parts
 from penstock.engine.stats.peek import COUNT_MAX, Peeked, peek
 from penstock.net.http_message import (
     INTERNAL_ERROR,
@@ -48,8 +48,10 @@ HOURS_S = 2 * DAY_S
 class PeekApi:
     """The two routes."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, parts: Parts) -> None:
+        self._disk = parts.context.disk
+        self._topics = parts.broker.topics
+        self._deferred = parts.deferred
         self._look_count = 0
 
     def add_routes(self, router: Router) -> None:
@@ -66,17 +68,17 @@ class PeekApi:
         ticket = Ticket()
         found: list[Peeked] = []
 
-        def done(peeked: list[Peeked] | None, error: BaseException | None) -> None:
+        def done(peeked: list[Peeked] | None, error: Exception | None) -> None:
             self._look_count -= 1
             found.extend(peeked or ())
-            ticket.settle(OSError(str(error)) if error is not None else None)
+            ticket.settle(error)
 
-        peek(channel, count, size_max, done)
+        peek(channel, count, size_max, self._disk, done)
         return Pending(ticket, lambda settled: _shown(settled, found))
 
     def _channel(self, request: Request) -> Channel:
         topic_name, name = request.names("topic", "channel")
-        topic = self._broker.topics.get(topic_name)
+        topic = self._topics.get(topic_name)
         if topic is None:
             raise HttpError(404, "TOPIC_NOT_FOUND")
         channel = topic.channels.get(name)
@@ -88,12 +90,13 @@ class PeekApi:
         return gather(self._pieces(int(time.time())), (JSON, V1))
 
     def _pieces(self, now_s: int) -> Iterator[bytes]:
-        deferred = self._broker.deferred
-        head = gojson.encode({"total": deferred.total, "counted": deferred.counted})
+        deferred = self._deferred
+        counted = deferred.loader.counted
+        head = gojson.encode({"total": deferred.tallies.total, "counted": counted})
         yield head[:-1] + b',"topics":['
         first = True
-        for name in sorted(self._broker.topics):
-            topic = self._broker.topics.get(name)
+        for name in sorted(self._topics):
+            topic = self._topics.get(name)
             hours = deferred.due_hours(topic.instance) if topic is not None else None
             if hours:
                 due = stretches(hours, now_s)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 
 from penstock.core.ticket import Ticket, after
-from penstock.engine.views import BrokerView, TopicView
+from penstock.engine.base import BaseTopic
+from penstock.engine.broker import Broker
+from penstock.engine.options import Options
 from penstock.errors import StorageError
 from penstock.net.http_exchange import EXITING
 from penstock.net.http_message import (
@@ -30,11 +32,12 @@ _DECIMAL = re.compile(r"[+-]?[0-9]{1,19}")
 class Publishing:
     """The two routes for messages."""
 
-    def __init__(self, broker: BrokerView) -> None:
+    def __init__(self, broker: Broker, options: Options) -> None:
         self._broker = broker
+        self._options = options
 
     def add_routes(self, router: Router) -> None:
-        options = self._broker.options
+        options = self._options
 
         def add(path: str, handler: Handler, size_max: int) -> None:
             route = Route(handler, body_size_max=size_max, judges_size=True, publishes=True)
@@ -52,10 +55,7 @@ class Publishing:
         topic, created = self._topic(request)
         delay_ns = self._delay_ns(request)
         try:
-            if delay_ns:
-                ticket = self._broker.defer(topic, body, delay_ns)
-            else:
-                ticket = topic.publish([body])
+            ticket = topic.defer(body, delay_ns) if delay_ns else topic.publish([body])
         except (OSError, StorageError):
             return EXITING
         return _pending(created, ticket)
@@ -77,7 +77,7 @@ class Publishing:
             return EXITING
         return _pending(created, ticket)
 
-    def _topic(self, request: Request) -> tuple[TopicView, Ticket | None]:
+    def _topic(self, request: Request) -> tuple[BaseTopic, Ticket | None]:
         """The topic to publish to; the ticket if it had to be created."""
         name = request.argument("topic")
         topic = self._broker.topics.get(name)
@@ -93,7 +93,7 @@ class Publishing:
             return 0
         if _DECIMAL.fullmatch(text):
             delay_ns = int(text) * MS_NS
-            if 0 <= delay_ns <= self._broker.options.max_defer_ns:
+            if 0 <= delay_ns <= self._options.max_defer_ns:
                 return delay_ns
         raise HttpError(400, "INVALID_DEFER")
 

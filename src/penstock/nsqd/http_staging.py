@@ -23,9 +23,8 @@ from typing import Any
 from penstock.core.batches import FRAME_SIZE_MIN
 from penstock.core.parts import measure
 from penstock.core.ticket import Ticket, settled
-from penstock.engine.broker import Broker
 from penstock.engine.health import is_full
-from penstock.engine.staging.area import Staging
+from penstock.engine.parts import Parts
 from penstock.errors import StagingError
 from penstock.net.http_message import (
     INTERNAL_ERROR,
@@ -81,12 +80,11 @@ _DAMAGE = {"MSG_TOO_BIG": 413}
 class StagingApi:
     """The routes."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    @property
-    def _staging(self) -> Staging:
-        return self._broker.staging
+    def __init__(self, parts: Parts) -> None:
+        self._options = parts.context.options
+        self._clock = parts.context.clock
+        self._identity = parts.identity
+        self._staging = parts.staging
 
     def add_routes(self, router: Router) -> None:
         part = Route(_guarded(self.part), body_size_max=PART_SIZE_MAX, publishes=True)
@@ -110,8 +108,8 @@ class StagingApi:
         if not is_valid_name(topic) or is_ephemeral(topic):
             raise HttpError(400, "INVALID_TOPIC")
         deferred = request.flag("deferred", absent=False)
-        options = self._broker.options
-        due_max_ns = self._broker.clock.wall_ns() + options.max_defer_ns
+        options = self._options
+        due_max_ns = self._clock.wall_ns() + options.max_defer_ns
         try:
             count, size = measure(request.body, deferred, options.max_msg_size, due_max_ns)
         except ValueError as error:
@@ -126,7 +124,7 @@ class StagingApi:
         part_count = request.number("parts", _PART_MAX + 1)
         count = request.number("count", _INT64_MAX)
         ticket = self._staging.seal(key, part_count, count)
-        return _pending(ticket, {"node": self._broker.node_uuid, "count": count})
+        return _pending(ticket, {"node": self._identity.uuid, "count": count})
 
     def decide(self, request: Request) -> Pending:
         told = json_object(request)
@@ -136,7 +134,7 @@ class StagingApi:
             raise HttpError(400, "INVALID_WINNERS")
         state = self._staging.ledger.queries.get(query)
         coordinator = state.coordinator if state is not None else None
-        if coordinator is not None and coordinator.node != self._broker.node_uuid:
+        if coordinator is not None and coordinator.node != self._identity.uuid:
             raise StagingError("NOT_COORDINATOR", f"{coordinator.node} decides")
         decision = Decision(batch, winners, _note(told))
         newest, recorded, ticket = self._staging.ledger.decide(query, decision)
@@ -152,7 +150,7 @@ class StagingApi:
             raise HttpError(404, "NO_DECISION")
         decision, done = state.decision, state.published
         # What other nodes have published is not known here.
-        elsewhere = any(winner.node != self._broker.node_uuid for winner in decision.winners)
+        elsewhere = any(winner.node != self._identity.uuid for winner in decision.winners)
         done_batch = done.batch if done is not None else -1
         here = done_batch == decision.batch and not elsewhere
         published = not decision.winners or here or done_batch > decision.batch
@@ -215,7 +213,7 @@ class StagingApi:
         return _coordinator(state.coordinator, self._staging.ledger.save())
 
     def list(self, request: Request) -> Response:
-        now_ns = self._broker.clock.wall_ns()
+        now_ns = self._clock.wall_ns()
         return json_response(
             [
                 {

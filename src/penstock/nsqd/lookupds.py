@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from ssl import SSLContext
 
 from penstock.engine.base import BaseTopic
-from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
+from penstock.engine.options import Options
+from penstock.engine.parts import Parts
 from penstock.errors import HttpClientError
 from penstock.net.http_client import Timeouts
 from penstock.net.peer_client import fetch_json
@@ -46,15 +47,19 @@ BRACKET_COUNT_MAX = 64
 
 
 class Lookups:
-    """The peers, by address."""
+    """The peers, by address; ``options`` gives the current ones."""
 
     def __init__(
         self,
-        broker: Broker,
+        parts: Parts,
+        options: Callable[[], Options],
         identity: Callable[[], Identity],
         tls: Callable[[], SSLContext | None] = lambda: None,
     ) -> None:
-        self._broker = broker
+        self._topics = parts.broker.topics
+        self._hooks = parts.shared.hooks
+        self._options = options
+        self.unmade_channel_count = 0  # named to us: too many, or names that are not valid
         self._identity = identity
         self._tls = tls
         self._peers: dict[str, LookupPeer] = {}
@@ -66,8 +71,8 @@ class Lookups:
 
     def attach(self) -> None:
         """Hear of changes from now on; nothing is said before ``start``."""
-        self._broker.on_change = self._changed
-        self._broker.ask_channels = self._ask
+        self._hooks.on_change = self._changed
+        self._hooks.ask_channels = self._ask
         self._take_addresses()
 
     def start(self) -> None:
@@ -93,16 +98,16 @@ class Lookups:
         self._timer = loop.call_later(FOLLOW_INTERVAL_S, self._follow)
 
     def _take_addresses(self) -> None:
-        if self._broker.options.nsqlookupd_tcp_addresses == self._addresses:
+        if self._options().nsqlookupd_tcp_addresses == self._addresses:
             return
-        self._addresses = self._broker.options.nsqlookupd_tcp_addresses
+        self._addresses = self._options().nsqlookupd_tcp_addresses
         wanted = dict.fromkeys(self._addresses[:ADDRESS_COUNT_MAX])
         for address in [known for known in self._peers if known not in wanted]:
             log.info("lookupd=%s: removed", address)
             self._peers.pop(address).close()
         for address in wanted:
             if address not in self._peers:
-                size_max = self._broker.options.max_body_size
+                size_max = self._options().max_body_size
                 peer = LookupPeer(address, self._identity, self._snapshot, size_max, self._tls)
                 self._peers[address] = peer
                 log.info("lookupd=%s: added", address)
@@ -113,7 +118,7 @@ class Lookups:
 
     def _snapshot(self) -> Iterator[bytes]:
         """REGISTER of everything; what changes meanwhile is said afterwards."""
-        for topic in list(self._broker.topics.values()):
+        for topic in list(self._topics.values()):
             if topic.closed:
                 continue
             for channel in list(topic.channels) or [""]:
@@ -137,7 +142,7 @@ class Lookups:
         return True
 
     async def _find(self, topic: BaseTopic) -> None:
-        timeouts = Timeouts.of(self._broker.options)
+        timeouts = Timeouts.of(self._options())
         found: dict[str, None] = {}
         try:
             async with (
@@ -160,13 +165,13 @@ class Lookups:
         url = lookupd_url(peer.http_url, "/channels", topic=topic)
         try:
             async with self._requests:
+                size_max = ANSWER_SIZE_MIN + NAME_SIZE * self._options().max_lookupd_channels
                 names = await fetch_json(
                     url,
                     timeouts,
                     headers={},
                     tls=self._tls(),
-                    body_size_max=ANSWER_SIZE_MIN
-                    + NAME_SIZE * self._broker.options.max_lookupd_channels,
+                    body_size_max=size_max,
                     read=decode_channels,
                 )
             found.update(dict.fromkeys(self._accepted(names, peer, topic)))
@@ -175,7 +180,7 @@ class Lookups:
 
     def _accepted(self, names: list[str], peer: LookupPeer, topic: str) -> list[str]:
         """The channels to make of those that an nsqlookupd names."""
-        limit = self._broker.options.max_lookupd_channels
+        limit = self._options().max_lookupd_channels
         durable = [name for name in names if not is_ephemeral(name)]
         accepted: list[str] = []
         invalid_count = 0
@@ -188,7 +193,7 @@ class Lookups:
                 invalid_count += 1
         unmade_count = len(durable) - len(accepted)
         if unmade_count:
-            self._broker.unmade_channel_count += unmade_count
+            self.unmade_channel_count += unmade_count
             log.warning(
                 "topic=%s: lookupd=%s names %d channels: %d with invalid names and %d beyond"
                 " --max-lookupd-channels=%d are not made",

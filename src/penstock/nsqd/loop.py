@@ -9,7 +9,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from penstock.engine.disk import Done
+from penstock.engine.disk import Done, run
 
 T = TypeVar("T")
 
@@ -65,19 +65,14 @@ class ThreadDisk:
     def _serve(self) -> None:
         while (submitted := self._works.get()) is not None:
             work, done = submitted
-            result: Any = None
-            error: BaseException | None = None
-            try:
-                result = work()
-            except BaseException as failure:
-                error = failure
+            result, error = run(work)
             self._tell(done, result, error)
             del submitted, work, done, result, error  # nothing is kept alive until the next work
 
-    def _tell(self, done: Done[Any], result: Any, error: BaseException | None) -> None:
+    def _tell(self, done: Done[Any], result: Any, error: Exception | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._done, done, result, error)
 
-    def _done(self, done: Done[Any], result: Any, error: BaseException | None) -> None:
+    def _done(self, done: Done[Any], result: Any, error: Exception | None) -> None:
         self._busy_count -= 1
         done(result, error)

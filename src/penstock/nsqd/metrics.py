@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.engine.base import BaseTopic
-from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
+from penstock.engine.parts import Parts
 from penstock.engine.stats.memory import Memory
 from penstock.engine.topic import Topic
 from penstock.engine.topology import EXPERIMENT, LOCALITIES
@@ -38,6 +38,7 @@ from penstock.net.exposition import (
 )
 from penstock.net.http_message import Pending, Request, Response
 from penstock.net.long_answers import gather
+from penstock.nsqd.clients import Clients
 from penstock.nsqd.loop_lag import LoopLag
 from penstock.storage.damage import DamageKind
 from penstock.version import NSQ_VERSION, VERSION
@@ -54,6 +55,7 @@ class Traffic(NamedTuple):
     connection_count_max: int
     doors: Sequence[Door]
     bodies: Bodies
+    unmade_channels: int  # named by nsqlookupds: too many, or names that are not valid
 
 
 class Column(NamedTuple):
@@ -103,9 +105,16 @@ class Metrics:
     """The page and what it is made of."""
 
     def __init__(
-        self, broker: Broker, memory: Memory, lag: LoopLag, traffic: Callable[[], Traffic]
+        self,
+        parts: Parts,
+        clients: Clients,
+        memory: Memory,
+        lag: LoopLag,
+        traffic: Callable[[], Traffic],
     ) -> None:
-        self._broker = broker
+        self._parts = parts
+        self._options = parts.context.options
+        self._clients = clients
         self._memory = memory
         self._lag = lag
         self._traffic = traffic
@@ -114,7 +123,7 @@ class Metrics:
         return gather(self.pieces(), (CONTENT_TYPE,))
 
     def pieces(self) -> Iterator[bytes]:
-        topics = [topic for _, topic in sorted(self._broker.topics.items())]
+        topics = [topic for _, topic in sorted(self._parts.broker.topics.items())]
         yield from self._process()
         yield from self._servers()
         yield from self._damage()
@@ -128,7 +137,7 @@ class Metrics:
     # The node
 
     def _process(self) -> Iterator[bytes]:
-        broker = self._broker
+        health, broker = self._parts.health, self._parts.broker
         build = {
             "version": VERSION,
             "nsq_version": NSQ_VERSION,
@@ -139,7 +148,9 @@ class Metrics:
         )
         yield _gauge("start_time_seconds", "When it began, Unix time.", broker.start_time)
         yield _gauge(
-            "healthy", "0 while something fails to be written or read.", int(broker.healthy)
+            "healthy",
+            "0 while something fails to be written or read.",
+            int(health.problem is None),
         )
         yield _counter("cpu_seconds_total", "CPU time of all threads.", time.process_time())
         yield _gauge("resident_memory_bytes", "Memory in use.", self._memory.resident_size())
@@ -156,22 +167,22 @@ class Metrics:
         )
 
     def _servers(self) -> Iterator[bytes]:
-        broker, traffic = self._broker, self._traffic()
-        yield _gauge("clients", "TCP clients connected.", len(broker.clients))
+        clients, traffic = self._clients, self._traffic()
+        yield _gauge("clients", "TCP clients connected.", len(clients.connected))
         yield _counter(
             "tcp_connections_total", "TCP connections accepted.", traffic.tcp_connections
         )
-        commands = broker.left_command_count + sum(c.command_count for c in broker.clients)
+        commands = clients.left_command_count + sum(c.command_count for c in clients.connected)
         yield _counter("tcp_commands_total", "Commands received over TCP.", commands)
         yield _counter(
             "lookupd_channels_unmade_total",
             "Channels named by nsqlookupds and not made: too many, or invalid names.",
-            broker.unmade_channel_count,
+            traffic.unmade_channels,
         )
         yield _counter(
             "tcp_stuck_clients_total",
             "Clients cut off because they took nothing of what was sent to them.",
-            broker.stuck_client_count,
+            clients.stuck_count,
         )
         yield _gauge("http_connections", "HTTP connections open.", traffic.http_connections)
         yield from family(
@@ -214,7 +225,7 @@ class Metrics:
         )
 
     def _damage(self) -> Iterator[bytes]:
-        damage = self._broker.damage
+        damage = self._parts.damage
         for name, help, counts in (
             ("total", "Damaged or missing places found on disk.", damage.counts),
             ("messages_total", "Messages lost with them, where known.", damage.message_counts),
@@ -230,13 +241,13 @@ class Metrics:
     # Storage
 
     def _storage(self, topics: list[BaseTopic]) -> Iterator[bytes]:
-        broker = self._broker
+        sync_times = self._parts.shared.sync_times
         yield _gauge(
             "reserve_held",
             "1 while disk space is held back for journals; 0: the disk is full.",
-            int(broker.health_of_disk.reserve.held),
+            int(self._parts.health.reserve.held),
         )
-        yield histogram("penstock_sync_duration_seconds", "Syncs of topic logs.", broker.sync_times)
+        yield histogram("penstock_sync_duration_seconds", "Syncs of topic logs.", sync_times)
         rows: list[tuple[str, tuple[int, ...]]] = []
         for topic in topics:
             if isinstance(topic, Topic):
@@ -246,36 +257,36 @@ class Metrics:
         yield from _table("penstock_", LOG_COLUMNS, rows)
 
     def _deferral(self) -> Iterator[bytes]:
-        deferred = self._broker.deferred
-        yield _gauge("deferred_pending", "Deferred publishes not due yet.", deferred.total)
-        yield _gauge("deferred_slots", "Files of deferred publishes.", deferred.slot_count)
-        yield _gauge("deferred_near", "Deferred publishes in memory.", deferred.near_count)
+        table = self._parts.deferred.table
+        yield _gauge("deferred_pending", "Deferred publishes not due yet.", table.tallies.total)
+        yield _gauge("deferred_slots", "Files of deferred publishes.", len(table.files))
+        yield _gauge("deferred_near", "Deferred publishes in memory.", len(table.schedule))
         yield _counter(
             "deferred_void_total",
             "Deferred publishes whose topic was deleted or emptied first.",
-            deferred.void_count,
+            table.void_count,
         )
         yield _counter(
             "deferred_corrupt_total",
             "Damaged deferred records found.",
-            deferred.corrupt_count,
+            table.corrupt_count,
         )
         yield _counter(
             "deferred_torn_total",
             "Deferred records half-written by a crash, never synced.",
-            deferred.torn_count,
+            table.torn_count,
         )
         yield _counter(
-            "deferred_errors_total", "Disk errors of deferred publishing.", deferred.error_count
+            "deferred_errors_total", "Disk errors of deferred publishing.", table.error_count
         )
         yield histogram(
             "penstock_deferred_lateness_seconds",
             "By how much deferred publishes were fired after they were due.",
-            self._broker.lateness,
+            self._parts.turn.lateness,
         )
 
     def _staging(self) -> Iterator[bytes]:
-        staging = self._broker.staging
+        staging = self._parts.staging
         yield _gauge("stagings", "Stagings that are kept.", staging.staging_count)
         yield _gauge("staging_bytes", "Bytes of staged rows.", staging.size)
         yield _gauge(
@@ -308,7 +319,7 @@ class Metrics:
 
     def _topics(self, topics: list[BaseTopic]) -> Iterator[bytes]:
         yield _gauge("topics", "Topics of this node.", len(topics))
-        memory = self._broker.ephemeral
+        memory = self._parts.shared.ephemeral
         yield _gauge("ephemeral_bytes", "Bytes that ephemeral queues keep.", memory.size)
         yield _counter(
             "ephemeral_dropped_messages_total",
@@ -334,7 +345,7 @@ class Metrics:
                     yield b""
         yield _gauge("channels", "Channels of all topics.", len(channels))
         yield from _table("penstock_channel_", CHANNEL_COLUMNS, rows)
-        if EXPERIMENT in self._broker.options.enable_experiment:
+        if EXPERIMENT in self._options.enable_experiment:
             yield from family(
                 "penstock_channel_local_deliveries_total",
                 COUNTER,
@@ -345,9 +356,9 @@ class Metrics:
 
     def _readers(self) -> Iterator[bytes]:
         """Those who read the log by index."""
-        broker = self._broker
+        parts, pulls = self._parts, self._parts.pulls
         rows: list[tuple[str, tuple[float, ...]]] = []
-        for channel in sorted(broker.pulls.channels, key=lambda c: (c.topic.name, c.name)):
+        for channel in sorted(pulls.channels, key=lambda c: (c.topic.name, c.name)):
             rows.append((_channel_labels(channel), (channel.idle_ns / 1e9, channel.held_size)))
             yield b""
         yield _gauge("pull_channels", "Channels that are read by index.", len(rows))
@@ -356,20 +367,20 @@ class Metrics:
             "penstock_pull_channel_lapses_total",
             COUNTER,
             "Pull channels deleted because their reader was gone, by what ran out.",
-            [(labels({"cause": c}), count) for c, count in broker.pulls.lapse_counts.items()],
+            [(labels({"cause": c}), count) for c, count in pulls.lapse_counts.items()],
         )
         yield from family(
             "penstock_pull_refusals_total",
             COUNTER,
             "Requests refused for the sake of a pull channel's reader, by reason.",
-            [(labels({"reason": r}), count) for r, count in broker.pulls.refusal_counts.items()],
+            [(labels({"reason": r}), count) for r, count in pulls.refusal_counts.items()],
         )
         yield _counter(
             "pull_losses_total",
             "Answers that told a reader of messages that are gone.",
-            broker.pulls.loss_count,
+            pulls.loss_count,
         )
-        patterns = broker.patterns
+        patterns = parts.patterns
         yield _gauge("pull_patterns", "Patterns that give topics a channel.", len(patterns))
         yield _counter(
             "pull_pattern_lapses_total",
@@ -381,14 +392,14 @@ class Metrics:
             "Pull channels made together with a topic.",
             patterns.made_count,
         )
-        yield _gauge("log_polls", "Readers that wait for a log's end.", broker.polls.waiting_count)
-        yield _counter("log_reads_total", "Ranges read by index.", broker.reads.read_count)
-        yield _counter("log_read_bytes_total", "Bytes of those ranges.", broker.reads.read_size)
+        yield _gauge("log_polls", "Readers that wait for a log's end.", parts.polls.waiting_count)
+        yield _counter("log_reads_total", "Ranges read by index.", parts.reads.read_count)
+        yield _counter("log_read_bytes_total", "Bytes of those ranges.", parts.reads.read_size)
 
     def _latencies(
         self, what: str, things: list[BaseTopic] | list[Channel], where: Callable[..., str]
     ) -> Iterator[bytes]:
-        if not self._broker.options.e2e_processing_latency_percentiles:
+        if not self._options.e2e_processing_latency_percentiles:
             return
         samples: list[Sample] = []
         for thing in things:

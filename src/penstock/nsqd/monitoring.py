@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.engine.broker import Broker
+from penstock.engine.parts import Parts
 from penstock.engine.stats.memory import Memory
 from penstock.net.admission import Door
 from penstock.net.debug import Debug
 from penstock.net.http_router import Route
 from penstock.net.http_server import HttpServer
+from penstock.nsqd.clients import Clients
 from penstock.nsqd.http_api import NsqdApi
 from penstock.nsqd.loop_lag import LoopLag
 from penstock.nsqd.metrics import Metrics, Traffic
+from penstock.nsqd.registration import Registration
 
 if TYPE_CHECKING:
     from penstock.nsqd.statsd import Statsd
@@ -22,19 +24,27 @@ class Watching:
     """Adds its routes to ``api``; measures from ``start()`` to ``stop()``."""
 
     def __init__(
-        self, broker: Broker, memory: Memory, api: NsqdApi, http: HttpServer, tcp_door: Door
+        self,
+        parts: Parts,
+        clients: Clients,
+        memory: Memory,
+        api: NsqdApi,
+        http: HttpServer,
+        tcp_door: Door,
+        lookups: Registration,
     ) -> None:
+        self._lookups = lookups
         self._http = http
         self._tcp_door = tcp_door
         self._memory = memory
         self._lag = LoopLag()
         self._statsd: Statsd | None = None
-        if broker.options.statsd_address:
+        if parts.context.options.statsd_address:
             # Loaded where it is wanted: every module more makes every start longer.
             from penstock.nsqd.statsd import Statsd
 
-            self._statsd = Statsd(broker, memory, api.statsd_prefix)
-        metrics = Metrics(broker, memory, self._lag, self._traffic)
+            self._statsd = Statsd(parts, memory, api.statsd_prefix)
+        metrics = Metrics(parts, clients, memory, self._lag, self._traffic)
         api.router.add("GET", "/metrics", Route(metrics.serve))
         Debug().add_routes(api.router)
 
@@ -59,4 +69,5 @@ class Watching:
             http.doors.count_max,
             http.doors.doors,
             http.bodies,
+            self._lookups.unmade_channel_count,
         )

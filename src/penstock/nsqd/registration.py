@@ -11,7 +11,8 @@ from collections.abc import Callable
 from ssl import SSLContext
 from typing import TYPE_CHECKING
 
-from penstock.engine.broker import Broker
+from penstock.engine.options import Options
+from penstock.engine.parts import Parts
 
 if TYPE_CHECKING:
     from penstock.nsqd.lookupds import Lookups
@@ -26,22 +27,28 @@ class Registration:
 
     def __init__(
         self,
-        broker: Broker,
+        parts: Parts,
+        options: Callable[[], Options],
         identity: Callable[[], Identity],
         tls: Callable[[], SSLContext | None],
     ) -> None:
-        self._broker = broker
+        self._parts = parts
+        self._options = options
         self._identity = identity
         self._tls = tls
         self._lookups: Lookups | None = None
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def unmade_channel_count(self) -> int:
+        return self._lookups.unmade_channel_count if self._lookups is not None else 0
+
     def attach(self) -> None:
         """Hear of changes from now on; nothing is said before ``start``."""
-        if self._broker.options.nsqlookupd_tcp_addresses:
+        if self._options().nsqlookupd_tcp_addresses:
             from penstock.nsqd.lookupds import Lookups
 
-            self._lookups = Lookups(self._broker, self._identity, self._tls)
+            self._lookups = Lookups(self._parts, self._options, self._identity, self._tls)
             self._lookups.attach()
 
     def start(self) -> None:

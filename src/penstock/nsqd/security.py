@@ -58,7 +58,7 @@ class Security:
         path = self._options.http_auth_token_file
         return read_tokens(path) if path else []
 
-    def renew(self, tokens: list[tuple[str, bytes]] | None, error: BaseException | None) -> None:
+    def renew(self, tokens: list[tuple[str, bytes]] | None, error: Exception | None) -> None:
         """Take over what ``read_again`` found; if it failed all stays as it was.
 
         On the loop, because OpenSSL's contexts are not to be changed while others use them.

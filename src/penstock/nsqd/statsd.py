@@ -20,9 +20,11 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from penstock.engine.base import BaseTopic
+from penstock.engine.channel import Channel
+from penstock.engine.parts import Parts
 from penstock.engine.stats.latency import Percentiles
 from penstock.engine.stats.memory import Memory
-from penstock.engine.views import BrokerView, ChannelView, TopicView
 from penstock.wire.names import is_ephemeral
 
 LOGGER = logging.getLogger(__name__)
@@ -50,8 +52,9 @@ Counters = dict[str, int]
 class Lines:
     """Makes the lines of one push after another; remembers the counters of the last."""
 
-    def __init__(self, broker: BrokerView, memory: Memory, prefix: Callable[[], str]) -> None:
-        self._broker = broker
+    def __init__(self, parts: Parts, memory: Memory, prefix: Callable[[], str]) -> None:
+        self._options = parts.context.options
+        self._topics = parts.broker.topics
         self._memory = memory
         self._prefix = prefix
         self._before: Counters = {}
@@ -59,10 +62,10 @@ class Lines:
 
     def push(self) -> Iterator[str]:
         """The lines of a push, topic by topic and channel by channel."""
-        options = self._broker.options
+        options = self._options
         prefix = self._prefix()
         self._now = {}
-        for name, topic in sorted(self._broker.topics.items()):
+        for name, topic in sorted(self._topics.items()):
             if options.statsd_exclude_ephemeral and is_ephemeral(name):
                 continue
             yield from self._topic(f"{prefix}topic.{name}.", topic)
@@ -76,14 +79,14 @@ class Lines:
         # Keys of what is gone are forgotten with it.
         self._before = self._now
 
-    def _topic(self, key: str, topic: TopicView) -> Iterator[str]:
+    def _topic(self, key: str, topic: BaseTopic) -> Iterator[str]:
         yield self._counter(f"{key}message_count", topic.message_count)
         yield self._counter(f"{key}message_bytes", topic.message_bytes)
         yield _gauge(f"{key}depth", topic.depth)
         yield _gauge(f"{key}backend_depth", topic.backend_depth)
         yield from _latency(key, topic.latency)
 
-    def _channel(self, key: str, channel: ChannelView) -> Iterator[str]:
+    def _channel(self, key: str, channel: Channel) -> Iterator[str]:
         yield self._counter(f"{key}message_count", channel.message_count)
         yield _gauge(f"{key}depth", channel.depth)
         yield _gauge(f"{key}backend_depth", channel.backend_depth)
@@ -91,7 +94,7 @@ class Lines:
         yield _gauge(f"{key}deferred_count", channel.deferred_count)
         yield self._counter(f"{key}requeue_count", channel.requeue_count)
         yield self._counter(f"{key}timeout_count", channel.timeout_count)
-        yield _gauge(f"{key}clients", len(channel.clients))
+        yield _gauge(f"{key}clients", len(channel.consumers))
         yield from _latency(key, channel.latency)
 
     def _figures(self, key: str, figures: Mapping[str, int]) -> Iterator[str]:
@@ -136,9 +139,9 @@ def pack(lines: Iterable[str], size_max: int) -> Iterator[bytes | None]:
 class Statsd:
     """Pushes at every interval, from ``start()`` to ``stop()``."""
 
-    def __init__(self, broker: BrokerView, memory: Memory, prefix: Callable[[], str]) -> None:
-        self._options = broker.options
-        self._lines = Lines(broker, memory, prefix)
+    def __init__(self, parts: Parts, memory: Memory, prefix: Callable[[], str]) -> None:
+        self._options = parts.context.options
+        self._lines = Lines(parts, memory, prefix)
         self._task: asyncio.Task[None] | None = None
         self._failing = False
 

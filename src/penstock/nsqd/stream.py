@@ -23,8 +23,8 @@ from math import inf
 from typing import cast
 
 from penstock.core.scanner import Scanner
-from penstock.engine.broker import Broker
 from penstock.engine.channel import Channel
+from penstock.engine.parts import Parts
 from penstock.errors import ProtocolError, StreamError
 from penstock.net.acceptor import Visitor
 from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S, Doors
@@ -32,6 +32,7 @@ from penstock.net.body_budget import Bodies
 from penstock.net.lookout import Lookout
 from penstock.net.peer import peer_of, set_no_delay
 from penstock.nsqd.client_stats import Facts
+from penstock.nsqd.clients import Clients
 from penstock.nsqd.heartbeat import Pulse
 from penstock.nsqd.security import Security
 from penstock.nsqd.upgrade import Upgrade
@@ -57,22 +58,23 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        broker: Broker,
+        parts: Parts,
+        clients: Clients,
         loop: asyncio.AbstractEventLoop,
         security: Security,
         lookout: Lookout,
         doors: Doors,
         bodies: Bodies,
     ) -> None:
-        super().__init__(broker, loop)
+        super().__init__(parts, clients, loop)
         self._doors = doors
         self._bodies = bodies
         self._short = False  # not read on because the budget for bodies is exhausted
         self._security = security
         self._lookout = lookout
         self._transport: asyncio.Transport | None = None
-        self._clock = broker.clock
-        self._deferred = broker.deferred.writer
+        self._supervisor = parts.context.supervisor
+        self._deferred = parts.deferred.writer
         self._ok = frames.OK
         self._magic = b""
         self._unpacking = False
@@ -81,9 +83,9 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         self.consumer = None
         self._host = ""
         self.connect_time = 0
-        options = broker.options
+        options = self._options
         self._scanner = Scanner(
-            broker.appenders if self._permit is None else self._permit.appenders,
+            parts.broker.appenders if self._permit is None else self._permit.appenders,
             self._settle,
             message_size_max=options.max_msg_size,
             body_size_max=options.max_body_size,
@@ -125,10 +127,10 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         set_no_delay(self._transport)
         self._fd = transport.get_extra_info("socket").fileno()
         self._host, self.remote_address = peer_of(self._transport)
-        self.settings = identify.initial(self._broker.options, self._host)
+        self.settings = identify.initial(self._options, self._host)
         self._scanner.msg_timeout_ns = self.settings.msg_timeout_ns
-        self.connect_time = self._broker.clock.wall_ns() // 1_000_000_000
-        self._broker.clients.add(self)
+        self.connect_time = self._clock.wall_ns() // 1_000_000_000
+        self._clients.connected.add(self)
         self._timer = self._loop.call_later(FIRST_COMMAND_TIMEOUT_S, self.abort)
         log.debug("client=%s: connected", self.remote_address)
         if self.unwanted:
@@ -216,9 +218,9 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         self._detach()
         if self._permit is not None:
             self._permit.close()
-        if self in self._broker.clients:
-            self._broker.clients.discard(self)
-            self._broker.left_command_count += self._scanner.command_count
+        if self in self._clients.connected:
+            self._clients.connected.discard(self)
+            self._clients.left_command_count += self._scanner.command_count
             # The scanner knows the connection: only a collection would find that both are gone.
             self._scanner.drop_rest()
             log.debug("client=%s: disconnected", self.remote_address)
@@ -239,7 +241,7 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         choked = self._choked
         self._blocked = self._choked = False
-        self._taken_ns = self._broker.clock.monotonic_ns()
+        self._taken_ns = self._clock.monotonic_ns()
         if self.consumer is not None and self.channel is not None:
             self.consumer.writable = True
             self.channel.offer(self.consumer)
@@ -311,7 +313,7 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
             # What is only dropped needs no room.
             self._short = self._short and not self._closed
             # While nothing was read, silence said nothing.
-            self._waiting_since_ns = self._broker.clock.monotonic_ns()
+            self._waiting_since_ns = self._clock.monotonic_ns()
             if not self._short:
                 self._transport.resume_reading()
 
@@ -328,7 +330,7 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
             if not self._closed and not self._stopped:
                 self._go_on()
         except Exception:
-            self._broker.defect(f"client={self.remote_address}")
+            self._supervisor.defect(f"client={self.remote_address}")
             self.abort()
 
     def _greet(self, data: bytes) -> bytes:
@@ -344,7 +346,7 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
             self._fail(ProtocolError("E_BAD_PROTOCOL"))
             return b""
         self._greeted = True
-        self._waiting_since_ns = self._broker.clock.monotonic_ns()
+        self._waiting_since_ns = self._clock.monotonic_ns()
         self._start_beating()
         return data
 
@@ -362,7 +364,7 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
 
     def release(self) -> None:
         self._short = False
-        self._waiting_since_ns = self._broker.clock.monotonic_ns()
+        self._waiting_since_ns = self._clock.monotonic_ns()
         if not self._held and not self._closed and self._transport is not None:
             self._transport.resume_reading()
 
@@ -411,7 +413,7 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         if shaking and not upgrade.handshaking:
             self._scanner.tls_required = False
             self._waiting = False
-            self._waiting_since_ns = self._broker.clock.monotonic_ns()
+            self._waiting_since_ns = self._clock.monotonic_ns()
         if clear:
             self._scanner.feed(clear)
             if not self._stopped:

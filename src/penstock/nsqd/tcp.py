@@ -111,8 +111,7 @@ class Connection(Stream):
             self._permit.appenders[name.encode()] = topic.appender
 
     def _do_dpub(self, name: str, delay_ms: int, body: bytes) -> None:
-        topic = self._broker.topics[name]
-        ticket = self._broker.defer(topic, body, delay_ms * MS_NS)
+        ticket = self._broker.topics[name].defer(body, delay_ms * MS_NS)
         self._scanner.owe_ticket(ticket, "DPUB")
 
     def _settled(self, failed: Owed | None) -> None:
@@ -138,7 +137,7 @@ class Connection(Stream):
         if self._upgrade is not None:
             # A second IDENTIFY may add compression to TLS, and nothing else to anything.
             offers -= {"tls_v1"} if self._upgrade.packing is None else offers
-        settings, reply = identify.negotiate(body, self._broker.options, self.settings, offers)
+        settings, reply = identify.negotiate(body, self._options, self.settings, offers)
         self.settings = settings
         self._scanner.msg_timeout_ns = settings.msg_timeout_ns
         if self._identified is None:
@@ -215,7 +214,7 @@ class Connection(Stream):
                 "E_SUB_FAILED",
                 f"SUB failed {topic.name}:{channel.name} is a pull channel, read over HTTP",
             )
-        limit = self._broker.options.max_channel_consumers
+        limit = self._options.max_channel_consumers
         if limit and len(channel.consumers) >= limit:
             raise ProtocolError(
                 "E_SUB_FAILED",
@@ -224,7 +223,7 @@ class Connection(Stream):
         first = self._identified or self.settings
         self.consumer = Consumer(self, first.msg_timeout_ns, first.sample_rate)
         self.consumer.writable = not self._blocked and self._transport is not None
-        self.consumer.locality = locality(self._broker.options, self._identified)
+        self.consumer.locality = locality(self._options, self._identified)
         self.channel = channel
         channel.join(self.consumer)
         self._wait(ticket, self._subscribed)

@@ -80,7 +80,6 @@ class Segment(Growth):
         "base",
         "generation",
         "node_id",
-        "pin_count",
         "previous_end",
         "sealed",
         "side",
@@ -111,7 +110,6 @@ class Segment(Growth):
         self.closed = False  # nothing more is appended to it
         self.failed = False  # a sync failed: what is behind `synced` may not be on the disk
         self.synced = Visible(0, base, 0)
-        self.pin_count = 0
 
     @staticmethod
     def from_tally(path: str, base: int, node_id: int, tally: Tally) -> Segment:

@@ -169,19 +169,6 @@ class TopicLog(Shown):
     def segment_count(self) -> int:
         return len(self._segments)
 
-    @property
-    def gaps(self) -> list[tuple[int, int]]:
-        """The ranges between ``first`` and ``end`` that hold nothing."""
-        gaps = []
-        at = self.first
-        for start, end in self._runs.between(at, self.end):
-            if start > at:
-                gaps.append((at, start))
-            at = end
-        if at < self.end:
-            gaps.append((at, self.end))
-        return gaps
-
     def next_index(self, index: int) -> int:
         """The smallest existing index at or above ``index``, or ``end``."""
         found = self._runs.next(index)
@@ -389,15 +376,6 @@ class TopicLog(Shown):
 
     # Removing
 
-    def pin(self, base: int) -> None:
-        """Keep the segment until unpin(); pins are counted."""
-        self._by_base(base).pin_count += 1
-
-    def unpin(self, base: int) -> None:
-        for segment in self._segments:
-            if segment.base == base and segment.pin_count:
-                segment.pin_count -= 1
-
     def retire_end(self, low: int) -> int:
         """Up to where ``retire`` would remove messages; 0 if nothing would go."""
         gone = [s for s in self._segments if s.visible.end <= low and self._removable(s)]
@@ -414,7 +392,7 @@ class TopicLog(Shown):
         return [segment.path for segment in gone]
 
     def removable(self, base: int) -> bool:
-        """Whether nothing pins the segment: a reader, or a slot whose messages came here (R16)."""
+        """Whether nothing keeps the segment: a publication, or a slot (R16, R19)."""
         return self._removable(self._by_base(base))
 
     def relocate(self, base: int, indexes: list[int]) -> Relocation:
@@ -463,7 +441,6 @@ class TopicLog(Shown):
     def _removable(self, segment: Segment) -> bool:
         return (
             segment.sealed
-            and not segment.pin_count
             and not self._writer.cuts
             and not segment.holds_slot_of(self.pinned_slots)
             and segment.visible.end <= min(self.holds.values(), default=segment.visible.end)

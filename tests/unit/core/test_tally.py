@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -49,10 +50,9 @@ def compare(
     for instance, cut in cuts:
         expected = sum(item[0] == instance and item[2] < cut for item in pending)
         assert tallies.before(instance, cut) == expected
-    hours: dict[int, int] = {}
-    for _, due_ns, _ in pending:
-        hours[due_ns // HOUR] = hours.get(due_ns // HOUR, 0) + 1
-    assert tallies.histogram() == dict(sorted(hours.items()))
+    for instance in (1, 2, 3):
+        hours = Counter(due_ns // HOUR for other, due_ns, _ in pending if other == instance)
+        assert tallies.due_hours(instance) == dict(sorted(hours.items()))
 
 
 def test_what_is_void_is_never_counted() -> None:
@@ -95,4 +95,4 @@ def test_instances_without_messages_are_forgotten() -> None:
     for instance in range(5000):
         tallies.add(instance, HOUR, 1)
         tallies.remove(instance, HOUR, 1)
-    assert tallies.total == 0 and tallies.histogram() == {}
+    assert tallies.total == 0 and tallies.due_hours(1) == {}

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from penstock.engine.base import KNOWN_COUNT_MAX, BaseTopic
+from penstock.engine.shared import Hooks
 from tests.crash.lossy import KEEP, LOSE
-from tests.support.engine import Client, Engine, StrictBroker
+from tests.support.engine import Client, Engine
 
 
-class AskingBroker(StrictBroker):
-    """Lets every new topic wait; whom it asked for is in ``asked``."""
+class AskingEngine(Engine):
+    """Lets every new topic wait while it is ``asking``; for which it was asked is in ``asked``."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    asking = True
+
+    def hook(self, hooks: Hooks) -> None:
         self.asked: list[str] = []
-        self.ask_channels = self._ask
+        if self.asking:
+            hooks.ask_channels = self._ask
 
     def _ask(self, topic: BaseTopic) -> bool:
         self.asked.append(topic.name)
@@ -25,9 +26,8 @@ class AskingBroker(StrictBroker):
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr("tests.support.engine.StrictBroker", AskingBroker)
-    return Engine(sync_every=1)
+def engine() -> AskingEngine:
+    return AskingEngine(sync_every=1)
 
 
 def bodies(client: Client) -> list[bytes]:
@@ -123,7 +123,7 @@ def test_emptying_while_waiting_lets_nobody_have_the_messages(engine: Engine) ->
 
 @pytest.mark.parametrize("mode", [KEEP, LOSE])
 @pytest.mark.parametrize("own", [["own"], []])
-def test_a_crash_while_waiting_asks_again(engine: Engine, mode: str, own: list[str]) -> None:
+def test_a_crash_while_waiting_asks_again(engine: AskingEngine, mode: str, own: list[str]) -> None:
     topic, _ = engine.broker.create_topic("t")
     accepted = topic.publish([b"1"])
     for name in own:
@@ -132,7 +132,7 @@ def test_a_crash_while_waiting_asks_again(engine: Engine, mode: str, own: list[s
     engine.crash(mode)
     engine.start()
     found = engine.topic("t")
-    assert isinstance(engine.broker, AskingBroker) and engine.broker.asked == ["t"]
+    assert engine.asked == ["t"]
     assert found.frozen and found.depth == 1
     found.know_channels(["a"])
     engine.settle()
@@ -141,18 +141,16 @@ def test_a_crash_while_waiting_asks_again(engine: Engine, mode: str, own: list[s
     )
     engine.crash(mode)
     engine.start()
-    assert engine.broker.asked == []
+    assert engine.asked == []
     assert engine.topic("t").channels["a"].depth == 1
 
 
-def test_a_restart_with_nobody_left_to_ask_lets_go(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_with_nobody_left_to_ask_lets_go(engine: AskingEngine) -> None:
     topic, _ = engine.broker.create_topic("t")
     topic.create_channel("own")
     engine.done(topic.publish([b"1"]))
     engine.exit()
-    monkeypatch.setattr("tests.support.engine.StrictBroker", StrictBroker)
+    engine.asking = False
     engine.start()
     assert engine.topic("t").channels["own"].depth == 1
 

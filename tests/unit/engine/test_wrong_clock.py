@@ -23,7 +23,7 @@ def leap(engine: Engine, name: str) -> int:
 
 
 def floor(engine: Engine) -> int:
-    return int(json.loads(engine.files.read(engine.broker.data.node))["index_floor"])
+    return int(json.loads(engine.files.read(engine.data.node))["index_floor"])
 
 
 def works(engine: Engine, *bodies: bytes) -> list[int]:
@@ -56,10 +56,10 @@ def test_a_leap_of_the_clock_for_a_moment_leaves_ids_and_starts_as_they_are(name
     assert 0 < floor(engine) <= INDEX_MAX
     engine.crash(KEEP)
     engine.start()
-    assert not engine.broker.damage.records
+    assert not engine.parts.damage.records
     after = works(engine, b"after")
     assert before < during < after
-    assert engine.broker.healthy and engine.publish("new", b"x") is None
+    assert engine.parts.health.problem is None and engine.publish("new", b"x") is None
 
 
 @pytest.mark.parametrize("name", LEAPS)
@@ -84,7 +84,7 @@ def test_a_node_that_starts_with_a_wrong_clock_works_then_and_later(name: str) -
 def test_a_fresh_node_with_a_wrong_clock_works_then_and_later(name: str) -> None:
     engine = Engine()
     engine.exit()
-    for path in (engine.broker.data.node, engine.broker.data.node_copy):
+    for path in (engine.data.node, engine.data.node_copy):
         engine.files.unlink(path)
     step_ns = leap(engine, name)
     engine.start()
@@ -138,12 +138,12 @@ def test_used_up_ids_refuse_publishes_and_lose_nothing() -> None:
     works(engine, b"x")
     client = Client(engine, "t", "c", ready_count=0)
     assert engine.publish("t", b"kept") is None
-    engine.broker.identity.saw(INDEX_MAX - 5)
-    assert not engine.broker.healthy and "used up" in engine.broker.health
+    engine.parts.identity.saw(INDEX_MAX - 5)
+    assert engine.parts.health.problem is not None and "used up" in engine.parts.health.text
     assert "used up" in str(engine.publish("t", b"no"))
     client.ready(10)
     engine.settle()
     assert [received.body for received in client.take()] == [b"kept"]
     engine.crash(KEEP)
     engine.start()
-    assert "used up" in engine.broker.health and floor(engine) <= INDEX_MAX
+    assert "used up" in engine.parts.health.text and floor(engine) <= INDEX_MAX

@@ -1,36 +1,81 @@
-"""nsqd's routes on a broker in memory: texts, order of checks, what reaches the broker."""
+"""nsqd's routes on an engine without disk: texts, order of checks, what reaches the broker."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import logging
-import time
 from collections.abc import Iterator
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pytest
 
-from penstock.engine.options import Options
 from penstock.engine.stats.memory import Memory
+from penstock.nsqd.clients import Clients
 from penstock.nsqd.http_api import NsqdApi
 from penstock.wire import commands
+from tests.support.engine import MS, Engine
+from tests.support.faults import WRITES
 from tests.unit.net.harness import Harness, get, post, request
-from tests.unit.nsqd.memory_broker import MemoryBroker, MemoryConnection
+from tests.unit.nsqd.worker import Worker
 
-OPTIONS = Options(broadcast_address="host1", max_msg_size=100, max_body_size=1000)
+OPTIONS: dict[str, Any] = {
+    "broadcast_address": "host1",
+    "max_msg_size": 100,
+    "max_body_size": 1000,
+    "sync_every": 1,
+}
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json; charset=utf-8"
 
 
 class Api(Harness):
-    """The API on a MemoryBroker, and short ways to ask it."""
+    """The API on an engine, and short ways to ask it.
 
-    def __init__(self, options: Options = OPTIONS) -> None:
-        self.broker = MemoryBroker(options)
-        self.api = NsqdApi(self.broker, Memory())
+    The engine comes to rest every millisecond, on the server's loop, unless it is ``held``.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.engine = Engine(seed=seed, **OPTIONS)
+        self.broker = self.engine.broker
+        self.held = False
+        self.api = NsqdApi(self.engine.parts, Clients(), Memory())
         self.api.http_port = 4151
         self.api.tcp_port = 4150
         super().__init__(self.api.router)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._settling = self.start(self._settle())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._settling.cancel()
+        super().__exit__(kind, error, trace)
+
+    async def _settle(self) -> None:
+        while True:
+            if not self.held:
+                self.engine.settle()
+            await asyncio.sleep(0.001)
+
+    def step(self) -> None:
+        """One call, or else one work of the disk."""
+        engine = self.engine
+        if engine.turns.calls:
+            engine.turns.calls.popleft()()
+        elif engine.disk.works:
+            engine.disk.step()
+
+    def break_disk(self, pattern: str = "*") -> None:
+        self.engine.files.faults.add(pattern, errno.EIO, *WRITES)
 
     def post(self, target: str, body: bytes = b"") -> tuple[int, str]:
         return self.short(post(target, body))
@@ -52,7 +97,7 @@ class Api(Harness):
         return json.loads(text)
 
     def bodies(self, topic: str) -> list[bytes]:
-        return self.broker.topics[topic].bodies
+        return list(self.on_loop(self.engine.logged, topic).values())
 
 
 @pytest.fixture
@@ -71,7 +116,7 @@ def test_ping_is_plain_and_knows_no_v1(api: Api) -> None:
 
 
 def test_ping_tells_the_last_disk_error(api: Api) -> None:
-    api.broker.error = OSError(28, "No space left on device")
+    api.engine.parts.health.failed(OSError(errno.ENOSPC, "No space left on device"))
     status, headers, body = api.ask(get("/ping"))
     assert (status, headers["content-type"]) == (500, TEXT)
     assert body == b"NOK - [Errno 28] No space left on device"
@@ -84,12 +129,12 @@ def test_info_has_nsqds_fields_in_order(api: Api) -> None:
     hostname = info["hostname"]
     assert body.decode().startswith(
         '{"version":"1.3.0","broadcast_address":"host1","hostname":"' + hostname + '",'
-        '"http_port":4151,"tcp_port":4150,"start_time":1794717442,'
+        '"http_port":4151,"tcp_port":4150,"start_time":1800000000,'
         '"max_heartbeat_interval":60000000000,"max_output_buffer_size":65536,'
         '"max_output_buffer_timeout":30000000000,"max_deflate_level":6,'
         '"topology_zone":"","topology_region":""'
     )
-    assert info["node_uuid"] == "9f3c"
+    assert info["node_uuid"] == api.engine.parts.identity.uuid
 
 
 # Publishing
@@ -159,51 +204,49 @@ def test_pub_defers(api: Api) -> None:
     assert api.post("/pub?topic=t&defer=250", b"x") == (200, "OK")
     assert api.post("/pub?topic=t&defer=0", b"y") == (200, "OK")
     assert api.post("/pub?topic=t&defer=%2B31536000000", b"z") == (200, "OK")
-    assert api.broker.deferred == [("t", b"x", 250_000_000), ("t", b"z", 365 * 86_400 * 10**9)]
     assert api.bodies("t") == [b"y"]
+    api.on_loop(api.engine.advance, 249 * MS)
+    assert api.bodies("t") == [b"y"]
+    api.on_loop(api.engine.advance, MS)
+    assert api.bodies("t") == [b"y", b"x"]
+    instance = api.engine.topic("t").instance
+    assert api.engine.parts.deferred.due_hours(instance) == {1_831_536_000: 1}, "a year from now"
 
 
 def test_a_publish_that_fails_is_503(api: Api) -> None:
-    api.broker.error = OSError("disk")
+    api.break_disk()
     assert api.post("/pub?topic=t", b"x") == (503, "EXITING")
     assert api.post("/mpub?topic=t", b"x\ny") == (503, "EXITING")
     assert api.post("/pub?topic=t&defer=1", b"x") == (503, "EXITING")
 
 
 def test_ok_waits_for_the_disk(api: Api) -> None:
-    api.broker.create_topic("t")
-    api.broker.hold = True
+    assert api.post("/topic/create?topic=t") == (200, "")
+    api.held = True
     with api.connect() as raw:
         raw.send(post("/pub?topic=t", b"x"))
         assert raw.silent(0.05)
-        (ticket,) = api.broker.held
-        api.on_loop(ticket.settle)
+        api.held = False
         assert raw.answer()[2] == b"OK"
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_ok_to_a_new_topic_waits_for_the_topic_too(api: Api, order: tuple[int, int]) -> None:
-    api.broker.hold = True
-    with api.connect() as raw:
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_ok_to_a_new_topic_waits_for_the_topic_too(seed: int) -> None:
+    with Api(seed) as api, api.connect() as raw:
+        api.held = True
         raw.send(post("/pub?topic=t", b"x"))
         assert raw.silent(0.05)
-        tickets = api.broker.held
-        api.on_loop(tickets[order[0]].settle)
-        assert raw.silent(0.05)
-        api.on_loop(tickets[order[1]].settle)
+        topic = api.broker.topics["t"]
+        while not (topic.created.done and topic.message_count):
+            assert raw.silent(0.005)
+            api.on_loop(api.step)
         assert raw.answer()[2] == b"OK"
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_either_failure_of_topic_and_message_is_503(api: Api, failing: int) -> None:
-    api.broker.hold = True
-    with api.connect() as raw:
-        raw.send(post("/pub?topic=t", b"x"))
-        while len(api.broker.held) < 2:
-            time.sleep(0.001)
-        for at, ticket in enumerate(api.broker.held):
-            api.on_loop(ticket.settle, OSError("disk") if at == failing else None)
-        assert raw.answer()[0] == 503
+@pytest.mark.parametrize("failing", ["*/journal", "*.log"])
+def test_either_failure_of_topic_and_message_is_503(api: Api, failing: str) -> None:
+    api.break_disk(failing)
+    assert api.post("/pub?topic=t", b"x") == (503, "EXITING")
 
 
 @pytest.mark.parametrize(
@@ -253,8 +296,8 @@ def test_mpub_judges_in_nsqds_order(
     api: Api, target: str, body: bytes, answer: tuple[int, str]
 ) -> None:
     assert api.post(target, body) == answer
-    if topic := api.broker.topics.get("t"):
-        assert topic.bodies == []
+    if "t" in api.broker.topics:
+        assert api.bodies("t") == []
 
 
 def test_a_chunked_mpub_too_big_is_judged_after_its_topic(api: Api) -> None:
@@ -298,12 +341,14 @@ def test_topics_and_channels_live_and_die(api: Api) -> None:
     assert api.post("/topic/unpause?topic=t") == (200, "")
     assert api.post("/channel/unpause?topic=t&channel=c") == (200, "")
     assert not topic.paused and not channel.paused
-    topic.bodies.append(b"x")
-    channel.depth = 5
+    assert api.post("/pub?topic=t", b"x") == (200, "OK")
+    assert api.post("/topic/pause?topic=t") == (200, "")
+    assert api.post("/pub?topic=t", b"y") == (200, "OK")
+    assert (channel.depth, topic.depth) == (1, 1)
     assert api.post("/channel/empty?topic=t&channel=c") == (200, "")
-    assert (channel.depth, topic.bodies) == (0, [b"x"])
+    assert (channel.depth, topic.depth) == (0, 1)
     assert api.post("/topic/empty?topic=t") == (200, "")
-    assert topic.bodies == []
+    assert topic.depth == 0
     assert api.post("/channel/delete?topic=t&channel=c") == (200, "")
     assert topic.channels == {}
     assert api.post("/topic/delete?topic=t") == (200, "")
@@ -335,7 +380,7 @@ def test_topic_routes_judge_in_nsqds_order(api: Api, target: str, answer: tuple[
 
 @pytest.mark.parametrize("action", ["create", "delete", "empty", "pause", "unpause"])
 def test_channel_routes_judge_in_nsqds_order(api: Api, action: str) -> None:
-    api.broker.create_topic("t")
+    assert api.post("/topic/create?topic=t") == (200, "")
     rows = [
         (";", (400, "INVALID_REQUEST")),
         ("", (400, "MISSING_ARG_TOPIC")),
@@ -364,8 +409,9 @@ def test_channel_routes_judge_in_nsqds_order(api: Api, action: str) -> None:
     ],
 )
 def test_a_change_that_cannot_be_stored_is_500(api: Api, target: str) -> None:
-    api.broker.create_topic("t")[0].create_channel("c")
-    api.broker.error = OSError("disk")
+    for made in ("topic/create?topic=t", "channel/create?topic=t&channel=c"):
+        assert api.post(f"/{made}") == (200, "")
+    api.break_disk()
     assert api.post(target) == (500, "INTERNAL_ERROR")
 
 
@@ -394,7 +440,7 @@ def test_methods_are_as_in_nsqd(api: Api) -> None:
         ("nsqlookupd_tcp_addresses", (200, "[]")),
         ("broadcast_address", (200, "host1")),
         ("statsd_prefix", (200, "nsq.host1_4151.")),
-        ("id", (200, str(OPTIONS.node_id))),
+        ("id", (200, "5")),
         ("deflate", (200, "true")),
         ("nope", (400, "INVALID_OPTION")),
         ("msg-timeout", (400, "INVALID_OPTION")),
@@ -440,8 +486,8 @@ def test_other_changes_are_refused(
 
 
 def test_stats_takes_filters_from_the_query(api: Api) -> None:
-    api.broker.create_topic("a")[0].create_channel("x")[0].clients.append(MemoryConnection())
-    api.broker.create_topic("b")
+    api.on_loop(Worker, api.engine, "a", "x")
+    assert api.post("/topic/create?topic=b") == (200, "")
     assert [topic["topic_name"] for topic in api.stats()["topics"]] == ["a", "b"]
     assert api.stats("&topic=no")["topics"] is None
     assert api.stats("&channel=no")["topics"] == []

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.engine.pull.channel import pull_channel
 from penstock.engine.pull.polls import Known
 from penstock.engine.stats.memory import Memory
 from penstock.net.admission import Doors, open_doors
 from penstock.net.body_budget import Bodies
+from penstock.nsqd.clients import Clients
 from penstock.nsqd.loop_lag import LoopLag
 from penstock.nsqd.metrics import Metrics, Traffic, open_files
 from tests.support.engine import SECOND, Engine
@@ -23,11 +23,11 @@ def traffic() -> Traffic:
     doors = Doors(100)
     tcp, _ = open_doors(doors)
     tcp.refused_count = 4
-    return Traffic(7, 3, {200: 5, 404: 1}, doors.count_max, doors.doors, Bodies(1000))
+    return Traffic(7, 3, {200: 5, 404: 1}, doors.count_max, doors.doors, Bodies(1000), 0)
 
 
 def pieces_of(engine: Engine) -> list[bytes]:
-    metrics = Metrics(engine.broker, Memory(), LoopLag(), traffic)
+    metrics = Metrics(engine.parts, Clients(), Memory(), LoopLag(), traffic)
 
     async def make() -> list[bytes]:
         return list(metrics.pieces())
@@ -111,9 +111,9 @@ def test_readers_by_index_are_shown() -> None:
     engine = Engine(pull_channel_lapse_ns=60 * SECOND)
     engine.publish("t", b"x" * 1000)
     topic = engine.topic("t")
-    pull_channel(topic, "q", topic.log.first)
-    engine.broker.polls.wait({"none": Known(None, None)}, None, 3600 * SECOND)
-    engine.broker.reads.read(topic, topic.log.first, topic.end, 1 << 20)
+    engine.parts.pulls.open(topic, "q", topic.log.first)
+    engine.parts.polls.wait({"none": Known(None, None)}, None, 3600 * SECOND)
+    engine.parts.reads.read(topic, topic.log.first, topic.end, 1 << 20)
     engine.advance(10 * SECOND)
     page = page_of(engine)
     assert at(page, "pull_channels") == 1 and at(page, "log_polls") == 1

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.options import Options
-from penstock.engine.stats.latency import Percentiles
 from penstock.engine.stats.memory import Memory
 from penstock.nsqd import statsd
 from penstock.nsqd.statsd import Lines, pack
-from tests.unit.nsqd.memory_broker import MemoryBroker, MemoryConnection
+from tests.support.engine import MINUTE, SECOND, Client, Engine
 
 MEMORY = [
     *("mem.heap_objects:1|g", "mem.heap_idle_bytes:2|g", "mem.heap_in_use_bytes:3|g"),
@@ -33,9 +32,12 @@ class FixedMemory(Memory):
         return dict(zip(NAMES, range(1, 10), strict=True))
 
 
-def broker_of(memory: bool = False, exclude: bool = False) -> MemoryBroker:
-    options = Options(statsd_mem_stats=memory, statsd_exclude_ephemeral=exclude)
-    return MemoryBroker(options)
+def engine_of(memory: bool = False, exclude: bool = False, **options: Any) -> Engine:
+    return Engine(statsd_mem_stats=memory, statsd_exclude_ephemeral=exclude, **options)
+
+
+def lines_of(engine: Engine, prefix: str = "") -> Lines:
+    return Lines(engine.parts, FixedMemory(), lambda: prefix)
 
 
 def pushed(lines: Lines) -> list[str]:
@@ -45,54 +47,60 @@ def pushed(lines: Lines) -> list[str]:
 
 
 def test_keys_stand_in_nsqds_order_with_nsqds_types() -> None:
-    broker = broker_of(memory=True)
-    topic, _ = broker.create_topic("orders")
-    topic.message_count, topic.message_bytes = 7, 59
-    topic.latency = Percentiles(3, ((0.999, 12), (0.5, 4)))
-    channel, _ = topic.create_channel("billing")
-    channel.message_count, channel.depth, channel.backend_depth = 7, 2, 1
-    channel.in_flight_count, channel.deferred_count = 3, 4
-    channel.requeue_count, channel.timeout_count = 5, 6
-    channel.clients.append(MemoryConnection())
-    channel.latency = Percentiles(3, ((0.99, 1_002_310_506),))
-    assert pushed(Lines(broker, FixedMemory(), lambda: "")) == [
+    engine = engine_of(
+        memory=True, mem_queue_size=1, e2e_processing_latency_percentiles=(0.999, 0.5)
+    )
+    client = Client(engine, "orders", "billing", ready_count=5, msg_timeout_ns=SECOND)
+    engine.publish("orders", *[b"x" * 8] * 6, b"x" * 11)
+    first, *_ = client.take()
+    engine.advance(1000)
+    assert client.finish(first.index) == 0
+    client.ready(3)
+    engine.advance(SECOND)  # four time out, three are sent again
+    again, *_ = client.take()
+    client.ready(2)
+    assert client.requeue(again.index, MINUTE) == 0
+    engine.settle()
+    told = pushed(lines_of(engine))
+    latency = engine.topic("orders").latency
+    high, half = (value_ns for _, value_ns in latency.values)
+    assert told == [
         "topic.orders.message_count:7|c",
         "topic.orders.message_bytes:59|c",
         "topic.orders.depth:0|g",
         "topic.orders.backend_depth:0|g",
-        "topic.orders.e2e_processing_latency_100:12|g",
-        "topic.orders.e2e_processing_latency_50:4|g",
+        f"topic.orders.e2e_processing_latency_100:{high}|g",
+        f"topic.orders.e2e_processing_latency_50:{half}|g",
         "topic.orders.channel.billing.message_count:7|c",
-        "topic.orders.channel.billing.depth:2|g",
-        "topic.orders.channel.billing.backend_depth:1|g",
-        "topic.orders.channel.billing.in_flight_count:3|g",
-        "topic.orders.channel.billing.deferred_count:4|g",
-        "topic.orders.channel.billing.requeue_count:5|c",
-        "topic.orders.channel.billing.timeout_count:6|c",
+        "topic.orders.channel.billing.depth:3|g",
+        "topic.orders.channel.billing.backend_depth:2|g",
+        "topic.orders.channel.billing.in_flight_count:2|g",
+        "topic.orders.channel.billing.deferred_count:1|g",
+        "topic.orders.channel.billing.requeue_count:1|c",
+        "topic.orders.channel.billing.timeout_count:4|c",
         "topic.orders.channel.billing.clients:1|g",
-        "topic.orders.channel.billing.e2e_processing_latency_99:1002310506|g",
+        f"topic.orders.channel.billing.e2e_processing_latency_100:{high}|g",
+        f"topic.orders.channel.billing.e2e_processing_latency_50:{half}|g",
         *MEMORY,
     ]
 
 
 def test_topics_and_channels_come_by_name_with_the_prefix() -> None:
-    broker = broker_of()
+    engine = engine_of()
     for name in ("b", "a"):
-        topic, _ = broker.create_topic(name)
+        topic, _ = engine.broker.create_topic(name)
         for channel in ("z", "y"):
             topic.create_channel(channel)
-    told = [
-        line for line in pushed(Lines(broker, FixedMemory(), lambda: "nsq.x.")) if ".dep" in line
-    ]
+    told = [line for line in pushed(lines_of(engine, "nsq.x.")) if ".dep" in line]
     assert [line.removeprefix("nsq.x.topic.").removesuffix(".depth:0|g") for line in told] == [
         *("a", "a.channel.y", "a.channel.z", "b", "b.channel.y", "b.channel.z"),
     ]
 
 
 def test_counters_are_differences_since_the_push_before() -> None:
-    broker = broker_of()
-    topic, _ = broker.create_topic("t")
-    lines = Lines(broker, FixedMemory(), lambda: "")
+    engine = engine_of()
+    topic, _ = engine.broker.create_topic("t")
+    lines = lines_of(engine)
     topic.message_count = 5
     assert pushed(lines)[0] == "topic.t.message_count:5|c"
     assert pushed(lines)[0] == "topic.t.message_count:0|c"
@@ -101,26 +109,26 @@ def test_counters_are_differences_since_the_push_before() -> None:
 
 
 def test_a_topic_made_again_counts_from_zero() -> None:
-    broker = broker_of()
-    lines = Lines(broker, FixedMemory(), lambda: "")
-    broker.create_topic("t")[0].message_count = 100
+    engine = engine_of()
+    lines = lines_of(engine)
+    engine.broker.create_topic("t")[0].message_count = 100
     pushed(lines)
-    broker.delete_topic("t")
-    broker.create_topic("t")[0].message_count = 3
+    engine.done(engine.broker.delete_topic("t"))
+    engine.broker.create_topic("t")[0].message_count = 3
     assert pushed(lines)[0] == "topic.t.message_count:3|c"
-    broker.delete_topic("t")
+    engine.done(engine.broker.delete_topic("t"))
     pushed(lines)
-    broker.create_topic("t")[0].message_count = 4
+    engine.broker.create_topic("t")[0].message_count = 4
     assert pushed(lines)[0] == "topic.t.message_count:4|c", "what is gone is forgotten"
 
 
 def test_ephemeral_ones_are_sent_as_they_are_or_left_out() -> None:
     for exclude in (False, True):
-        broker = broker_of(exclude=exclude)
-        topic, _ = broker.create_topic("t")
+        engine = engine_of(exclude=exclude)
+        topic, _ = engine.broker.create_topic("t")
         topic.create_channel("c#ephemeral")
-        broker.create_topic("e#ephemeral")
-        told = pushed(Lines(broker, FixedMemory(), lambda: ""))
+        engine.broker.create_topic("e#ephemeral")
+        told = pushed(lines_of(engine))
         assert ("topic.t.channel.c#ephemeral.depth:0|g" in told) is not exclude
         assert ("topic.e#ephemeral.depth:0|g" in told) is not exclude
         assert "topic.t.depth:0|g" in told
@@ -139,10 +147,10 @@ def test_packets_hold_whole_lines_in_order(lines: list[str], size_max: int) -> N
 
 
 def test_making_a_push_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = broker_of()
+    engine = engine_of()
     for number in range(50):
-        broker.create_topic(f"t{number}")
-    sender = statsd.Statsd(broker, FixedMemory(), lambda: "")
+        engine.broker.create_topic(f"t{number}")
+    sender = statsd.Statsd(engine.parts, FixedMemory(), lambda: "")
     monkeypatch.setattr(statsd, "SLICE_NS", 0)
 
     async def run() -> int:

@@ -17,22 +17,19 @@ again that it had finished, and misses none.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
+from penstock.engine.damage import DamageLog
 from penstock.storage.damage import DamageKind
 from penstock.storage.journal import ChannelState
 from penstock.storage.metadata import ChannelEntry, TopicEntry
 from penstock.storage.recovery import RecoveredTopic
 from penstock.wire.names import is_ephemeral, is_valid_name
 
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
-
 log = logging.getLogger(__name__)
 
 
 def compare(
-    broker: Broker, name: str, entry: TopicEntry | None, found: RecoveredTopic, *, listed: bool
+    damage: DamageLog, name: str, entry: TopicEntry | None, found: RecoveredTopic, *, listed: bool
 ) -> bool:
     """Restore what the journal of topic ``name`` has lost; whether it is to be written anew.
 
@@ -51,7 +48,7 @@ def compare(
         state.whole_from = found.log.end
     for channel in lost:
         log.warning("topic=%s channel=%s: not in the journal, starts anew", name, channel)
-    broker.damage.report(
+    damage.report(
         DamageKind.JOURNAL,
         f"{found.journal.path}: {'; '.join(problems)}; finished messages may be delivered again",
         topic=name,

@@ -14,19 +14,18 @@ Rule 2: a folder that cannot be made is a topic that does not exist.  A journal 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from penstock.core.ticket import Ticket
-from penstock.engine.disk import failure
+from penstock.engine.context import Context
+from penstock.engine.disk import Disk
+from penstock.engine.health import Health
+from penstock.engine.topic import Topic
 from penstock.errors import UncutError
 from penstock.storage.files import Files
 from penstock.storage.journal import Journal
-
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
-    from penstock.engine.topic import Topic
 
 # Topics that one work of the disk makes.
 BATCH_COUNT = 64
@@ -43,8 +42,8 @@ class _Birth:
     topic: Topic
     journal: Journal
     records: bytes
-    folder_error: BaseException | None = None
-    journal_error: BaseException | None = None
+    folder_error: Exception | None = None
+    journal_error: Exception | None = None
 
     def make(self, files: Files) -> None:
         """Blocking."""
@@ -60,18 +59,19 @@ class _Birth:
 
 
 class Creation:
-    """Makes the folders and journals of new topics."""
+    """Makes the folders and journals of new topics; ``drop`` forgets one that cannot be made."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self, context: Context, health: Health, disk: Disk, drop: Callable[[Topic], None]
+    ) -> None:
+        self._context = context
+        self._health = health
+        self._disk = disk
+        self._drop = drop
         self._waiting: deque[Topic] = deque()
         self._made: deque[_Birth] = deque()
         self._making = False
         self._undurable_count = 0
-
-    @property
-    def waiting_count(self) -> int:
-        return len(self._waiting)
 
     def add(self, topic: Topic) -> None:
         """Make ``topic``; its ticket ``created`` tells when that is durable."""
@@ -82,7 +82,7 @@ class Creation:
         if self._making or not self._waiting or self._undurable_count > UNDURABLE_COUNT_MAX:
             return
         self._making = True
-        self._broker.turns.soon(self._make)
+        self._context.turns.soon(self._make)
 
     def _make(self) -> None:
         births: list[_Birth] = []
@@ -90,10 +90,10 @@ class Creation:
             topic = self._waiting.popleft()
             births.append(_Birth(topic, *topic.begin()))
         self._undurable_count += len(births)
-        work = partial(_make_all, self._broker.files, self._broker.data.topics, births)
-        self._broker.changes_disk.submit(work, partial(self._have_made, births))
+        work = partial(_make_all, self._context.files, self._context.data.topics, births)
+        self._disk.submit(work, partial(self._have_made, births))
 
-    def _have_made(self, births: list[_Birth], _: None, error: BaseException | None) -> None:
+    def _have_made(self, births: list[_Birth], _: None, error: Exception | None) -> None:
         for birth in births:
             birth.folder_error = birth.folder_error or error
         self._made.extend(births)
@@ -102,21 +102,21 @@ class Creation:
     def _open(self) -> None:
         for _ in range(min(len(self._made), OPEN_COUNT)):
             birth = self._made.popleft()
-            self._broker.guard(birth.topic.name, self._finish, birth)
+            self._context.supervisor.guard(birth.topic.name, self._finish, birth)
         if self._made:
-            self._broker.turns.soon(self._open)
+            self._context.turns.soon(self._open)
         else:
             self._making = False
             self._make_soon()
 
     def _finish(self, birth: _Birth) -> None:
         topic = birth.topic
-        failed = failure(birth.folder_error)
-        if failed is not None:
-            self._broker.health_of_disk.failed(failed)
-            self._broker.drop_topic(topic)
-            topic.fail(failed)
-            self._settle(topic.created, failed)
+        failure = birth.folder_error
+        if failure is not None:
+            self._health.failed(failure)
+            self._drop(topic)
+            topic.fail(failure)
+            self._settle(topic.created, failure)
             return
         created = topic.created
         topic.begun(birth.journal_error).add(lambda saved: self._settle(created, saved.error))

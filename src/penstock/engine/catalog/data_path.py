@@ -8,10 +8,9 @@ publishes are refused and nothing is written by name until it is back.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
+from penstock.engine.context import Context
+from penstock.engine.health import Health
 
 SOURCE = "data path"
 
@@ -19,19 +18,20 @@ SOURCE = "data path"
 class Premises:
     """Looks once a second whether the folders of the data path are still the same."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context, health: Health) -> None:
+        self._context = context
+        self._health = health
         self._looking = False
         self._displaced = ""
 
     def look(self) -> None:
         if not self._looking:
             self._looking = True
-            self._broker.disk.submit(self._broker.data.displaced, self._looked)
+            self._context.disk.submit(self._context.data.displaced, self._looked)
 
-    def _looked(self, path: str | None, error: BaseException | None) -> None:
+    def _looked(self, path: str | None, error: Exception | None) -> None:
         self._looking = False
-        health = self._broker.health_of_disk
+        health, files = self._health, self._context.files
         if error is not None:
             health.failing(SOURCE, error)
         elif path:
@@ -41,11 +41,11 @@ class Premises:
                 " would be kept.  Put it back, or restart nsqd",
             )
             self._displaced = path
-            self._broker.files.bar(gone)
+            files.bar(gone)
             health.refuse(SOURCE, gone)
         elif self._displaced:
             self._displaced = ""
-            self._broker.files.bar(None)
+            files.bar(None)
             health.accept(SOURCE)
         else:
             health.working(SOURCE)

@@ -12,70 +12,69 @@ If the rename fails, the topic is as it was before.
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
 
 from penstock.core.ticket import Ticket
-from penstock.engine.deferred.queue import FOREVER
-
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
-    from penstock.engine.topic import Topic
-
-log = logging.getLogger(__name__)
+from penstock.engine.catalog.registry import Registry
+from penstock.engine.disk import Disk, report
+from penstock.engine.topic import Topic
+from penstock.storage.datapath import DataPath
 
 
 class Deletion:
-    """One topic on its way out; ``ticket`` is settled when that is durable, or has failed."""
+    """Takes topics out; ``forget`` frees the name of one whose folder is renamed."""
 
-    def __init__(self, broker: Broker, topic: Topic) -> None:
-        self._broker = broker
-        self._topic = topic
-        self._gone = ""
-        self.ticket = Ticket()
+    def __init__(
+        self, data: DataPath, disk: Disk, registry: Registry, forget: Callable[[Topic], None]
+    ) -> None:
+        self._data = data
+        self._disk = disk
+        self._registry = registry
+        self._forget = forget
 
-    def start(self) -> None:
-        topic = self._topic
-        topic.deletion = self
+    def start(self, topic: Topic) -> Ticket:
+        """Delete ``topic``; settled when that is durable, or has failed."""
+        ticket = topic.deletion = Ticket()
         topic.appender.closed = True
         topic.flush()
         # Its folder may be being made right now.
-        topic.created.add(self._rename)
+        topic.created.add(partial(self._rename, topic, ticket))
+        return ticket
 
-    def _rename(self, _: Ticket) -> None:
-        broker, topic = self._broker, self._topic
+    def _rename(self, topic: Topic, ticket: Ticket, _: Ticket) -> None:
         if topic.closed:  # it could not be made
-            self.ticket.settle()
+            ticket.settle()
             return
-        broker.changes_disk.submit(
-            lambda: broker.data.delete_topic(topic.log.folder), self._renamed
-        )
+        rename = partial(self._data.delete_topic, topic.log.folder)
+        self._disk.submit(rename, partial(self._renamed, topic, ticket))
 
-    def _renamed(self, gone: str | None, error: BaseException | None) -> None:
-        broker, topic = self._broker, self._topic
+    def _renamed(
+        self, topic: Topic, ticket: Ticket, gone: str | None, error: Exception | None
+    ) -> None:
         if gone is None:
             topic.stay()
-            broker.report(f"topic={topic.name}: not deleted", error)
-            self.ticket.settle(error if isinstance(error, Exception) else OSError(str(error)))
+            report(f"topic={topic.name}: not deleted", error)
+            ticket.settle(error)
             return
-        self._gone = gone
-        broker.drop_topic(topic)
-        broker.deferred.purge(topic.instance, FOREVER)
-        log.info("topic=%s: deleted", topic.name)
-        broker.changes_disk.submit(lambda: broker.data.empty(gone), self._emptied)
+        self._forget(topic)
+        self._disk.submit(
+            partial(self._data.empty, gone), partial(self._emptied, topic, ticket, gone)
+        )
 
-    def _emptied(self, _: None, error: BaseException | None) -> None:
-        if error is not None:
-            self._broker.report("deleted topic", error)
-        self._broker.registry.save(self._topic).add(self._saved)
+    def _emptied(
+        self, topic: Topic, ticket: Ticket, gone: str, _: None, error: Exception | None
+    ) -> None:
+        _report(None, error)
+        self._registry.save(topic).add(partial(self._saved, ticket, gone))
 
-    def _saved(self, saved: Ticket) -> None:
-        # If nsqd.dat could not be written, its health is told; the folder that stays says enough.
-        broker, gone = self._broker, self._gone
+    def _saved(self, ticket: Ticket, gone: str, saved: Ticket) -> None:
+        # If nsqd.dat could not be written, health says so; the folder that stays says enough.
         if saved.error is None:
-            broker.changes_disk.submit(lambda: broker.data.remove(gone), self._removed)
-        self.ticket.settle()
+            self._disk.submit(partial(self._data.remove, gone), _report)
+        ticket.settle()
 
-    def _removed(self, _: None, error: BaseException | None) -> None:
-        if error is not None:
-            self._broker.report("deleted topic", error)
+
+def _report(_: None, error: Exception | None) -> None:
+    if error is not None:
+        report("deleted topic", error)

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import errno
 import logging
-from typing import TYPE_CHECKING
 
+from penstock.engine.context import Context
+from penstock.engine.damage import DamageLog
+from penstock.engine.health import Health
 from penstock.storage.damage import DamageKind
 from penstock.storage.node import Node, load_node
 from penstock.wire.ids import INDEX_MAX
-
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +34,16 @@ IDS = "message ids"
 
 
 class Identity:
-    """The node's UUID and index floor."""
+    """The node's UUID and index floor, and the stamps of deferred publishes."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context, health: Health, damage: DamageLog) -> None:
+        self._disk = context.disk
+        self._files = context.files
+        self._data = context.data
+        self._clock = context.clock
+        self._health = health
+        self._damage = damage
+        self._stamp = 0
         self._node: Node | None = None
         self._highest = 0
         self._raising = False
@@ -51,26 +56,28 @@ class Identity:
 
     def open(self) -> int:
         """Load or make the identity; return the lowest index to give.  Blocking."""
-        broker = self._broker
-        node = self._node = load_node(broker.files, broker.data.node, broker.data.node_copy)
+        node = self._node = load_node(self._files, self._data.node, self._data.node_copy)
         self.used = node.used
         for problem in node.problems:
-            broker.damage.report(DamageKind.NODE, problem, path=node.path)
-        if node.made and broker.data.topic_folders():
-            broker.damage.report(
+            self._damage.report(DamageKind.NODE, problem, path=node.path)
+        if node.made and self._data.topic_folders():
+            self._damage.report(
                 DamageKind.NODE,
                 f"{node.path} and its copy are missing: this node has a new identity,"
                 f" {node.uuid}, and Spark queries take it for another node",
                 path=node.path,
             )
         self._highest = max(node.index_floor, self._by_clock())
+        # The floor stays ahead of the clock, so the time it stands for is later than every stamp
+        # that was given before this start, also when the clock was set back since.
+        self.raise_stamp((self._highest >> 12) * 1_000_000)
         return self._highest
 
     def lease(self, end: int) -> None:
         """Persist a floor above ``end`` before anything is given.  Blocking."""
         assert self._node is not None
         self._highest = max(self._highest, end)
-        self._node.raise_floor(self._broker.files, self._highest + MARGIN)
+        self._node.raise_floor(self._files, self._highest + MARGIN)
         self._check_room()
 
     def next_base(self) -> int:
@@ -83,20 +90,16 @@ class Identity:
         self._highest = max(self._highest, by_clock)
         return self._highest
 
-    @property
-    def stamp_floor(self) -> int:
-        """A time (ns) above every stamp that was given before this start.
-
-        The floor stays ahead of the clock, so the time it stands for is later than anything the
-        clock has shown, also when it was set back since.
-        """
-        return (self._highest >> 12) * 1_000_000
-
-    @property
-    def stamp_limit(self) -> int:
-        """A clock that runs ahead for a moment must not take the stamps past the floor."""
+    def stamp(self) -> int:
+        """Ascending over all deferred publishes and purges, also over restarts."""
         assert self._node is not None
-        return (self._node.index_floor >> 12) * 1_000_000 - STAMP_MARGIN
+        # A clock that runs ahead for a moment must not take the stamps past the floor.
+        limit_ns = (self._node.index_floor >> 12) * 1_000_000 - STAMP_MARGIN
+        self._stamp = max(self._stamp + 1, min(self._clock.wall_ns(), limit_ns))
+        return self._stamp
+
+    def raise_stamp(self, stamp: int) -> None:
+        self._stamp = max(self._stamp, stamp)
 
     def saw(self, end: int) -> None:
         """A topic has reached ``end``; or 0, just to keep the floor ahead of the clock."""
@@ -108,9 +111,7 @@ class Identity:
             floor = min(reached + MARGIN, INDEX_MAX)
             if floor > node.index_floor:
                 self._raising = True
-                self._broker.disk.submit(
-                    lambda: node.raise_floor(self._broker.files, floor), self._raised
-                )
+                self._disk.submit(lambda: node.raise_floor(self._files, floor), self._raised)
         self._check_room()
 
     def refusal(self) -> Exception | None:
@@ -122,14 +123,14 @@ class Identity:
     def _check_room(self) -> None:
         refusal = self.refusal()
         if refusal is not None:
-            self._broker.health_of_disk.refuse(IDS, refusal)
+            self._health.refuse(IDS, refusal)
 
-    def _raised(self, _: None, error: BaseException | None) -> None:
+    def _raised(self, _: None, error: Exception | None) -> None:
         self._raising = False
-        self._broker.set_journal_health("node.json", error)
+        self._health.heard_journal("node.json", error)
 
     def _by_clock(self) -> int:
-        wall_ns = self._broker.clock.wall_ns()
+        wall_ns = self._clock.wall_ns()
         index = wall_ns // 1_000_000 << 12
         if index <= CLOCK_MAX:
             self._clock_told = False

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.core.ticket import Ticket, settled
-from penstock.engine.disk import Disk, failure
+from penstock.engine.disk import Disk
 from penstock.storage.journal import Journal
 
 COMPACT_SIZE_MIN = 1 << 20
@@ -33,7 +33,7 @@ class JournalKeeper:
         journal: Journal,
         disk: Disk,
         snapshot: Callable[[], list[bytes]],
-        health: Callable[[BaseException | None], None],
+        health: Callable[[Exception | None], None],
         lane: Disk | None = None,
     ) -> None:
         self._journal = journal
@@ -49,10 +49,6 @@ class JournalKeeper:
         self._dirty = True  # something may be written and not synced
         self._whole = False
         self._compacted_size = 0
-
-    @property
-    def idle(self) -> bool:
-        return self._written.done and self._ticket is None and not self._syncing
 
     @property
     def size(self) -> int:
@@ -90,7 +86,7 @@ class JournalKeeper:
         self._written, self._ticket = self._ticket or Ticket(), None
         return self._journal, self._journal.take()
 
-    def begun(self, error: BaseException | None) -> None:
+    def begun(self, error: Exception | None) -> None:
         """The folder exists; and what begin() gave is in the file, if there is no error."""
         self._opened = True
         self._wrote(False, None, error)
@@ -117,14 +113,14 @@ class JournalKeeper:
             work = partial(self._journal.write, self._journal.take())
         self._disk.submit(work, partial(self._wrote, whole))
 
-    def _wrote(self, whole: bool, _: None, error: BaseException | None) -> None:
+    def _wrote(self, whole: bool, _: None, error: Exception | None) -> None:
         self._health(error)
         self._dirty = True
         if error is not None:
             self._whole = True
         elif whole:
             self._compacted_size = self._journal.size
-        self._written.settle(failure(error))
+        self._written.settle(error)
         if self._ticket is not None and self._written.done:
             self._write()
 
@@ -146,12 +142,12 @@ class JournalKeeper:
         self._dirty = False
         self._lane.submit(self._journal.sync, partial(self._synced, tickets))
 
-    def _synced(self, tickets: list[Ticket], _: None, error: BaseException | None) -> None:
+    def _synced(self, tickets: list[Ticket], _: None, error: Exception | None) -> None:
         self._syncing = False
         self._health(error)
         if error is not None:
             self._whole = self._dirty = True
         for ticket in tickets:
-            ticket.settle(failure(error))
+            ticket.settle(error)
         if self._unsynced and not self._syncing:
             self._sync()

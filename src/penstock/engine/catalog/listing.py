@@ -11,20 +11,18 @@ Rule 3: a pause is listed after its record is synced: the record says where the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock.core.ticket import Ticket
-
-if TYPE_CHECKING:
-    from penstock.engine.channel import Channel
-    from penstock.engine.topic import Topic
+from penstock.engine.base import BaseTopic
+from penstock.engine.catalog.registry import Registry
+from penstock.engine.channel import Channel
 
 
 class Listing:
     """The order of a topic's journal and nsqd.dat."""
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(self, topic: BaseTopic, registry: Registry) -> None:
         self._topic = topic
+        self._registry = registry
         self.journaled = False  # the topic itself
         self.paused = False  # what nsqd.dat says
         self._fresh: set[Channel] = set()  # not in the journal's file yet
@@ -68,8 +66,8 @@ class Listing:
                 self.paused = paused
             for channel in saved:
                 self._fresh.discard(channel)
-                topic.broker.registry.note_channel(channel)
-            topic.broker.save_metadata(topic).add(listed)
+                self._registry.note_channel(topic, channel.name)
+            self._registry.save(topic).add(listed)
 
         def listed(written: Ticket) -> None:
             if written.error is None:

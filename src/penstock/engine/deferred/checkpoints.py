@@ -142,12 +142,12 @@ class Checkpoints:
         self,
         batch: list[_Entry],
         outcomes: list[int | Exception] | None,
-        error: BaseException | None,
+        error: Exception | None,
     ) -> None:
         self._busy = False
-        failed: list[int | BaseException] = [error or OSError()] * len(batch)
+        failed: list[int | Exception] = [error or OSError()] * len(batch)
         for (file, void, fired), outcome in zip(batch, outcomes or failed, strict=True):
-            if isinstance(outcome, BaseException):
+            if isinstance(outcome, Exception):
                 self._table.error_count += 1
                 self._offered.update((id(part), part) for part in fired)
                 if void:
@@ -195,7 +195,7 @@ class Checkpoints:
         elif self._counts.wanted:
             self._counts.commit()
 
-    def _removed(self, gone: list[SlotFile], _result: None, error: BaseException | None) -> None:
+    def _removed(self, gone: list[SlotFile], _result: None, error: Exception | None) -> None:
         self._busy = False
         if error is not None:
             self._table.error_count += 1
@@ -210,7 +210,7 @@ class Checkpoints:
         self._busy = True
         self._counts.commit(partial(self._forgotten, names))
 
-    def _forgotten(self, names: list[SlotName], error: BaseException | None) -> None:
+    def _forgotten(self, names: list[SlotName], error: Exception | None) -> None:
         if error is not None:
             self._busy = False
             self._left = names
@@ -218,7 +218,7 @@ class Checkpoints:
         work = partial(self._table.store.remove_fired, names)
         self._table.disk.submit(work, partial(self._cleared, names))
 
-    def _cleared(self, names: list[SlotName], _result: None, error: BaseException | None) -> None:
+    def _cleared(self, names: list[SlotName], _result: None, error: Exception | None) -> None:
         self._busy = False
         if error is not None:
             self._table.error_count += 1

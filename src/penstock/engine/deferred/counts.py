@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from penstock.engine.disk import Disk
 from penstock.errors import CorruptError
-from penstock.storage.damage import DamageKind
 from penstock.storage.slot_counts import (
     KIND_GONE,
     KIND_SLOT,
@@ -28,34 +27,20 @@ from penstock.storage.slot_counts import (
 )
 from penstock.storage.slots import SlotName
 
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
-
 SOURCE = "deferred.counts"
 # Entries in the file before it is written anew: superseded ones are most of them by then.
 ENTRY_COUNT_MIN = 4096
 ENTRY_FACTOR = 4
 
-Done = Callable[[BaseException | None], None]
+Done = Callable[[Exception | None], None]
 
 
 class Reports(NamedTuple):
     """Where the deferred queue tells of damage and of disks that fail."""
 
     damage: Callable[[str, str, int | None], None]  # a text, a path, messages lost if known
-    failing: Callable[[str, BaseException | str], None]  # a source and what is wrong with it
+    failing: Callable[[str, Exception | str], None]  # a source and what is wrong with it
     working: Callable[[str], None]
-
-
-def reports_of(broker: Broker) -> Reports:
-    """Reports as the broker keeps them; it is asked late, since it is still being made."""
-    return Reports(
-        lambda text, path, messages: broker.damage.report(
-            DamageKind.DEFERRED, text, path=path, messages=messages
-        ),
-        lambda source, error: broker.health_of_disk.failing(source, error),
-        lambda source: broker.health_of_disk.working(source),
-    )
 
 
 class SlotCounts:
@@ -208,7 +193,7 @@ class SlotCounts:
         waiting: list[Done],
         entry_count: int,
         _result: None,
-        error: BaseException | None,
+        error: Exception | None,
     ) -> None:
         self._busy = False
         if error is None:
@@ -226,7 +211,7 @@ class SlotCounts:
         if self._waiting and not self._busy:
             self._start()
 
-    def _have_loaded(self, loaded: Loaded | None, error: BaseException | None) -> None:
+    def _have_loaded(self, loaded: Loaded | None, error: Exception | None) -> None:
         self._busy = False
         if error is None:
             self._take(loaded)
@@ -237,6 +222,6 @@ class SlotCounts:
         else:
             self._reports.failing(SOURCE, error)
 
-    def _settle(self, waiting: list[Done], error: BaseException | None) -> None:
+    def _settle(self, waiting: list[Done], error: Exception | None) -> None:
         for done in waiting:
             done(error)

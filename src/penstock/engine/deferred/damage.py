@@ -110,7 +110,7 @@ class SlotDamage:
         what: str,
         lost: int | None,
         kept: str | None,
-        _error: BaseException | None,
+        _error: Exception | None,
     ) -> None:
         file.pin_count -= 1
         self._copying_count -= 1

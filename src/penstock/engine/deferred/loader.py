@@ -181,7 +181,7 @@ class SlotLoader:
         work = partial(read_piece, self._table.store, file.name, offset, end, file.primed, stated)
         self._table.disk.submit(work, partial(self._take_in, file))
 
-    def _take_in(self, file: SlotFile, piece: Piece | None, error: BaseException | None) -> None:
+    def _take_in(self, file: SlotFile, piece: Piece | None, error: Exception | None) -> None:
         self._reading = False
         if piece is None:
             self._stop(file, self._table.read_failed(file, error or OSError("cannot be read")))

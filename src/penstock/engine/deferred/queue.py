@@ -34,7 +34,7 @@ from penstock.engine.deferred.damage import SlotDamage
 from penstock.engine.deferred.loader import SlotLoader
 from penstock.engine.deferred.recovery import SlotOpening
 from penstock.engine.deferred.slot import RETRY_NS, SlotFile, SlotTable
-from penstock.engine.deferred.writer import Rows, SlotWriter
+from penstock.engine.deferred.writer import SlotWriter
 from penstock.engine.disk import Disk
 from penstock.storage.slot_counts import CountsFile
 from penstock.storage.slots import SlotStore, new_generation
@@ -68,7 +68,7 @@ class DeferredQueue:
         clock: Clock,
         *,
         void_before: Callable[[int], int],
-        health: Callable[[BaseException], None],
+        health: Callable[[Exception], None],
         reports: Reports,
         dirty: Callable[[], None],
         wake: Callable[[], None],
@@ -78,27 +78,26 @@ class DeferredQueue:
         memory_size_max: int = 64 * 1024 * 1024,
         generation: Callable[[], int] = new_generation,
     ) -> None:
-        self.store = store
-        self._table = SlotTable(store, disk, clock, void_before, health, reports, near_count_max)
-        self._schedule = self._table.schedule
-        self._tallies = self._table.tallies
+        self.table = SlotTable(store, disk, clock, void_before, health, reports, near_count_max)
+        self.tallies = self.table.tallies
+        self._schedule = self.table.schedule
         self._wake = wake
         counts_file = CountsFile(store.files, f"{store.folder}.counts")
         self._counts = SlotCounts(counts_file, disk, reports, self._loaded_late)
-        self._damage = SlotDamage(self._table, self._changed)
+        self._damage = SlotDamage(self.table, self._changed)
         self.writer = SlotWriter(
-            self._table,
+            self.table,
             self._counts,
             synced=sync_every == 1,
             dirty=dirty,
-            opened=self._opened,
+            opened=lambda file: self.loader.add(file),
             changed=self._changed,
             void=self._void_ordinals,
             generation=generation,
         )
-        self._checkpoints = Checkpoints(self._table, self._counts, self._damage, self.writer.retire)
-        self._loader = SlotLoader(
-            self._table,
+        self.checkpoints = Checkpoints(self.table, self._counts, self._damage, self.writer.retire)
+        self.loader = SlotLoader(
+            self.table,
             self._counts,
             self._damage,
             self.writer.syncing,
@@ -106,8 +105,8 @@ class DeferredQueue:
             changed=self._changed,
             wake=wake,
         )
-        self._opening = SlotOpening(
-            self._table, self._counts, self._damage, self._checkpoints.take_over
+        self.opening = SlotOpening(
+            self.table, self._counts, self._damage, self.checkpoints.take_over
         )
         self._memory: list[tuple[int, int, Due]] = []
         self._memory_size = 0
@@ -118,51 +117,25 @@ class DeferredQueue:
 
     # Start
 
-    def find(self) -> set[int]:
-        """List the folder; returns the slots found, whose origins ``recover`` wants to know.
-
-        Those that are missing are among them.  StorageError if a later version wrote one.
-        """
-        return self._opening.find()
-
     def recover(self, fired: Mapping[int, Iterable[int]]) -> None:
         """Go on where the last process stopped; ``fired`` are the origins found in topic logs.
 
         Reads no records: slots are read in the background, from the first ``take`` on, as they come
         near.
         """
-        self.find()
-        self._opening.clear()
-        for number, file in self._table.files.items():
+        self.opening.find()
+        self.opening.clear()
+        for number, file in self.table.files.items():
             if number in fired:
-                self._table.set_origins(file, list(fired[number]))
-            self._loader.add(file)
-        self._opening.tell_missing(fired)
+                self.table.set_origins(file, list(fired[number]))
+            self.loader.add(file)
+        self.opening.tell_missing(fired)
         self._counts.settle()
 
     def _loaded_late(self) -> None:
-        self._opening.tell_missing({})
+        self.opening.tell_missing({})
 
     # In
-
-    def defer(
-        self, topic: str, instance: int, body: bytes, timestamp_ns: int, due_ns: int, stamp: int
-    ) -> Ticket:
-        """Accept a message; the ticket is settled when it is on disk, after ``flush``."""
-        return self.writer.defer(topic, instance, body, timestamp_ns, due_ns, stamp)
-
-    def defer_rows(
-        self, topic: bytes, instance: int, rows: Rows, count_max: int, timestamp_ns: int
-    ) -> tuple[SlotFile, Ticket]:
-        """Accept the next rows of a part: at least one, and as many as go to one file.
-
-        They may be looked for later, so the file is the caller's to pin.
-        """
-        return self.writer.defer_rows(topic, instance, rows, count_max, timestamp_ns)
-
-    def slot_files(self) -> list[SlotFile]:
-        """All there are; one that is pinned stays until ``unpin``."""
-        return list(self._table.files.values())
 
     def unpin(self, file: SlotFile) -> None:
         file.pin_count -= 1
@@ -178,32 +151,18 @@ class DeferredQueue:
         due = Due(0, 0, topic, instance, timestamp_ns, due_ns, stamp, body)
         heapq.heappush(self._memory, (due_ns, stamp, due))
         self._memory_size = size
-        self._tallies.add(instance, due_ns, stamp)
+        self.tallies.add(instance, due_ns, stamp)
         return True
-
-    def flush(self) -> None:
-        """Write what was accepted in this loop turn."""
-        self.writer.flush()
-
-    def sync(self, done: Callable[[BaseException | None], None] | None = None) -> None:
-        """Sync what was written since the last sync, in the background."""
-        self.writer.syncing.sync(done)
 
     def finish(self, save_reports: Callable[[], Ticket]) -> Ticket:
         """The end: what was accepted is written and synced, what was found damaged is reported."""
         ticket = Ticket()
 
-        def synced(error: BaseException | None) -> None:
-            failure = error if isinstance(error, Exception) else None
-            save_reports().add(lambda saved: ticket.settle(failure or saved.error))
+        def synced(error: Exception | None) -> None:
+            save_reports().add(lambda saved: ticket.settle(error or saved.error))
 
         self._damage.finish(partial(self.writer.finish, synced))
         return ticket
-
-    @property
-    def unsynced_count(self) -> int:
-        """Messages written and not yet synced; 0 with ``sync_every`` 1, but for those found."""
-        return self.writer.syncing.unsynced_count
 
     # Out
 
@@ -212,9 +171,9 @@ class DeferredQueue:
         """When ``take`` has something to do (wall time), or NEVER; ``wake`` may come first."""
         if self._ready:
             return 0
-        next_ns = min(self._loader.next_ns, self._memory[0][0] if self._memory else NEVER)
+        next_ns = min(self.loader.next_ns, self._memory[0][0] if self._memory else NEVER)
         top_ns = self._schedule.top_ns
-        if not self._reading and top_ns <= self._loader.barrier_ns:
+        if not self._reading and top_ns <= self.loader.barrier_ns:
             next_ns = min(next_ns, top_ns)
         return next_ns
 
@@ -224,23 +183,23 @@ class DeferredQueue:
         One message may be larger.  Each must come back in ``fired``, ``failed`` or ``void``.  Where
         the disk has to be waited for, fewer are returned and ``wake`` is called later.
         """
-        self._loader.advance(now_ns)
+        self.loader.advance(now_ns)
         taken = self._take_memory(now_ns, count_max)
         while self._ready and len(taken) < count_max:
             due = self._ready.popleft()
-            if due.stamp < self._tallies.void_stamp(due.instance):
+            if due.stamp < self.tallies.void_stamp(due.instance):
                 self.void([due])
             elif due.due_ns > now_ns:
                 # The clock stepped back while the body was read.
-                self._schedule.retry(self._table.files[due.slot], due, due.due_ns)
+                self._schedule.retry(self.table.files[due.slot], due, due.due_ns)
             else:
                 taken.append(due)
         count_max -= len(taken)
         if count_max > 0 and not self._ready and not self._reading:
-            until_ns = min(now_ns, self._loader.barrier_ns)
+            until_ns = min(now_ns, self.loader.barrier_ns)
             if self._schedule.top_ns <= until_ns:
                 taken += self._read_warm(self._schedule.take(until_ns, count_max, size_max))
-                self._loader.advance(now_ns)
+                self.loader.advance(now_ns)
         return taken
 
     def _take_memory(self, now_ns: int, count_max: int) -> list[Due]:
@@ -248,7 +207,7 @@ class DeferredQueue:
         while self._memory and self._memory[0][0] <= now_ns and len(taken) < count_max:
             due = heapq.heappop(self._memory)[2]
             self._memory_size -= len(due.body)
-            if due.stamp < self._tallies.void_stamp(due.instance):
+            if due.stamp < self.tallies.void_stamp(due.instance):
                 self.void([due])
             else:
                 taken.append(due)
@@ -257,7 +216,7 @@ class DeferredQueue:
     def _read_warm(self, taken: Taken) -> list[Due]:
         out: list[Due | None] = [None] * taken.count
         cold: list[Range] = []
-        store = self._table.store
+        store = self.table.store
         for part in taken.ranges(GAP_SIZE_MAX, READ_SIZE_MAX):
             file, offset, size, _, _ = part
             assert isinstance(file, SlotFile)
@@ -269,18 +228,18 @@ class DeferredQueue:
                 cold.append(part)
             else:
                 if file.retry_ns:
-                    self._table.read_works(file)
+                    self.table.read_works(file)
                 self._parse(taken, part, data, out)
         if cold:
             self._reading = True
             work = partial(self._read_cold, cold)
-            self._table.disk.submit(work, partial(self._have_read, taken, cold))
+            self.table.disk.submit(work, partial(self._have_read, taken, cold))
         return [due for due in out if due is not None]
 
     def _read_cold(self, cold: list[Range]) -> list[bytes | OSError]:
         # Runs on another thread.
         found: list[bytes | OSError] = []
-        store = self._table.store
+        store = self.table.store
         for file, offset, size, _, _ in cold:
             assert isinstance(file, SlotFile)
             try:
@@ -296,11 +255,11 @@ class DeferredQueue:
         taken: Taken,
         cold: list[Range],
         found: list[bytes | OSError] | None,
-        error: BaseException | None,
+        error: Exception | None,
     ) -> None:
         self._reading = False
         out: list[Due | None] = [None] * taken.count
-        wall_ns = self._table.clock.wall_ns()
+        wall_ns = self.table.clock.wall_ns()
         failures: dict[SlotFile, OSError] = {}
         failed = OSError(str(error))
         for part, data in zip(cold, found or [failed] * len(cold), strict=True):
@@ -309,11 +268,11 @@ class DeferredQueue:
             if isinstance(data, OSError):
                 if file not in failures:
                     failures[file] = data
-                    self._table.read_failed(file, data)
+                    self.table.read_failed(file, data)
                 self._schedule.put_back(taken, part[3], part[4], wall_ns + file.retry_ns)
             else:
                 if file not in failures:
-                    self._table.read_works(file)
+                    self.table.read_works(file)
                 self._parse(taken, part, data, out)
         self._ready.extend(due for due in out if due is not None)
         self._wake()
@@ -324,153 +283,82 @@ class DeferredQueue:
         void, damaged = taken.parse(file, data, offset, first, end, out)
         if void or damaged:
             self._schedule.settle(file, len(void) + len(damaged))
-            self._table.void_count += len(void)
+            self.table.void_count += len(void)
             if damaged:
                 self._damage.bodies(file, damaged)
-            self._checkpoints.add_void(file, void + [ordinal for ordinal, _, _ in damaged])
+            self.checkpoints.add_void(file, void + [ordinal for ordinal, _, _ in damaged])
 
     def fired(self, dues: list[Due]) -> None:
         """These are in their topics' logs now (in the page cache)."""
         for (number, instance), (topic, ordinals) in self._schedule.group(dues).items():
             if number:
-                file = self._table.files[number]
+                file = self.table.files[number]
                 self._schedule.settle(file, len(ordinals))
-                self._checkpoints.add(file, topic, instance, ordinals)
+                self.checkpoints.add(file, topic, instance, ordinals)
 
     def failed(self, dues: list[Due]) -> None:
         """These could not be fired: they are due again in a moment."""
-        retry_ns = self._table.clock.wall_ns() + RETRY_NS
+        retry_ns = self.table.clock.wall_ns() + RETRY_NS
         for due in dues:
             if due.slot:
-                self._schedule.retry(self._table.files[due.slot], due, retry_ns)
+                self._schedule.retry(self.table.files[due.slot], due, retry_ns)
             else:
                 heapq.heappush(self._memory, (max(due.due_ns, retry_ns), due.stamp, due))
                 self._memory_size += len(due.body)
 
     def void(self, dues: list[Due]) -> None:
         """These have nowhere to go: their topic is gone or was emptied."""
-        self._table.void_count += len(dues)
+        self.table.void_count += len(dues)
         for (number, _), (_, ordinals) in self._schedule.group(dues).items():
             if number:
-                file = self._table.files[number]
+                file = self.table.files[number]
                 self._schedule.settle(file, len(ordinals))
-                self._checkpoints.add_void(file, ordinals)
-
-    # Checkpoints
-
-    @property
-    def checkpoint_wanted(self) -> bool:
-        """There is something to write or to remove, even if no log needs a sync."""
-        return self._checkpoints.wanted
-
-    def checkpoint_due(self) -> list[Fired]:
-        """What was fired and is not checkpointed; the logs of these topics must be synced first."""
-        return self._checkpoints.due()
-
-    def checkpoint(self, synced: Iterable[Fired]) -> None:
-        """The logs of ``synced``, a part of ``checkpoint_due``, are synced."""
-        self._checkpoints.write(synced)
-
-    def open_slots(self) -> set[int]:
-        """The slots whose origins must be kept in the topic logs."""
-        return self._checkpoints.open_slots()
+                self.checkpoints.add_void(file, ordinals)
 
     # Counts
-
-    @property
-    def counted(self) -> bool:
-        """The counts include everything that was pending at start."""
-        return self._loader.counted
-
-    @property
-    def total(self) -> int:
-        """Messages accepted, not void, and not fired yet."""
-        return self._tallies.total
-
-    def pending_count(self, instance: int) -> int:
-        return self._tallies.count(instance)
-
-    def pending_before(self, instance: int, stamp: int) -> int:
-        """How many were accepted before ``stamp``, for which ``cut`` was called."""
-        return self._tallies.before(instance, stamp)
 
     def cut(self, instance: int, stamp: int) -> None:
         """``stamp``, later than any given so far, will be asked about or purged at.
 
         After a restart it is called for each stamp in the journals, before the first ``take``.
         """
-        self._tallies.cut(instance, stamp, self._loader.counted)
+        self.tallies.cut(instance, stamp, self.loader.counted)
 
     def purge(self, instance: int, stamp: int) -> int:
         """Messages accepted before ``stamp`` are void now; returns how many were pending.
 
         The counts drop at once; the records themselves are passed over when they are due.
         """
-        dropped = self._tallies.purge(instance, stamp)
+        dropped = self.tallies.purge(instance, stamp)
         kept = [item for item in self._memory if item[2].stamp >= self._void_stamp_of(item[2])]
         if len(kept) < len(self._memory):
-            self._table.void_count += len(self._memory) - len(kept)
+            self.table.void_count += len(self._memory) - len(kept)
             heapq.heapify(kept)
             self._memory = kept
             self._memory_size = sum(len(item[2].body) for item in kept)
         return dropped
 
     def _void_stamp_of(self, due: Due) -> int:
-        return self._tallies.void_stamp(due.instance)
+        return self.tallies.void_stamp(due.instance)
 
     def due_hours(self, instance: int) -> dict[int, int]:
         """Pending messages of a topic by the start (Unix seconds) of the hour of their due time."""
-        return {hour * 3600: count for hour, count in self._tallies.due_hours(instance).items()}
-
-    def due_histogram(self) -> dict[int, int]:
-        """Pending messages by the start (Unix seconds) of the hour in which they fall due."""
-        return {hour * 3600: count for hour, count in self._tallies.histogram().items()}
-
-    @property
-    def void_count(self) -> int:
-        """Messages that ended without being fired, since start."""
-        return self._table.void_count
-
-    @property
-    def corrupt_count(self) -> int:
-        """Damaged records (or stretches of them) found since start."""
-        return self._table.corrupt_count
-
-    @property
-    def torn_count(self) -> int:
-        """Places found since start that a crash left half-written."""
-        return self._table.torn_count
-
-    @property
-    def error_count(self) -> int:
-        """Disk errors since start."""
-        return self._table.error_count
-
-    @property
-    def slot_count(self) -> int:
-        return len(self._table.files)
-
-    @property
-    def near_count(self) -> int:
-        return len(self._schedule)
+        return {hour * 3600: count for hour, count in self.tallies.due_hours(instance).items()}
 
     # Between the parts
 
-    def _opened(self, file: SlotFile) -> None:
-        self._loader.add(file)
-
     def _changed(self, file: SlotFile) -> None:
-        self._checkpoints.settle(file)
+        self.checkpoints.settle(file)
 
     def _void_ordinals(self, file: SlotFile, ordinals: list[int]) -> None:
-        self._checkpoints.add_void(file, ordinals)
+        self.checkpoints.add_void(file, ordinals)
 
     def _found_fired(self, file: SlotFile, ordinal: int, topic: str, instance: int) -> None:
-        self._checkpoints.add(file, topic, instance, [ordinal])
+        self.checkpoints.add(file, topic, instance, [ordinal])
 
     def check(self) -> None:
         """Raise AssertionError if the parts disagree; tests call it."""
         self._schedule.check()
-        for file in self._table.files.values():
+        for file in self.table.files.values():
             assert file.near_count >= 0 and file.firing_count >= 0 and file.unchecked_count >= 0
             assert not (file.found and file.batch), "an old file is never appended to"

@@ -37,7 +37,10 @@ class SlotOpening:
         self._opened = False
 
     def find(self) -> set[int]:
-        """Add the slot files to the table; the numbers of those, and of the missing ones."""
+        """Add the slot files to the table; returns their numbers and those of the missing ones.
+
+        StorageError if a later version wrote one.
+        """
         if not self._opened:
             self._opened = True
             self._counts.load()

@@ -111,7 +111,7 @@ class SlotTable:
         disk: Disk,
         clock: Clock,
         void_before: Callable[[int], int],
-        health: Callable[[BaseException], None],
+        health: Callable[[Exception], None],
         reports: Reports,
         near_count_max: int,
     ) -> None:
@@ -129,12 +129,12 @@ class SlotTable:
         self._health = health
         self._failing: dict[int, str] = {}
 
-    def write_failed(self, error: BaseException) -> None:
+    def write_failed(self, error: Exception) -> None:
         """A slot file could not be written or synced."""
         self.error_count += 1
         self._health(error)
 
-    def read_failed(self, file: SlotFile, error: BaseException | str) -> int:
+    def read_failed(self, file: SlotFile, error: Exception | str) -> int:
         """``file`` cannot be read at the moment; returns the pause before it is tried again."""
         self.error_count += 1
         file.retry_ns = min(max(RETRY_NS, 2 * file.retry_ns), RETRY_NS_MAX)

@@ -13,14 +13,14 @@ from functools import partial
 
 from penstock.engine.deferred.counts import SlotCounts
 from penstock.engine.deferred.slot import SlotFile, SlotTable
-from penstock.engine.staging.lane import Lane
+from penstock.engine.disk import Lane
 from penstock.errors import StorageError
 from penstock.storage.slot_counts import SlotCount
 
 PART_COUNT_MAX = 256
 PARTS_AT_ONCE = 2
 
-Outcome = BaseException | None
+Outcome = Exception | None
 
 
 class _Round:

@@ -305,10 +305,10 @@ class SlotWriter:
         self,
         writes: list[_Write],
         outcomes: list[int | Exception] | None,
-        error: BaseException | None,
+        error: Exception | None,
     ) -> None:
         self._work_count -= 1
-        failure = error if isinstance(error, Exception) else OSError(str(error))
+        failure = error or OSError("not written")
         settled: list[Ticket] = []
         for write, outcome in zip(writes, outcomes or [failure] * len(writes), strict=True):
             self._written(write, outcome)
@@ -356,7 +356,7 @@ class SlotWriter:
         else:
             self.syncing.wrote(file, batch.count)
 
-    def _not_written(self, file: SlotFile, batch: Batch, error: BaseException) -> None:
+    def _not_written(self, file: SlotFile, batch: Batch, error: Exception) -> None:
         self._table.write_failed(error)
         if self._synced or file.size == 0 or isinstance(error, UncutError):
             self._seal(file)
@@ -376,7 +376,7 @@ class SlotWriter:
         """All that was accepted is written, or has failed."""
         return not (self._waiting or self._queue or self._work_count)
 
-    def finish(self, done: Callable[[BaseException | None], None]) -> None:
+    def finish(self, done: Callable[[Exception | None], None]) -> None:
         """Sync everything that was accepted so far, once it is written."""
         while self._waiting:
             self.flush()

@@ -24,18 +24,17 @@ Rule 6: a channel has one reader (R45).  The first commit that carries an identi
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.core.block import Block
 from penstock.core.ticket import Ticket, settled
 from penstock.core.window import Window
 from penstock.engine.channel import Channel
+from penstock.engine.context import Context
+from penstock.engine.shared import random_number
+from penstock.engine.topic import Topic
 from penstock.errors import PenstockError
 from penstock.storage.channel_reader import SINCE_MS_MAX, ChannelReader
-
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
-    from penstock.engine.topic import Topic
 
 log = logging.getLogger(__name__)
 
@@ -75,21 +74,19 @@ class PullChannel(Channel):
     pulled = True
     plain = False
 
-    def __init__(self, topic: Topic, name: str, low: int, *, id: int) -> None:
-        broker = topic.broker
-        super().__init__(
-            topic, name, broker.channel_number(), Window(low, seed=broker.seed()), id=id
-        )
+    def __init__(self, pulls: Pulls, topic: Topic, name: str, low: int, *, id: int) -> None:
+        super().__init__(topic, name, Window(low, seed=random_number()), id=id)
+        self._pulls = pulls
         self._topic = topic
         self._log = topic.log
         self._finish_count = 0
-        self._visit_ns = broker.clock.monotonic_ns()
+        self._visit_ns = self._shared.context.clock.monotonic_ns()
         self._progress: dict[str, Any] | None = None
         self._progress_ns = 0
         self.poll_count = 0  # long polls that wait in its name
         self._bound = settled()  # when its reader is durable
         self._refused = ""  # the identity that was refused last, so that it is logged once
-        broker.pulls.channels.add(self)
+        pulls.channels.add(self)
 
     # ---- what /stats shows
 
@@ -108,7 +105,7 @@ class PullChannel(Channel):
     @property
     def idle_ns(self) -> int:
         """Since its reader was last heard of."""
-        return 0 if self.poll_count else self.topic.broker.clock.monotonic_ns() - self._visit_ns
+        return 0 if self.poll_count else self._shared.context.clock.monotonic_ns() - self._visit_ns
 
     @property
     def whole_from(self) -> int:
@@ -132,8 +129,7 @@ class PullChannel(Channel):
 
     @property
     def pull(self) -> dict[str, Any]:
-        broker = self.topic.broker
-        idle_ns, lapse_ns = self.idle_ns, broker.options.pull_channel_lapse_ns
+        idle_ns, lapse_ns = self.idle_ns, self._shared.context.options.pull_channel_lapse_ns
         return {
             "low": self.window.low,
             "idle_ms": idle_ns // MS_NS,
@@ -156,7 +152,7 @@ class PullChannel(Channel):
 
     def visit(self) -> None:
         """Its reader is there."""
-        self._visit_ns = self.topic.broker.clock.monotonic_ns()
+        self._visit_ns = self._shared.context.clock.monotonic_ns()
 
     def admits(self, identity: str | None) -> bool:
         """Whether a call with ``identity``, or without one, may name the channel (rule 6)."""
@@ -166,7 +162,7 @@ class PullChannel(Channel):
         """HasReaderError unless it admits ``identity``."""
         if self.admits(identity):
             return
-        self.topic.broker.pulls.refusal_counts["reader"] += 1
+        self._pulls.refusal_counts["reader"] += 1
         if self._refused != (identity or "none"):
             self._refused = identity or "none"
             log.warning(
@@ -198,7 +194,7 @@ class PullChannel(Channel):
         elif bound == old:
             self._bind(identity, "")
         else:
-            self.topic.broker.pulls.refusal_counts["take_over"] += 1
+            self._pulls.refusal_counts["take_over"] += 1
             reads = f"is read by {self.reader}" if bound else "is not bound to a reader"
             raise TakeOverError(
                 self, f"channel {self.name} of topic {self.topic.name} {reads}, not by {old}"
@@ -211,7 +207,7 @@ class PullChannel(Channel):
         self._bound = self.topic.save_channel(self)
 
     def _bind(self, identity: str, name: str) -> None:
-        since_ms = self.topic.broker.clock.wall_ns() // MS_NS
+        since_ms = self._shared.context.clock.wall_ns() // MS_NS
         before = self.reader
         self.reader = ChannelReader(identity, name, min(max(0, since_ms), SINCE_MS_MAX))
         self._refused = ""
@@ -235,7 +231,7 @@ class PullChannel(Channel):
     def report(self, progress: dict[str, Any]) -> None:
         """What its reader tells of itself, for people who look at /stats."""
         self._progress = progress
-        self._progress_ns = self.topic.broker.clock.wall_ns()
+        self._progress_ns = self._shared.context.clock.wall_ns()
 
     # ---- what a channel is told
 
@@ -265,37 +261,7 @@ class PullChannel(Channel):
 
     def close(self) -> None:
         super().close()
-        self.topic.broker.pulls.channels.discard(self)
-
-
-def pull_channel(
-    topic: Topic, name: str, start: int, *, force: bool = False, resumes: bool = False
-) -> tuple[PullChannel, Ticket, bool]:
-    """The pull channel ``name``; made at ``start``, or out of an unused plain one, if need be.
-
-    A plain channel keeps its low-water mark: nsqlookupd may have had it made before its reader
-    came.  ``force`` takes one that was used, if it has no consumers now.  ``resumes``: a reader
-    that was at ``start`` before wants what is there from then on.  Also returns whether ``start``
-    counted.  InUseError if the channel is others' (Rule 5).
-    """
-    channel = topic.channels.get(name)
-    if isinstance(channel, PullChannel):
-        channel.visit()
-        if channel.created.error is not None:
-            channel.created = topic.save()  # the disk may have recovered since
-        return channel, channel.created, False
-    if channel is None:
-        made = PullChannel(topic, name, start, id=topic.next_channel_id())
-        made.partial = resumes and start < topic.whole_from
-        return made, topic.add_channel(made), True
-    if channel.consumers or channel.in_flight_count or not (channel.named or force):
-        raise InUseError(f"channel {name} is a plain one")
-    # A new id, because finished runs of the old one lie above the mark: a later mark that touches
-    # one would swallow it, and with it messages that the reader has not seen.
-    turned = PullChannel(topic, name, channel.window.low, id=topic.next_channel_id())
-    turned.paused = channel.paused
-    turned.window.message_count = channel.message_count
-    return turned, topic.replace_channel(channel, turned), False
+        self._pulls.channels.discard(self)
 
 
 def start_of(topic: Topic, wanted: str | int) -> int:
@@ -309,10 +275,10 @@ def start_of(topic: Topic, wanted: str | int) -> int:
 
 
 class Pulls:
-    """All pull channels of a broker; removes those whose readers are gone."""
+    """All pull channels of a broker; makes them, and removes those whose readers are gone."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context) -> None:
+        self._options = context.options
         self.channels: set[PullChannel] = set()
         self.lapse_counts = {"time": 0, "bytes": 0}
         # Calls by others than the reader, take-overs that name another reader than there is, and
@@ -320,9 +286,38 @@ class Pulls:
         self.refusal_counts = {"reader": 0, "take_over": 0, "guard": 0}
         self.loss_count = 0  # answers that told a reader of messages that are gone
 
+    def open(
+        self, topic: Topic, name: str, start: int, *, force: bool = False, resumes: bool = False
+    ) -> tuple[PullChannel, Ticket, bool]:
+        """The pull channel ``name``; made at ``start``, or out of an unused plain one, if need be.
+
+        A plain channel keeps its low-water mark: nsqlookupd may have had it made before its reader
+        came.  ``force`` takes one that was used, if it has no consumers now.  ``resumes``: a reader
+        that was at ``start`` before wants what is there from then on.  Also returns whether
+        ``start`` counted.  InUseError if the channel is others' (Rule 5).
+        """
+        channel = topic.channels.get(name)
+        if isinstance(channel, PullChannel):
+            channel.visit()
+            if channel.created.error is not None:
+                channel.created = topic.save()  # the disk may have recovered since
+            return channel, channel.created, False
+        if channel is None:
+            made = PullChannel(self, topic, name, start, id=topic.next_channel_id())
+            made.partial = resumes and start < topic.whole_from
+            return made, topic.add_channel(made), True
+        if channel.consumers or channel.in_flight_count or not (channel.named or force):
+            raise InUseError(f"channel {name} is a plain one")
+        # A new id, because finished runs of the old one lie above the mark: a later mark that
+        # touches one would swallow it, and with it messages that the reader has not seen.
+        turned = PullChannel(self, topic, name, channel.window.low, id=topic.next_channel_id())
+        turned.paused = channel.paused
+        turned.window.message_count = channel.message_count
+        return turned, topic.replace_channel(channel, turned), False
+
     def look(self) -> None:
         """Let lapse what has been without its reader for too long; called once a second."""
-        options = self._broker.options
+        options = self._options
         time_ns, size = options.pull_channel_lapse_ns, options.pull_channel_lapse_bytes
         for channel in list(self.channels):
             idle_ns = channel.idle_ns

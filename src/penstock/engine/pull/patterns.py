@@ -18,11 +18,17 @@ from __future__ import annotations
 import fnmatch
 import logging
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
-from penstock.core.ticket import Ticket, settled
-from penstock.engine.disk import failure
-from penstock.engine.pull.channel import MS_NS, PullChannel
+from penstock.core.ticket import Ticket
+from penstock.engine.base import BaseTopic
+from penstock.engine.catalog.saved_file import SavedFile
+from penstock.engine.context import Context
+from penstock.engine.damage import DamageLog
+from penstock.engine.health import Health
+from penstock.engine.pull.channel import MS_NS, PullChannel, Pulls
 from penstock.engine.topic import Topic
 from penstock.errors import PenstockError
 from penstock.storage.channel_reader import ChannelReader
@@ -33,11 +39,6 @@ from penstock.storage.patterns import (
     load_patterns,
     write_patterns,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from penstock.engine.broker import Broker
 
 log = logging.getLogger(__name__)
 
@@ -93,28 +94,37 @@ class Pattern:
 class Patterns:
     """All patterns of a broker, by channel."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        context: Context,
+        health: Health,
+        damage: DamageLog,
+        pulls: Pulls,
+        topics: Mapping[str, BaseTopic],
+    ) -> None:
+        self._files = context.files
+        self._data = context.data
+        self._clock = context.clock
+        self._lapse_ns = context.options.pull_channel_lapse_ns
+        self._damage = damage
+        self._pulls = pulls
+        self._topics = topics
         self._patterns: dict[str, Pattern] = {}
-        self._ticket: Ticket | None = None  # of what is to be written
-        self._written = settled()  # the newest write
-        self._writing = False
+        self._file = SavedFile(context, health, "patterns.json", self._encode)
         self.lapse_count = 0
         self.made_count = 0  # channels
 
     def open(self) -> None:
         """Load what an earlier process kept; blocking."""
-        broker = self._broker
-        found = load_patterns(broker.files, broker.data.patterns, broker.data.patterns_copy)
+        data = self._data
+        found = load_patterns(self._files, data.patterns, data.patterns_copy)
         if found.problems:
-            broker.damage.report(
-                DamageKind.METADATA, "; ".join(found.problems), path=broker.data.patterns
-            )
-        now_ns = broker.clock.monotonic_ns()
+            self._damage.report(DamageKind.METADATA, "; ".join(found.problems), path=data.patterns)
+        now_ns = self._clock.monotonic_ns()
         for record in found.records:
             self._patterns[record.channel] = Pattern(record, now_ns)
         if found.stale:
-            self._save()
+            self._file.save()
 
     # What a new topic asks
 
@@ -125,7 +135,9 @@ class Patterns:
         """Give a new topic the channels of those who want it from its first message on."""
         for name, pattern in self._patterns.items():
             if name not in topic.channels and pattern.matches(topic.name):
-                channel = PullChannel(topic, name, topic.log.first, id=topic.next_channel_id())
+                channel = PullChannel(
+                    self._pulls, topic, name, topic.log.first, id=topic.next_channel_id()
+                )
                 topic.add_first_channel(channel)
                 self.made_count += 1
 
@@ -154,17 +166,17 @@ class Patterns:
                 " delete one with POST /channel/pattern/delete"
             )
         name = reader if reader is not None else (since.name if since is not None else "")
-        since_ms = self._broker.clock.wall_ns() // MS_NS if since is None else since.since_ms
+        since_ms = self._clock.wall_ns() // MS_NS if since is None else since.since_ms
         record = PatternRecord(channel, ChannelReader(identity, name, since_ms), topics, excepted)
         if known is not None and record == before:
             self.renew(channel, identity)
-            return known, self._durable(), False
-        made = self._patterns[channel] = Pattern(record, self._broker.clock.monotonic_ns())
+            return known, self._file.saved(), False
+        made = self._patterns[channel] = Pattern(record, self._clock.monotonic_ns())
         if before is None or before.reader.identity != identity:
             log.info(
                 "channel=%s: a pattern of %s: %s", channel, record.reader, ", ".join(topics[:10])
             )
-        return made, self._save(), before is None
+        return made, self._file.save(), before is None
 
     def _since(
         self, channel: str, identity: str, before: PatternRecord | None, take_over: str | None
@@ -186,11 +198,11 @@ class Patterns:
         """The reader of a pattern is there."""
         pattern = self._patterns.get(channel)
         if pattern is not None and pattern.record.reader.identity == identity:
-            pattern.visit_ns = self._broker.clock.monotonic_ns()
+            pattern.visit_ns = self._clock.monotonic_ns()
 
     def topics(self, pattern: Pattern) -> Iterator[tuple[Topic, PullChannel]]:
         """The topics that match and have the channel."""
-        for name, topic in list(self._broker.topics.items()):
+        for name, topic in list(self._topics.items()):
             made = topic.channels.get(pattern.record.channel)
             if isinstance(made, PullChannel) and isinstance(topic, Topic) and pattern.matches(name):
                 yield topic, made
@@ -199,11 +211,11 @@ class Patterns:
         """Forget a pattern; KeyError if there is none.  The channels that it made stay."""
         pattern = self._patterns.pop(channel)
         log.info("channel=%s: the pattern of %s is deleted", channel, pattern.record.reader)
-        return self._save()
+        return self._file.save()
 
     def look(self) -> None:
         """Let lapse what has been without its reader for too long; called once a second."""
-        lapse_ns = self._broker.options.pull_channel_lapse_ns
+        lapse_ns = self._lapse_ns
         if not lapse_ns or not self._patterns:
             return
         for channel, pattern in list(self._patterns.items()):
@@ -215,21 +227,21 @@ class Patterns:
                     " get no channel of it",
                     *(channel, pattern.record.reader, self._idle_ns(pattern) // 1_000_000_000),
                 )
-                self._save()
+                self._file.save()
 
     def _idle_ns(self, pattern: Pattern) -> int:
-        return self._broker.clock.monotonic_ns() - pattern.visit_ns
+        return self._clock.monotonic_ns() - pattern.visit_ns
 
     def _polled(self, channel: str) -> bool:
         """Whether a long poll waits in the name of one of its channels."""
-        return any(c.poll_count and c.name == channel for c in self._broker.pulls.channels)
+        return any(c.poll_count and c.name == channel for c in self._pulls.channels)
 
     # What people see
 
     @property
     def stats(self) -> list[dict[str, Any]]:
         """For /stats and GET /channel/patterns, by channel."""
-        lapse_ns = self._broker.options.pull_channel_lapse_ns
+        lapse_ns = self._lapse_ns
         shown = []
         for channel, pattern in sorted(self._patterns.items()):
             record, idle_ns = pattern.record, self._idle_ns(pattern)
@@ -249,40 +261,7 @@ class Patterns:
 
     # On disk
 
-    def _durable(self) -> Ticket:
-        """Settled when all that is known is on disk, also if the last write failed."""
-        if self._ticket is not None:
-            return self._ticket
-        return self._save() if self._written.done and self._written.error else self._written
-
-    def _save(self) -> Ticket:
-        if self._ticket is None:
-            self._ticket = Ticket()
-        ticket = self._ticket
-        if not self._writing:
-            self._write()
-        return ticket
-
-    def _again(self) -> None:
-        if not self._writing and self._written.error is not None:
-            self._save()
-
-    def _write(self) -> None:
-        ticket, self._ticket = self._ticket, None
-        assert ticket is not None
-        self._writing = True
-        self._written = ticket
-        broker = self._broker
+    def _encode(self) -> Callable[[], None]:
         data = encode_patterns([pattern.record for pattern in self._patterns.values()])
-        path, copy = broker.data.patterns, broker.data.patterns_copy
-
-        def written(_: None, error: BaseException | None) -> None:
-            self._writing = False
-            broker.set_journal_health("patterns.json", error)
-            if error is not None and not broker.exiting:
-                broker.later(self._again)
-            ticket.settle(failure(error))
-            if self._ticket is not None and not self._writing:
-                self._write()
-
-        broker.disk.submit(lambda: write_patterns(broker.files, path, copy, data), written)
+        path, copy = self._data.patterns, self._data.patterns_copy
+        return partial(write_patterns, self._files, path, copy, data)

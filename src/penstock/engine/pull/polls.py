@@ -19,15 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from penstock.core.ticket import Ticket
+from penstock.engine.base import BaseTopic
+from penstock.engine.context import Context, Timer
 from penstock.engine.pull.channel import PullChannel
 from penstock.engine.topic import Topic
-
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
-    from penstock.engine.turns import Timer
 
 POLL_COUNT_MAX = 1024
 SYNC_SPACING_NS = 5_000_000
@@ -95,8 +93,11 @@ def _visible_end(topic: Topic, channel: PullChannel | None) -> int:
 class Polls:
     """All polls of a broker, by topic."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context, topics: Mapping[str, BaseTopic]) -> None:
+        self._turns = context.turns
+        self._clock = context.clock
+        self._supervisor = context.supervisor
+        self._topics = topics
         self._places: dict[str, _Place] = {}
         self._polls: dict[Poll, None] = {}
         self._by_reader: dict[Hashable, dict[Poll, None]] = {}  # longest waiting first
@@ -124,7 +125,7 @@ class Polls:
         """
         poll = Poll(topics, channel, reader, identity)
         answers = [self._judge(poll, name) for name in topics]
-        if not wait_ns or self._broker.exiting or DUE in answers:
+        if not wait_ns or self._supervisor.exiting or DUE in answers:
             poll.ticket.settle()
             return poll
         if reader is not None:
@@ -135,7 +136,7 @@ class Polls:
         self._name(poll)
         for name in topics:
             self._places.setdefault(name, _Place()).polls[poll] = None
-        poll.timer = self._broker.turns.after(wait_ns, lambda: self.answer(poll))
+        poll.timer = self._turns.after(wait_ns, lambda: self.answer(poll))
         for name in topics:
             self.changed(name)
         return poll
@@ -195,7 +196,7 @@ class Polls:
     def _look_soon(self, name: str, place: _Place) -> None:
         if not place.asked:
             place.asked = True
-            self._broker.turns.soon(lambda: self._look(name, place))
+            self._turns.soon(lambda: self._look(name, place))
 
     def _look(self, name: str, place: _Place) -> None:
         place.asked = False
@@ -210,14 +211,14 @@ class Polls:
                     self._look_soon(name, place)
                     return
             unsynced = unsynced or answer == UNSYNCED
-        topic = self._broker.topics.get(name)
+        topic = self._topics.get(name)
         if place.syncing:
             return
         if unsynced and isinstance(topic, Topic):
             self._sync(name, place, topic)
         elif len(place.polls) >= CROWD_COUNT and not place.resting:
             place.resting = True
-            self._broker.turns.after(SYNC_SPACING_NS, lambda: self._rested(name, place))
+            self._turns.after(SYNC_SPACING_NS, lambda: self._rested(name, place))
 
     def _rested(self, name: str, place: _Place) -> None:
         place.resting = False
@@ -228,7 +229,7 @@ class Polls:
     def _judge(self, poll: Poll, name: str) -> int:
         """Whether there is something to tell ``poll`` of the topic, or will be after a sync."""
         known = poll.topics[name]
-        topic = self._broker.topics.get(name)
+        topic = self._topics.get(name)
         if not isinstance(topic, Topic):
             return NOTHING if known.after is None else DUE
         if known.after is None or known.instance not in (None, topic.instance):
@@ -245,21 +246,21 @@ class Polls:
 
     def _sync(self, name: str, place: _Place, topic: Topic) -> None:
         place.syncing = True
-        now_ns = self._broker.clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
         wait_ns = topic.poll_sync_ns + SYNC_SPACING_NS - now_ns
 
         def begin() -> None:
             if topic.closed or not place.polls:
                 ended()
                 return
-            topic.poll_sync_ns = self._broker.clock.monotonic_ns()
+            topic.poll_sync_ns = self._clock.monotonic_ns()
             topic.writer.sync().add(synced)
 
         def synced(ticket: Ticket) -> None:
             if ticket.error is None:
                 ended()
             else:
-                self._broker.turns.after(SYNC_RETRY_NS, ended)
+                self._turns.after(SYNC_RETRY_NS, ended)
 
         def ended() -> None:
             place.syncing = False
@@ -269,13 +270,13 @@ class Polls:
                 del self._places[name]
 
         if wait_ns > 0:
-            self._broker.turns.after(wait_ns, begin)
+            self._turns.after(wait_ns, begin)
         else:
             begin()
 
     def _name(self, poll: Poll) -> None:
         for name in poll.topics if poll.channel is not None else ():
-            topic = self._broker.topics.get(name)
+            topic = self._topics.get(name)
             channel = topic.channels.get(poll.channel or "") if topic is not None else None
             if isinstance(channel, PullChannel):
                 poll.named.append(channel)

@@ -16,18 +16,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from penstock.core.ticket import Ticket
+from penstock.engine.context import Context
+from penstock.engine.health import Retries
 from penstock.engine.pull.pace import Pace
-from penstock.engine.pull.polls import Known, readable_end
+from penstock.engine.pull.polls import Known, Polls, readable_end
+from penstock.engine.topic import Topic
 from penstock.errors import PenstockError
 from penstock.page_cache import Stretch
 from penstock.storage.ranges import Range
-
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
-    from penstock.engine.topic import Topic
 
 AT_ONCE_MAX = 4
 WAITING_MAX = 1024
@@ -82,8 +80,11 @@ class Read(Ticket):
 class Reads:
     """All reads of a broker."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: Context, retries: Retries, polls: Polls) -> None:
+        self._disk = context.disk
+        self._turns = context.turns
+        self._retries = retries
+        self._polls = polls
         # By reader, in the order of their turns.
         self._waiting: dict[Hashable, deque[Read]] = {}
         self._waiting_count = 0
@@ -92,7 +93,7 @@ class Reads:
         self.stretch_count_max = STRETCH_COUNT_MAX
         self._running_count = 0
         self._held_size = 0
-        self._pace = Pace(broker.clock)
+        self._pace = Pace(context.clock)
         self._resting = False
         self._failing: set[Topic] = set()  # the disk gave an error, and it is tried again
         self.read_count = 0
@@ -127,7 +128,7 @@ class Reads:
             self._begin(read)
         else:
             known = {topic.name: Known(topic.instance, end - 1)}
-            poll = self._broker.polls.wait(known, None, SYNC_WAIT_NS)
+            poll = self._polls.wait(known, None, SYNC_WAIT_NS)
             poll.ticket.add(lambda _: self._begin_synced(read))
         return read
 
@@ -214,24 +215,24 @@ class Reads:
         self._running_count += 1
         self._hold(read, size_max)
         work = partial(log.read_range, read.start, read.end, size_max, raw)
-        self._broker.disk.submit(work, partial(self._done, read))
+        self._disk.submit(work, partial(self._done, read))
 
     def _rest(self) -> bool:
         """Whether clients come first now; then it goes on by itself later."""
         wait_ns = self._pace.wait_ns()
         if wait_ns:
             self._resting = True
-            self._broker.turns.after(wait_ns, self._rested)
+            self._turns.after(wait_ns, self._rested)
         return self._resting
 
     def _rested(self) -> None:
         self._resting = False
         self._go_on()
 
-    def _done(self, read: Read, found: Range | None, error: BaseException | None) -> None:
+    def _done(self, read: Read, found: Range | None, error: Exception | None) -> None:
         self._running_count -= 1
         if found is None:
-            failure = error if isinstance(error, Exception) else OSError(str(error))
+            failure = error or OSError("not read")
             self._failed(read, failure)
             read.settle(failure)
         else:
@@ -239,12 +240,12 @@ class Reads:
             self._found(read, found, found.size)
         self._go_on()
 
-    def _failed(self, read: Read, error: BaseException) -> None:
+    def _failed(self, read: Read, error: Exception) -> None:
         """The reader gets the error and may come back or not: see by ourselves when it is over."""
-        topic, retries = read.topic, self._broker.retries
+        topic, retries = read.topic, self._retries
         source = f"topic={topic.name}: reading by index"
 
-        def seen(_: Range | None, error: BaseException | None) -> None:
+        def seen(_: Range | None, error: Exception | None) -> None:
             if error is None or topic.closed:
                 self._failing.discard(topic)
                 retries.worked(source)
@@ -253,7 +254,7 @@ class Reads:
 
         def again() -> None:
             work = partial(topic.log.read_range, read.start, read.end, 1)
-            self._broker.disk.submit(work, seen)
+            self._disk.submit(work, seen)
 
         if topic not in self._failing and not topic.closed:
             self._failing.add(topic)

@@ -13,25 +13,22 @@ Rule 4: a staging goes when its batch is published, when it is aborted, or when 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from penstock.core.ticket import Ticket, after, settled
-from penstock.engine.staging.lane import Lane
+from penstock.engine.base import BaseTopic
+from penstock.engine.disk import Lane
+from penstock.engine.shared import Shared
 from penstock.engine.staging.ledger import Ledger
 from penstock.engine.staging.losses import StagingLosses
 from penstock.engine.staging.publication import Outcome, Publication
-from penstock.engine.staging.recovery import check_versions, open_stagings
 from penstock.engine.staging.staging import Coming, Staged
 from penstock.errors import StagingError, UncutError
 from penstock.storage.damage import DamageKind
 from penstock.storage.ledger import ANY_WINNERS
 from penstock.storage.staging import SEAL_SIZE, Key, Seal, StagingStore, crc_of, encode_seal
 from penstock.storage.staging_notes import Noted, StagingNotes
-
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
 
 log = logging.getLogger(__name__)
 
@@ -54,20 +51,29 @@ UPKEEP_INTERVAL_NS = 5_000_000_000
 class Staging:
     """All stagings of a node, and what becomes of them."""
 
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
-        self._disk = Lane(broker.disk, WORK_COUNT_MAX)
-        self.publishing_disk = Lane(broker.disk, WORK_COUNT_MAX)
-        self.store = StagingStore(broker.files, broker.data.staging)
-        self.notes = StagingNotes(broker.files, broker.data.staging_notes)
+    def __init__(
+        self,
+        shared: Shared,
+        topics: Mapping[str, BaseTopic],
+        create_topic: Callable[[str], tuple[BaseTopic, Ticket]],
+    ) -> None:
+        context = self._context = shared.context
+        self.shared = shared
+        self.topics = topics
+        self.create_topic = create_topic
+        self._health = shared.health
+        self._disk = Lane(context.disk, WORK_COUNT_MAX)
+        self.publishing_disk = Lane(context.disk, WORK_COUNT_MAX)
+        self.store = StagingStore(context.files, context.data.staging)
+        self.notes = StagingNotes(context.files, context.data.staging_notes)
         self.ledger = Ledger(
-            broker.files,
-            f"{broker.data.staging}/ledger",
-            broker.disk,
-            broker.clock,
+            context.files,
+            f"{context.data.staging}/ledger",
+            context.disk,
+            context.clock,
             self._heard,
             self.notes,
-            partial(broker.damage.report, DamageKind.LEDGER),
+            partial(shared.damage.report, DamageKind.LEDGER),
         )
         self.size = 0  # of all files, with what is on its way
         self.pending_size = 0
@@ -89,14 +95,6 @@ class Staging:
 
     # Start
 
-    def check_versions(self) -> None:
-        """StorageError if a later version has staged rows; blocking."""
-        check_versions(self)
-
-    def open(self) -> None:
-        """Find what an earlier process left; blocking."""
-        open_stagings(self)
-
     def find(self, key: Key) -> Staged | None:
         return self._staged.get(key)
 
@@ -107,11 +105,11 @@ class Staging:
                 publication = Publication.recovered(self, query, state.intent, self._numbered())
                 self.publications[query] = publication
         tickets = [publication.run() for publication in self.publications.values()]
-        self.recovered = after(*tickets, settled())
+        self.recovered = after(*tickets)
 
     def start(self) -> None:
         """Begin the rounds."""
-        self.broker.turns.after(UPKEEP_INTERVAL_NS, self._upkeep)
+        self._context.turns.after(UPKEEP_INTERVAL_NS, self._upkeep)
 
     def _numbered(self) -> dict[int, Staged]:
         return {staged.number: staged for staged in self._staged.values()}
@@ -126,7 +124,7 @@ class Staging:
         coming = Coming(part, topic, deferred, count, body, crc_of(body))
         staged = self._staged.get(key)
         if staged is not None:
-            staged.touched_ns = self.broker.clock.monotonic_ns()
+            staged.touched_ns = self._context.clock.monotonic_ns()
             known = staged.known(coming)
             if known is not None:
                 return known
@@ -142,9 +140,9 @@ class Staging:
         return coming.ticket
 
     def _refuse(self, key: Key) -> None:
-        if self.broker.exiting:
+        if self._context.supervisor.exiting:
             raise StagingError("EXITING")
-        refusal = self.broker.health_of_disk.refusal()
+        refusal = self._health.refusal()
         if refusal is not None:
             raise StagingError("DISK_FULL", str(refusal))
         self.ledger.refuse(key.query, key.batch)
@@ -153,7 +151,7 @@ class Staging:
         self.losses.refuse(key)
 
     def _refuse_size(self, coming: Coming) -> None:
-        if self.size + coming.weight > self.broker.options.max_staging_bytes:
+        if self.size + coming.weight > self._context.options.max_staging_bytes:
             raise StagingError("STAGING_FULL", "--max-staging-bytes are staged")
         if self.kept_part_count >= PART_COUNT_MAX:
             raise StagingError("STAGING_FULL", "too many parts")
@@ -164,8 +162,8 @@ class Staging:
         if len(self._staged) >= STAGING_COUNT_MAX:
             raise StagingError("STAGING_FULL", "too many stagings")
         # The stamp never goes back, also over restarts: nor does a number.
-        self.number = max(self.number + 1, self.broker.stamp() // 1_000_000)
-        clock = self.broker.clock
+        self.number = max(self.number + 1, self.shared.identity.stamp() // 1_000_000)
+        clock = self._context.clock
         staged = Staged(self.number, key, clock.wall_ns(), clock.monotonic_ns())
         self.add(staged)
         return staged
@@ -208,7 +206,7 @@ class Staging:
         staged.synced_size = size
 
     def _written(
-        self, staged: Staged, batch: list[Coming], size: int | None, error: BaseException | None
+        self, staged: Staged, batch: list[Coming], size: int | None, error: Exception | None
     ) -> None:
         staged.writing = False
         if size is None:
@@ -249,11 +247,11 @@ class Staging:
         if not (staged.parts or staged.coming or staged.seal) and self._is_kept(staged):
             self._drop([staged])
 
-    def _failed(self, error: BaseException | None) -> Exception:
+    def _failed(self, error: Exception | None) -> Exception:
         self.error_count += 1
-        failure = error if isinstance(error, Exception) else OSError(str(error))
+        failure = error or OSError("not written")
         if not isinstance(failure, StagingError):
-            self.broker.set_health(failure)
+            self._health.heard(failure)
         return failure
 
     # Sealing
@@ -266,7 +264,7 @@ class Staging:
             if part_count:
                 raise StagingError("STAGING_NOT_FOUND", "no part of it is here")
             staged = self._make(key)
-        staged.touched_ns = self.broker.clock.monotonic_ns()
+        staged.touched_ns = self._context.clock.monotonic_ns()
         told = Seal(part_count, count)
         if staged.sealing is not None:
             if staged.told != told:
@@ -302,7 +300,7 @@ class Staging:
         return []
 
     def _sealed(
-        self, staged: Staged, told: Seal, bad: list[int] | None, error: BaseException | None
+        self, staged: Staged, told: Seal, bad: list[int] | None, error: Exception | None
     ) -> None:
         ticket, staged.sealing = staged.sealing, None
         assert ticket is not None
@@ -345,7 +343,7 @@ class Staging:
             if publication.digest != digest:
                 raise StagingError("WINNERS_DIFFER", "the batch is being published with others")
             return publication.run(), Outcome(publication.count, False)
-        if self.broker.exiting:
+        if self._context.supervisor.exiting:
             raise StagingError("EXITING")
         without = self.ledger.given_up(query, batch)
         kept = [winner for winner in sorted(winners) if winner not in without]
@@ -410,7 +408,7 @@ class Staging:
         publication = self.publications.get(key.query)
         if self.is_published(key) or (publication is not None and staged in publication.members):
             return False
-        winners = self.ledger.winners_here(key.query, key.batch, self.broker.node_uuid)
+        winners = self.ledger.winners_here(key.query, key.batch, self.shared.identity.uuid)
         return (key.partition, key.attempt) not in winners
 
     def _drop(self, gone: list[Staged]) -> None:
@@ -442,12 +440,12 @@ class Staging:
         self.notes.forget(numbers, 0, sync=not published)
         self.store.remove(numbers)
 
-    def heard_removal(self, _: None, error: BaseException | None) -> None:
+    def heard_removal(self, _: None, error: Exception | None) -> None:
         if error is not None:
             self._failed(error)
 
     def _upkeep(self) -> None:
-        if self.broker.exiting:
+        if self._context.supervisor.exiting:
             return
         try:
             self._expire()
@@ -455,10 +453,10 @@ class Staging:
                 publication.run()  # one that failed is tried again, asked for or not
         except Exception:
             log.exception("staging: unexpected")
-        self.broker.turns.after(UPKEEP_INTERVAL_NS, self._upkeep)
+        self._context.turns.after(UPKEEP_INTERVAL_NS, self._upkeep)
 
     def _expire(self) -> None:
-        limit_ns = self.broker.clock.monotonic_ns() - self.broker.options.staging_timeout_ns
+        limit_ns = self._context.clock.monotonic_ns() - self._context.options.staging_timeout_ns
         old = [
             staged
             for staged in self._staged.values()
@@ -484,19 +482,19 @@ class Staging:
         done = state.published if state is not None else None
         return done is not None and key.batch <= done.batch
 
-    def _heard(self, error: BaseException | None) -> None:
+    def _heard(self, error: Exception | None) -> None:
         if error is not None:
             self.error_count += 1
-            self.broker.set_health(error)
+            self._health.heard(error)
 
     def look_at_notes(self) -> None:
         """While the notes cannot be written, say so and try again."""
         problem = self.notes.problem
         if problem is None:
-            self.broker.health_of_disk.working("staging.notes")
+            self._health.working("staging.notes")
         else:
-            self.broker.health_of_disk.failing("staging.notes", problem)
-            self.broker.disk.submit(self.notes.mend, lambda _result, _error: None)
+            self._health.failing("staging.notes", problem)
+            self._context.disk.submit(self.notes.mend, lambda _result, _error: None)
 
     def check(self) -> None:
         """Raise AssertionError if the counts disagree; tests call it."""

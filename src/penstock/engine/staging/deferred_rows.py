@@ -16,16 +16,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
-from penstock.core.ticket import Ticket, after, settled
+from penstock.core.ticket import Ticket, after
 from penstock.engine.deferred.slot import SlotFile
 from penstock.engine.deferred.writer import Rows
+from penstock.engine.shared import Shared
 from penstock.engine.topic import Topic
 from penstock.errors import StagingError, UncutError
-
-if TYPE_CHECKING:
-    from penstock.engine.broker import Broker
 
 # Rows put in one turn, and runs of rows that go to the same file: half a millisecond.
 ROW_COUNT_MAX = 1024
@@ -37,9 +34,10 @@ SYNC_LOOK_NS = 2_000_000
 class StagedRows:
     """What one publication has in slot files."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._deferred = broker.deferred
+    def __init__(self, shared: Shared) -> None:
+        self._turns = shared.context.turns
+        self._health = shared.health
+        self._deferred = shared.deferred
         self._sizes: dict[SlotFile, int] = {}  # pinned; how much of each must be synced
         self._firsts: list[int] = []  # ascending
         self._counts: list[int] = []
@@ -57,13 +55,13 @@ class StagedRows:
         self._present = set()
         self._looked = []
         if stamps:
-            self._looked = [file for file in self._deferred.slot_files() if file.begun]
+            self._looked = [file for file in self._deferred.table.files.values() if file.begun]
             for file in self._looked:
                 self._pin(file)
 
     def find(self) -> None:
         """Find out which rows are there, and sync them; on another thread."""
-        store = self._deferred.store
+        store = self._deferred.table.store
         for file in self._looked:
             if not store.files.exists(store.path(file.name.slot_file)):
                 continue
@@ -80,7 +78,7 @@ class StagedRows:
 
     def _sync_found(self, file: SlotFile) -> None:
         # Nobody appends to a file of an earlier process, and nobody else syncs it.
-        store = self._deferred.store
+        store = self._deferred.table.store
         if file.number in self._distrusted:
             store.rewrite(file.name)
             return
@@ -99,23 +97,23 @@ class StagedRows:
         return ticket
 
     def _put_some(self, topic: Topic, rows: Rows, time_ns: int, whole: Ticket) -> None:
-        refusal = self._broker.health_of_disk.refusal()
+        refusal = self._health.refusal()
         if refusal is not None or self.stuck is not None:
             whole.settle(refusal or self.stuck)
             return
         tickets: dict[SlotFile, Ticket] = {}
         end = rows.stamp + ROW_COUNT_MAX
-        name = topic.name.encode()
+        name, writer = topic.name.encode(), self._deferred.writer
         for _ in range(RUN_COUNT_MAX):
             self._skip_present(rows, end)
             if not rows.left or rows.stamp >= end:
                 break
             count_max = self._absent_count(rows.stamp, end)
-            file, ticket = self._deferred.defer_rows(name, topic.instance, rows, count_max, time_ns)
+            file, ticket = writer.defer_rows(name, topic.instance, rows, count_max, time_ns)
             tickets[file] = ticket
             self._pin(file)
         go_on = partial(self._put_on, topic, rows, time_ns, whole, list(tickets))
-        after(*tickets.values(), settled()).add(go_on)
+        after(*tickets.values()).add(go_on)
 
     def _skip_present(self, rows: Rows, end: int) -> None:
         while self._present and rows.left and rows.stamp in self._present and rows.stamp < end:
@@ -145,7 +143,7 @@ class StagedRows:
         if ticket.error is not None or not rows.left:
             whole.settle(ticket.error)
         else:
-            self._broker.turns.soon(partial(self._put_some, topic, rows, time_ns, whole))
+            self._turns.soon(partial(self._put_some, topic, rows, time_ns, whole))
 
     def _pin(self, file: SlotFile) -> None:
         if file not in self._sizes:
@@ -164,19 +162,19 @@ class StagedRows:
         if self._is_synced():
             ticket.settle()
         else:
-            self._deferred.sync(partial(self._synced, ticket))
+            self._deferred.writer.syncing.sync(partial(self._synced, ticket))
 
     def _is_synced(self) -> bool:
         return all(file.synced_size >= size for file, size in self._sizes.items())
 
-    def _synced(self, ticket: Ticket, error: BaseException | None) -> None:
+    def _synced(self, ticket: Ticket, error: Exception | None) -> None:
         if self._is_synced():
             ticket.settle()
         elif error is not None:
-            ticket.settle(error if isinstance(error, Exception) else OSError(str(error)))
+            ticket.settle(error)
         else:
             # Somebody else's sync of a file is under way, which may not cover our rows.
-            self._broker.turns.after(SYNC_LOOK_NS, partial(self._sync, ticket))
+            self._turns.after(SYNC_LOOK_NS, partial(self._sync, ticket))
 
     def release(self) -> None:
         """The publication is through."""

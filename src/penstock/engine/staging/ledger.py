@@ -70,7 +70,7 @@ class Ledger:
         path: str,
         disk: Disk,
         clock: Clock,
-        health: Callable[[BaseException | None], None],
+        health: Callable[[Exception | None], None],
         notes: StagingNotes,
         report: Callable[[str], None],
     ) -> None:

@@ -41,7 +41,7 @@ class StagingLosses:
         staging = self._staging
         if key in self.lost:
             return StagingError("STAGING_LOST", self.lost[key].lost)
-        winners = staging.ledger.winners_here(key.query, key.batch, staging.broker.node_uuid)
+        winners = staging.ledger.winners_here(key.query, key.batch, staging.shared.identity.uuid)
         publication = staging.publications.get(key.query)
         begun = publication is not None and publication.batch == key.batch
         if begun or (key.partition, key.attempt) in winners:
@@ -59,7 +59,7 @@ class StagingLosses:
         numbers = [self.lost.pop(key).number for key in gone]
         if numbers:
             note = partial(self._staging.notes.forget, numbers, 0, sync=True)
-            self._staging.broker.disk.submit(note, self._staging.heard_removal)
+            self._staging.shared.context.disk.submit(note, self._staging.heard_removal)
 
     # What an admin does
 

@@ -74,7 +74,8 @@ class Publication:
         self.waiting = False  # for its turn to run
         self.void_count = 0
         self._staging = staging
-        self._broker = staging.broker
+        self._shared = staging.shared
+        self._context = staging.shared.context
         self._ticket: Ticket | None = None
         self._intent: Intent | None = None
         self._published = False
@@ -87,7 +88,7 @@ class Publication:
         self._window_count = 0
         self._error: Exception | None = None
         self._told = ""  # the error that was logged last
-        self._rows = StagedRows(staging.broker)
+        self._rows = StagedRows(staging.shared)
 
     @staticmethod
     def digest_of(winners: Iterable[tuple[int, str]]) -> str:
@@ -172,21 +173,21 @@ class Publication:
         known = self._staging.losses.lost
         unknown = [member for member in self.lost if self._key(member) not in known]
         if unknown:
-            self._broker.damage.report(
+            self._shared.damage.report(
                 DamageKind.STAGING,
                 f"query={self.query} batch={self.batch}: {len(unknown)} of the stagings that were "
                 "being published are missing; the batch is held back",
             )
 
     def _make_topics(self) -> None:
-        made = [self._broker.create_topic(name)[1] for name in self._topic_names()]
-        after(*made, settled()).add(self._topics_made)
+        made = [self._staging.create_topic(name)[1] for name in self._topic_names()]
+        after(*made).add(self._topics_made)
 
     def _topic_names(self) -> set[str]:
         return {part.topic for staged in self.members for part in staged.parts.values()}
 
     def _topics_made(self, ticket: Ticket) -> None:
-        topics = {name: self._broker.topics.get(name) for name in self._topic_names()}
+        topics = {name: self._staging.topics.get(name) for name in self._topic_names()}
         bounds = {
             name: Bound(topic.instance, topic.end)
             for name, topic in topics.items()
@@ -198,7 +199,7 @@ class Publication:
         members = tuple(Member(staged.number, *staged.key[2:]) for staged in self.members)
         intent = Intent(
             self.batch,
-            self._broker.clock.wall_ns(),
+            self._context.clock.wall_ns(),
             self.count,
             members,
             bounds,
@@ -212,8 +213,8 @@ class Publication:
         for staged in self.members:
             for part in staged.parts.values():
                 if part.deferred:
-                    stamp = stamps[staged.number, part.part] = self._broker.stamp()
-                    self._broker.raise_stamp(stamp + part.count)
+                    stamp = stamps[staged.number, part.part] = self._shared.identity.stamp()
+                    self._shared.identity.raise_stamp(stamp + part.count)
         return stamps
 
     def _bind(self, intent: Intent) -> None:
@@ -235,7 +236,7 @@ class Publication:
     def _topic(self, name: str) -> Topic | None:
         """The topic as it was bound; None if it was deleted since."""
         assert self._intent is not None
-        topic = self._broker.topics.get(name)
+        topic = self._staging.topics.get(name)
         if not isinstance(topic, Topic) or topic.instance != self._intent.topics[name].instance:
             return None
         return topic
@@ -277,9 +278,9 @@ class Publication:
         self._rows.find()
         return found
 
-    def _found(self, found: set[int] | None, error: BaseException | None) -> None:
+    def _found(self, found: set[int] | None, error: Exception | None) -> None:
         if found is None:
-            self._stop(_failure(error))
+            self._stop(error or OSError("not read"))
         else:
             self._begin(found)
 
@@ -298,7 +299,7 @@ class Publication:
     # Appending
 
     def _go_on(self) -> None:
-        if self._broker.exiting and self._error is None:
+        if self._context.supervisor.exiting and self._error is None:
             self._error = StagingError("EXITING")
         if self._reading or self._syncing or not self.running:
             return
@@ -324,11 +325,11 @@ class Publication:
         self._staging.publishing_disk.submit(read, partial(self._have_read, batch))
 
     def _have_read(
-        self, batch: list[Source], bodies: list[bytes] | None, error: BaseException | None
+        self, batch: list[Source], bodies: list[bytes] | None, error: Exception | None
     ) -> None:
         if bodies is None:
             self._reading = False
-            self._error = _failure(error)
+            self._error = error or OSError("not read")
             self._go_on()
             return
         touched: set[Topic] = set()
@@ -363,12 +364,12 @@ class Publication:
         self._window_count -= 1
         self._window_size -= record.size
         if ticket.error is not None:
-            if topic.closed and not self._broker.exiting:
+            if topic.closed and not self._context.supervisor.exiting:
                 self.void_count += record.count
             elif self._error is None:
                 self._error = ticket.error
         # Not at once: this may be called from the middle of the topic's flush.
-        self._broker.turns.soon(self._go_on)
+        self._context.turns.soon(self._go_on)
 
     # The end
 
@@ -441,14 +442,14 @@ class Publication:
 
     def _heard(self, error: Exception | None) -> None:
         """Damage is reported once; what the disk cannot do at the moment shows in /ping."""
-        health, source = self._broker.health_of_disk, f"query={self.query}"
+        health, source = self._shared.health, f"query={self.query}"
         if isinstance(error, OSError):
-            if not self._broker.exiting:
+            if not self._context.supervisor.exiting:
                 health.failing(source, error)
             return
         health.working(source)
         if isinstance(error, DamagedPartError):
-            self._broker.damage.report(
+            self._shared.damage.report(
                 DamageKind.STAGING, error.text, path=error.path, messages=error.count
             )
 
@@ -463,7 +464,3 @@ class Publication:
 
 def _partition_of(staged: Staged) -> tuple[int, str]:
     return staged.key.partition, staged.key.attempt
-
-
-def _failure(error: BaseException | None) -> Exception:
-    return error if isinstance(error, Exception) else OSError(str(error))

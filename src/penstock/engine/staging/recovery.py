@@ -18,41 +18,39 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from penstock.engine.staging.area import Staging
 from penstock.engine.staging.staging import Staged
 from penstock.errors import StorageError
 from penstock.storage.damage import DamageKind
 from penstock.storage.ledger import Winner
-from penstock.storage.staging import FoundStaging, Key, Seal
+from penstock.storage.staging import FoundStaging, Key, Seal, StagingStore
 from penstock.storage.staging_notes import Noted
-
-if TYPE_CHECKING:
-    from penstock.engine.staging.area import Staging
 
 log = logging.getLogger(__name__)
 
 
 def check_versions(staging: Staging) -> None:
     """Look at the headers of staging files; blocking (Rule 1)."""
-    with _refusing(staging):
-        for number in staging.store.numbers():
-            staging.store.head(number)
+    store = staging.store
+    with _refusing(store):
+        for number in store.numbers():
+            store.head(number)
 
 
 def open_stagings(staging: Staging) -> None:
     """Read notes, ledger and staging files; blocking."""
-    with _refusing(staging):
+    with _refusing(staging.store):
         StagingOpening(staging).run()
 
 
 @contextmanager
-def _refusing(staging: Staging) -> Iterator[None]:
+def _refusing(store: StagingStore) -> Iterator[None]:
     """What the disk cannot read refuses the start (Rule 2)."""
     try:
         yield
     except OSError as error:
-        path = error.filename or staging.store.folder
+        path = error.filename or store.folder
         raise StorageError(
             f"staged rows cannot be read: {path}: {error.strerror or error}; nothing was removed"
         ) from error
@@ -63,10 +61,11 @@ class StagingOpening:
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
-        self._broker = staging.broker
+        self._node_uuid = staging.shared.identity.uuid
+        self._clock = staging.shared.context.clock
         self._store = staging.store
         self._notes = staging.notes
-        self._now_ns = self._broker.clock.wall_ns()
+        self._now_ns = self._clock.wall_ns()
 
     def run(self) -> None:
         self._notes.open()
@@ -145,7 +144,7 @@ class StagingOpening:
         decision = state.decision if state is not None else None
         if decision is None or decision.batch != key.batch:
             return None
-        mine = (self._broker.node_uuid, key.partition, key.attempt)
+        mine = (self._node_uuid, key.partition, key.attempt)
         for winner in decision.winners:
             if (winner.node, winner.partition, winner.attempt) == mine:
                 return winner
@@ -169,7 +168,7 @@ class StagingOpening:
         )
 
     def _add(self, found: FoundStaging) -> None:
-        self._staging.add(Staged.found(found, self._broker.clock.monotonic_ns()))
+        self._staging.add(Staged.found(found, self._clock.monotonic_ns()))
 
     # What should be there
 
@@ -192,7 +191,7 @@ class StagingOpening:
             if decision is None or (intent is not None and intent.batch == decision.batch):
                 continue
             for partition, attempt in staging.ledger.winners_here(
-                query, decision.batch, self._broker.node_uuid
+                query, decision.batch, self._node_uuid
             ):
                 key = Key(query, decision.batch, partition, attempt)
                 gone = staging.find(key) is None and key not in staging.losses.lost
@@ -208,7 +207,7 @@ class StagingOpening:
         self._report(text, path=path, messages=noted.seal.count)
 
     def _report(self, text: str, *, messages: int | None, path: str = "") -> None:
-        self._broker.damage.report(DamageKind.STAGING, text, path=path, messages=messages)
+        self._staging.shared.damage.report(DamageKind.STAGING, text, path=path, messages=messages)
 
 
 def told(key: Key) -> str:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from penstock.core.block import Block
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import READ_SIZE, REDELIVERY_SIZE, Channel
-from penstock.engine.disk import Done
+from penstock.engine.disk import Disk, Done
 from penstock.engine.ephemeral import EphemeralChannel
 
 COUNT_MAX = 100
@@ -82,7 +82,7 @@ class _Look:
         return at >= 0 and self.skipped[at][0] <= index < self.skipped[at][1]
 
 
-def peek(channel: Channel, count: int, size_max: int, done: Done[list[Peeked]]) -> None:
+def peek(channel: Channel, count: int, size_max: int, disk: Disk, done: Done[list[Peeked]]) -> None:
     """Find the oldest unfinished messages of ``channel``; ``done`` gets them on the loop."""
     window, topic = channel.window, channel.topic
     look = _Look(
@@ -96,7 +96,7 @@ def peek(channel: Channel, count: int, size_max: int, done: Done[list[Peeked]]) 
     if isinstance(channel, EphemeralChannel):
         done(_in_memory(channel, look), None)
     else:
-        topic.broker.disk.submit(partial(_in_files, topic, look), done)
+        disk.submit(partial(_in_files, topic, look), done)
 
 
 def _in_memory(channel: EphemeralChannel, look: _Look) -> list[Peeked]:

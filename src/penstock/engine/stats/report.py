@@ -14,12 +14,14 @@ and lets the loop deliver messages in between (R9).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
+from penstock.engine.base import BaseTopic
+from penstock.engine.channel import Channel
+from penstock.engine.parts import Parts
 from penstock.engine.stats.latency import in_words
 from penstock.engine.stats.memory import Memory
-from penstock.engine.views import BrokerView, ChannelView, ConnectionView, TopicView
 from penstock.record import record
 from penstock.version import NSQ_VERSION, matched_line
 from penstock.wire import gojson
@@ -27,6 +29,23 @@ from penstock.wire import gojson
 _SECOND_NS = 1_000_000_000
 # In nsqd's order; those that are 0 are left out.
 _LOCALITIES = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
+
+
+class Client(Protocol):
+    """A connected client."""
+
+    @property
+    def pub_counts(self) -> Mapping[str, int]: ...
+    def stats(self, topic: str) -> dict[str, Any]: ...
+
+
+@record
+class Source:
+    """What the numbers are taken from."""
+
+    parts: Parts
+    clients: Collection[Client]
+    memory: Memory
 
 
 @record
@@ -39,27 +58,13 @@ class Selection:
     include_memory: bool = True
 
 
-def snapshot(broker: BrokerView, wanted: Selection, memory: Memory) -> dict[str, Any]:
-    """All of it at once, for few topics; with thousands of channels take the pieces."""
-    topics = _topics(broker, wanted)
-    stats = _summary(broker, wanted, memory)
-    if topics is None:
-        return stats | {"topics": None}
-    stats["topics"] = [
-        _topic(topic, [_channel(channel, wanted) for channel in _channels(topic, wanted)])
-        for topic in topics
-    ]
-    stats["producers"] = [_client(client, wanted) for client in _producers(broker, wanted)] or None
-    return stats
-
-
-def json_pieces(broker: BrokerView, wanted: Selection, memory: Memory) -> Iterator[bytes]:
-    """The JSON of ``snapshot()``, piece by piece: other work may be done between two.
+def json_pieces(source: Source, wanted: Selection) -> Iterator[bytes]:
+    """The JSON of /stats, piece by piece: other work may be done between two.
 
     A piece is at most a channel with its clients.  Each shows its own moment, as in nsqd.
     """
-    topics = _topics(broker, wanted)
-    summary = gojson.encode(_summary(broker, wanted, memory) | {"topics": [], "producers": []})
+    topics = _topics(source, wanted)
+    summary = gojson.encode(_summary(source, wanted) | {"topics": [], "producers": []})
     head, _, rest = summary.partition(b'"topics":[]')
     middle, _, tail = rest.partition(b'"producers":[]')
     yield head + b'"topics":'
@@ -73,10 +78,10 @@ def json_pieces(broker: BrokerView, wanted: Selection, memory: Memory) -> Iterat
         yield from _listed(_channel(channel, wanted) for channel in _channels(topic, wanted))
         yield b"]" + closing
     yield b"]" + middle + b'"producers":'
-    producers = _producers(broker, wanted)
+    producers = _producers(source, wanted)
     if producers:
         yield b"["
-        yield from _listed(_client(client, wanted) for client in producers)
+        yield from _listed(client.stats(wanted.topic) for client in producers)
         yield b"]" + tail
     else:
         yield b"null" + tail
@@ -87,30 +92,32 @@ def _listed(values: Iterable[dict[str, Any]]) -> Iterator[bytes]:
         yield b"," + gojson.encode(value) if at else gojson.encode(value)
 
 
-def _summary(broker: BrokerView, wanted: Selection, memory: Memory) -> dict[str, Any]:
+def _summary(source: Source, wanted: Selection) -> dict[str, Any]:
     """Everything but topics and producers, with their places kept."""
+    parts = source.parts
     stats: dict[str, Any] = {
         "version": NSQ_VERSION,
-        "health": broker.health,
-        "start_time": broker.start_time,
+        "health": parts.health.text,
+        "start_time": parts.broker.start_time,
         "topics": None,
     }
     if wanted.include_memory:
-        stats["memory"] = memory.figures()
+        stats["memory"] = source.memory.figures()
     stats["producers"] = None
-    if damage := broker.damage.summary:
+    if damage := parts.damage.summary:
         stats["damage"] = damage
-    if patterns := broker.patterns.stats:
+    if patterns := parts.patterns.stats:
         stats["patterns"] = patterns
     return stats
 
 
-def _topics(broker: BrokerView, wanted: Selection) -> list[TopicView] | None:
+def _topics(source: Source, wanted: Selection) -> list[BaseTopic] | None:
     """The topics by name; None if the topic filter matches nothing."""
+    known = source.parts.broker.topics
     if not wanted.topic:
-        topics = [topic for _, topic in sorted(broker.topics.items())]
-    elif wanted.topic in broker.topics:
-        topics = [broker.topics[wanted.topic]]
+        topics = [topic for _, topic in sorted(known.items())]
+    elif wanted.topic in known:
+        topics = [known[wanted.topic]]
     else:
         return None
     if wanted.channel:
@@ -118,20 +125,20 @@ def _topics(broker: BrokerView, wanted: Selection) -> list[TopicView] | None:
     return topics
 
 
-def _channels(topic: TopicView, wanted: Selection) -> list[ChannelView]:
+def _channels(topic: BaseTopic, wanted: Selection) -> list[Channel]:
     """The topic's channels by name; the channel asked for may have gone since."""
     return [
         channel for name, channel in sorted(topic.channels.items()) if wanted.channel in ("", name)
     ]
 
 
-def _producers(broker: BrokerView, wanted: Selection) -> list[ConnectionView]:
+def _producers(source: Source, wanted: Selection) -> list[Client]:
     if not wanted.include_clients:
         return []
-    return [client for client in list(broker.clients) if client.pub_counts]
+    return [client for client in list(source.clients) if client.pub_counts]
 
 
-def _topic(topic: TopicView, channels: list[dict[str, Any]]) -> dict[str, Any]:
+def _topic(topic: BaseTopic, channels: list[dict[str, Any]]) -> dict[str, Any]:
     stats = {
         "topic_name": topic.name,
         "channels": channels,
@@ -148,8 +155,8 @@ def _topic(topic: TopicView, channels: list[dict[str, Any]]) -> dict[str, Any]:
     return stats
 
 
-def _channel(channel: ChannelView, wanted: Selection) -> dict[str, Any]:
-    clients = channel.clients
+def _channel(channel: Channel, wanted: Selection) -> dict[str, Any]:
+    clients = [consumer.client for consumer in channel.consumers]
     stats: dict[str, Any] = {
         "channel_name": channel.name,
         "depth": channel.depth,
@@ -165,7 +172,7 @@ def _channel(channel: ChannelView, wanted: Selection) -> dict[str, Any]:
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
         "client_count": len(clients),
-        "clients": [_client(c, wanted) for c in clients] if wanted.include_clients else None,
+        "clients": [c.stats(wanted.topic) for c in clients] if wanted.include_clients else None,
         "paused": channel.paused,
         "e2e_processing_latency": channel.latency.as_json(),
     }
@@ -174,65 +181,14 @@ def _channel(channel: ChannelView, wanted: Selection) -> dict[str, Any]:
     return stats
 
 
-def _client(client: ConnectionView, wanted: Selection) -> dict[str, Any]:
-    stats: dict[str, Any] = {
-        "client_id": client.client_id,
-        "hostname": client.hostname,
-        "version": "V2",
-        "remote_address": client.remote_address,
-        "state": client.state,
-        "ready_count": client.ready_count,
-        "in_flight_count": client.in_flight_count,
-        "message_count": client.message_count,
-        "finish_count": client.finish_count,
-        "requeue_count": client.requeue_count,
-        "connect_ts": client.connect_time,
-        "sample_rate": client.sample_rate,
-        "deflate": client.deflate,
-        "snappy": client.snappy,
-        "user_agent": client.user_agent,
-    }
-    if client.authed:
-        stats["authed"] = True
-        identity = {"auth_identity": client.auth_identity}
-        identity["auth_identity_url"] = client.auth_identity_url
-        stats |= {name: value for name, value in identity.items() if value}
-    stats["topology_zone"] = client.topology_zone
-    stats["topology_region"] = client.topology_region
-    if pub_counts := _pub_counts(client.pub_counts, wanted.topic):
-        stats["pub_counts"] = pub_counts
-    tls = client.tls
-    stats |= {
-        "tls": tls is not None,
-        "tls_cipher_suite": tls.cipher_suite if tls is not None else "",
-        "tls_version": tls.version if tls is not None else "",
-        "tls_negotiated_protocol": tls.protocol if tls is not None else "",
-        # Go calls every protocol mutual that came out of a handshake.
-        "tls_negotiated_protocol_is_mutual": tls is not None,
-    }
-    return stats
-
-
-def _pub_counts(pub_counts: Mapping[str, int], topic_name: str) -> list[dict[str, Any]]:
-    """At most one entry, as in nsqd: of the filtered topic, else of any."""
-    for topic, count in pub_counts.items():
-        if not topic_name or topic == topic_name:
-            return [{"topic": topic, "count": count}]
-    return []
-
-
-def text_pieces(
-    broker: BrokerView, wanted: Selection, memory: Memory, now_ns: int
-) -> Iterator[bytes]:
+def text_pieces(source: Source, wanted: Selection, now_ns: int) -> Iterator[bytes]:
     """What /stats shows to people, byte by byte nsqd's; piece by piece as above."""
-    for lines in _text(broker, wanted, memory, now_ns):
+    for lines in _text(source, wanted, now_ns):
         yield "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
 
 
-def _text(
-    broker: BrokerView, wanted: Selection, memory: Memory, now_ns: int
-) -> Iterator[list[str]]:
-    summary = _summary(broker, wanted, memory)
+def _text(source: Source, wanted: Selection, now_ns: int) -> Iterator[list[str]]:
+    summary = _summary(source, wanted)
     start_time = summary["start_time"]
     head = [
         matched_line("nsqd"),
@@ -248,17 +204,17 @@ def _text(
     if "memory" in summary:
         head.append("\nMemory:")
         head += [f"   {name:<25}\t{value}" for name, value in summary["memory"].items()]
-    topics = _topics(broker, wanted)
+    topics = _topics(source, wanted)
     yield [*head, "\nTopics:" if topics else "\nTopics: None"]
     for at, topic in enumerate(topics or ()):
         # nsqd begins each topic's line with a newline; the first one ends the heading.
         yield ["\n" * bool(at) + _topic_line(_topic(topic, []))]
         for channel in _channels(topic, wanted):
             yield _channel_lines(_channel(channel, wanted), now_ns)
-    producers = [] if topics is None else _producers(broker, wanted)
+    producers = [] if topics is None else _producers(source, wanted)
     yield ["\nProducers:" if producers else "\nProducers: None"]
     for client in producers:
-        yield [f"   {_client_line(_client(client, wanted), now_ns)}"]
+        yield [f"   {_client_line(client.stats(wanted.topic), now_ns)}"]
 
 
 def _topic_line(topic: Mapping[str, Any]) -> str:

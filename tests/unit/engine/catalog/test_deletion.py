@@ -8,7 +8,6 @@ import logging
 
 import pytest
 
-from penstock.engine.broker import Broker
 from tests.crash.lossy import HOLES, KEEP, LOSE, PREFIX, Crashed
 from tests.support.engine import MINUTE, SECOND, Client, Engine
 
@@ -22,7 +21,7 @@ def used() -> Engine:
 
 
 def listed(engine: Engine) -> list[str]:
-    topics = json.loads(engine.files.read(engine.broker.data.metadata))["topics"] or []
+    topics = json.loads(engine.files.read(engine.data.metadata))["topics"] or []
     return [topic["name"] for topic in topics]
 
 
@@ -48,7 +47,7 @@ def test_a_delete_that_fails_leaves_the_topic_as_it_was(
     engine.advance(SECOND)
     engine.crash(KEEP)
     engine.start()
-    assert not engine.broker.damage.records
+    assert not engine.parts.damage.records
     assert engine.topic("t").instance == topic.instance and listed(engine) == ["t"]
     client = Client(engine, "t", "c", ready_count=10)
     engine.advance(2 * MINUTE)
@@ -62,7 +61,7 @@ def test_publishes_are_refused_while_a_topic_is_being_deleted() -> None:
     engine = used()
     topic = engine.topic("t")
     ticket = engine.broker.delete_topic("t")
-    for refused in (topic.publish([b"x"]), engine.broker.defer(topic, b"x", SECOND)):
+    for refused in (topic.publish([b"x"]), topic.defer(b"x", SECOND)):
         assert refused.done and str(refused.error) == "exiting"
     assert engine.broker.delete_topic("t") is ticket, "two deletes at once are one"
     assert engine.done(ticket) is None and "t" not in engine.broker.topics
@@ -74,11 +73,11 @@ def test_a_topic_that_is_still_being_made_can_be_deleted() -> None:
     engine = Engine()
     engine.broker.create_topic("t")
     assert engine.done(engine.broker.delete_topic("t")) is None
-    assert "t" not in engine.broker.topics and engine.broker.data.topic_folders() == []
+    assert "t" not in engine.broker.topics and engine.data.topic_folders() == []
     engine.files.fail("make_folder", errno.EIO)
     engine.broker.create_topic("u")
     assert engine.done(engine.broker.delete_topic("u")) is None
-    assert "u" not in engine.broker.topics and not engine.broker.healthy
+    assert "u" not in engine.broker.topics and engine.parts.health.problem is not None
 
 
 def test_a_delete_works_though_nsqd_dat_cannot_be_written() -> None:
@@ -86,13 +85,13 @@ def test_a_delete_works_though_nsqd_dat_cannot_be_written() -> None:
     engine = used()
     engine.files.fail("append", errno.ENOSPC)
     assert engine.done(engine.broker.delete_topic("t")) is None
-    assert engine.broker.data.topic_folders() == []
-    assert [folder.topic for folder in engine.broker.data.deleted_topics()] == ["t"]
+    assert engine.data.topic_folders() == []
+    assert [folder.topic for folder in engine.data.deleted_topics()] == ["t"]
     engine.crash(KEEP)
     engine.start()
     assert "t" not in engine.broker.topics and listed(engine) == []
-    assert engine.broker.data.deleted_topics() == []
-    assert not engine.broker.damage.records
+    assert engine.data.deleted_topics() == []
+    assert not engine.parts.damage.records
 
 
 @pytest.mark.parametrize("mode", [KEEP, LOSE, PREFIX, HOLES])
@@ -112,20 +111,19 @@ def test_a_delete_cut_at_any_step_is_done_or_not(mode: str) -> None:
             pass
         engine.crash(mode, step)
         engine.start()
-        assert not engine.broker.damage.records, (step, engine.broker.damage.records)
+        assert not engine.parts.damage.records, (step, engine.parts.damage.records)
         if "t" in engine.broker.topics:
             assert not answered and engine.topic("t").instance == instance, step
             assert list(engine.logged("t").values()) == [b"one", b"two"]
             assert set(engine.topic("t").channels) == {"c"}
         engine.settle()
-        assert engine.broker.data.deleted_topics() == []
+        assert engine.data.deleted_topics() == []
 
 
 def again(engine: Engine) -> int:
     """Delete and make t as earlier versions did when the rename failed: two folders are left."""
     topic = engine.topic("t")
-    broker: Broker = engine.broker
-    broker.drop_topic(topic)
+    engine.broker._drop(topic)
     engine.broker.create_topic("t")[0].create_channel("c")
     engine.settle()
     return topic.instance
@@ -153,13 +151,13 @@ def test_of_two_folders_the_newer_instance_wins_and_keeps_its_deferred_messages(
     engine.crash(KEEP)
     engine.start()
     assert engine.topic("t").instance == new != old
-    (record,) = engine.broker.damage.records
+    (record,) = engine.parts.damage.records
     assert record.kind == "topic" and record.topic == "t" and "two folders" in record.text
-    assert engine.files.exists(f"{engine.broker.data.topic_folder('t', old)}.old")
+    assert engine.files.exists(f"{engine.data.topic_folder('t', old)}.old")
     client = Client(engine, "t", "c", ready_count=10)
     engine.advance(2 * MINUTE)
     expected = {b"a", b"b", b"c"} | ({b"new"} if published else set())
     assert {received.body for received in client.take()} == expected
     engine.crash(KEEP)
     engine.start()
-    assert engine.topic("t").instance == new and len(engine.broker.damage.records) == 1
+    assert engine.topic("t").instance == new and len(engine.parts.damage.records) == 1

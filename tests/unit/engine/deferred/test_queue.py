@@ -66,10 +66,10 @@ def test_with_sync_every_1_the_ticket_waits_for_the_sync() -> None:
     """D-1: what is answered survives a power cut, if so configured."""
     world = World(sync_every=1)
     ticket = world.defer(SECOND, b"kept")
-    world.queue.flush()
+    world.queue.writer.flush()
     assert not ticket.done
     world.disk.drain()
-    assert ticket.done and world.queue.unsynced_count == 0
+    assert ticket.done and world.queue.writer.syncing.unsynced_count == 0
     world.restart("lose")
     world.clock.advance(SECOND)
     assert world.fire() == [b"kept"]
@@ -78,9 +78,9 @@ def test_with_sync_every_1_the_ticket_waits_for_the_sync() -> None:
 def test_messages_accepted_while_a_slot_is_written_go_in_the_next_write() -> None:
     world = World(sync_every=1)
     first = world.defer(SECOND, b"1")
-    world.queue.flush()
+    world.queue.writer.flush()
     second = world.defer(SECOND, b"2")
-    world.queue.flush()
+    world.queue.writer.flush()
     assert second is not first
     world.disk.step()  # the write
     world.disk.step()  # the counts, which the second write does not wait for
@@ -96,10 +96,10 @@ def test_pending_size_is_what_is_not_written_yet(world: World) -> None:
     assert world.queue.writer.pending_size > 1000
     world.flush()
     assert world.queue.writer.pending_size == 0
-    assert world.queue.unsynced_count == 1
-    world.queue.sync()
+    assert world.queue.writer.syncing.unsynced_count == 1
+    world.queue.writer.syncing.sync()
     world.disk.drain()
-    assert world.queue.unsynced_count == 0
+    assert world.queue.writer.syncing.unsynced_count == 0
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_failed_write_is_told_and_leaves_nothing_to_fire(sync_every: int, acti
     world.flush()
     assert ticket.done and ticket.error is not None
     world.put(SECOND, b"after")
-    assert world.queue.total == 2 and world.queue.writer.pending_size == 0
+    assert world.queue.tallies.total == 2 and world.queue.writer.pending_size == 0
     world.checkpoint()
     world.restart()
     world.clock.advance(SECOND)
@@ -133,7 +133,7 @@ def test_a_first_write_that_fails_leaves_no_file(world: World) -> None:
         world.flush()
         assert isinstance(ticket.error, OSError)
     world.checkpoint()
-    assert world.file_names() == [] and world.queue.slot_count == 0
+    assert world.file_names() == [] and len(world.queue.table.files) == 0
 
 
 def test_a_failed_background_sync_writes_the_file_anew(world: World) -> None:
@@ -141,14 +141,14 @@ def test_a_failed_background_sync_writes_the_file_anew(world: World) -> None:
     world.put(SECOND, b"kept")
     world.files.fail("sync", errno.EIO)
     outcomes: list[BaseException | None] = []
-    world.queue.sync(outcomes.append)
+    world.queue.writer.syncing.sync(outcomes.append)
     world.disk.drain()
-    assert isinstance(outcomes[0], OSError) and world.queue.unsynced_count == 1
+    assert isinstance(outcomes[0], OSError) and world.queue.writer.syncing.unsynced_count == 1
     world.put(SECOND, b"later")
     world.files.trace.clear()
-    world.queue.sync(outcomes.append)
+    world.queue.writer.syncing.sync(outcomes.append)
     world.disk.drain()
-    assert outcomes[1] is None and world.queue.unsynced_count == 0
+    assert outcomes[1] is None and world.queue.writer.syncing.unsynced_count == 0
     assert sum(line.startswith("rename") for line in world.files.trace) == 1
     world.restart("lose")
     world.clock.advance(SECOND)
@@ -159,15 +159,15 @@ def test_a_file_is_not_written_anew_while_something_is_on_its_way_into_it(world:
     """A copy made meanwhile would not hold it."""
     world.put(SECOND, b"a")
     world.files.fail("sync", errno.EIO)
-    world.queue.sync()
+    world.queue.writer.syncing.sync()
     world.defer(SECOND, b"b")
     world.disk.drain()
-    world.queue.sync()
+    world.queue.writer.syncing.sync()
     assert world.disk.queue == []
-    world.queue.flush()
-    world.queue.sync()
+    world.queue.writer.flush()
+    world.queue.writer.syncing.sync()
     world.disk.drain()
-    assert world.queue.unsynced_count == 0
+    assert world.queue.writer.syncing.unsynced_count == 0
     world.restart("lose")
     world.clock.advance(SECOND)
     assert world.fire() == [b"a", b"b"]
@@ -176,11 +176,11 @@ def test_a_file_is_not_written_anew_while_something_is_on_its_way_into_it(world:
 def test_a_slot_that_comes_near_before_its_first_write_is_done_needs_no_reading() -> None:
     world = World(sync_every=1)
     world.defer(5 * HOUR, b"x")
-    world.queue.flush()
+    world.queue.writer.flush()
     world.clock.step_wall(6 * HOUR)
     assert world.queue.take(world.now_ns, 10, 1000) == []
     world.disk.queue.reverse()
-    assert world.fire() == [b"x"] and world.queue.error_count == 0
+    assert world.fire() == [b"x"] and world.queue.table.error_count == 0
 
 
 def test_slow_appends_move_to_another_thread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,10 +194,10 @@ def test_slow_appends_move_to_another_thread(world: World, monkeypatch: pytest.M
     world.put(SECOND)
     monkeypatch.setattr(world.store, "append", slow_append)
     inline = world.defer(SECOND)
-    world.queue.flush()
+    world.queue.writer.flush()
     assert inline.done and not world.disk.queue
     ticket = world.defer(SECOND)
-    world.queue.flush()
+    world.queue.writer.flush()
     assert not ticket.done and world.disk.queue
     world.disk.drain()
     assert ticket.done
@@ -209,7 +209,7 @@ def test_the_loop_makes_and_opens_no_file(world: World) -> None:
     turns = 0
     for _ in range(2000):
         world.files.trace.clear()
-        world.queue.flush()
+        world.queue.writer.flush()
         turns += 1
         assert world.files.trace == [], "by the loop"
         assert len(world.disk.queue) <= writer.WORK_COUNT_MAX
@@ -219,11 +219,11 @@ def test_the_loop_makes_and_opens_no_file(world: World) -> None:
         assert appends <= writer.WORK_FILE_MAX
     assert turns >= 2000 // writer.FLUSH_COUNT_MAX
     assert all(ticket.done and ticket.error is None for ticket in tickets)
-    assert world.queue.total == 2000 and world.queue.writer.idle
+    assert world.queue.tallies.total == 2000 and world.queue.writer.idle
     world.files.is_open = lambda path: False  # type: ignore[method-assign]
     ticket = world.defer(2 * HOUR)
     world.files.trace.clear()
-    world.queue.flush()
+    world.queue.writer.flush()
     assert world.files.trace == [] and not ticket.done
     world.disk.drain()
     assert ticket.done
@@ -238,7 +238,7 @@ def test_an_end_waits_for_what_is_on_its_way(world: World) -> None:
     assert finished.done and finished.error is None and all(ticket.done for ticket in tickets)
     world.restart(LOSE)
     world.fire()
-    assert world.queue.total == 600 and world.damages == []
+    assert world.queue.tallies.total == 600 and world.damages == []
 
 
 def test_many_slots_are_synced_in_parts_with_one_sync_of_the_folder_each(world: World) -> None:
@@ -246,9 +246,9 @@ def test_many_slots_are_synced_in_parts_with_one_sync_of_the_folder_each(world: 
         world.defer(hour * HOUR)
     world.flush()
     world.files.trace.clear()
-    world.queue.sync()
+    world.queue.writer.syncing.sync()
     world.disk.drain()
-    assert world.queue.unsynced_count == 0
+    assert world.queue.writer.syncing.unsynced_count == 0
     actions = [line.split()[0] for line in world.files.trace]
     assert actions.count("sync_folder") == 3
     assert actions.count("sync") <= 600 + 3
@@ -340,10 +340,10 @@ def test_what_failed_is_tried_again(world: World) -> None:
         assert [due.body for due in taken] == [b"x"]
         world.queue.failed(taken)
         assert world.queue.next_due_ns > world.now_ns
-        assert world.queue.total == 1
+        assert world.queue.tallies.total == 1
         world.clock.advance(SECOND)
     assert world.fire() == [b"x"]
-    assert world.queue.total == 0
+    assert world.queue.tallies.total == 0
 
 
 def test_delays_around_slot_borders_all_arrive_once(world: World) -> None:
@@ -445,7 +445,7 @@ def test_a_body_that_cannot_be_read_is_tried_again_and_holds_nobody_up(world: Wo
     world.files.cold = True
     world.files.fail("pread", errno.EIO, after=1)
     assert world.fire() == []
-    assert world.queue.error_count == 1
+    assert world.queue.table.error_count == 1
     world.clock.advance(MINUTE)
     assert sorted(world.fire()) == [b"bad", b"good"]
 
@@ -464,7 +464,7 @@ def test_a_damaged_body_costs_one_message_and_is_counted(world: World) -> None:
     world.files.edit(path, flip)
     world.clock.advance(SECOND)
     assert world.fire() == [b"body 0", b"body 2"]
-    assert world.queue.corrupt_count == 1 and world.queue.total == 0
+    assert world.queue.table.corrupt_count == 1 and world.queue.tallies.total == 0
     world.checkpoint()
     world.checkpoint()
     slot = path.rpartition("/")[2]
@@ -524,11 +524,11 @@ def test_a_start_reads_headers_and_far_slots_only_to_count_them(world: World) ->
     world.files.pread = lambda path, *rest: reads.append(rest[:2]) or pread(path, *rest)  # type: ignore
     world.restart()
     assert reads == [(0, HEADER.size)] * 2
-    assert not world.queue.counted and world.queue.total == 0
+    assert not world.queue.loader.counted and world.queue.tallies.total == 0
     assert world.queue.next_due_ns <= world.now_ns
     world.fire()
-    assert world.queue.counted and world.queue.total == 2
-    assert world.queue.near_count == 1
+    assert world.queue.loader.counted and world.queue.tallies.total == 2
+    assert len(world.queue.table.schedule) == 1
 
 
 def test_overdue_slots_at_start_are_fired_in_order_of_due_time(world: World) -> None:
@@ -563,11 +563,11 @@ def test_a_slot_that_cannot_be_read_is_tried_again_and_holds_nobody_up(world: Wo
     world.clock.advance(SECOND)
     world.files.fail("pread", errno.EIO)
     assert world.fire() == [b"new"]
-    assert world.queue.error_count == 1 and not world.queue.counted
+    assert world.queue.table.error_count == 1 and not world.queue.loader.counted
     assert world.now_ns < world.queue.next_due_ns <= world.now_ns + SECOND
     world.clock.advance(SECOND)
     assert world.fire() == [b"old"]
-    assert world.queue.counted
+    assert world.queue.loader.counted
 
 
 def test_what_is_in_a_log_is_not_fired_again(world: World) -> None:
@@ -647,14 +647,14 @@ def test_real_files_and_threads_do_the_same(tmp_path: Path) -> None:
                 now_ns = clock.wall_ns()
                 delay_ns = (turn * 10 + i) * 7 % 200 * SECOND
                 body = b"%d %d" % (turn, i)
-                queue.defer("topic", 1, body, now_ns, now_ns + delay_ns, turn * 10 + i + 1)
-            queue.flush()
+                queue.writer.defer("topic", 1, body, now_ns, now_ns + delay_ns, turn * 10 + i + 1)
+            queue.writer.flush()
         clock.advance(10 * MS if turn < 100 else SECOND)
         taken = queue.take(clock.wall_ns(), 7, 1 << 20)
         seen += [due.body for due in taken]
         queue.fired(taken)
-        queue.checkpoint(queue.checkpoint_due())
-        if turn > 100 and len(seen) == 1000 and not queue.slot_count:
+        queue.checkpoints.write(queue.checkpoints.due())
+        if turn > 100 and len(seen) == 1000 and not len(queue.table.files):
             break
         with suppress(Empty):
             done.get(timeout=0.001)()
@@ -662,7 +662,7 @@ def test_real_files_and_threads_do_the_same(tmp_path: Path) -> None:
                 done.get_nowait()()
     pool.shutdown()
     assert sorted(seen) == sorted(b"%d %d" % (turn, i) for turn in range(100) for i in range(10))
-    assert queue.error_count == 0
+    assert queue.table.error_count == 0
 
 
 @pytest.mark.parametrize("readable", [True, False], ids=["at start", "when it is read"])
@@ -710,10 +710,10 @@ def test_a_slot_goes_only_after_its_logs_are_synced_and_its_checkpoint_written(
     world.clock.advance(SECOND)
     world.fire()
     (name,) = world.file_names()
-    (fired,) = world.queue.checkpoint_due()
+    (fired,) = world.queue.checkpoints.due()
     assert (fired.topic, fired.instance, list(fired.ordinals)) == ("topic3", 3, [0])
-    assert world.queue.open_slots() == {fired.slot}
-    world.queue.checkpoint([])  # no log was synced
+    assert world.queue.checkpoints.open_slots() == {fired.slot}
+    world.queue.checkpoints.write([])  # no log was synced
     world.disk.drain()
     assert world.file_names() == [name]
     world.files.trace.clear()
@@ -726,7 +726,7 @@ def test_a_slot_goes_only_after_its_logs_are_synced_and_its_checkpoint_written(
         "sync_folder",
         "unlink",
     ]
-    assert world.queue.open_slots() == set() and world.file_names() == []
+    assert world.queue.checkpoints.open_slots() == set() and world.file_names() == []
 
 
 def test_a_checkpoint_that_fails_is_offered_again(world: World) -> None:
@@ -735,7 +735,9 @@ def test_a_checkpoint_that_fails_is_offered_again(world: World) -> None:
     world.fire()
     world.files.fail("append", errno.ENOSPC)
     (fired,) = world.checkpoint()
-    assert world.queue.checkpoint_due() == [fired] and world.queue.open_slots() == {fired.slot}
+    assert world.queue.checkpoints.due() == [fired] and world.queue.checkpoints.open_slots() == {
+        fired.slot
+    }
     world.checkpoint()
     assert world.file_names() == []
 
@@ -747,9 +749,9 @@ def test_a_file_that_cannot_be_unlinked_is_tried_again(world: World) -> None:
     world.files.fail("unlink", errno.EIO)
     world.files.fail("unlink", errno.EIO)
     world.checkpoint()
-    assert len(world.file_names()) == 2 and world.queue.checkpoint_wanted
+    assert len(world.file_names()) == 2 and world.queue.checkpoints.wanted
     world.checkpoint()
-    assert world.file_names() == [] and not world.queue.checkpoint_wanted
+    assert world.file_names() == [] and not world.queue.checkpoints.wanted
 
 
 def test_origins_stay_pinned_after_a_restart_until_they_are_checkpointed(world: World) -> None:
@@ -759,13 +761,13 @@ def test_origins_stay_pinned_after_a_restart_until_they_are_checkpointed(world: 
     world.fire()
     world.restart()
     slot = world.log[0].due.slot
-    assert world.queue.open_slots() == {slot}
+    assert world.queue.checkpoints.open_slots() == {slot}
     world.fire()
-    (fired,) = world.queue.checkpoint_due()
+    (fired,) = world.queue.checkpoints.due()
     assert (fired.slot, fired.topic, list(fired.ordinals)) == (slot, "topic1", [0])
-    assert world.queue.open_slots() == {slot}
+    assert world.queue.checkpoints.open_slots() == {slot}
     world.checkpoint()
-    assert world.queue.open_slots() == set() and len(world.file_names()) == 2
+    assert world.queue.checkpoints.open_slots() == set() and len(world.file_names()) == 2
 
 
 # Counts and purges
@@ -781,19 +783,19 @@ def test_counts_are_by_instance_hour_and_stamp(world: World) -> None:
     world.put(2 * HOUR, instance=2)
     hour = world.now_ns // HOUR * 3600
     for _ in range(2):
-        assert world.queue.total == 4
-        assert [world.queue.pending_count(i) for i in (1, 2, 3)] == [3, 1, 0]
-        assert world.queue.pending_before(1, cut) == 2
-        assert world.queue.due_histogram() == {hour: 1, hour + 7200: 1, hour + 18000: 2}
+        assert world.queue.tallies.total == 4
+        assert [world.queue.tallies.count(i) for i in (1, 2, 3)] == [3, 1, 0]
+        assert world.queue.tallies.before(1, cut) == 2
+        assert world.queue.due_hours(2) == {hour + 7200: 1}
         assert world.queue.due_hours(1) == {hour: 1, hour + 18000: 2}
         assert world.queue.due_hours(3) == {}
         world.restart()
         world.queue.cut(1, cut)
         world.fire()
-        assert world.queue.counted
+        assert world.queue.loader.counted
     world.clock.advance(SECOND)
     world.fire()
-    assert world.queue.pending_before(1, cut) == 1 and world.queue.total == 3
+    assert world.queue.tallies.before(1, cut) == 1 and world.queue.tallies.total == 3
 
 
 def test_a_purge_drops_the_counts_at_once_and_the_messages_when_due(world: World) -> None:
@@ -802,15 +804,15 @@ def test_a_purge_drops_the_counts_at_once_and_the_messages_when_due(world: World
     world.put(SECOND, b"other", instance=2)
     world.void[1] = next(world.stamps)
     assert world.queue.purge(1, world.void[1]) == 1
-    assert (world.queue.total, world.queue.pending_count(1)) == (1, 0)
+    assert (world.queue.tallies.total, world.queue.tallies.count(1)) == (1, 0)
     world.put(SECOND, b"new", instance=1)
     for _ in range(2):
-        assert world.queue.pending_count(1) == 1
+        assert world.queue.tallies.count(1) == 1
         world.restart()
         world.fire()
     world.clock.advance(SECOND)
     assert sorted(world.fire()) == [b"new", b"other"]
-    assert world.queue.void_count == 1 and world.queue.total == 0
+    assert world.queue.table.void_count == 1 and world.queue.tallies.total == 0
     world.checkpoint()
     assert world.file_names() == []
 
@@ -823,15 +825,15 @@ def test_messages_of_a_deleted_topic_are_void_and_counted(world: World) -> None:
     world.queue.purge(1, FOREVER)
     world.clock.advance(SECOND)
     assert world.fire() == [b"made again"]
-    assert world.queue.void_count == 1
+    assert world.queue.table.void_count == 1
 
 
 def test_the_engine_may_void_what_it_took(world: World) -> None:
     world.put(SECOND)
     world.clock.advance(SECOND)
     world.queue.void(world.take())
-    assert (world.queue.void_count, world.queue.total) == (1, 0)
-    assert world.queue.checkpoint_due() == [] and world.queue.checkpoint_wanted
+    assert (world.queue.table.void_count, world.queue.tallies.total) == (1, 0)
+    assert world.queue.checkpoints.due() == [] and world.queue.checkpoints.wanted
     world.checkpoint()
     assert world.file_names() == []
 
@@ -844,7 +846,9 @@ def test_a_purge_reaches_bodies_that_were_just_read(world: World) -> None:
     world.disk.drain()
     world.void[1] = next(world.stamps)
     world.queue.purge(1, world.void[1])
-    assert world.fire() == [] and world.queue.void_count == 1 and world.queue.total == 0
+    assert (
+        world.fire() == [] and world.queue.table.void_count == 1 and world.queue.tallies.total == 0
+    )
 
 
 # In memory
@@ -862,19 +866,19 @@ def test_ephemeral_topics_defer_in_memory_and_within_bounds() -> None:
     assert defer(2 * SECOND, b"2") and defer(SECOND, b"1")
     assert not defer(SECOND, b"x" * 99)
     assert defer(SECOND, b"3") and not defer(SECOND, b"4")
-    assert queue.next_due_ns == now_ns + SECOND and queue.pending_count(5) == 3
+    assert queue.next_due_ns == now_ns + SECOND and queue.tallies.count(5) == 3
     world.clock.advance(SECOND)
     taken = world.take(1)
     assert [due.body for due in taken] == [b"1"] and taken[0].slot == 0
     queue.failed(taken)
-    assert queue.pending_count(5) == 3
+    assert queue.tallies.count(5) == 3
     world.clock.advance(SECOND)
     assert sorted(world.fire()) == [b"1", b"2", b"3"]
-    assert queue.total == 0 and world.file_names() == [] and queue.checkpoint_due() == []
+    assert queue.tallies.total == 0 and world.file_names() == [] and queue.checkpoints.due() == []
     assert defer(SECOND, b"5")
     world.void[5] = FOREVER
     assert queue.purge(5, FOREVER) == 1
-    assert queue.next_due_ns == NEVER and queue.void_count == 1
+    assert queue.next_due_ns == NEVER and queue.table.void_count == 1
 
 
 # Memory
@@ -893,7 +897,7 @@ def test_more_messages_than_the_schedule_holds_all_fire_in_order(near_count_max:
     for _ in range(40):
         world.clock.advance(SECOND)
         world.fire(count_max=5)
-        assert world.queue.near_count <= near_count_max
+        assert len(world.queue.table.schedule) <= near_count_max
         world.queue.check()
     assert world.bodies == [b"%d" % delay_ns for delay_ns in sorted(delays)]
     world.checkpoint()

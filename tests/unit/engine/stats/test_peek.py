@@ -16,11 +16,11 @@ def look(
 ) -> list[Peeked]:
     found: list[Peeked] = []
 
-    def done(peeked: list[Peeked] | None, error: BaseException | None) -> None:
+    def done(peeked: list[Peeked] | None, error: Exception | None) -> None:
         assert error is None and peeked is not None
         found.extend(peeked)
 
-    peek(engine.broker.topics[topic].channels[channel], count, size_max, done)
+    peek(engine.broker.topics[topic].channels[channel], count, size_max, engine.disk, done)
     engine.settle()
     return found
 

@@ -1,0 +1,128 @@
+"""The parts of a running broker: made here, once, and given to one another.
+
+    context     options, files, disk, turns, clock                  engine/context.py
+      <- health, damage, identity, registry, deferred, turn, rounds what topics share
+        <- topics, channels                                         engine/shared.py
+          <- broker                                                 which topics there are
+          <- staging, pulls, patterns, polls, reads                 work on the broker's topics
+
+A part knows those before it.  Where a lower one has to reach a higher one (a topic that tells the
+polls of a batch), it is given a callable.
+"""
+
+from __future__ import annotations
+
+from penstock.engine.base import BaseTopic
+from penstock.engine.broker import Broker
+from penstock.engine.catalog.data_path import Premises
+from penstock.engine.catalog.identity import Identity
+from penstock.engine.catalog.registry import Registry
+from penstock.engine.context import Context
+from penstock.engine.damage import DamageLog
+from penstock.engine.deferred.counts import Reports
+from penstock.engine.deferred.queue import FOREVER, DeferredQueue
+from penstock.engine.disk import Lane
+from penstock.engine.health import Health, Retries
+from penstock.engine.pull.channel import Pulls
+from penstock.engine.pull.patterns import Patterns
+from penstock.engine.pull.polls import Polls
+from penstock.engine.pull.reads import Reads
+from penstock.engine.rounds import Rounds
+from penstock.engine.scan import DeadlineScan, SampleScan, Scan
+from penstock.engine.shared import EphemeralMemory, Shared
+from penstock.engine.staging.area import Staging
+from penstock.engine.turn import Turn
+from penstock.storage.damage import DamageKind
+from penstock.storage.slots import SlotStore
+
+# Works at once that make, change and remove topics and channels, however many wait.
+CHANGE_WORK_COUNT_MAX = 2
+
+
+class Parts:
+    """All parts of one broker; engine/recovery.py opens its data path."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        options, clock = context.options, context.clock
+        topics: dict[str, BaseTopic] = {}
+        by_instance: dict[int, BaseTopic] = {}
+        self.health = Health(context)
+        self.damage = DamageLog(context, self.health)
+        self.identity = Identity(context, self.health, self.damage)
+        self.retries = Retries(context, self.health)
+        self.scan: Scan = (
+            SampleScan(clock, options) if options.queue_scan == "sample" else DeadlineScan(clock)
+        )
+        self.turn = Turn(context, self.scan)
+        self.deferred = self._open_deferred(by_instance)
+        self.turn.serve(self.deferred, by_instance)
+        self.rounds = Rounds(context, self.identity, self.deferred, by_instance)
+        changes_disk = Lane(context.disk, CHANGE_WORK_COUNT_MAX)
+        self.registry = Registry(context, self.health, changes_disk, topics)
+        self.polls = Polls(context, topics)
+        self.shared = Shared(
+            context,
+            self.identity,
+            self.health,
+            self.damage,
+            self.retries,
+            self.registry,
+            self.deferred,
+            self.rounds,
+            self.scan,
+            self.turn,
+            changes_disk,
+            EphemeralMemory(options.mem_queue_bytes),
+            self.polls.arrived,
+            self.polls.changed,
+        )
+        self.pulls = Pulls(context)
+        self.patterns = Patterns(context, self.health, self.damage, self.pulls, topics)
+        self.broker = Broker(self.shared, topics, by_instance, self.patterns.attend)
+        self.staging = Staging(self.shared, topics, self.broker.create_topic)
+        self.reads = Reads(context, self.retries, self.polls)
+        self._premises = Premises(context, self.health)
+
+    def _open_deferred(self, by_instance: dict[int, BaseTopic]) -> DeferredQueue:
+        context, options = self.context, self.context.options
+
+        def void_before(instance: int) -> int:
+            topic = by_instance.get(instance)
+            return FOREVER if topic is None else topic.void_stamp
+
+        def damaged(text: str, path: str, messages: int | None) -> None:
+            self.damage.report(DamageKind.DEFERRED, text, path=path, messages=messages)
+
+        return DeferredQueue(
+            SlotStore(context.files, context.data.deferred),
+            context.disk,
+            context.clock,
+            void_before=void_before,
+            health=self.health.heard,
+            reports=Reports(damaged, self.health.failing, self.health.working),
+            dirty=self.turn.deferred_changed,
+            wake=self.turn.fire_soon,
+            sync_every=options.sync_every,
+            memory_count_max=options.mem_queue_size,
+            memory_size_max=options.mem_queue_bytes,
+        )
+
+    def start(self) -> None:
+        """Begin the work; all is recovered and nobody is connected yet."""
+        self.broker.start()
+        self.rounds.start(
+            (
+                self.pulls.look,
+                self.patterns.look,
+                self.staging.look_at_notes,
+                self._premises.look,
+                self.health.look,
+            )
+        )
+        self.staging.start()
+
+    def refuse_all(self) -> None:
+        """The end has begun: nothing new is accepted, and whoever waits for a log is answered."""
+        self.broker.refuse_all()
+        self.polls.close()

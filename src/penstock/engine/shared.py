@@ -1,0 +1,91 @@
+"""What all topics and channels of a broker share, as one frozen record.
+
+A topic keeps direct references to what it uses for every batch; the rest it finds here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from penstock.core.latency import Histogram
+from penstock.core.tail import TailBudget
+from penstock.engine.catalog.identity import Identity
+from penstock.engine.catalog.registry import Registry
+from penstock.engine.context import Context
+from penstock.engine.damage import DamageLog
+from penstock.engine.deferred.queue import DeferredQueue
+from penstock.engine.disk import Lane
+from penstock.engine.health import Health, Retries
+from penstock.engine.rounds import Rounds
+from penstock.engine.scan import Scan
+from penstock.engine.turn import Turn
+from penstock.record import record
+
+if TYPE_CHECKING:
+    from penstock.engine.base import BaseTopic
+    from penstock.engine.channel import Channel
+
+# All ephemeral queues together keep as much as so many full ones.
+FULL_QUEUE_COUNT = 8
+
+_random = random.SystemRandom()
+
+
+def random_number() -> int:
+    """63 bits, not 0: the instance of a topic, the seed of a window."""
+    return _random.getrandbits(63) or 1
+
+
+class EphemeralMemory:
+    """What ephemeral queues keep, each and together; a block counts in each of its channels."""
+
+    def __init__(self, queue_size_max: int) -> None:
+        self.queue_size_max = queue_size_max
+        self.size_max = FULL_QUEUE_COUNT * queue_size_max
+        self.size = 0
+        self.dropped_count = 0
+
+    def room(self, queue_size: int) -> int:
+        """Bytes that may be added to a queue of ``queue_size``."""
+        return max(0, min(self.queue_size_max - queue_size, self.size_max - self.size))
+
+
+class Hooks:
+    """Who is notified by topics and channels; the broker and nsqd set theirs."""
+
+    def __init__(self) -> None:
+        # A topic or channel came or went; nsqlookupd is notified by it.
+        self.on_change: Callable[[BaseTopic | Channel, bool], None] = lambda _what, _exists: None
+        # Asked about a new topic: whether others may know channels of it.  If so, the answer comes
+        # as ``know_channels``, and until then no message flows.
+        self.ask_channels: Callable[[BaseTopic], bool] = lambda _topic: False
+        # An ephemeral topic has lost its last channel.
+        self.on_deserted: Callable[[BaseTopic], None] = lambda _topic: None
+
+
+@record
+class Shared:
+    """The parts that topics and channels use."""
+
+    context: Context
+    identity: Identity
+    health: Health
+    damage: DamageLog
+    retries: Retries
+    registry: Registry
+    deferred: DeferredQueue
+    rounds: Rounds
+    scan: Scan
+    turn: Turn
+    changes_disk: Lane  # for works that make, change and remove topics and channels
+    ephemeral: EphemeralMemory
+    arrived: Callable[[str], None]  # a batch of this topic became visible
+    changed: Callable[[str], None]  # this topic came, went, or changed its state
+    hooks: Hooks = field(default_factory=Hooks)
+    tail_budget: TailBudget = field(default_factory=TailBudget)
+    sync_times: Histogram = field(default_factory=Histogram)
+    channel_numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))

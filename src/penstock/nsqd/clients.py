@@ -1,0 +1,26 @@
+"""The clients of an nsqd: those that are connected, and what is counted of those that are gone."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Client(Protocol):
+    """A connected client, as the daemon and its statistics see it."""
+
+    @property
+    def command_count(self) -> int: ...
+    @property
+    def pub_counts(self) -> dict[str, int]: ...
+    def stats(self, topic: str) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Clients:
+    """All clients of one nsqd."""
+
+    def __init__(self) -> None:
+        self.connected: set[Client] = set()
+        self.left_command_count = 0  # commands of clients that are gone
+        self.stuck_count = 0  # clients cut off because they did not read
