@@ -7,8 +7,10 @@ fails can be shortened by leaving actions out.  At the end the pipeline runs unt
 person answering what it asks, and then each table is judged:
 
 Rule 1: no message is in a table twice, and no row is of no message.
-Rule 2: a message that is not in it was told: it lies in a loss that the ledger records, or nothing
-        that is left of the pipeline knew its log when it went (a query that begins has no loss).
+Rule 2: a message that is not in it was told: it lies in a loss that the ledger records.  Excused is
+        what nobody could know: no file that is left of the pipeline knew its log when something
+        was done, and the broker did not know either that the pipeline had read it
+        (``_excuse_unknown``).  A query that begins has no loss.
 Rule 3: what the ledger says of files and counts is what lies in the folder.
 """
 
@@ -88,6 +90,16 @@ class Home:
     def ledger(self, table: str) -> Ledger:
         folder = LocalFolder(str(self.folder / table))
         return Ledger(folder, ledger_path(self.pipeline), "test", f"parquet {table}").load()
+
+    def identity(self) -> str:
+        """Who the pipeline is, by what is left of it."""
+        told = [self.ledger(name).identity for name in self.tables if (self.folder / name).exists()]
+        if self.beside.exists():
+            told.append(read_known(LocalFolder(str(self.beside))).identity)
+        kept = self.folder / CHECKPOINT / "identity.json"
+        if kept.exists():
+            told.append(json.loads(kept.read_text())["identity"])
+        return next((each for each in told if each), "")
 
     def known_logs(self) -> set[Log]:
         """The logs that anything which is left of the pipeline knows."""
@@ -178,11 +190,11 @@ class Walk:
         self._post(f"/topic/empty?topic={self.topic}&force=true")
 
     def delete_channel(self, _: random.Random) -> None:
-        self._excuse_unknown()
+        self._excuse_unknown(forgets=True)
         self._post(f"/channel/delete?topic={self.topic}&channel={CHANNEL}&force=true")
 
     def delete_topic(self, _: random.Random) -> None:
-        self._excuse_unknown()
+        self._excuse_unknown(forgets=True)
         self._post(f"/topic/delete?topic={self.topic}&force=true")
 
     def make_topic_again(self, chance: random.Random) -> None:
@@ -236,10 +248,22 @@ class Walk:
             shutil.rmtree(self.home.folder / name, ignore_errors=True)
         self._excuse_unknown()
 
-    def _excuse_unknown(self) -> None:
-        """What a pipeline that does not know a log cannot miss."""
+    def _excuse_unknown(self, *, forgets: bool = False) -> None:
+        """What a pipeline cannot miss: of logs that nothing which is left of it knows.
+
+        A channel that is bound to the pipeline says that the log was read.  ``forgets``: that goes
+        too, with the channel or with its reader.
+        """
         known = {log.instance for log in self.home.known_logs()}
+        if not forgets and (instance := self._bound_instance()):
+            known.add(instance)
         self.excused |= {each for each in self.published if each.instance not in known}
+
+    def _bound_instance(self) -> str:
+        """The instance of the topic whose channel is bound to the pipeline; "" if none is."""
+        log = self.nsqd.get(f"/log?topic={self.topic}").json
+        bound = log.get("pull_channels", {}).get(CHANNEL, {}).get("identity")
+        return str(log["instance"]) if bound and bound == self.home.identity() else ""
 
     def _snapshot(self) -> None:
         snapshot = self.folder / f"snapshot-{len(self.snapshots)}"
@@ -266,7 +290,7 @@ class Walk:
 
     def second_query(self, chance: random.Random) -> None:
         """Another pipeline on the same channel, which may take it over."""
-        self._excuse_unknown()
+        self._excuse_unknown(forgets=True)
         other = self.others.setdefault("second", self._home("second"))
         if chance.random() < 0.5:
             other.answers = Answers()
@@ -274,7 +298,6 @@ class Walk:
 
     def copied_checkpoint(self, chance: random.Random) -> None:
         """A copy of all that the pipeline has runs elsewhere."""
-        self._excuse_unknown()
         if "copy" not in self.others or chance.random() < 0.3:
             self.others["copy"] = self._home(f"copy-{len(self.history)}")
             folder = self.others["copy"].folder
@@ -282,6 +305,8 @@ class Walk:
             if chance.random() < 0.3:
                 for table in self.home.tables:
                     shutil.rmtree(folder / table, ignore_errors=True)
+        # A copy of an earlier pipeline is another one.
+        self._excuse_unknown(forgets=self.others["copy"].identity() != self.home.identity())
         self._run(self.others["copy"], chance, Steps())
 
     def _run(self, home: Home, chance: random.Random, steps: Steps) -> None:
