@@ -293,7 +293,8 @@ class Log:
     def commit(self, number: int) -> None:
         self._folder.write(f"commits/{number}", b'v1\n{"nextBatchWatermarkMs":0}')
 
-    def forget(self, number: int) -> None:
+    def forget(self, last: int) -> None:
         for name in ("offsets", "commits"):
-            if number >= 0:
-                self._folder.remove(f"{name}/{number}")
+            for number in self._numbers(name):
+                if number <= last:
+                    self._folder.remove(f"{name}/{number}")

@@ -177,8 +177,10 @@ class Ledger:
 
     def _check_older(self, batch: Batch, last: Batch) -> None:
         """A batch that the sink should have: it has it, or Spark's checkpoint was changed."""
-        if not self._lacking(batch) and batch.number < last.number and not batch.numbered:
-            return
+        if not batch.numbered and not self._lacking(batch):
+            # Of the last batch the sink may have had a part before.
+            if batch.number < last.number or _are_inside(last.spans, batch.spans):
+                return
         raise PipelineError(
             f"{self.uri}: batch {batch.number} comes again with other messages than it had; this "
             f"table has batch {last.number}.  The checkpoint was put back or changed while the "
@@ -372,3 +374,12 @@ def _summed(
 def _ranges(spans: Iterable[Span]) -> list[tuple[Log, int, int]]:
     """Without counts, and without logs that only enter."""
     return sorted((span.log, span.start, span.end) for span in spans if span.start < span.end)
+
+
+def _are_inside(parts: Iterable[Span], spans: Iterable[Span]) -> bool:
+    """Whether each of ``parts`` lies in one of ``spans``."""
+    found = _ranges(spans)
+    return all(
+        any(log == of and start <= first and last <= end for of, start, end in found)
+        for log, first, last in _ranges(parts)
+    )

@@ -75,6 +75,19 @@ def test_a_batch_is_its_ranges(tmp_path: Path) -> None:
     assert ledger.wanted(batch(0, 0, 10)) is None
 
 
+def test_a_batch_of_which_a_sink_had_a_part_may_come_again(tmp_path: Path) -> None:
+    """A kill after it was written, of the first batch of a query that goes on from the tables."""
+    ledger = new(tmp_path)
+    write(ledger, batch(0, 0, 10))
+    again = batch(0, 5, 15, "other")
+    write(ledger, again)
+    assert ledger.head.last == Batch("other", 0, (Span(LOG, 10, 15),))
+    assert ledger.wanted(again) is None
+    for start, end in ((5, 16), (5, 14), (11, 15)):
+        with pytest.raises(PipelineError, match="comes again with other messages"):
+            ledger.wanted(batch(0, start, end, "other"))
+
+
 def test_a_batch_behind_state_is_known_by_its_number_too(tmp_path: Path) -> None:
     ledger = new(tmp_path)
     empty = Batch("q", 0, (), numbered=True)
