@@ -12,6 +12,7 @@ Rule 2: a message that is not in it was told: it lies in a loss that the ledger 
         was done, and the broker did not know either that the pipeline had read it
         (``_excuse_unknown``).  A query that begins has no loss.
 Rule 3: what the ledger says of files and counts is what lies in the folder.
+Rule 4: the audit says so too: what it finds to be missing is what is excused, and nothing else.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 
 from penstock.errors import DataWouldBeLostError, PenstockError
+from penstock.pipeline.audit import Examination
+from penstock.pipeline.audit_findings import Files
 from penstock.pipeline.coverage import Log
 from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.known import read_known
@@ -123,6 +126,13 @@ class Home:
 
     def waiting(self) -> Any:
         return Questions(LocalFolder(str(self.beside)), Answers()).waiting
+
+
+class RangesAudit(Examination):
+    """The audit without Spark: all but the rows, which are judged here."""
+
+    def _rows(self, files: Files) -> None:
+        return None
 
 
 class Walk:
@@ -377,6 +387,29 @@ class Walk:
             f"{[(each.instance, each.index, each.body[:6]) for each in lacking]}"
         )
         self._judge_counts(table, ledger, [published[row] for row in rows])
+        self._audit(table, ledger, [each for key, each in published.items() if key not in counts])
+
+    def _audit(self, table: str, ledger: Ledger, lacking: Sequence[Message]) -> None:
+        """Rule 4."""
+        folder = LocalFolder(str(self.home.folder / table))
+        report = RangesAudit(None, folder, self._audited).run()  # type: ignore[arg-type]
+        told = json.dumps(report.as_json(), indent=1)
+        assert list(report.losses) == list(ledger.head.losses), told
+        assert not report.files.faults and not report.doubts, told
+        untold = [each for each in lacking if not self._is_told(each, ledger)]
+        for topic in report.topics:
+            assert not topic.unproven, told
+            for fault in topic.faults:
+                inside = [
+                    each
+                    for each in untold
+                    if each.instance == fault.log.instance and fault.start <= each.index < fault.end
+                ]
+                assert inside and fault.count in (None, len(inside)), f"{table}: {fault}\n{told}"
+
+    @property
+    def _audited(self) -> dict[str, str]:
+        return {"topics": self.topic, "nsqd": f"127.0.0.1:{self.nsqd.http_port}"}
 
     def _rows(self, table: str, ledger: Ledger) -> Iterator[tuple[int, bytes]]:
         folder = self.home.folder / table
