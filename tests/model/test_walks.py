@@ -8,25 +8,24 @@ from pathlib import Path
 import pytest
 
 from tests.daemon import Nsqd
-from tests.spark.topics import SMALL
-from tests.spark.walking import actions_of, walk
+from tests.spark.walking import actions_of, brokers, walk
 
 SEEDS = range(200)
 AT_ONCE = 20
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("broker"), SMALL) as daemon:
-        yield daemon
+def nsqds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Nsqd]]:
+    with brokers(tmp_path_factory.mktemp("brokers")) as daemons:
+        yield daemons
 
 
 @pytest.mark.parametrize("first", SEEDS[::AT_ONCE])
 def test_every_message_is_in_the_table_once_or_was_told(
-    broker: Nsqd, tmp_path: Path, first: int
+    nsqds: list[Nsqd], tmp_path: Path, first: int
 ) -> None:
     for seed in range(first, first + AT_ONCE):
         try:
-            walk(broker, tmp_path / "walk", actions_of(seed, most=8))
+            walk(nsqds, tmp_path / "walk", actions_of(seed, most=8))
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error

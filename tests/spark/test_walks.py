@@ -16,8 +16,7 @@ from penstock.pipeline.status import Status, StatusFile
 from tests.daemon import Nsqd
 from tests.spark.micro_batches import Steps
 from tests.spark.pipelines import Screen
-from tests.spark.topics import SMALL
-from tests.spark.walking import actions_of, walk
+from tests.spark.walking import actions_of, brokers, walk
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,18 +27,18 @@ WITHOUT = ("run_disturbed",)
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("broker"), SMALL) as daemon:
-        yield daemon
+def nsqds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Nsqd]]:
+    with brokers(tmp_path_factory.mktemp("brokers")) as daemons:
+        yield daemons
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_message_is_in_the_table_once_or_was_told(
-    spark: SparkSession, broker: Nsqd, tmp_path: Path, seed: int
+    spark: SparkSession, nsqds: list[Nsqd], tmp_path: Path, seed: int
 ) -> None:
     def run(pipeline: Pipeline, answers: Answers, steps: Steps, _: random.Random) -> None:
         status = StatusFile(Status(pipeline.name), tmp_path / "status")
         with steps.counted():
             Run(pipeline, Screen(), status, spark=spark, answers=answers).run()
 
-    walk(broker, tmp_path / "walk", actions_of(seed, 1, 3, WITHOUT), run)
+    walk(nsqds, tmp_path / "walk", actions_of(seed, 1, 3, WITHOUT), run)
