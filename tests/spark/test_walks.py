@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.pipeline.audit import examine
+from penstock.pipeline.audit_findings import Report
+from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.losses import Answers
 from penstock.pipeline.running import Run
 from penstock.pipeline.spec import Pipeline
@@ -41,4 +44,7 @@ def test_every_message_is_in_the_table_once_or_was_told(
         with steps.counted():
             Run(pipeline, Screen(), status, spark=spark, answers=answers).run()
 
-    walk(nsqds, tmp_path / "walk", actions_of(seed, 1, 3, WITHOUT), run)
+    def audit(folder: LocalFolder, parameters: dict[str, str]) -> Report:
+        return examine(spark, folder, parameters)
+
+    walk(nsqds, tmp_path / "walk", actions_of(seed, 1, 3, WITHOUT), run, audit)

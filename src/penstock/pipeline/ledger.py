@@ -177,10 +177,10 @@ class Ledger:
 
     def _check_older(self, batch: Batch, last: Batch) -> None:
         """A batch that the sink should have: it has it, or Spark's checkpoint was changed."""
-        if not batch.numbered and not self._lacking(batch):
-            # Of the last batch the sink may have had a part before.
-            if batch.number < last.number or _are_inside(last.spans, batch.spans):
-                return
+        # Of the last batch the sink may have had a part before.
+        same = batch.number < last.number or _are_inside(last.spans, batch.spans)
+        if same and not batch.numbered and not self._lacking(batch):
+            return
         raise PipelineError(
             f"{self.uri}: batch {batch.number} comes again with other messages than it had; this "
             f"table has batch {last.number}.  The checkpoint was put back or changed while the "
