@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.errors import DataLossError
 from penstock.spark.offsets import INDEX_MAX
@@ -23,6 +24,7 @@ from tests.spark.topics import (
     nodes,
     numbered,
     publish,
+    rows_of,
     wait_until,
 )
 
@@ -182,3 +184,20 @@ def test_a_node_that_was_dropped_and_is_back_goes_on_where_its_channel_stands(
         assert node_uuid(second) not in dropped.offset["nodes"]
         back = {**both, **(accepting(caught.value) if resumes else {})}
         assert Stream(back, dropped.offset).bodies(1) == [b"unread"]
+
+
+def test_a_repeated_batch_that_another_reader_has_passed_is_told_after_a_take_over(
+    broker: Nsqd, topic: str, options: dict[str, str]
+) -> None:
+    """It was refused for ever: what is lost stays closed, and so nothing was taken over."""
+    first = Stream(options)
+    publish_each(broker, topic, LARGE)
+    first.batch(5)
+    start, end = first.offset, first.reader.latestOffset(first.offset, ReadAllAvailable())
+    second = Stream({**options, "takeOver": first.offset["identity"]})
+    assert len(second.bodies(15)) == 15
+    removed_end(broker, topic)
+    again = Stream({**options, "takeOver": second.offset["identity"]}, start)
+    parts = again.reader.partitions(start, end)
+    with pytest.raises(DataLossError, match="does not have all messages any more"):
+        rows_of(again.reader, parts)

@@ -148,7 +148,9 @@ class Channels:
         if judged:
             self._losses.tell(losses.values())
         for (uuid, topic), told in found.items():
-            if judged or (uuid, topic) not in losses:
+            # One that is taken over is there already; its reader names it before it can judge.
+            taken = self._is_taken(uuid, topic, told)
+            if judged or taken or (uuid, topic) not in losses:
                 index = min(positions[uuid][topic].index, told.end)
                 self._pull(uuid, topic, index, told)
 
