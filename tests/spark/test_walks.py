@@ -16,10 +16,9 @@ from penstock.pipeline.losses import Answers
 from penstock.pipeline.running import Run
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.status import Status, StatusFile
-from tests.daemon import Nsqd
 from tests.spark.micro_batches import Steps
 from tests.spark.pipelines import Screen
-from tests.spark.walking import actions_of, brokers, walk
+from tests.spark.walking import Place, actions_of, walk
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,14 +29,14 @@ WITHOUT = ("run_disturbed",)
 
 
 @pytest.fixture(scope="module")
-def nsqds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Nsqd]]:
-    with brokers(tmp_path_factory.mktemp("brokers")) as daemons:
-        yield daemons
+def place() -> Iterator[Place]:
+    with Place.open() as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_message_is_in_the_table_once_or_was_told(
-    spark: SparkSession, nsqds: list[Nsqd], tmp_path: Path, seed: int
+    spark: SparkSession, place: Place, tmp_path: Path, seed: int
 ) -> None:
     def run(pipeline: Pipeline, answers: Answers, steps: Steps, _: random.Random) -> None:
         status = StatusFile(Status(pipeline.name), tmp_path / "status")
@@ -47,4 +46,4 @@ def test_every_message_is_in_the_table_once_or_was_told(
     def audit(folder: LocalFolder, parameters: dict[str, str]) -> Report:
         return examine(spark, folder, parameters)
 
-    walk(nsqds, tmp_path / "walk", actions_of(seed, 1, 3, WITHOUT), run, audit)
+    walk(place, actions_of(seed, 1, 3, WITHOUT), run, audit)

@@ -25,7 +25,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -363,15 +363,36 @@ def actions_of(
     return [("publish", seed), *((name, chance.randrange(1 << 30)) for name in picked)]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where walks are taken, one after the other."""
+
+    nsqds: list[Nsqd]
+    folder: Path
+
+    @classmethod
+    @contextmanager
+    def open(cls) -> Iterator[Place]:
+        """Two nodes.  In memory where that is possible: nothing is synced that a kill could lose,
+        and a walk makes and removes a thousand files.
+        """
+        memory = Path("/dev/shm")
+        with (
+            tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name,
+            Nsqd(Path(name) / "1", SMALL) as one,
+            Nsqd(Path(name) / "2", SMALL, "--node-id=2") as two,
+        ):
+            yield cls([one, two], Path(name) / "walk")
+
+
 def walk(
-    nsqds: Sequence[Nsqd],
-    folder: Path,
+    place: Place,
     actions: Sequence[Action],
     runner: Runner = run_here,
     auditor: Auditor = audit_here,
 ) -> Walk:
     """Take a walk; an AssertionError says what is wrong, with what was done."""
-    made = Walk(nsqds, folder, actions[0][1], runner, auditor)
+    made = Walk(place.nsqds, place.folder, actions[0][1], runner, auditor)
     try:
         made.take(actions)
     except Exception as error:
@@ -379,13 +400,13 @@ def walk(
         raise AssertionError(f"{error}\nactions = {list(actions)}\n{text}") from error
     finally:
         made.forget()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(place.folder, ignore_errors=True)
     return made
 
 
-def fails(nsqds: Sequence[Nsqd], folder: Path, actions: Sequence[Action]) -> str:
+def fails(place: Place, actions: Sequence[Action]) -> str:
     try:
-        walk(nsqds, folder, actions)
+        walk(place, actions)
     except AssertionError as error:
         cause = error.__cause__
         trace = "".join(traceback.format_exception(cause)[-3:]) if cause is not None else ""
@@ -393,22 +414,15 @@ def fails(nsqds: Sequence[Nsqd], folder: Path, actions: Sequence[Action]) -> str
     return ""
 
 
-def shortened(nsqds: Sequence[Nsqd], folder: Path, actions: list[Action]) -> list[Action]:
+def shortened(place: Place, actions: list[Action]) -> list[Action]:
     """Fewer actions that fail too."""
     at = len(actions) - 1
     while at > 0:
         fewer = [*actions[:at], *actions[at + 1 :]]
-        if fails(nsqds, folder, fewer):
+        if fails(place, fewer):
             actions = fewer
         at -= 1
     return actions
-
-
-@contextmanager
-def brokers(folder: Path) -> Iterator[list[Nsqd]]:
-    """Two nodes, for many walks."""
-    with Nsqd(folder / "1", SMALL) as one, Nsqd(folder / "2", SMALL, "--node-id=2") as two:
-        yield [one, two]
 
 
 def main() -> int:
@@ -421,20 +435,19 @@ def main() -> int:
     failed = 0
     start_s = time.monotonic()
     told: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder, brokers(Path(folder)) as nsqds:
-        place = Path(folder) / "walk"
+    with Place.open() as place:
         if given.actions:
-            print(fails(nsqds, place, [tuple(each) for each in json.loads(given.actions)]))
+            print(fails(place, [tuple(each) for each in json.loads(given.actions)]))
             return 0
         for seed in range(given.seed, given.seed + given.walks):
             actions = actions_of(seed)
             try:
-                walked = walk(nsqds, place, actions)
+                walked = walk(place, actions)
                 told.update(line.split(":")[1] for line in walked.history if line.startswith(" "))
             except AssertionError as error:
                 failed += 1
-                short = shortened(nsqds, place, actions)
-                text = fails(nsqds, place, short) or f"not always:\n{error}"
+                short = shortened(place, actions)
+                text = fails(place, short) or f"not always:\n{error}"
                 print(f"seed {seed} fails: {json.dumps(short)}\n{text}\n")
                 sys.stdout.flush()
                 if failed >= given.failures:
