@@ -24,8 +24,8 @@ from tests.spark.topics import (
     nodes,
     numbered,
     publish,
+    removed_end,
     rows_of,
-    wait_until,
 )
 
 LARGE = [b"%03d" % number + b"x" * 2000 for number in range(20)]  # two or three a segment
@@ -54,13 +54,6 @@ def delete(nsqd: Nsqd, topic: str) -> None:
 def publish_each(nsqd: Nsqd, topic: str, messages: list[bytes]) -> None:
     for message in messages:
         publish(nsqd, topic, message)
-
-
-def removed_end(nsqd: Nsqd, topic: str) -> int:
-    """Where what is left of a log begins, when segments have stopped going."""
-    seen = [0] * 20
-    wait_until(lambda: seen.append(log_of(nsqd, topic)["whole_from"]) or 0 < seen[-1] == seen[-20])
-    return int(seen[-1])
 
 
 def accepting(error: DataLossError) -> dict[str, str]:
