@@ -329,6 +329,7 @@ def summed(ledger: Ledger, record: Record) -> str:
         "record": record.as_json(),
         "ranges": coverage.rows(),
         "before": ledger.head.before.rows(),
+        "losses": [loss.as_json() for loss in (*ledger.head.losses, *record.losses)],
     }
     return base64.b64encode(zlib.compress(packed(told), 1)).decode()
 

@@ -28,7 +28,14 @@ from penstock.pipeline.offset_log import OffsetLog
 from penstock.pipeline.parquet import STATE
 from penstock.pipeline.spec import DeltaSink, Pipeline
 from penstock.pipeline.staged import is_data
-from penstock.pipeline.targets import INVALID, TableTarget, Target, TopicTarget, coverage_in
+from penstock.pipeline.targets import (
+    INVALID,
+    TableTarget,
+    Target,
+    TopicTarget,
+    coverage_in,
+    losses_in,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,6 +151,7 @@ class Origins:
         if (found := self._known_to_sink(target)) is not None:
             seq, told = found
             target.ledger.head.coverage, target.ledger.head.before = coverage_in(told)
+            target.ledger.head.losses = losses_in(told)
             target.ledger.create(self._identity, self._sinks, seq)
             if files := tuple(_files_of(target)):
                 target.ledger.commit(target.ledger.record(CARRIED, added=files))

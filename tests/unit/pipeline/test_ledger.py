@@ -22,6 +22,7 @@ from penstock.pipeline.ledger_records import (
     packed,
     unpacked,
 )
+from penstock.pipeline.targets import losses_in
 
 LOG = Log("c", "n", "t", "0" * 16)
 PATH = "_penstock/ledger/orders"
@@ -233,9 +234,13 @@ def test_a_sealed_step_is_found_until_its_record_is_there(tmp_path: Path) -> Non
 def test_the_sum_says_all_that_a_lost_ledger_had(tmp_path: Path) -> None:
     ledger = new(tmp_path)
     write(ledger, batch(0, 0, 10))
+    loss = Accepted("x", 5, Span(LOG, 3, 4), "was deleted")
+    ledger.commit(ledger.record(LOSS, losses=(loss,)))
     record = ledger.batch_record(batch(1, 10, 12), (Span(LOG, 10, 12, 2),))
     told = of_sum(summed(ledger, record))
     assert told["identity"] == "ab" * 16 and told["ranges"] == [Span(LOG, 0, 12, 12).row()]
-    assert told["record"]["seq"] == 2
+    assert told["record"]["seq"] == 3
+    assert losses_in(told) == [loss]
+    assert losses_in({}) == [], "of an earlier version"
     with pytest.raises(ValueError, match=r"\w"):
         of_sum("AAAA" + summed(ledger, record)[4:])
