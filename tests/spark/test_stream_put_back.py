@@ -13,7 +13,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.errors import DataLossError
+from penstock.progress import Progress
 from penstock.spark.offsets import INDEX_MAX
+from penstock.spark.reporting import Reporter
 from tests.daemon import Nsqd
 from tests.spark.topics import (
     SMALL,
@@ -194,3 +196,23 @@ def test_a_repeated_batch_that_another_reader_has_passed_is_told_after_a_take_ov
     parts = again.reader.partitions(start, end)
     with pytest.raises(DataLossError, match="does not have all messages any more"):
         rows_of(again.reader, parts)
+
+
+def test_a_report_binds_no_channel_and_reaches_one_that_is_bound(
+    broker: Nsqd, topic: str, options: dict[str, str]
+) -> None:
+    """Bound by a report, a log that nobody had read looked as if it had been."""
+    options |= {"identity": uuid.uuid4().hex, "resumeFrom": '{"nodes": {}}'}
+    brokers = {name: options[name] for name in ("nsqdHttpAddresses", "identity")}
+    publish(broker, topic, *numbered(3))
+    stream = Stream(options)
+    early, late = Reporter(brokers), Reporter(brokers)
+    pull = {}
+    for state, reporter in (("starting", early), ("waiting", early), ("retrying", late)):
+        assert reporter.find("c", [topic])
+        reporter.tell(["c"], Progress("q", "p", state))
+        pull = broker.channel(topic, "c")["pull"]
+        assert pull["progress"]["state"] == state
+        assert pull["identity"] == (None if state == "starting" else options["identity"])
+        stream.bodies(3)
+    assert pull["low"] > 0

@@ -190,6 +190,7 @@ class Walk:
             self._put_back_from(chance.choice(self.snapshots), names)
 
     def _put_back_from(self, snapshot: Path, names: Sequence[str]) -> None:
+        self._excuse_accepted()
         for name in names:
             shutil.rmtree(self.home.folder / name, ignore_errors=True)
             if (snapshot / name).exists():
@@ -209,6 +210,7 @@ class Walk:
         self._delete([CHECKPOINT, *self.home.tables, *([BESIDE] if chance.random() < 0.3 else [])])
 
     def _delete(self, names: Sequence[str]) -> None:
+        self._excuse_accepted()
         for name in names:
             shutil.rmtree(self.home.folder / name, ignore_errors=True)
         self._excuse_unknown()
@@ -224,6 +226,19 @@ class Walk:
             identity = self.home.identity()
             known |= {instance for instance, bound in self._bound() if bound == identity}
         self.excused |= {each for each in self.published if each.instance not in known}
+
+    def _excuse_accepted(self) -> None:
+        """What was read before anything that is left, as its channel said, and accepted as lost.
+
+        The ledgers alone know that: `known.json` has what tables cover.
+        """
+        spans = [loss.span for ledger in self.home.ledgers() for loss in ledger.head.losses]
+        self.excused |= {
+            each
+            for each in self.published
+            for span in spans
+            if span.start == 0 and span.log.instance == each.instance and each.index < span.end
+        }
 
     def _bound(self) -> list[tuple[str, str]]:
         """Of each node the instance of the topic, and the identity that its channel is bound to."""

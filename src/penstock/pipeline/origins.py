@@ -74,6 +74,11 @@ class Origins:
         if not without:
             return
         first = len(without) == len(self._targets) and not self._known.targets
+        for target in list(without):
+            # Whatever else is left, a topic goes on after the last step that was published.
+            if isinstance(target, TopicTarget) and self._known_to_sink(target) is not None:
+                self._restore(target)
+                without.remove(target)
         if first and self._offsets.planned():
             for target in without:
                 self._carry_over(target)
