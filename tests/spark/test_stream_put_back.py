@@ -150,6 +150,9 @@ def test_a_pipeline_whose_first_batch_dies_begins_again_and_one_that_was_put_bac
     (loss,) = caught.value.losses
     assert (loss.start, loss.end) == (0, end)
     assert Stream({**options, **accepting(caught.value)}).bodies(50)[-1:] == [b"more"]
+    # Also if it was told to take over from somebody who does not have the channel any more.
+    with pytest.raises(DataLossError, match="was read before"):
+        Stream({**options, "takeOver": uuid.uuid4().hex})
     # Where it began the first time is known: that is where the loss begins.
     place = {node_uuid(broker): {topic: end - 1}}
     with pytest.raises(DataLossError) as caught:

@@ -86,10 +86,9 @@ class Channels:
         self._losses.tell(self._gone_below(begins, found))
         positions: Positions = {}
         for (uuid, topic), told in found.items():
-            pull = told.pulls.get(self._options.channel) if told is not None else None
             position: Position | None
-            if self._options.take_over and pull is not None and told is not None and pull.identity:
-                position = Position(told.instance, pull.low)  # Rule 3
+            if self._options.take_over and told is not None and self._is_anothers(told):
+                position = Position(told.instance, told.pulls[self._options.channel].low)  # Rule 3
             else:
                 position = self._pull(uuid, topic, starts[uuid, topic], told)
                 position = self._set_back_to(begins, uuid, topic, told, position)
