@@ -190,7 +190,7 @@ class Settling:
 
     def _judge_checkpoint(self) -> None:
         ledgers = [target.ledger for target in self._targets]
-        if not any(ledger.coverage for ledger in ledgers):
+        if not any(self._coverages()):
             return
         planned = self._offsets.planned()
         if not planned:
