@@ -3,7 +3,7 @@
     settle -> latestOffset -> offsets/N -> commit(end of N-1) -> read -> tables -> commits/N
 
 Everything but Spark is real: settling, the stream reader, the ranges of a batch, the ledgers and
-the commit of a stage.  Files are written with pyarrow.
+the sinks.  Files are written with pyarrow, see `arrow_sinks.py`.
 
 Rule 1: every change of a file and every commit to the broker is a step.  Before any of them the
         process can be killed, or something else can happen.
@@ -15,37 +15,35 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from penstock.errors import DataLossError
-from penstock.pipeline import folders
+from penstock.pipeline import folders, targets
 from penstock.pipeline.batch_ranges import BatchRanges
 from penstock.pipeline.batches import Part, parts_of
-from penstock.pipeline.compaction import Merging
 from penstock.pipeline.coverage import Span
 from penstock.pipeline.folders import LocalFolder
-from penstock.pipeline.ledger import Ledger, now_ms
+from penstock.pipeline.ledger import now_ms
 from penstock.pipeline.ledger_records import Batch
 from penstock.pipeline.losses import ACCEPT, Answers, gone
-from penstock.pipeline.parquet import ParquetTable
 from penstock.pipeline.reconciliation import Settled, Settling
 from penstock.pipeline.replaced_files import GRACE_MS
-from penstock.pipeline.spec import Pipeline, channel_of
+from penstock.pipeline.spec import DeltaSink, Pipeline, TopicSink, channel_of
 from penstock.pipeline.stream_options import stream_options
+from penstock.pipeline.targets import TableTarget, Target, TopicTarget
 from penstock.spark.options import STREAM, parse_options
 from penstock.spark.stream import NsqStreamReader
+from tests.spark.arrow_sinks import SCHEMA, ArrowDelta, ArrowTable, messages_of, publish_with
 
 COLUMNS = ("topic", "node", "index", "body")
 BATCHES_MAX = 60
-MERGE_ALL = Merging(after_ms=-1000, count_min=2, file_size=1 << 20)
 
 
 class Killed(BaseException):
@@ -108,31 +106,6 @@ class SteppedFolder(LocalFolder):
         super().remove(path)
 
 
-class ArrowTable(ParquetTable):
-    """Files made by pyarrow; what becomes of them is the real table's."""
-
-    def __init__(self, folder: LocalFolder, ledger: Ledger) -> None:
-        super().__init__(None, folder, (), ledger, MERGE_ALL)  # type: ignore[arg-type]
-
-    def put(self, rows: pa.Table, batch: Batch, spans: Sequence[Span]) -> None:
-        stage = self.begin_stage()
-        half = rows.num_rows // 2
-        self._files(stage, [rows.slice(0, half), rows.slice(half)])
-        self.commit_stage(batch, spans)
-
-    def _rewrite(self, paths: Sequence[str], stage: str, count: int = 1) -> None:
-        tables = [pq.read_table(f"{self._folder.uri}/{path}") for path in paths]
-        self._folder.remove(stage)
-        self._files(stage, [pa.concat_tables(tables)])
-
-    def _files(self, stage: str, tables: Sequence[pa.Table]) -> None:
-        assert isinstance(self._folder, LocalFolder)
-        folder = self._folder.root / stage
-        folder.mkdir(parents=True)
-        for number, table in enumerate(tables):
-            pq.write_table(table, folder / f"part-{number}.parquet")
-
-
 class MicroBatches:
     """One run over what there is; ``retained`` is Spark's minBatchesToRetain."""
 
@@ -147,7 +120,8 @@ class MicroBatches:
 
     def run(self) -> None:
         """Return when all is read; PenstockError says why it could not be."""
-        with self._steps.counted():
+        publish = mock.patch.object(targets, "publish", publish_with(self._steps))
+        with self._steps.counted(), publish:
             settled = Settling(
                 None,  # type: ignore[arg-type]
                 self._pipeline,
@@ -216,7 +190,11 @@ class Taking:
                 continue
             rows = self._read(part, start, end)
             for target in part.tables:
-                self._table(target.ledger).put(rows, batch, part.spans)
+                self._table(target).put(rows, batch, part.spans)
+            for target in part.topics:
+                assert isinstance(target.sink, TopicSink)
+                messages: Any = messages_of(rows, target.sink.topic)
+                target.write(messages, batch, part.spans)
         if self._log_count != (found := self._count_logs()):
             self._log_count = found
             self._settled.note()
@@ -234,18 +212,19 @@ class Taking:
 
     def merge(self) -> None:
         for target in self._targets:
-            table = self._table(target.ledger)
-            table.replaced.sweep(now_ms() + GRACE_MS)
+            if isinstance(target, TopicTarget):
+                continue
+            table = self._table(target)
+            if isinstance(table, ArrowTable):
+                table.replaced.sweep(now_ms() + GRACE_MS)
             table.merge(now_ms())
 
-    def _table(self, ledger: Ledger) -> ArrowTable:
+    def _table(self, target: Target) -> ArrowTable | ArrowDelta:
+        assert isinstance(target, TableTarget)
+        ledger = target.ledger
         assert isinstance(ledger.folder, LocalFolder)
-        return ArrowTable(ledger.folder, ledger)
-
-
-SCHEMA = pa.schema(
-    [("topic", pa.string()), ("node", pa.string()), ("index", pa.int64()), ("body", pa.binary())]
-)
+        kind = ArrowDelta if isinstance(target.sink, DeltaSink) else ArrowTable
+        return kind(ledger.folder, ledger)
 
 
 def _inside(row: dict[str, Any], span: Span) -> bool:
@@ -293,7 +272,8 @@ class Log:
     def commit(self, number: int) -> None:
         self._folder.write(f"commits/{number}", b'v1\n{"nextBatchWatermarkMs":0}')
 
-    def forget(self, number: int) -> None:
+    def forget(self, last: int) -> None:
         for name in ("offsets", "commits"):
-            if number >= 0:
-                self._folder.remove(f"{name}/{number}")
+            for number in self._numbers(name):
+                if number <= last:
+                    self._folder.remove(f"{name}/{number}")

@@ -18,8 +18,10 @@ from penstock.pipeline.audit_rows import Group, count_rows, message_rows, repeat
 from penstock.pipeline.coverage import Log
 from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.ledger_records import packed
+from penstock.pipeline.spec_file import read_pipeline
 from tests.spark.pipelines import NOW, Running, channel, declared, publish, run, shipped
-from tests.support.daemon import Nsqd
+from tests.spark.topics import wait_until
+from tests.support.daemon import Nsqd, Nsqlookupd
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -255,3 +257,35 @@ def test_rows_are_counted_by_range(spark: SparkSession) -> None:
     told = {(row["topic"], row["node"]): (row["first"], row["last"]) for row in outside}
     assert told == {("t", "n"): (20, 99), ("u", "n"): (5, 5), (None, "n"): (7, 7)}
     assert list(repeats_in(times, 1)) == [("t", "n", 1, 2)]
+
+
+def test_the_nodes_of_an_audit_are_found_by_nsqlookupd(spark: SparkSession, tmp_path: Path) -> None:
+    """A node that is down is not known to it: what the table has of it cannot be proven."""
+    with Nsqlookupd() as lookupd:
+        flags = (f"--lookupd-tcp-address={lookupd.tcp_address}", "--broadcast-address=127.0.0.1")
+        given = ["parameters.nsqd=", f"parameters.lookupd={lookupd.http_address}"]
+        given.append(f"parameters.path={tmp_path / 'archive'}")
+
+        def registered() -> int:
+            return len(lookupd.get("/nodes").json["producers"])
+
+        with Nsqd(tmp_path / "1", *flags) as one, Nsqd(tmp_path / "2", *flags) as two:
+            wait_until(lambda: registered() == 2)
+            for nsqd, count in ((one, 30), (two, 20)):
+                publish(nsqd, "events", [body(n) for n in range(count)])
+            run(spark, read_pipeline("archive", [*given, *NOW]), tmp_path)
+            report = tmp_path / "audit.json"
+            audit = read_pipeline("audit", [*given, f"parameters.report={report}"])
+            run(spark, audit, tmp_path)
+            told = json.loads(report.read_text())
+            assert told["verdict"] == "whole", told
+            assert sorted(each["count"] for each in told["topics"]) == [20, 30]
+            # The brokers are asked: what they have and the table does not is found.
+            publish(two, "events", [body(20)])
+            run(spark, audit, tmp_path)
+            told = json.loads(report.read_text())
+            assert sorted(each["not_read"] for each in told["topics"]) == [0, 1]
+            two.terminate()
+            wait_until(lambda: registered() == 1)
+            with pytest.raises(NotProvableError):
+                run(spark, audit, tmp_path)

@@ -255,6 +255,45 @@ def test_all_put_back_tells_what_the_brokers_have_no_more(days: Days) -> None:
     assert days.table() == found
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_all_put_back_from_before_a_topic_was_made_again_tells_what_was_read_of_it(
+    days: Days, kept: bool
+) -> None:
+    """Only the channel knows that the new topic was read: it was read on from there, in silence."""
+    pipeline = days.declare(PARQUET)
+    days.publish(20)
+    days.run(pipeline)
+    days.keep("table", "checkpoints")
+    old = list(days.sent)
+    days.nsqd.post(f"/topic/delete?topic={days.topic}&force=true")
+    days.nsqd.post(f"/topic/create?topic={days.topic}")
+    if kept:
+        days.nsqd.post(f"/channel/create?topic={days.topic}&channel=keeper")
+    days.publish(300)
+    days.run(pipeline, accept_loss=name_in(days.refused(pipeline), "--accept-loss"))
+    assert days.table() == sorted(days.sent)
+    days.publish(50)
+    if not kept:
+        days.wait_removed(0)
+    days.put_back("table", "checkpoints")
+    text, found = days.refused(pipeline), []
+    assert "was deleted and made again" in text
+    assert ("was read before, as channel" in text) is not kept
+    for _ in range(4):  # segments go one after the other
+        try:
+            days.run(pipeline, accept_loss=name_in(text, "--accept-loss"))
+            found = days.table()
+            break
+        except DataWouldBeLostError as error:
+            text = str(error)
+    assert set(old + days.sent[-50:]) <= set(found) and len(found) == len(set(found))
+    told = [loss.span for loss in days.ledger(pipeline).head.losses]
+    assert any(span.start == 0 for span in told) is not kept
+    assert (len(found) == len(days.sent)) is kept
+    days.run(pipeline)
+    assert days.table() == found
+
+
 def test_a_channel_that_was_emptied_by_force_is_told(days: Days) -> None:
     """It was 7,500 of 41,500 rows; now the rows and the loss are all of them."""
     pipeline = days.declare(PARQUET)

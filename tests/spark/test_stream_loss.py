@@ -27,6 +27,7 @@ from tests.spark.topics import (
     nodes,
     publish,
     read,
+    removed_end,
     rows_of,
     wait_until,
 )
@@ -64,8 +65,7 @@ def index(stream: Stream) -> int:
 
 def wait_removed(nsqd: Nsqd, topic: str, index: int) -> int:
     """Until nsqd has removed what lies before ``index``, as far as segments go."""
-    wait_until(lambda: log_of(nsqd, topic)["whole_from"] > index - 4)
-    return int(log_of(nsqd, topic)["whole_from"])
+    return removed_end(nsqd, topic, index - 4)
 
 
 def three_batches(nsqd: Nsqd, topic: str, options: dict[str, str]) -> tuple[Stream, list[Any]]:

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.pipeline.audit import examine
+from penstock.pipeline.audit_findings import Report
+from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.losses import Answers
 from penstock.pipeline.runner import Run
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.status import Status, StatusFile
 from tests.spark.micro_batches import Steps
 from tests.spark.pipelines import Screen
-from tests.spark.topics import SMALL
-from tests.spark.walking import actions_of, walk
-from tests.support.daemon import Nsqd
+from tests.spark.walking import Place, actions_of, walk
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,18 +29,21 @@ WITHOUT = ("run_disturbed",)
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("broker"), SMALL) as daemon:
-        yield daemon
+def place() -> Iterator[Place]:
+    with Place.open() as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_message_is_in_the_table_once_or_was_told(
-    spark: SparkSession, broker: Nsqd, tmp_path: Path, seed: int
+    spark: SparkSession, place: Place, tmp_path: Path, seed: int
 ) -> None:
     def run(pipeline: Pipeline, answers: Answers, steps: Steps, _: random.Random) -> None:
         status = StatusFile(Status(pipeline.name), tmp_path / "status")
         with steps.counted():
             Run(pipeline, Screen(), status, spark=spark, answers=answers).run()
 
-    walk(broker, tmp_path / "walk", actions_of(seed, 1, 3, WITHOUT), run)
+    def audit(folder: LocalFolder, parameters: dict[str, str]) -> Report:
+        return examine(spark, folder, parameters)
+
+    walk(place, actions_of(seed, 1, 3, WITHOUT), run, audit)

@@ -79,6 +79,18 @@ def drop_oldest(nsqd: Nsqd, topic: str) -> None:
     wait_until(lambda: log_of(nsqd, topic)["whole_from"] > before)
 
 
+def removed_end(nsqd: Nsqd, topic: str, index: int = 0) -> int:
+    """Where what is left of a log begins, behind ``index``, when segments have stopped going."""
+    seen = [0] * 20
+
+    def is_steady() -> bool:
+        seen.append(log_of(nsqd, topic)["whole_from"])
+        return index < seen[-1] == seen[-20]
+
+    wait_until(is_steady)
+    return seen[-1]
+
+
 def wait_until(true: Callable[[], object], seconds_max: float = 20.0) -> None:
     give_up_s = time.monotonic() + seconds_max
     while not true():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from penstock.pipeline.coverage import Log, Span
 from penstock.pipeline.ledger_records import Accepted, DataFile
@@ -118,25 +118,34 @@ class FileFault:
         return {"name": self.name, **kept, "pipeline": self.pipeline}
 
 
+AnyFault = TypeVar("AnyFault", Fault, FileFault)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Blamed(Generic[AnyFault]):
+    """What is judged, with its faults; so many that a report stays readable."""
+
+    faults: list[AnyFault] = dataclasses.field(default_factory=list)
+    left_out: int = 0  # faults beyond those that are kept
+
+    def blame(self, fault: AnyFault) -> None:
+        if len(self.faults) < FAULTS_MAX:
+            self.faults.append(fault)
+        else:
+            self.left_out += 1
+
+
 @dataclasses.dataclass(slots=True)
-class Topic:
+class Topic(Blamed[Fault]):
     """One topic of one node, in all its instances and by all ledgers of the folder."""
 
     topic: str
     node: str
     count: int | None = None  # different messages, of rows if they are known, else of ranges
     not_read: int = 0  # the broker has them, and the table is not there yet
-    faults: list[Fault] = dataclasses.field(default_factory=list)
     doubts: list[str] = dataclasses.field(default_factory=list)
     before: list[Span] = dataclasses.field(default_factory=list)  # not proven by the ledger
     notes: list[str] = dataclasses.field(default_factory=list)
-    left_out: int = 0  # faults beyond those that are kept
-
-    def blame(self, fault: Fault) -> None:
-        if len(self.faults) < FAULTS_MAX:
-            self.faults.append(fault)
-        else:
-            self.left_out += 1
 
     @property
     def verdict(self) -> str:
@@ -191,20 +200,12 @@ class Topics:
 
 
 @dataclasses.dataclass(slots=True)
-class Files:
+class Files(Blamed[FileFault]):
     """The files of a table against its ledgers."""
 
     count: int = 0  # that were looked at
     size: int = 0
     unchecked: int = 0  # of those, known by their size only
-    faults: list[FileFault] = dataclasses.field(default_factory=list)
-    left_out: int = 0  # faults beyond those that are kept
-
-    def blame(self, fault: FileFault) -> None:
-        if len(self.faults) < FAULTS_MAX:
-            self.faults.append(fault)
-        else:
-            self.left_out += 1
 
 
 @dataclasses.dataclass(slots=True)

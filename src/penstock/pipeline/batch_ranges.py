@@ -44,7 +44,12 @@ class BatchRanges:
             raise PipelineError(f"{self._offsets.folder.uri}/offsets/{batch} is gone")
         before = self._positions_before(batch, after)
         self._before = (batch, after)
-        return tuple(between(before, after))
+        spans = between(before, after)
+        if batch == 0:
+            # Spark forgets it, and then the ledgers alone know where a quiet log begins.
+            moved = {span.log for span in spans}
+            spans += [span for span in between({}, after) if span.log not in moved]
+        return tuple(spans)
 
     def counted(self, spans: Sequence[Span]) -> tuple[Span, ...]:
         """The same with the number of messages of each, as far as the nodes tell."""

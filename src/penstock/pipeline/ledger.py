@@ -177,7 +177,9 @@ class Ledger:
 
     def _check_older(self, batch: Batch, last: Batch) -> None:
         """A batch that the sink should have: it has it, or Spark's checkpoint was changed."""
-        if not self._lacking(batch) and batch.number < last.number and not batch.numbered:
+        # Of the last batch the sink may have had a part before.
+        same = batch.number < last.number or _are_inside(last.spans, batch.spans)
+        if same and not batch.numbered and not self._lacking(batch):
             return
         raise PipelineError(
             f"{self.uri}: batch {batch.number} comes again with other messages than it had; this "
@@ -327,6 +329,7 @@ def summed(ledger: Ledger, record: Record) -> str:
         "record": record.as_json(),
         "ranges": coverage.rows(),
         "before": ledger.head.before.rows(),
+        "losses": [loss.as_json() for loss in (*ledger.head.losses, *record.losses)],
     }
     return base64.b64encode(zlib.compress(packed(told), 1)).decode()
 
@@ -372,3 +375,12 @@ def _summed(
 def _ranges(spans: Iterable[Span]) -> list[tuple[Log, int, int]]:
     """Without counts, and without logs that only enter."""
     return sorted((span.log, span.start, span.end) for span in spans if span.start < span.end)
+
+
+def _are_inside(parts: Iterable[Span], spans: Iterable[Span]) -> bool:
+    """Whether each of ``parts`` lies in one of ``spans``."""
+    found = _ranges(spans)
+    return all(
+        any(log == of and start <= first and last <= end for of, start, end in found)
+        for log, first, last in _ranges(parts)
+    )

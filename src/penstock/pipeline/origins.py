@@ -28,7 +28,14 @@ from penstock.pipeline.parquet import STATE
 from penstock.pipeline.recorded_ends import Done
 from penstock.pipeline.spec import DeltaSink, Pipeline
 from penstock.pipeline.staged_files import is_data
-from penstock.pipeline.targets import INVALID, TableTarget, Target, TopicTarget, coverage_in
+from penstock.pipeline.targets import (
+    INVALID,
+    TableTarget,
+    Target,
+    TopicTarget,
+    coverage_in,
+    losses_in,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +74,11 @@ class Origins:
         if not without:
             return
         first = len(without) == len(self._targets) and not self._known.targets
+        for target in list(without):
+            # Whatever else is left, a topic goes on after the last step that was published.
+            if isinstance(target, TopicTarget) and self._known_to_sink(target) is not None:
+                self._restore(target)
+                without.remove(target)
         if first and self._offsets.planned():
             for target in without:
                 self._carry_over(target)
@@ -144,6 +156,7 @@ class Origins:
         if (found := self._known_to_sink(target)) is not None:
             seq, told = found
             target.ledger.head.coverage, target.ledger.head.before = coverage_in(told)
+            target.ledger.head.losses = losses_in(told)
             target.ledger.create(self._identity, self._sinks, seq)
             if files := tuple(_files_of(target)):
                 target.ledger.commit(target.ledger.record(CARRIED, added=files))

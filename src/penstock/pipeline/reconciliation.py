@@ -190,7 +190,7 @@ class Settling:
 
     def _judge_checkpoint(self) -> None:
         ledgers = [target.ledger for target in self._targets]
-        if not any(ledger.coverage for ledger in ledgers):
+        if not any(self._coverages()):
             return
         planned = self._offsets.planned()
         if not planned:
@@ -257,9 +257,15 @@ class Settling:
             lowest = [end for each in coverages if (end := each.end(found)) is not None]
             behind = len(lowest) < len(coverages)
             end = min([*lowest, *(starts if behind else ())])
-            if not any(is_dropped(target.ledger, found, end) for target in self._targets):
+            if not self._is_dropped(found, end):
                 ends[found] = end
         return ends
+
+    def _is_dropped(self, found: Log, end: int) -> bool:
+        """Whether every table that has a part of the log has the rest as an accepted loss."""
+        ledgers = [target.ledger for target in self._targets]
+        having = [each for each in ledgers if each.coverage.end(found) is not None]
+        return bool(having) and all(is_dropped(ledger, found, end) for ledger in having)
 
     def _note(self) -> None:
         """Keep what a later start has to know if a table or the checkpoint is lost."""

@@ -67,6 +67,9 @@ class Done:
         """
         coverage, found = ledger.coverage, []
         for log, index in self.reached.items():
+            if self.is_replaced(log):
+                # No later batch will read what an older checkpoint had not reached.
+                index = max(index, known.end(log) or 0)
             end = coverage.end(log)
             if end is None:
                 end = self._first_mention(log, known)

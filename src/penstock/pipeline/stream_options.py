@@ -37,8 +37,8 @@ def place_options(
     options = {"identity": settled.identity.text, "reader": reader_name(pipeline)}
     if is_local(pipeline.checkpoint_path):
         options["checkpoint"] = pipeline.checkpoint_path
-    if channel in settled.resume:
-        options["resumeFrom"] = json.dumps(encode(channel, settled.resume[channel]))
+    # Also if it is nowhere: then nothing was read yet, and the source takes that as known.
+    options["resumeFrom"] = json.dumps(encode(channel, settled.resume.get(channel, {})))
     if settled.accepted:
         options["acceptLoss"] = as_losses(settled.accepted)
     if take_over:

@@ -20,7 +20,7 @@ from penstock.pipeline.coverage import Coverage, Span, spans_of_rows
 from penstock.pipeline.delta import DeltaSinkTable
 from penstock.pipeline.folders import Folder, open_folder
 from penstock.pipeline.ledger import Ledger, of_sum, summed
-from penstock.pipeline.ledger_records import Batch, Record
+from penstock.pipeline.ledger_records import Accepted, Batch, Record
 from penstock.pipeline.lock import ledger_folder
 from penstock.pipeline.message_sink import publish
 from penstock.pipeline.outputs import sink_options, source_brokers
@@ -278,6 +278,11 @@ def _record(note: str) -> Record | None:
 def coverage_in(told: Mapping[str, Any]) -> tuple[Coverage, Coverage]:
     """What a sum says is covered, and what of it is from before there was a ledger."""
     return Coverage(spans_of_rows(told["ranges"])), Coverage(spans_of_rows(told["before"]))
+
+
+def losses_in(told: Mapping[str, Any]) -> list[Accepted]:
+    """The accepted losses of a sum; those of earlier versions have none."""
+    return [Accepted.of_json(dict(loss)) for loss in told.get("losses", ())]
 
 
 # What the brokers have decided

@@ -5,12 +5,17 @@
     new node        channel made at its earliest message, or found as nsqlookupd had it made
     no topic        made with the channel; a token that only reads makes none, so it is waited for
     deleted topic   never made again by a stream: it is waited for
+    read before     by the channel, and no offset knows the log: checkpoint and output were put
+                    back from before it was found; read again, and what is gone of it is a loss
 
 Rule 1: what may be lost is judged before a channel is made, because afterwards it looks whole.
 Rule 2: a channel is bound to its reader by the first commit (R45).  Until then the query's identity
         may change: one that is killed in its first batch starts again with another.
 Rule 3: a channel is taken over by an offset's identity, never at the start of a new query: the
         identity of such a start is in no checkpoint, and a repeated first batch has another.
+Rule 4: a commit names positions of a durable offset only, so a channel that is bound to the query
+        in a log that no offset knows has been read by it.  There are two exceptions: the channel
+        was taken over just now, or the node was dropped and is back.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid as uuids
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from penstock.errors import NodeError
@@ -71,23 +77,37 @@ class Channels:
 
     # Opening
 
-    def start(self, uuid: str, topic: str) -> Position | None:
-        """Where a new query begins in one log, if there is one."""
-        cluster, options = self._cluster, self._options
-        found = cluster.log_of(uuid, topic)
-        pull = found.pulls.get(options.channel) if found is not None else None
-        if options.take_over and pull is not None and found is not None and pull.identity:
-            return Position(found.instance, pull.low)  # Rule 3
-        place = options.starting_offsets.of(uuid, cluster.nodes[uuid].address, topic, EARLIEST)
-        start: int | str = LATEST if place == LATEST else EARLIEST
+    def start(self, places: Iterable[Place]) -> Positions:
+        """Where a new query begins in logs, as far as they are there."""
+        found = {place: self._cluster.log_of(*place) for place in places}
+        starts = {place: self._start(place, told) for place, told in found.items()}
+        # Whoever says where to resume knows all that was read; a plain query knows nothing.
+        begins = {} if self._options.resume_from is None else self._read_before(found)
+        self._losses.tell(self._gone_below(begins, found))
+        positions: Positions = {}
+        for (uuid, topic), told in found.items():
+            position: Position | None
+            if self._options.take_over and told is not None and self._is_anothers(told):
+                position = Position(told.instance, told.pulls[self._options.channel].low)  # Rule 3
+            else:
+                position = self._pull(uuid, topic, starts[uuid, topic], told)
+                position = self._set_back_to(begins, uuid, topic, told, position)
+            if position is not None:
+                positions.setdefault(uuid, {})[topic] = position
+        return positions
+
+    def _start(self, place: Place, found: Log | None) -> int | str:
+        """Where the options let a log begin; they do not count if its channel was made before."""
+        cluster, options, (uuid, topic) = self._cluster, self._options, place
+        given = options.starting_offsets.of(uuid, cluster.nodes[uuid].address, topic, EARLIEST)
         if found is not None and options.channel not in found.channels:
-            if isinstance(place, Position):
+            if isinstance(given, Position):
                 end = cluster.settled(uuid, topic, found)
-                start = min(end, index_of(place, cluster, uuid, topic, found, end))
-            elif options.starting_timestamp is not None:
+                return min(end, index_of(given, cluster, uuid, topic, found, end))
+            if options.starting_timestamp is not None:
                 cluster.settled(uuid, topic, found)
-                start = cluster.seek(uuid, topic, options.starting_timestamp)
-        return self._pull(uuid, topic, start, found)
+                return cluster.seek(uuid, topic, options.starting_timestamp)
+        return LATEST if given == LATEST else EARLIEST
 
     def open(self, positions: Positions, *, judged: bool, waits: bool) -> None:
         """Open what is not open yet; what is lost is judged first, all of it at once (Rule 1).
@@ -127,7 +147,9 @@ class Channels:
         if judged:
             self._losses.tell(losses.values())
         for (uuid, topic), told in found.items():
-            if judged or (uuid, topic) not in losses:
+            # One that is taken over is there already; its reader names it before it can judge.
+            taken = self._is_taken(uuid, topic, told)
+            if judged or taken or (uuid, topic) not in losses:
                 index = min(positions[uuid][topic].index, told.end)
                 self._pull(uuid, topic, index, told)
 
@@ -136,6 +158,11 @@ class Channels:
         pull = found.pulls.get(self._options.channel)
         bound = pull.identity if pull is not None else ""
         return bool(bound) and bound != self.identity
+
+    def _is_ours(self, found: Log) -> bool:
+        """Whether the channel is bound to this query."""
+        pull = found.pulls.get(self._options.channel)
+        return pull is not None and bool(self.identity) and pull.identity == self.identity
 
     def _warn_unread(self, uuid: str, topic: str, position: Position) -> None:
         if (uuid, topic) not in self._unread_told and not position.is_deleted:
@@ -211,24 +238,108 @@ class Channels:
 
     # Entering
 
-    def enter(self, uuid: str, topic: str, following: Positions) -> None:
-        """Let a log enter at its start; one that was deleted is waited for (R48)."""
-        try:
-            found = self._cluster.log_of(uuid, topic)
-            if found is None and _was_deleted(topic, following):
+    def enter(
+        self, places: Iterable[Place], positions: Positions, following: Positions, lost: list[Loss]
+    ) -> None:
+        """Let logs enter ``following`` at their start; what was deleted is waited for (R48).
+
+        ``lost`` is what this look has found to be lost until now.
+        """
+        found: dict[Place, Log | None] = {}
+        for uuid, topic in places:
+            try:
+                found[uuid, topic] = self._cluster.log_of(uuid, topic)
+            except NodeError as error:
+                self._warn_away(uuid, error)
+        begins = self._read_before(found, positions)
+        self._losses.tell([*lost, *self._gone_below(begins, found)])
+        for (uuid, topic), told in found.items():
+            if told is None and _was_deleted(topic, following):
                 self._await(uuid, topic)
-                return
+                continue
             # A number makes no topic, should it be deleted at this moment.
-            start = EARLIEST if found is None else found.first
-            position = self._pull(uuid, topic, start, found)
-        except NodeError as error:
-            if error.status:
-                raise
-            log.warning("node=%s: %s", uuid, error)
-            return
-        if position is not None:
-            log.info("node=%s topic=%s: new, from %d on", uuid, topic, position.index)
-            following.setdefault(uuid, {})[topic] = position
+            start = EARLIEST if told is None else told.first
+            try:
+                position = self._pull(uuid, topic, start, told)
+            except NodeError as error:
+                self._warn_away(uuid, error)
+                continue
+            position = self._set_back_to(begins, uuid, topic, told, position)
+            if position is not None:
+                log.info("node=%s topic=%s: new, from %d on", uuid, topic, position.index)
+                following.setdefault(uuid, {})[topic] = position
+
+    def _warn_away(self, uuid: str, error: NodeError) -> None:
+        """A node that refuses is an error, one that does not answer is tried again."""
+        if error.status:
+            raise error
+        log.warning("node=%s: %s", uuid, error)
+
+    def _read_before(
+        self, found: Mapping[Place, Log | None], positions: Positions | None = None
+    ) -> dict[Place, int]:
+        """Of logs that no offset knows, those that the query has read: where it began (Rule 4).
+
+        A plain query drops a node with all its positions and keeps no record of that: of a node
+        that is not in ``positions`` it knows nothing.  None: the query begins.
+        """
+        begins: dict[Place, int] = {}
+        for (uuid, topic), told in found.items():
+            if told is None or not self._is_ours(told) or (uuid, topic) in self._take_over_sent:
+                continue
+            known = {} if positions is None else positions.get(uuid)
+            if known is None and self._options.resume_from is None:
+                continue
+            before = (known or {}).get(topic)
+            if before is not None and before.instance == told.instance:
+                continue
+            if not self._losses.is_dropped(uuid, topic, told.instance):
+                begins[uuid, topic] = self._began(uuid, topic, told) if positions is None else 0
+        return begins
+
+    def _began(self, uuid: str, topic: str, found: Log) -> int:
+        """Where a query that begins anew began the first time; 0 if nobody knows."""
+        address = self._cluster.nodes[uuid].address
+        given = self._options.starting_offsets.of(uuid, address, topic, EARLIEST)
+        if isinstance(given, Position) and given.instance in ("", found.instance):
+            return given.index
+        return 0
+
+    def _gone_below(
+        self, begins: Mapping[Place, int], found: Mapping[Place, Log | None]
+    ) -> list[Loss]:
+        """What the query had read of logs that no offset knows, and is not there any more."""
+        losses = []
+        for (uuid, topic), begin in begins.items():
+            told = found[uuid, topic]
+            assert told is not None
+            end = told.missing_below(self._options.channel, begin)
+            if end > begin:
+                where = (uuid, self._cluster.nodes[uuid].address, topic, told.instance)
+                what = (
+                    f"was read before, as channel {self._options.channel} says, and the query "
+                    "knows nothing of it: what it knew was put back from before then"
+                )
+                losses.append(Loss(*where, begin, end, None, what))
+        return losses
+
+    def _set_back_to(
+        self,
+        begins: Mapping[Place, int],
+        uuid: str,
+        topic: str,
+        found: Log | None,
+        position: Position | None,
+    ) -> Position | None:
+        """A log that was read before is read again from where it begins."""
+        begin = begins.get((uuid, topic))
+        if begin is None or position is None or found is None:
+            return position
+        index = max(begin, found.first)
+        if position.instance != found.instance or index >= position.index:
+            return position
+        self.warn_below(uuid, topic, index, position.index)
+        return Position(position.instance, index)
 
     def is_due(self, uuid: str, topic: str) -> bool:
         """Whether to look for a topic that is not there."""

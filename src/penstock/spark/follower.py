@@ -81,12 +81,14 @@ class Follower:
         if self.options.resume_from is not None:
             # Judged and opened like a checkpoint's, when the query goes on from them.
             positions = {uuid: dict(each) for uuid, each in self.options.resume_from.items()}
-        for uuid in self.cluster.nodes:
-            for topic in self.options.topic:
-                if topic not in positions.get(uuid, {}):
-                    position = self.channels.start(uuid, topic)
-                    if position is not None:
-                        positions.setdefault(uuid, {})[topic] = position
+        new = [
+            (uuid, topic)
+            for uuid in self.cluster.nodes
+            for topic in self.options.topic
+            if topic not in positions.get(uuid, {})
+        ]
+        for uuid, topics in self.channels.start(new).items():
+            positions.setdefault(uuid, {}).update(topics)
         self._initial = {uuid: dict(topics) for uuid, topics in positions.items()}
         return positions
 
@@ -281,13 +283,15 @@ class Follower:
             following[uuid][topic] = set_back
         self.channels.set_back.clear()
         ranges, changed = self._ranges(positions)
-        self._begin_anew(changed, positions, following)
+        lost = self._begin_anew(changed, positions, following)
+        absent = []
         for uuid in self.cluster.nodes:
             for topic in self.options.topic:
                 position = following.get(uuid, {}).get(topic)
-                absent = position is None or position.is_deleted
-                if absent and self.channels.is_due(uuid, topic):
-                    self.channels.enter(uuid, topic, following)
+                if position is None or position.is_deleted:
+                    absent.append((uuid, topic))
+        due = [place for place in absent if self.channels.is_due(*place)]
+        self.channels.enter(due, positions, following, lost)
         return ranges, following
 
     def _ranges(
@@ -337,8 +341,11 @@ class Follower:
 
     def _begin_anew(
         self, changed: list[tuple[str, str]], positions: Positions, following: Positions
-    ) -> None:
-        """Topics that were deleted, or deleted and made again: two messages (R48)."""
+    ) -> list[Loss]:
+        """Topics that were deleted, or deleted and made again: two messages (R48).
+
+        Returns what is lost with them.
+        """
         losses = []
         for uuid, topic in changed:
             position = positions[uuid][topic]
@@ -351,7 +358,7 @@ class Follower:
             what = "was deleted" if found is None else "was deleted and made again"
             losses.append(self._loss(uuid, topic, position, INDEX_MAX, what))
             following[uuid][topic] = Position(position.instance, INDEX_MAX)
-        self.losses.tell(losses)
+        return losses
 
     # Finishing
 

@@ -103,6 +103,13 @@ class Losses:
         """Whether all of it lies inside acceptLoss."""
         return not self._rest(loss)
 
+    def is_dropped(self, node: str, topic: str, instance: str) -> bool:
+        """Whether all of a log from some index on was accepted as lost."""
+        return any(
+            each.open_ended and (each.node, each.topic, each.instance) == (node, topic, instance)
+            for each in self._accepted
+        )
+
     def tell(self, losses: Iterable[Loss]) -> None:
         """DataLossError unless all of them are accepted or failOnDataLoss is false."""
         losses = list(losses)

@@ -10,6 +10,8 @@ Rule 3: a channel is named with the identity of the offset that is committed, or
         the options give.  Without either a report is refused by a channel that has a reader.
 Rule 4: Spark's listeners are behind: a batch may be told of after the end of its query.  The end
         stays the last word.
+Rule 5: a report binds no channel (R45): one that names no place carries the identity only if the
+        channel has a reader already.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from penstock.errors import NodeError, PenstockError
 from penstock.progress import Progress
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.cluster import Cluster
-from penstock.spark.node_client import Node, asked
+from penstock.spark.node_client import HAS_READER, Node, asked
 from penstock.spark.offsets import Position, Positions
 from penstock.spark.option_kinds import LocalFolder
 from penstock.spark.options import parse_brokers
@@ -103,7 +105,10 @@ class Reporter:
                         log.warning("channel=%s: %s", channel, error)
                         break
                     if found is not None and channel in found.channels:
-                        known.setdefault(topic, Position(found.instance, 0))
+                        pull, identity = found.pulls.get(channel), self._identity_of(channel)
+                        ours = pull is not None and identity and pull.identity == identity
+                        index = pull.low if pull is not None and ours else 0
+                        known.setdefault(topic, Position(found.instance, index))
             return any(places for (name, _), places in self._known.items() if name == channel)
 
     def begin(self, channels: Iterable[Channel]) -> None:
@@ -146,13 +151,33 @@ class Reporter:
         except PenstockError as error:
             log.warning("channel=%s: %s", channel, error)
 
+    def _identity_of(self, channel: Channel) -> str:
+        return self._identities.get(channel, self._identity)
+
     def _send(self, node: Node, channel: Channel, places: Places, progress: Progress) -> None:
+        """Rule 5."""
+        identity = self._identity_of(channel)
+        read = {topic: place for topic, place in places.items() if place.index}
+        unread = {topic: place for topic, place in places.items() if not place.index}
+        if read:
+            self._post(node, channel, read, progress, identity)
+        try:
+            if unread:
+                self._post(node, channel, unread, progress, "")
+        except NodeError as error:
+            if error.code != HAS_READER or not identity:
+                raise
+            self._post(node, channel, unread, progress, identity)
+
+    def _post(
+        self, node: Node, channel: Channel, places: Places, progress: Progress, identity: str
+    ) -> None:
         topics = {
             topic: {"instance": place.instance, "index": place.index}
             for topic, place in places.items()
         }
         body = {"channel": channel, "topics": topics, "progress": progress.as_json()}
-        if identity := self._identities.get(channel, self._identity):
+        if identity:
             body["identity"] = identity
             body.update({"reader": self._name} if self._name else {})
         node.brief().json(asked("POST", "/channel/commit", None, body), 0.0)

@@ -22,6 +22,7 @@ from penstock.pipeline.ledger_records import (
     packed,
     unpacked,
 )
+from penstock.pipeline.targets import losses_in
 
 LOG = Log("c", "n", "t", "0" * 16)
 PATH = "_penstock/ledger/orders"
@@ -73,6 +74,19 @@ def test_a_batch_is_its_ranges(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="comes again with other messages"):
         ledger.wanted(batch(0, 20, 25))
     assert ledger.wanted(batch(0, 0, 10)) is None
+
+
+def test_a_batch_of_which_a_sink_had_a_part_may_come_again(tmp_path: Path) -> None:
+    """A kill after it was written, of the first batch of a query that goes on from the tables."""
+    ledger = new(tmp_path)
+    write(ledger, batch(0, 0, 10))
+    again = batch(0, 5, 15, "other")
+    write(ledger, again)
+    assert ledger.head.last == Batch("other", 0, (Span(LOG, 10, 15),))
+    assert ledger.wanted(again) is None
+    for start, end in ((5, 16), (5, 14), (11, 15)):
+        with pytest.raises(PipelineError, match="comes again with other messages"):
+            ledger.wanted(batch(0, start, end, "other"))
 
 
 def test_a_batch_behind_state_is_known_by_its_number_too(tmp_path: Path) -> None:
@@ -220,9 +234,13 @@ def test_a_sealed_step_is_found_until_its_record_is_there(tmp_path: Path) -> Non
 def test_the_sum_says_all_that_a_lost_ledger_had(tmp_path: Path) -> None:
     ledger = new(tmp_path)
     write(ledger, batch(0, 0, 10))
+    loss = Accepted("x", 5, Span(LOG, 3, 4), "was deleted")
+    ledger.commit(ledger.record(LOSS, losses=(loss,)))
     record = ledger.batch_record(batch(1, 10, 12), (Span(LOG, 10, 12, 2),))
     told = of_sum(summed(ledger, record))
     assert told["identity"] == "ab" * 16 and told["ranges"] == [Span(LOG, 0, 12, 12).row()]
-    assert told["record"]["seq"] == 2
+    assert told["record"]["seq"] == 3
+    assert losses_in(told) == [loss]
+    assert losses_in({}) == [], "of an earlier version"
     with pytest.raises(ValueError, match=r"\w"):
         of_sum("AAAA" + summed(ledger, record)[4:])

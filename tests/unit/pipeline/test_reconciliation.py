@@ -75,6 +75,35 @@ def test_a_table_deleted_after_the_checkpoint_was_begun_anew_is_told(tmp_path: P
     assert begins(settled) == {"t": Position(OLD.instance, 10)}
 
 
+def test_a_table_of_before_its_first_batch_without_a_checkpoint_is_read_again(
+    tmp_path: Path,
+) -> None:
+    """It has a ledger that covers nothing; only the last start knows what it had."""
+    pipeline = pipeline_of(tmp_path)
+    settled = settle(pipeline)
+    shutil.copytree(tmp_path / "one", tmp_path / "backup")
+    write(settled, Span(OLD, 10, 50))
+    settled.note()
+    shutil.rmtree(tmp_path / "one")
+    shutil.rmtree(tmp_path / "checkpoint")
+    (tmp_path / "backup").rename(tmp_path / "one")
+    assert begins(settle(pipeline)) == {"t": Position(OLD.instance, 10)}
+
+
+def test_a_log_is_dropped_only_if_every_table_has_accepted_its_loss(tmp_path: Path) -> None:
+    """A kill after one of two ledgers had recorded it: the other never did."""
+    pipeline = pipeline_of(tmp_path, 2)
+    settled = settle(pipeline)
+    write(settled, Span(OLD, 10, 50), tables=(0, 1))
+    rest = Accepted("x", 0, Span(OLD, 50, INDEX_MAX))
+    for target in settled.targets:
+        target.ledger.commit(target.ledger.record(LOSS, losses=(rest,)))
+        resumed = begins(settle(pipeline))
+        shutil.rmtree(tmp_path / "checkpoint")
+        is_last = target is settled.targets[-1]
+        assert resumed == ({} if is_last else {"t": Position(OLD.instance, 50)})
+
+
 def test_an_accepted_loss_without_an_end_hides_no_rows_before_it(tmp_path: Path) -> None:
     pipeline = pipeline_of(tmp_path)
     settled = settle(pipeline)

@@ -102,6 +102,16 @@ def test_a_topic_that_only_known_json_names_is_lacking_if_it_was_made_again(
     assert lacking(checkpoint, ledger, *known, strict=False) == [Span(OLD, 30, 50)]
 
 
+def test_an_older_checkpoint_does_not_hide_what_was_read_of_a_topic_that_was_made_again(
+    checkpoint: Checkpoint, ledger: Ledger
+) -> None:
+    """The rest was asked for after a run that had ended well."""
+    checkpoint.batch(0, OLD, 50, begin=10)
+    known = (Span(OLD, 10, 80), Span(NEW, 100, 130))
+    found = lacking(checkpoint, ledger, *known)
+    assert found == [Span(OLD, 10, 80), Span(OLD, 80, INDEX_MAX)]
+
+
 def test_a_deleted_topic_ends_with_a_recorded_loss(checkpoint: Checkpoint, ledger: Ledger) -> None:
     checkpoint.batch(0, OLD, 50, begin=10)
     checkpoint.batch(1, OLD, INDEX_MAX)
