@@ -1,7 +1,7 @@
 """Fixtures that every kind of test may use, and the option by which `make unit` runs.
 
-``--without-spark`` leaves out the files below, and lets nobody import what they need: so a test that
-comes to need Spark fails under `make unit` on a machine that has it, too.
+``--without-spark`` leaves out the files that need Spark's packages and makes every import of those
+packages fail, so that `make unit` runs the same tests whether they are installed or not.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ SPARK_PACKAGES = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "deltalake", 
 # Files of tests/unit, tests/model and tests/meta that need some of it, or are about it.
 SPARK_FILES = {
     TESTS / name
-    for name in """
-    meta/test_tiers.py
-    meta/test_types.py
-    model/test_walks.py
-    unit/pipeline/test_audit.py
-    unit/pipeline/test_audit_files.py
-    unit/pipeline/test_compaction.py
-    unit/pipeline/test_envelope.py
-    unit/pipeline/test_reconciliation.py
-    unit/pipeline/test_records.py
-    unit/pipeline/test_user_code.py
-    unit/spark/test_archive.py
-    unit/spark/test_import.py
-    unit/spark/test_java.py
-    unit/spark/test_packer.py
-    unit/spark/test_standalone.py
-    """.split()
+    for name in [
+        "meta/test_tiers.py",
+        "meta/test_types.py",
+        "model/test_walks.py",
+        "unit/pipeline/test_audit.py",
+        "unit/pipeline/test_audit_files.py",
+        "unit/pipeline/test_compaction.py",
+        "unit/pipeline/test_envelope.py",
+        "unit/pipeline/test_reconciliation.py",
+        "unit/pipeline/test_records.py",
+        "unit/pipeline/test_user_code.py",
+        "unit/spark/test_archive.py",
+        "unit/spark/test_import.py",
+        "unit/spark/test_java.py",
+        "unit/spark/test_packer.py",
+        "unit/spark/test_standalone.py",
+    ]
 }
 
 

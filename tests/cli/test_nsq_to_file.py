@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tools import Tool, finished, prepare, source
-from tests.support.client import eventually, numbered, publish
+from tests.support.client import numbered, publish
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import eventually
 
 CHANNEL = "nsq_to_file"
 HOST = "--host-identifier=h"

@@ -10,10 +10,11 @@ import pytest
 
 from penstock.client import Consumer, Producer
 from penstock.errors import NotConnectedError, RefusedError
-from tests.clients.running import LOOPS, QUICK, Received, run, until
+from tests.clients.running import LOOPS, QUICK, Received, run
 from tests.support.auth_server import AuthServer, entry, reply
 from tests.support.certificates import Pki
 from tests.support.daemon import Nsqd
+from tests.support.waits import until
 
 WAYS: dict[str, dict[str, object]] = {
     "tls": {"tls_v1": True},

@@ -29,9 +29,9 @@ from hypothesis import strategies as st
 
 from penstock.cli.usage import open_file_count, usage
 from tests.conformance.probe import probing
-from tests.support.client import eventually
 from tests.support.daemon import Nsqd
 from tests.support.patience import late_s, patience
+from tests.support.waits import eventually
 
 T = TypeVar("T")
 

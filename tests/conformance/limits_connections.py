@@ -9,9 +9,10 @@ from contextlib import ExitStack
 
 from penstock.wire import commands
 from tests.support.certificates import Pki
-from tests.support.client import Client, eventually
+from tests.support.client import Client
 from tests.support.daemon import LimitedNsqd, Nsqd
 from tests.support.limits import Daemons, ask, status, trial, tried_by
+from tests.support.waits import eventually
 
 MAGIC = commands.MAGIC_V2
 

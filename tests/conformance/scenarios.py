@@ -17,9 +17,10 @@ from typing import Any, Self
 
 import pytest
 
-from tests.support.client import eventually, numbered
+from tests.support.client import numbered
 from tests.support.daemon import Nsqd
 from tests.support.patience import early_s, late_s, patience
+from tests.support.waits import eventually
 
 WAIT_SECONDS_MAX = 20.0
 # What a busy machine may add to a wait.

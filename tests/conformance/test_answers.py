@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from penstock.core.frames import Message
-from tests.support.client import Client, eventually, numbered, publish
+from tests.support.client import Client, numbered, publish
 from tests.support.daemon import Nsqd
 from tests.support.patience import early_s, late_s
 from tests.support.together import Together
+from tests.support.waits import eventually
 
 # The shortest timeout a client may ask for.
 TIMEOUT_MS = 1000

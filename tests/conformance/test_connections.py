@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.support.client import Client, eventually, numbered
+from tests.support.client import Client, numbered
 from tests.support.daemon import START_SECONDS_MAX, Nsqd
+from tests.support.waits import eventually
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.wire import commands
-from tests.support.client import Client, eventually, numbered, publish
+from tests.support.client import Client, numbered, publish
 from tests.support.daemon import Nsqd
 from tests.support.patience import early_s, late_s
 from tests.support.together import Together
+from tests.support.waits import eventually
 
 together = Together()
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S
 from penstock.wire import commands
 from tests.support.certificates import Pki
-from tests.support.client import Client, eventually
+from tests.support.client import Client
 from tests.support.daemon import RESPONSE, LimitedNsqd, Nsqd, Raw
+from tests.support.waits import eventually
 
 LIMIT = 256
 PLACES = 133

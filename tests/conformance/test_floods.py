@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.usage import usage
-from tests.conformance.test_cluster import StuckLookupd, channels, eventually
+from tests.conformance.test_cluster import StuckLookupd, channels
 from tests.support.daemon import REPLY_SECONDS_MAX, RESPONSE, Message, Nsqd, Nsqlookupd, Raw
 from tests.support.patience import late_s
+from tests.support.waits import wait_for
 
 
 def post_all(port: int, targets: Iterable[str]) -> None:
@@ -74,7 +75,7 @@ class Steady:
     def __enter__(self) -> Steady:
         for thread in self._threads:
             thread.start()
-        eventually(lambda: len(self.waits_s) > 20 and len(self.finished_s) > 20, True)
+        wait_for(lambda: len(self.waits_s) > 20 and len(self.finished_s) > 20, True)
         self.waits_s.clear()
         return self
 
@@ -223,7 +224,7 @@ def test_a_strange_answer_of_an_nsqlookupd_is_told_and_bounded(
     try:
         with Nsqd(tmp_path, f"--lookupd-tcp-address={lookupd.address}") as nsqd:
             assert nsqd.post("/topic/create?topic=t").status == 200
-            eventually(lambda: channels(nsqd, "t"), made)
+            wait_for(lambda: channels(nsqd, "t"), made)
             nsqd.wait_for_log(r"WARNING: topic=t: (lookupd=\S+ names|channels are not known)")
             assert nsqd.post("/pub?topic=t", json.dumps(made).encode()).body == b"OK"
     finally:

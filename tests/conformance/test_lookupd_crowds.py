@@ -19,8 +19,8 @@ from tests.conformance.test_doors import crowd, open_count
 from tests.conformance.test_lookupd_http import Peer
 from tests.conformance.test_lookupd_limits import metric
 from tests.support.certificates import Pki
-from tests.support.client import eventually
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import eventually
 
 LIMIT = 306
 CROWD = 320

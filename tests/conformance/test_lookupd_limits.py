@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.conformance.test_lookupd_http import Peer
-from tests.support.client import eventually
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import eventually
 
 Connect = Callable[..., Peer]
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from penstock.client import Consumer
-from tests.clients.running import QUICK, Received, run, until
+from tests.clients.running import QUICK, Received, run
 from tests.support.certificates import Pki
-from tests.support.client import eventually, publish
+from tests.support.client import publish
 from tests.support.daemon import Nsqd, Nsqlookupd, Raw
+from tests.support.waits import eventually, until
 
 IDENTITY = b'{"broadcast_address":"x","tcp_port":1,"http_port":2,"version":"1"}'
 IDENTIFY = b"IDENTIFY\n" + len(IDENTITY).to_bytes(4, "big") + IDENTITY

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.support.client import Client, eventually, numbered, publish
+from tests.support.client import Client, numbered, publish
 from tests.support.daemon import Nsqd
 from tests.support.patience import late_s
+from tests.support.waits import eventually
 
 
 def test_a_restart_keeps_what_the_channels_knew(nsqd: Nsqd) -> None:

@@ -17,8 +17,9 @@ from tests.conformance import nodejs
 from tests.conformance.scenarios import Driven
 from tests.support.auth_server import AuthServer, entry, reply
 from tests.support.certificates import Pki
-from tests.support.client import eventually, numbered
+from tests.support.client import numbered
 from tests.support.daemon import Nsqd
+from tests.support.waits import eventually
 
 WAYS: dict[str, dict[str, object]] = {
     "tls": {"ca": True},

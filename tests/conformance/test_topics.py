@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.wire import commands
-from tests.support.client import Client, eventually, numbered, publish
+from tests.support.client import Client, numbered, publish
 from tests.support.daemon import Nsqd
 from tests.support.patience import late_s
 from tests.support.together import Together
+from tests.support.waits import eventually
 
 MEM_QUEUE_SIZE = 10
 CONSUMER_COUNT_MAX = 6

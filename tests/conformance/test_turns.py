@@ -12,9 +12,10 @@ import pytest
 from penstock.wire import commands
 from tests.conformance.test_connections import UnixNsqd
 from tests.support.certificates import Pki
-from tests.support.client import Client, eventually, numbered
+from tests.support.client import Client, numbered
 from tests.support.daemon import Nsqd
 from tests.support.secure import SecureClient
+from tests.support.waits import eventually
 
 HOUR_MS = 3_600_000
 

@@ -16,10 +16,11 @@ import pytest
 from penstock.wire import commands
 from tests.conformance.test_connections import UnixNsqd
 from tests.support.certificates import Pki
-from tests.support.client import Client, eventually
+from tests.support.client import Client
 from tests.support.daemon import Nsqd
 from tests.support.patience import late_s
 from tests.support.secure import SecureClient
+from tests.support.waits import eventually
 
 MB = 1 << 20
 # What the kernel may keep on both ends, and more than what nsqd does.

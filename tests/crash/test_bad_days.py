@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.crash.load import wait_until
 from tests.crash.test_restart import folder_of, receive, subscribe
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_until
 
 # Starting
 

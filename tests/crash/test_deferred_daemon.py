@@ -13,19 +13,15 @@ import pytest
 
 from penstock.storage.slot_counts import unpack_counts
 from penstock.wire import commands
-from tests.crash import load
 from tests.crash.test_bad_days import refused
 from tests.crash.test_restart import receive, subscribe
-from tests.support.daemon import REPLY_SECONDS_MAX, Nsqd, Reply
+from tests.support.daemon import Nsqd, Reply
 from tests.support.faults import FaultyNsqd
+from tests.support.waits import wait_until
 
 COUNT = 200
 RECORD_SIZE = 56 + 1 + 64
 HOUR_MS = 3_600_000
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    load.wait_until(condition, REPLY_SECONDS_MAX, lambda: f"never: {what}")
 
 
 def folder(nsqd: Nsqd) -> Path:
@@ -50,13 +46,13 @@ def publish(nsqd: Nsqd, delay_ms: int = 2 * HOUR_MS, count: int = COUNT) -> Path
         for number in range(count):
             body = b"%03d" % number + b"." * 61
             assert raw.command(commands.dpub("t", delay_ms, body))[1] == b"OK"
-    wait_until(lambda: stated_count(nsqd) == count, "the counts are written")
+    wait_until(lambda: stated_count(nsqd) == count, why="the counts are written")
     return max(folder(nsqd).glob("*.slot"), key=lambda path: path.stat().st_size)
 
 
 def counted(nsqd: Nsqd) -> int:
     """How many deferred messages there are, once they are counted."""
-    wait_until(lambda: nsqd.get("/deferred").json["counted"], "slots are read")
+    wait_until(lambda: nsqd.get("/deferred").json["counted"], why="slots are read")
     total: int = nsqd.get("/deferred").json["total"]
     return total
 
@@ -132,7 +128,7 @@ def test_damage_to_a_slot_file_shows_everywhere(
         damage(slot)
         nsqd.start()
         assert counted(nsqd) == COUNT - lost
-        wait_until(lambda: bool(nsqd.get("/damage").json["records"]), "it is reported")
+        wait_until(lambda: bool(nsqd.get("/damage").json["records"]), why="it is reported")
         (record,) = nsqd.get("/damage").json["records"]
         assert (record["kind"], record["path"], record["messages"]) == ("deferred", str(slot), lost)
         assert f"{lost} of 200 messages are lost" in record["text"]
@@ -144,7 +140,7 @@ def test_damage_to_a_slot_file_shows_everywhere(
         assert nsqd.stats()["damage"]["messages"] == lost
         assert nsqd.get("/ping").text == "OK"
         assert bool(list(folder(nsqd).glob("*.corrupt"))) == (damage not in (empty, remove))
-        wait_until(lambda: stated_count(nsqd) == COUNT - lost, "the counts are right again")
+        wait_until(lambda: stated_count(nsqd) == COUNT - lost, why="the counts are right again")
         nsqd.kill()
         nsqd.start()
         assert counted(nsqd) == COUNT - lost
@@ -205,7 +201,7 @@ def publish_and_checkpoint(nsqd: Nsqd) -> None:
         stated = unpack_counts(path.read_bytes(), str(path)).counts.values()
         return any(count.fired_count and count.record_count == 2 for count in stated)
 
-    wait_until(checkpointed, "the first one is checkpointed")
+    wait_until(checkpointed, why="the first one is checkpointed")
 
 
 def test_a_slot_of_a_later_version_refuses_the_start(tmp_path: Path) -> None:
@@ -227,7 +223,7 @@ def test_a_slot_of_a_later_version_refuses_the_start(tmp_path: Path) -> None:
 
 
 def unhealthy(nsqd: Nsqd, text: str) -> Reply:
-    wait_until(lambda: nsqd.get("/ping").status == 500, "health says so")
+    wait_until(lambda: nsqd.get("/ping").status == 500, why="health says so")
     reply = nsqd.get("/ping")
     assert text in reply.text and text in nsqd.stats()["health"], reply
     assert metric(nsqd, "penstock_healthy") == 0
@@ -255,7 +251,7 @@ def test_a_slot_that_cannot_be_read_shows_in_health_and_is_read_later(
         with nsqd.connect() as raw:
             subscribe(raw, "t", "a", 100)
             assert len({receive(raw).body for _ in range(20)}) == 20
-        wait_until(lambda: nsqd.get("/ping").text == "OK", "health is good again")
+        wait_until(lambda: nsqd.get("/ping").text == "OK", why="health is good again")
         assert nsqd.get("/damage").json["records"] == []
         assert not list(folder(nsqd).glob("*.corrupt"))
 
@@ -273,7 +269,7 @@ def test_a_folder_in_the_place_of_a_slot_is_not_taken_for_damage(tmp_path: Path)
         assert nsqd.get("/damage").json["records"] == []
         slot.rmdir()
         (tmp_path / "away").rename(slot)
-        wait_until(lambda: nsqd.get("/ping").text == "OK", "health is good again")
+        wait_until(lambda: nsqd.get("/ping").text == "OK", why="health is good again")
         assert counted(nsqd) == 20 and nsqd.get("/damage").json["records"] == []
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.crash.load import wait_until
 from tests.support.daemon import ERROR, MESSAGE, RESPONSE, Nsqd, Raw
+from tests.support.waits import wait_until
 
 DISK_SIZE_MB = 40
 BODY_SIZE = 16_000

@@ -21,9 +21,9 @@ from penstock.engine.topic import Topic
 from penstock.storage.journal import records, replay
 from tests.crash.lossy import KEEP, Crashed
 from tests.crash.test_restart import folder_of, receive, subscribe
-from tests.support.client import eventually
 from tests.support.daemon import Nsqd
 from tests.support.engine import SECOND, Client, Engine
+from tests.support.waits import eventually
 
 BODIES = [b"one", b"two", b"three"]
 IDENTITY = "1f" * 16

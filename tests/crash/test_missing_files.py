@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from penstock.storage.journal import FILE, SYNCED, records
-from tests.crash.load import wait_until
 from tests.crash.lossy import KEEP, LOSE, PREFIX, Crashed
 from tests.crash.test_restart import folder_of, receive, subscribe
 from tests.support.daemon import Nsqd
 from tests.support.engine import SECOND, Client, Engine
+from tests.support.waits import wait_until
 
 COUNT = 12  # messages of a segment
 

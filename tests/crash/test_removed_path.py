@@ -11,9 +11,9 @@ import pytest
 from penstock.errors import LockedError
 from penstock.storage.files import Files
 from penstock.wire import commands
-from tests.crash.load import wait_until
 from tests.crash.test_restart import receive, subscribe
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_until
 
 
 def healthy(nsqd: Nsqd) -> bool:

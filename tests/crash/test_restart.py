@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.crash.load import wait_until
 from tests.crash.lossy import KEEP
 from tests.support.daemon import MESSAGE, RESPONSE, Message, Nsqd, Raw
 from tests.support.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
+from tests.support.waits import wait_until
 
 LATE_S = 0.6  # a busy machine
 

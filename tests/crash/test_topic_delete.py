@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.crash.load import wait_until
 from tests.crash.test_restart import folder_of, receive, subscribe
 from tests.support.faults import FaultyNsqd
+from tests.support.waits import wait_until
 
 
 def publish(nsqd: FaultyNsqd, *bodies: bytes) -> None:

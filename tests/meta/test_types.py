@@ -1,4 +1,4 @@
-"""The types of ``src`` are right; Spark's are needed to tell, and much of a minute the first time."""
+"""The types of ``src`` are right.  The check needs Spark's, and half a minute the first time."""
 
 import subprocess
 import sys

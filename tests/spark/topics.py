@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import struct
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from penstock.spark.options import parse_options as parse
 from penstock.spark.source import NsqDataSource
 from penstock.spark.stream import NsqStreamReader
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_until
 
 # Small segments, so that what everybody has read goes soon.
 SMALL = "--max-bytes-per-file=4096"
@@ -77,13 +77,6 @@ def drop_oldest(nsqd: Nsqd, topic: str) -> None:
     publish(nsqd, topic, *[b"x" * 1000] * 10)
     nsqd.post(f"/channel/empty?topic={topic}&channel=done")
     wait_until(lambda: log_of(nsqd, topic)["whole_from"] > before)
-
-
-def wait_until(true: Callable[[], object], seconds_max: float = 20.0) -> None:
-    give_up_s = time.monotonic() + seconds_max
-    while not true():
-        assert time.monotonic() < give_up_s, "it does not come true"
-        time.sleep(0.02)
 
 
 def batch_reader(options: dict[str, str], columns: str = "") -> NsqBatchReader:
