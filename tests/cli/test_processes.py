@@ -17,7 +17,7 @@ from penstock.client import sync
 from penstock.engine.options import Options
 from penstock.errors import OptionError
 from tests.support.daemon import Nsqd, Nsqlookupd
-from tests.support.family import children, gone
+from tests.support.processes import children, gone
 from tests.support.waits import eventually
 
 pytestmark = pytest.mark.timeout(110)

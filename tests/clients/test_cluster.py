@@ -14,7 +14,7 @@ from penstock.client import Consumer, Message
 from tests.clients.running import QUICK, Received, run
 from tests.support.client import numbered, publish
 from tests.support.daemon import Nsqd
-from tests.support.lookup import Lookup
+from tests.support.lookup_server import Lookup
 from tests.support.waits import until
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.conformance import nodejs
 from tests.support.daemon import Nsqd, Nsqlookupd
-from tests.support.patience import late_s
+from tests.support.timing import late_s
 from tests.support.waits import wait_for
 
 # nsqd tries a lost nsqlookupd again after 8 s at the latest.

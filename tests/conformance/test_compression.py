@@ -16,8 +16,8 @@ from penstock.wire import commands
 from tests.support.certificates import Pki
 from tests.support.client import Client, numbered
 from tests.support.daemon import Nsqd
-from tests.support.patience import late_s
-from tests.support.secure import PackedSocket, SecureClient
+from tests.support.secure_client import PackedSocket, SecureClient
+from tests.support.timing import late_s
 from tests.support.waits import eventually
 
 OK = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"

@@ -16,11 +16,11 @@ import pytest
 from penstock.wire import commands
 from tests.support.client import Client, numbered, publish
 from tests.support.daemon import Nsqd
-from tests.support.patience import early_s, late_s
-from tests.support.together import Together
+from tests.support.parallel_tests import ParallelTests
+from tests.support.timing import early_s, late_s
 from tests.support.waits import eventually
 
-together = Together()
+together = ParallelTests()
 
 
 @pytest.fixture(scope="module")

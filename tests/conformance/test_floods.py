@@ -21,7 +21,7 @@ import pytest
 from penstock.cli.usage import usage
 from tests.conformance.test_cluster import StuckLookupd, channels
 from tests.support.daemon import REPLY_SECONDS_MAX, RESPONSE, Message, Nsqd, Nsqlookupd, Raw
-from tests.support.patience import late_s
+from tests.support.timing import late_s
 from tests.support.waits import wait_for
 
 

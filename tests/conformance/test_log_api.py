@@ -19,7 +19,7 @@ import pytest
 from penstock.core.batches import scan
 from tests.support.daemon import ERROR, Nsqd, Nsqlookupd, Reply
 from tests.support.page_cache import forget
-from tests.support.patience import late_s
+from tests.support.timing import late_s
 from tests.support.waits import wait_until
 
 # Nothing is synced but for a poll.

@@ -18,7 +18,7 @@ import pytest
 from tests.admin.running import Nsqadmin
 from tests.conformance.log_reader import LogReader
 from tests.support.daemon import Nsqd, Nsqlookupd, Raw, Reply
-from tests.support.patience import late_s
+from tests.support.timing import late_s
 from tests.support.waits import wait_for
 
 TOPIC_FIELDS = [

@@ -16,7 +16,7 @@ import pytest
 from penstock.wire import commands
 from tests.support.client import Client, numbered, publish
 from tests.support.daemon import Nsqd
-from tests.support.patience import late_s
+from tests.support.timing import late_s
 from tests.support.waits import eventually
 
 

@@ -16,8 +16,8 @@ from penstock.wire import commands
 from tests.support.certificates import Pki
 from tests.support.client import Client, numbered
 from tests.support.daemon import ERROR, RESPONSE, Nsqd, Raw
-from tests.support.patience import late_s
-from tests.support.secure import SecureClient
+from tests.support.secure_client import SecureClient
+from tests.support.timing import late_s
 from tests.support.waits import eventually
 
 ASK_TLS = commands.identify({"feature_negotiation": True, "tls_v1": True})

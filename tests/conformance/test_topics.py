@@ -16,14 +16,14 @@ import pytest
 from penstock.wire import commands
 from tests.support.client import Client, numbered, publish
 from tests.support.daemon import Nsqd
-from tests.support.patience import late_s
-from tests.support.together import Together
+from tests.support.parallel_tests import ParallelTests
+from tests.support.timing import late_s
 from tests.support.waits import eventually
 
 MEM_QUEUE_SIZE = 10
 CONSUMER_COUNT_MAX = 6
 
-together = Together()
+together = ParallelTests()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.conformance.test_connections import UnixNsqd
 from tests.support.certificates import Pki
 from tests.support.client import Client, numbered
 from tests.support.daemon import Nsqd
-from tests.support.secure import SecureClient
+from tests.support.secure_client import SecureClient
 from tests.support.waits import eventually
 
 HOUR_MS = 3_600_000

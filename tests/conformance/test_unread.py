@@ -18,8 +18,8 @@ from tests.conformance.test_connections import UnixNsqd
 from tests.support.certificates import Pki
 from tests.support.client import Client
 from tests.support.daemon import Nsqd
-from tests.support.patience import late_s
-from tests.support.secure import SecureClient
+from tests.support.secure_client import SecureClient
+from tests.support.timing import late_s
 from tests.support.waits import eventually
 
 MB = 1 << 20

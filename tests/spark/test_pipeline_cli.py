@@ -20,7 +20,7 @@ import pytest
 from penstock.spark import standalone
 from tests.spark.pipelines import RUN_SECONDS_MAX, publish
 from tests.support.daemon import Nsqd
-from tests.support.family import children, gone
+from tests.support.processes import children, gone
 from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.timeout(600)

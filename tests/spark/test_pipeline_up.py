@@ -13,7 +13,7 @@ from tests.cli.test_up import Up
 from tests.meta.coverage_table import ROOT
 from tests.spark.pipelines import RUN_SECONDS_MAX
 from tests.spark.test_pipeline_cli import QUICK_JAVA, archived
-from tests.support.family import children, gone
+from tests.support.processes import children, gone
 from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.timeout(400)
