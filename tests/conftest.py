@@ -12,10 +12,14 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.daemon import Nsqd
+
+if TYPE_CHECKING:
+    from tests.support.certificates import Pki
 
 TESTS = Path(__file__).parent
 
@@ -78,6 +82,14 @@ def pytest_collection_finish() -> None:
     which takes a tenth of the time of tests/unit."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    """An authority, and a server's certificate that it signed."""
+    from tests.support.certificates import Pki
+
+    return Pki(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture

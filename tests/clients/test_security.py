@@ -26,11 +26,6 @@ WAYS: dict[str, dict[str, object]] = {
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture(scope="module")
 def nsqd(tmp_path_factory: pytest.TempPathFactory, pki: Pki) -> Iterator[Nsqd]:
     with AuthServer({"s3cret": reply(entry("^ok"))}) as server:
         options = (*pki.options(), f"--auth-http-address={server.address}")

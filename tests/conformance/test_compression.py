@@ -24,11 +24,6 @@ OK = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture(scope="module")
 def nsqd(tmp_path_factory: pytest.TempPathFactory, pki: Pki) -> Iterator[Nsqd]:
     with Nsqd(tmp_path_factory.mktemp("packed"), *pki.options()) as daemon:
         yield daemon

@@ -98,13 +98,6 @@ def depth(nsqd: Nsqd) -> int:
     return found
 
 
-def metric(nsqd: Nsqd, name: str) -> float:
-    for line in nsqd.get("/metrics").text.splitlines():
-        if line.startswith(f"penstock_{name} "):
-            return float(line.split()[1])
-    raise AssertionError(name)
-
-
 def test_a_reader_from_pull_to_commit(nsqd: Nsqd) -> None:
     """R18: what is committed is finished, what is not is the depth."""
     publish(nsqd, *(b"m%d" % i for i in range(100)))
@@ -235,10 +228,10 @@ def test_many_polls_at_once_are_answered_by_one_publish(nsqd: Nsqd) -> None:
     count = 100
     with ThreadPoolExecutor(count) as pool:
         asked = [pool.submit(ends, nsqd, known, wait_ms=30_000) for _ in range(count)]
-        wait_until(lambda: metric(nsqd, "log_polls") == count)
+        wait_until(lambda: nsqd.metric("penstock_log_polls") == count)
         publish(nsqd, b"a")
         assert {one.result(10)["t"]["end"] for one in asked} == {told["end"] + 1}
-    assert metric(nsqd, "log_polls") == 0
+    assert nsqd.metric("penstock_log_polls") == 0
 
 
 def test_a_connection_that_closes_frees_its_poll(nsqd: Nsqd) -> None:
@@ -247,12 +240,12 @@ def test_a_connection_that_closes_frees_its_poll(nsqd: Nsqd) -> None:
     socks = [socket.create_connection(("127.0.0.1", nsqd.http_port), 10) for _ in range(20)]
     for sock in socks:
         sock.sendall(request + known)
-    wait_until(lambda: metric(nsqd, "log_polls") == 20)
+    wait_until(lambda: nsqd.metric("penstock_log_polls") == 20)
     for place, sock in enumerate(socks):
         if place % 2:  # half of them without a goodbye
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
-    wait_until(lambda: metric(nsqd, "log_polls") == 0)
+    wait_until(lambda: nsqd.metric("penstock_log_polls") == 0)
 
 
 def test_what_is_deleted_ends_the_wait(nsqd: Nsqd) -> None:
@@ -263,7 +256,7 @@ def test_what_is_deleted_ends_the_wait(nsqd: Nsqd) -> None:
             nsqd.post, "/log/ends", ends_body(known, channel="q", wait_ms=30_000)
         )
         of_topic = pool.submit(nsqd.post, "/log/ends", ends_body(known, wait_ms=30_000))
-        wait_until(lambda: metric(nsqd, "log_polls") == 2)
+        wait_until(lambda: nsqd.metric("penstock_log_polls") == 2)
         assert nsqd.post("/channel/delete?topic=t&channel=q&force=true").status == 200
         gone = {"message": "CHANNEL_NOT_FOUND", "topic": "t", "channel": "q"}
         assert (of_channel.result(5).status, of_channel.result().json) == (404, gone)
@@ -281,7 +274,7 @@ def test_the_end_of_the_daemon_answers_polls_at_once(nsqd: Nsqd) -> None:
     body = ends_body({"t": {"after": told["end"]}}, channel="q", wait_ms=30_000)
     with ThreadPoolExecutor(20) as pool:
         asked = [pool.submit(nsqd.post, "/log/ends", body) for _ in range(20)]
-        wait_until(lambda: metric(nsqd, "log_polls") == 20)
+        wait_until(lambda: nsqd.metric("penstock_log_polls") == 20)
         began_s = time.monotonic()
         assert nsqd.terminate() == 0
         assert time.monotonic() - began_s < late_s(3)
@@ -357,7 +350,7 @@ def test_a_channel_without_its_reader_lapses(tmp_path: Path) -> None:
             assert commit(nsqd, told, told["low"]).status == 200
         nsqd.wait_for_log(r"topic=t channel=q: lapsed by time after \d+ s .* 1 messages")
         assert nsqd.stats("&topic=t")["topics"][0]["channels"] == []
-        assert metric(nsqd, 'pull_channel_lapses_total{cause="time"}') == 1
+        assert nsqd.metric('penstock_pull_channel_lapses_total{cause="time"}') == 1
         assert commit(nsqd, told, told["low"]).json["message"] == "CHANNEL_NOT_FOUND"
         # It may come back where it was, and sees whether something is missing.
         again = pull(nsqd, str(told["low"]))

@@ -21,8 +21,7 @@ IDENTIFY = b"IDENTIFY\n" + len(IDENTITY).to_bytes(4, "big") + IDENTITY
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    pki = Pki(tmp_path_factory.mktemp("pki"))
+def pki(pki: Pki) -> Pki:
     pki.issue("node")
     pki.issue("late", age_days=60)
     pki.issue_self_signed("mallory")

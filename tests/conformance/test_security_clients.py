@@ -34,11 +34,6 @@ CASES = [(client, way) for client in ("pynsq", "nsqjs", "ansq") for way in WAYS]
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture(scope="module")
 def auth() -> Iterator[AuthServer]:
     grants = {"s3cret": reply(entry("^(pynsq|nsqjs|ansq)"), entry("^other$"))}
     with AuthServer(grants) as server:

@@ -24,8 +24,7 @@ ASK_TLS = commands.identify({"feature_negotiation": True, "tls_v1": True})
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    pki = Pki(tmp_path_factory.mktemp("pki"))
+def pki(pki: Pki) -> Pki:
     pki.issue("bob the client")
     pki.issue("late", age_days=60)
     pki.issue_self_signed("mallory")

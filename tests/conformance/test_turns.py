@@ -21,11 +21,6 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture(scope="module")
 def nsqd(tmp_path_factory: pytest.TempPathFactory, pki: Pki) -> Iterator[Nsqd]:
     with Nsqd(tmp_path_factory.mktemp("turns"), *pki.options()) as daemon:
         yield daemon

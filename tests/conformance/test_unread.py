@@ -31,11 +31,6 @@ OPTIONS = (f"--client-write-timeout={WRITE_TIMEOUT_S}s", "--max-heartbeat-interv
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture(scope="module")
 def nsqd(tmp_path_factory: pytest.TempPathFactory, pki: Pki) -> Iterator[Nsqd]:
     with Nsqd(tmp_path_factory.mktemp("unread"), *OPTIONS, *pki.options()) as daemon:
         yield daemon

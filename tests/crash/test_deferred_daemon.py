@@ -14,7 +14,6 @@ import pytest
 from penstock.storage.slot_counts import unpack_counts
 from penstock.wire import commands
 from tests.crash.test_bad_days import refused
-from tests.crash.test_restart import receive, subscribe
 from tests.support.daemon import Nsqd, Reply
 from tests.support.faults import FaultyNsqd
 from tests.support.waits import wait_until
@@ -41,7 +40,7 @@ def stated_count(nsqd: Nsqd) -> int:
 def publish(nsqd: Nsqd, delay_ms: int = 2 * HOUR_MS, count: int = COUNT) -> Path:
     """Defer messages, wait until they are synced and counted; returns the largest slot file."""
     with nsqd.connect() as raw:
-        subscribe(raw, "t", "a", 0)
+        raw.subscribe("t", "a", 0)
     with nsqd.connect() as raw:
         for number in range(count):
             body = b"%03d" % number + b"." * 61
@@ -55,13 +54,6 @@ def counted(nsqd: Nsqd) -> int:
     wait_until(lambda: nsqd.get("/deferred").json["counted"], why="slots are read")
     total: int = nsqd.get("/deferred").json["total"]
     return total
-
-
-def metric(nsqd: Nsqd, name: str) -> float:
-    for line in nsqd.get("/metrics").text.splitlines():
-        if line.startswith(name + " "):
-            return float(line.rpartition(" ")[2])
-    return 0.0
 
 
 def errors(nsqd: Nsqd) -> list[str]:
@@ -134,9 +126,9 @@ def test_damage_to_a_slot_file_shows_everywhere(
         assert f"{lost} of 200 messages are lost" in record["text"]
         (line,) = errors(nsqd)
         assert "ERROR" in line and str(slot) in line
-        assert metric(nsqd, 'penstock_damage_total{kind="deferred"}') == 1
-        assert metric(nsqd, 'penstock_damage_messages_total{kind="deferred"}') == lost
-        assert metric(nsqd, "penstock_deferred_corrupt_total") >= max(1, lost)
+        assert nsqd.metric('penstock_damage_total{kind="deferred"}') == 1
+        assert nsqd.metric('penstock_damage_messages_total{kind="deferred"}') == lost
+        assert nsqd.metric("penstock_deferred_corrupt_total") >= max(1, lost)
         assert nsqd.stats()["damage"]["messages"] == lost
         assert nsqd.get("/ping").text == "OK"
         assert bool(list(folder(nsqd).glob("*.corrupt"))) == (damage not in (empty, remove))
@@ -226,7 +218,7 @@ def unhealthy(nsqd: Nsqd, text: str) -> Reply:
     wait_until(lambda: nsqd.get("/ping").status == 500, why="health says so")
     reply = nsqd.get("/ping")
     assert text in reply.text and text in nsqd.stats()["health"], reply
-    assert metric(nsqd, "penstock_healthy") == 0
+    assert nsqd.metric("penstock_healthy") == 0
     return reply
 
 
@@ -249,8 +241,8 @@ def test_a_slot_that_cannot_be_read_shows_in_health_and_is_read_later(
         assert sum("/deferred/" in line for line in errors(nsqd)) <= 4, "told once a file"
         nsqd.heal()
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "a", 100)
-            assert len({receive(raw).body for _ in range(20)}) == 20
+            raw.subscribe("t", "a", 100)
+            assert len({raw.receive().body for _ in range(20)}) == 20
         wait_until(lambda: nsqd.get("/ping").text == "OK", why="health is good again")
         assert nsqd.get("/damage").json["records"] == []
         assert not list(folder(nsqd).glob("*.corrupt"))
@@ -314,5 +306,5 @@ def test_thousands_of_slots_in_one_packet_do_not_hold_others_up(tmp_path: Path) 
         sender.join()
         # On a busy machine everything takes longer; one answer took half of all before.
         assert longest_s < max(0.5, (time.monotonic() - begun_s) / 4)
-        assert metric(nsqd, "penstock_open_files") < 320
+        assert nsqd.metric("penstock_open_files") < 320
         assert len(list(folder(nsqd).glob("*.slot"))) >= count
