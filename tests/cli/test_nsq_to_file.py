@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tools import Tool, finished, prepare, source
-from tests.support.client import numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import publish
 from tests.support.daemon import Nsqd, Nsqlookupd
 from tests.support.small_disk import small_disk
 from tests.support.waits import eventually

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tools import PROGRAMS, Tool, finished, prepare, run_tool, source
-from tests.support.client import numbered
+from tests.support.bodies import numbered
 from tests.support.daemon import Nsqd, Nsqlookupd
 from tests.support.waits import eventually
 

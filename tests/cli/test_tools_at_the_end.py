@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tools import PROGRAMS, Tool, prepare, source
-from tests.support.client import numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import publish
 from tests.support.daemon import Nsqd
 from tests.support.waits import eventually
 

@@ -11,7 +11,8 @@ import pytest
 from penstock.client import Message, sync
 from penstock.errors import NotConnectedError, RefusedError, StoppedError
 from tests.clients.running import QUICK
-from tests.support.client import numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import publish
 from tests.support.daemon import Nsqd
 from tests.support.waits import eventually
 

@@ -6,7 +6,8 @@ import json
 import time
 
 from penstock.wire import commands
-from tests.support.client import Client, numbered
+from tests.support.bodies import numbered
+from tests.support.client import Client
 from tests.support.daemon import ERROR, Nsqd
 from tests.support.limits import Daemons, trial, tried_by
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.support.client import numbered
+from tests.support.bodies import numbered
 from tests.support.daemon import Nsqd
 from tests.support.timing import early_s, late_s, load_per_core
 from tests.support.waits import eventually

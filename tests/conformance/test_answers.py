@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.frames import Message
-from tests.support.client import Client, numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import Client, publish
 from tests.support.daemon import Nsqd
 from tests.support.parallel_tests import ParallelTests
 from tests.support.timing import early_s, late_s

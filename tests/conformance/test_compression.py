@@ -13,8 +13,9 @@ import pytest
 import snappy
 
 from penstock.wire import commands
+from tests.support.bodies import numbered
 from tests.support.certificates import Pki
-from tests.support.client import Client, numbered
+from tests.support.client import Client
 from tests.support.daemon import Nsqd
 from tests.support.secure_client import PackedSocket, SecureClient
 from tests.support.timing import late_s

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.support.client import Client, numbered
+from tests.support.bodies import numbered
+from tests.support.client import Client
 from tests.support.daemon import START_SECONDS_MAX, Nsqd
 from tests.support.waits import eventually
 

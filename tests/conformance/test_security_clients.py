@@ -16,8 +16,8 @@ import pytest
 from tests.conformance import nodejs
 from tests.conformance.scenarios import Driven
 from tests.support.auth_server import AuthServer, entry, reply
+from tests.support.bodies import numbered
 from tests.support.certificates import Pki
-from tests.support.client import numbered
 from tests.support.daemon import Nsqd
 from tests.support.waits import eventually
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
+from tests.support.bodies import numbered
 from tests.support.certificates import Pki
-from tests.support.client import Client, numbered
+from tests.support.client import Client
 from tests.support.daemon import ERROR, RESPONSE, Nsqd, Raw
 from tests.support.secure_client import SecureClient
 from tests.support.timing import late_s

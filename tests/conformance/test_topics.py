@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.wire import commands
-from tests.support.client import Client, numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import Client, publish
 from tests.support.daemon import Nsqd
 from tests.support.parallel_tests import ParallelTests
 from tests.support.timing import late_s

@@ -11,8 +11,9 @@ import pytest
 
 from penstock.wire import commands
 from tests.conformance.test_connections import UnixNsqd
+from tests.support.bodies import numbered
 from tests.support.certificates import Pki
-from tests.support.client import Client, numbered
+from tests.support.client import Client
 from tests.support.daemon import Nsqd
 from tests.support.secure_client import SecureClient
 from tests.support.waits import eventually

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.admin.running import Nsqadmin
-from tests.support.client import Client, numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import Client, publish
 from tests.support.daemon import REPLY_SECONDS_MAX, Daemon, Nsqd, Nsqlookupd
 from tests.support.faults import FaultyNsqd
 from tests.support.waits import eventually

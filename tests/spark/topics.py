@@ -7,7 +7,6 @@ to a task.  Here that is done in the test's own process, a hundred times as fast
 from __future__ import annotations
 
 import json
-import struct
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from penstock.spark.options import STREAM
 from penstock.spark.options import parse_options as parse
 from penstock.spark.source import NsqDataSource
 from penstock.spark.stream import NsqStreamReader
+from tests.support.bodies import several
 from tests.support.daemon import Nsqd
 from tests.support.waits import wait_until
 
@@ -43,9 +43,7 @@ def new_topic() -> str:
 
 
 def publish(nsqd: Nsqd, topic: str, *bodies: bytes) -> None:
-    parts = [struct.pack(">I", len(bodies))]
-    parts += [struct.pack(">I", len(body)) + body for body in bodies]
-    reply = nsqd.post(f"/mpub?topic={topic}&binary=true", b"".join(parts))
+    reply = nsqd.post(f"/mpub?topic={topic}&binary=true", several(*bodies))
     assert reply.status == 200, reply
 
 

@@ -238,8 +238,3 @@ def publish(nsqd: Nsqd, topic: str, *bodies: bytes) -> None:
             producer.pub(topic, *bodies)
         else:
             producer.mpub(topic, bodies)
-
-
-def numbered(count: int, start: int = 0) -> list[bytes]:
-    """Bodies that tell one message from another."""
-    return [b"%d" % number for number in range(start, start + count)]
