@@ -2,6 +2,8 @@
 # run     start nsqlookupd, nsqd, nsqadmin and the pipeline archive with their data in ./data;
 #         Ctrl-C stops them; DEMO=1 publishes made-up messages, to have something to look at;
 #         FLAGS=--no-spark starts no Spark, FLAGS takes any flag of `penstock up`
+# unit    the tests that need only Python and a C compiler, about a minute; in a fresh clone it
+#         installs what they need and no more, and where `make build` has run it uses that
 # test    what .ci/run calls; three files at once on two cores, as most tests wait for clocks and
 #         processes; WORKERS=2 for two
 # test-slow  what takes too long for that
@@ -21,25 +23,38 @@ CORE := $(wildcard src/penstock/*/*.pyx src/penstock/*/*.pxd)
 
 WALKS ?= 5000
 
-.PHONY: build run test test-slow walks check wheel bench clean
+# The folders of `make unit`.  First those with the longest files, so that no core is idle at the end.
+UNIT := tests/model tests/meta tests/unit
+
+PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check
+
+.PHONY: build run unit test test-slow walks check wheel bench clean
 
 # With PYTHONDONTWRITEBYTECODE, as in many containers, Python keeps nothing that it compiles: a start
 # of nsqd would take twice as long.  What is here and up to date is used all the same.
 build: $(VENV)/.core
 	$(BIN)/python -m compileall -q src/penstock
 
-$(VENV)/.installed: pyproject.toml setup.py
+$(VENV)/.installed $(VENV)/.installed-unit: pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -U 'setuptools>=77' 'Cython>=3.1'
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[spark,test,bench,check,build]'
+	$(PIP_INSTALL) -U 'setuptools>=77' 'Cython>=3.1'
+	$(PIP_INSTALL) --no-build-isolation -e '.[$(EXTRAS)]'
 	touch $@
 
+$(VENV)/.installed: EXTRAS := spark,test,bench,check,build
+$(VENV)/.installed-unit: EXTRAS := unit,build
+
 $(VENV)/.core: $(VENV)/.installed $(CORE)
+$(VENV)/.core-unit: $(VENV)/.installed-unit $(CORE)
+$(VENV)/.core $(VENV)/.core-unit:
 	$(BIN)/python setup.py -q build_ext --inplace
 	touch $@
 
 run: build
 	$(BIN)/penstock up --pipeline=archive $(if $(DEMO),--demo) $(FLAGS)
+
+unit: $(VENV)/.core$(if $(wildcard $(VENV)/.installed),,-unit)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --without-spark $(UNIT)
 
 test: build
 	$(BIN)/python -m tests.conformance.nodejs

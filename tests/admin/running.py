@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.support.daemon import Daemon, Nsqd, Nsqlookupd, Raw
+from tests.support.waits import wait_for
 
 WAIT_SECONDS_MAX = 15.0
 SAMPLE_INTERVAL = "1s"
@@ -66,7 +66,7 @@ class Cluster:
             address = self.lookupd.http_address
             self.admin.options = (*self.admin.options, f"--lookupd-http-address={address}")
             self._stack.enter_context(self.admin)
-            until(lambda: self.admin.view("/nodes")["nodes"], lambda nodes: len(nodes) == 3)
+            wait_for(lambda: self.admin.view("/nodes")["nodes"], lambda nodes: len(nodes) == 3)
         except BaseException:
             self._stack.close()
             raise
@@ -110,7 +110,7 @@ class Cluster:
     def settled(self) -> None:
         """Wait for a sample that was begun after now."""
         first = self.admin.view("/counter")["sample"]["number"]
-        until(lambda: self.admin.view("/counter")["sample"]["number"], lambda n: n > first + 1)
+        wait_for(lambda: self.admin.view("/counter")["sample"]["number"], lambda n: n > first + 1)
 
     @contextmanager
     def consumer(
@@ -123,16 +123,3 @@ class Cluster:
             raw.command(f"SUB {topic} {channel}\n".encode())
             raw.send(f"RDY {ready}\n".encode())
             yield raw
-
-
-def until(
-    ask: Callable[[], Any], true: Callable[[Any], object], seconds: float = WAIT_SECONDS_MAX
-) -> Any:
-    """Ask until the answer is right, and return it."""
-    deadline_s = time.monotonic() + seconds
-    while True:
-        answer = ask()
-        if true(answer):
-            return answer
-        assert time.monotonic() < deadline_s, f"still {answer!r}"
-        time.sleep(0.05)

@@ -10,8 +10,9 @@ import pytest
 from playwright.sync_api import Locator, Route, expect
 
 from tests.admin.browser import Browser, Tab
-from tests.admin.running import Cluster, until
+from tests.admin.running import Cluster
 from tests.conformance.log_reader import LogReader
+from tests.support.waits import wait_for
 
 BINARY = bytes(range(256))
 READER = "pipeline lake on host7, pid 4711"
@@ -137,7 +138,7 @@ def test_publish_a_test_message(tab: Tab, cluster: Cluster) -> None:
     tab.page.locator("#publish").get_by_label("To").select_option(cluster.node(0))
     tab.click("Publish")
     told(tab, "Published a message")
-    until(lambda: cluster.nsqds[0].channel("tested", "all")["deferred_count"], lambda n: n == 1)
+    wait_for(lambda: cluster.nsqds[0].channel("tested", "all")["deferred_count"], lambda n: n == 1)
 
 
 def test_pause_and_unpause_a_topic_everywhere(tab: Tab, cluster: Cluster) -> None:

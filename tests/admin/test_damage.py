@@ -7,8 +7,9 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from tests.admin.browser import Browser
-from tests.admin.running import Nsqadmin, until
+from tests.admin.running import Nsqadmin
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_for
 
 
 def flip(path: Path) -> None:
@@ -29,7 +30,7 @@ def damaged(folder: Path) -> Nsqd:
     [journal] = folder.rglob("journal")
     flip(journal)
     nsqd.start()
-    until(lambda: nsqd.stats().get("damage"), lambda damage: damage)
+    wait_for(lambda: nsqd.stats().get("damage"), lambda damage: damage)
     return nsqd
 
 

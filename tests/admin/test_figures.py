@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.admin.browser import Browser
-from tests.admin.running import Cluster, until
+from tests.admin.running import Cluster
+from tests.support.waits import wait_for
 
 LATER = "&defer=7200000"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -89,9 +90,9 @@ def test_depth_and_deferred_mean_the_same_on_every_page(browser: Browser, own: C
         message = back.message()
         back.send(b"REQ " + message.id + b" 3600000\n")
         back.send(b"RDY 0\n")
-        until(lambda: own.channels("fanned", "b")[1]["deferred_count"], lambda n: n == 6)
+        wait_for(lambda: own.channels("fanned", "b")[1]["deferred_count"], lambda n: n == 6)
         ahead.send(b"RDY 0\n")
-        until(
+        wait_for(
             lambda: sum(c["in_flight_count"] for n in "ab" for c in own.channels("fanned", n)),
             lambda n: n <= 2,
         )
@@ -152,7 +153,7 @@ def test_a_node_that_stops_does_not_lower_the_lag(own: Cluster) -> None:
         return found
 
     own.settled()
-    until(lambda: lag()["lag_s"], lambda s: s >= 3)
+    wait_for(lambda: lag()["lag_s"], lambda s: s >= 3)
     # The others are done; only node 2 is behind.
     for number in (0, 1):
         own.nsqds[number].post("/channel/empty?topic=lagging&channel=slow")
@@ -161,10 +162,10 @@ def test_a_node_that_stops_does_not_lower_the_lag(own: Cluster) -> None:
     assert before_s >= 3 and lag()["depth"] == 1
     own.nsqds[2].kill()
     gone = own.node(2)
-    until(lambda: own.admin.view("/nodes")["warnings"], lambda w: any(gone in t for t in w))
+    wait_for(lambda: own.admin.view("/nodes")["warnings"], lambda w: any(gone in t for t in w))
     assert lag()["depth"] == 0
     assert lag()["lag_s"] >= before_s
     # It is as old as before once its node is back, which counts from zero.
     own.nsqds[2].start()
-    until(lambda: own.admin.view("/nodes")["warnings"], lambda w: not w)
+    wait_for(lambda: own.admin.view("/nodes")["warnings"], lambda w: not w)
     assert lag()["depth"] == 1 and lag()["lag_s"] >= before_s

@@ -10,8 +10,9 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.admin.browser import Browser, Tab
-from tests.admin.running import Nsqadmin, until
+from tests.admin.running import Nsqadmin
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_for
 
 TOPIC_COUNT = 2000
 CHANNELS = ("archive", "email", "search")
@@ -52,13 +53,13 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Nsqd, Nsqa
         Nsqd(folder, "--broadcast-address=127.0.0.1") as nsqd,
         Nsqadmin(f"--nsqd-http-address=127.0.0.1:{nsqd.http_port}") as admin,
     ):
-        until(lambda: len(admin.view("/topics")["topics"]), lambda count: count == TOPIC_COUNT)
+        wait_for(lambda: len(admin.view("/topics")["topics"]), lambda count: count == TOPIC_COUNT)
         yield nsqd, admin
 
 
 def opened_ms(tab: Tab) -> float:
     tab.open("/topics")
-    return float(until(lambda: tab.page.evaluate(LOADED), lambda ms: ms > 0))
+    return float(wait_for(lambda: tab.page.evaluate(LOADED), lambda ms: ms > 0))
 
 
 def test_2000_topics_open_in_under_a_second(browser: Browser, large: tuple[Nsqd, Nsqadmin]) -> None:

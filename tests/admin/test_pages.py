@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.admin.browser import Browser, Tab
-from tests.admin.running import Cluster, until
+from tests.admin.running import Cluster
+from tests.support.waits import wait_for
 
 HOSTILE = '<script>document.title="taken"</script>"\'><img src=x onerror=alert(1)>'
 NODE = "{node}"
@@ -68,7 +69,7 @@ def filled(cluster: Cluster) -> Iterator[Cluster]:
             )
             for _ in range(3):
                 raw.message()
-        until(lambda: cluster.channels("orders", "email"), in_flight_everywhere)
+        wait_for(lambda: cluster.channels("orders", "email"), in_flight_everywhere)
         cluster.settled()
         yield cluster
 

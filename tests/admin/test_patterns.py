@@ -9,8 +9,9 @@ from typing import Any
 from playwright.sync_api import expect
 
 from tests.admin.browser import Browser
-from tests.admin.running import Nsqadmin, until
+from tests.admin.running import Nsqadmin
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_for
 
 JSON = {"Content-Type": "application/json"}
 ANN = {"X-Forwarded-User": "ann"}
@@ -41,7 +42,7 @@ def test_patterns_are_listed_and_deleted_by_an_admin(browser: Browser, tmp_path:
         for nsqd in (first, second):
             leave(nsqd, "archive", reader="archive on host7", **{"except": ["orders.retry"]})
         leave(second, "billing", TWO, reader="<b>hostile</b>")
-        found = until(lambda: patterns(admin), lambda rows: len(rows) == 2)
+        found = wait_for(lambda: patterns(admin), lambda rows: len(rows) == 2)
         nodes = [f"127.0.0.1:{nsqd.http_port}" for nsqd in (first, second)]
         assert sorted(found["archive"]["nodes"]) == sorted(nodes)
         assert found["archive"]["topics"] == ["orders.*", "x"]
@@ -80,4 +81,4 @@ def test_patterns_are_listed_and_deleted_by_an_admin(browser: Browser, tmp_path:
             assert reply.json["message"] == code
         body = json.dumps({"action": "forget", "channel": "billing", "confirm": "billing"})
         assert admin.http("POST", "/api/action", body.encode(), JSON | ANN).status == 200
-        until(lambda: patterns(admin), lambda rows: not rows)
+        wait_for(lambda: patterns(admin), lambda rows: not rows)

@@ -8,7 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.admin.browser import NARROW, Browser, Tab
-from tests.admin.running import Cluster, until
+from tests.admin.running import Cluster
+from tests.support.waits import wait_for
 
 NAMES = ("alpha", "beta", "gamma", "delta")
 
@@ -89,7 +90,7 @@ def test_an_update_leaves_panels_typing_scroll_and_focus_alone(tab: Tab, used: C
     row = tab.page.locator("#channels tbody tr").element_handle()
     used.publish("use.delta", b"x")
     tab.updated()
-    until(lambda: tab.table("channels")["all"]["Depth"], lambda depth: depth == "4")
+    wait_for(lambda: tab.table("channels")["all"]["Depth"], lambda depth: depth == "4")
     assert tab.page.locator("details#empty").get_attribute("open") is not None
     expect(field).to_be_focused()
     assert field.input_value() == "use.d"

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tools import Tool, finished, prepare, source
-from tests.support.client import eventually, numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import publish
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.small_disk import small_disk
+from tests.support.waits import eventually
 
 CHANNEL = "nsq_to_file"
 HOST = "--host-identifier=h"
@@ -199,16 +202,8 @@ def whole_lines(tmp_path: Path) -> list[bytes]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"needs the right to mount a file system: {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "disk", 1) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("zipped", [False, True])

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.cli.tools import Tool, finished, prepare, source
-from tests.support.client import numbered
+from tests.support.bodies import numbered
 from tests.support.daemon import Nsqd
 
 CHANNEL = "nsq_to_http"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.admin.running import Nsqadmin
-from tests.support.patience import late_s
+from tests.support.timing import late_s
 
 BIN = Path(sys.executable).parent
 SECONDS_MAX = 20.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.options import SETTINGS
-from tests.support.patience import late_s
+from tests.support.timing import late_s
 
 BIN = Path(sys.executable).parent
 SECONDS_MAX = 30

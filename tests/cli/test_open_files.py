@@ -7,8 +7,9 @@ import socket
 from pathlib import Path
 
 from penstock.cli.usage import open_file_count
-from tests.support.client import Client, eventually
+from tests.support.client import Client
 from tests.support.daemon import LimitedNsqd
+from tests.support.waits import eventually
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one(tmp_path: Path) -> None:

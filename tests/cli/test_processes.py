@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,8 @@ from penstock.client import sync
 from penstock.engine.options import Options
 from penstock.errors import OptionError
 from tests.support.daemon import Nsqd, Nsqlookupd
-from tests.support.family import children, gone
+from tests.support.processes import children, gone
+from tests.support.waits import eventually
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -28,15 +27,6 @@ def nodes(count: int, **given: Any) -> list[Options]:
     """The options with which the nodes of a command line would run."""
     options = Options(processes=count, **given)
     return [flag_table().parse(own, {}).options for own in node_flags(options)]
-
-
-def eventually(true: Callable[[], bool], timeout_s: float = 40.0) -> bool:
-    give_up_s = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > give_up_s:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def wait_for_all(nsqd: Nsqd) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tools import PROGRAMS, Tool, finished, prepare, run_tool, source
-from tests.support.client import eventually, numbered
+from tests.support.bodies import numbered
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import eventually
 
 NOWHERE = "127.0.0.1:1"
 SOURCE = f"--nsqd-tcp-address={NOWHERE}"

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tools import PROGRAMS, Tool, prepare, source
-from tests.support.client import eventually, numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import publish
 from tests.support.daemon import Nsqd
+from tests.support.waits import eventually
 
 # 2 s for an answer to CLS, 2 s for the other end to close; the rest is a busy machine's.
 END_SECONDS_MAX = 12.0

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tools import Tool, finished, prepare
-from tests.support.client import eventually, numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import publish
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import eventually
 
 # Small waits: what is tested is that a tool goes on, not how long it hesitates.
 FAST = (

@@ -19,7 +19,7 @@ import pytest
 from penstock.cli.up import SECOND_SIGNAL_S
 from penstock.client import sync
 from tests.support.daemon import Daemon
-from tests.support.family import children, command_line, gone
+from tests.support.processes import children, command_line, gone
 
 pytestmark = pytest.mark.timeout(110)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +12,7 @@ from typing import Self
 
 from tests.support.client import publish
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_until
 
 PROGRAMS = Path(sys.executable).parent
 RUN_SECONDS_MAX = 40.0  # for machines with other things to do
@@ -59,10 +59,7 @@ class Tool:
         return self._errors.read_text()
 
     def until(self, fact: Callable[[], bool], timeout_s: float = RUN_SECONDS_MAX) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while not fact():
-            assert time.monotonic() < deadline_s, f"not in {timeout_s} s:\n{self.log}"
-            time.sleep(0.02)
+        wait_until(fact, timeout_s, lambda: self.log)
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)

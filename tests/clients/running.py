@@ -40,13 +40,6 @@ def run(work: Coroutine[Any, Any, None], loop: str = "uvloop", timeout_s: float 
     assert errors == []
 
 
-async def until(fact: Callable[[], bool], timeout_s: float = 40.0) -> None:
-    """Wait until ``fact`` is true; the limit is for a machine with other things to do."""
-    async with asyncio.timeout(timeout_s):
-        while not fact():
-            await asyncio.sleep(0.005)
-
-
 class Received:
     """A handler that keeps what it was given."""
 

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from penstock.client import Consumer, Message
-from tests.clients.running import QUICK, Received, run, until
-from tests.support.client import numbered, publish
+from tests.clients.running import QUICK, Received, run
+from tests.support.bodies import numbered
+from tests.support.client import publish
 from tests.support.daemon import Nsqd
-from tests.support.lookup import Lookup
+from tests.support.lookup_server import Lookup
+from tests.support.waits import until
 
 
 @pytest.fixture(scope="module")

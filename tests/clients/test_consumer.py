@@ -12,9 +12,11 @@ import pytest
 
 from penstock.client import Message
 from penstock.client.backoff import State
-from tests.clients.running import LOOPS, Received, consumer_of, run, until
-from tests.support.client import numbered, publish
+from tests.clients.running import LOOPS, Received, consumer_of, run
+from tests.support.bodies import numbered
+from tests.support.client import publish
 from tests.support.daemon import Nsqd
+from tests.support.waits import until
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,12 @@ import pytest
 
 from penstock.client import Consumer, Message, Producer
 from penstock.errors import UnknownOutcomeError
-from tests.clients.running import LOOPS, QUICK, Received, consumer_of, run, until
-from tests.support.client import numbered, publish
+from tests.clients.running import LOOPS, QUICK, Received, consumer_of, run
+from tests.support.bodies import numbered
+from tests.support.client import publish
 from tests.support.daemon import Nsqd
 from tests.support.proxy import Proxy
+from tests.support.waits import until
 
 
 @pytest.fixture(scope="module")

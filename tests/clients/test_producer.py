@@ -12,10 +12,12 @@ import pytest
 
 from penstock.client import Consumer, Producer, sync
 from penstock.errors import NotConnectedError, OptionError, RefusedError, StoppedError
-from tests.clients.running import LOOPS, QUICK, run, until
-from tests.support.client import Client, numbered
+from tests.clients.running import LOOPS, QUICK, run
+from tests.support.bodies import numbered
+from tests.support.client import Client
 from tests.support.daemon import Nsqd
 from tests.support.proxy import Proxy
+from tests.support.waits import until
 
 
 @pytest.fixture(scope="module")

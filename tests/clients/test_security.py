@@ -10,10 +10,11 @@ import pytest
 
 from penstock.client import Consumer, Producer
 from penstock.errors import NotConnectedError, RefusedError
-from tests.clients.running import LOOPS, QUICK, Received, run, until
+from tests.clients.running import LOOPS, QUICK, Received, run
 from tests.support.auth_server import AuthServer, entry, reply
 from tests.support.certificates import Pki
 from tests.support.daemon import Nsqd
+from tests.support.waits import until
 
 WAYS: dict[str, dict[str, object]] = {
     "tls": {"tls_v1": True},
@@ -22,11 +23,6 @@ WAYS: dict[str, dict[str, object]] = {
     "tls+snappy": {"tls_v1": True, "snappy": True},
     "tls+deflate": {"tls_v1": True, "deflate": True},
 }
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,10 @@ import pytest
 from penstock.client import Message, sync
 from penstock.errors import NotConnectedError, RefusedError, StoppedError
 from tests.clients.running import QUICK
-from tests.support.client import eventually, numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import publish
 from tests.support.daemon import Nsqd
+from tests.support.waits import eventually
 
 
 @pytest.fixture(scope="module")

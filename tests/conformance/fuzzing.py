@@ -29,9 +29,9 @@ from hypothesis import strategies as st
 
 from penstock.cli.usage import open_file_count, usage
 from tests.conformance.probe import probing
-from tests.support.client import eventually
 from tests.support.daemon import Nsqd
-from tests.support.patience import late_s, patience
+from tests.support.timing import late_s, load_per_core
+from tests.support.waits import eventually
 
 T = TypeVar("T")
 
@@ -280,7 +280,7 @@ def undisturbed(nsqd: Nsqd, seconds: float = FUZZ_SECONDS) -> Iterator[Watch]:
     assert grown < RSS_GROWTH_MAX, f"{grown / 1e6:.1f} MB more memory after {watch.count}"
     complaints = [line for line in nsqd.lines if "Traceback" in line or " ERROR: " in line]
     assert not complaints, nsqd.log
-    assert len(ping_times_s) > seconds * 5 / patience(), "the probe hardly got to ask"
+    assert len(ping_times_s) > seconds * 5 / load_per_core(), "the probe hardly got to ask"
     assert ping_times_s[len(ping_times_s) // 2] < late_s(PING_MEDIAN_S_MAX), ping_times_s[-20:]
     assert ping_times_s[-1] < late_s(PING_S_MAX), ping_times_s[-20:]
 

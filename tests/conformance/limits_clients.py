@@ -6,8 +6,8 @@ import json
 import time
 
 from penstock.wire import commands
-from tests.conformance.limits_connections import metric
-from tests.support.client import Client, numbered
+from tests.support.bodies import numbered
+from tests.support.client import Client
 from tests.support.daemon import ERROR, Nsqd
 from tests.support.limits import Daemons, trial, tried_by
 
@@ -79,7 +79,7 @@ def _(daemons: Daemons) -> None:
     topics = {topic["topic_name"]: topic for topic in nsqd.stats()["topics"]}
     assert topics["small#ephemeral"]["depth"] == 100
     assert topics["large#ephemeral"]["depth"] == 9
-    assert metric(nsqd.get("/metrics").text, "penstock_ephemeral_dropped_messages_total") >= 56
+    assert nsqd.metric("penstock_ephemeral_dropped_messages_total") >= 56
 
 
 @trial("What all ephemeral queues keep", "8 times as many bytes")
@@ -89,7 +89,7 @@ def _(daemons: Daemons) -> None:
         for number in range(20):
             producer.mpub(f"all-{number}#ephemeral", [bytes(100_000)] * 15)
     assert sum(topic["depth"] for topic in nsqd.stats()["topics"]) in range(70, 81)
-    assert metric(nsqd.get("/metrics").text, "penstock_ephemeral_bytes") <= 8_000_000
+    assert nsqd.metric("penstock_ephemeral_bytes") <= 8_000_000
 
 
 @trial("Deferred publishes of ephemeral topics", "10,000 messages, 64 MiB together")
@@ -100,9 +100,9 @@ def _(daemons: Daemons) -> None:
         with nsqd, Client.of(nsqd) as producer:
             for number in range(120):
                 producer.dpub(f"late-{number % 7}#ephemeral", 3_600_000, body)
-            assert metric(nsqd.get("/metrics").text, "penstock_deferred_pending") == kept
+            assert nsqd.metric("penstock_deferred_pending") == kept
             dropped = "penstock_ephemeral_dropped_messages_total"
-            assert metric(nsqd.get("/metrics").text, dropped) == 120 - kept
+            assert nsqd.metric(dropped) == 120 - kept
 
 
 tried_by(

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 
 from penstock.wire import commands
 from tests.support.certificates import Pki
-from tests.support.client import Client, eventually
+from tests.support.client import Client
 from tests.support.daemon import LimitedNsqd, Nsqd
 from tests.support.limits import Daemons, ask, status, trial, tried_by
+from tests.support.waits import eventually
 
 MAGIC = commands.MAGIC_V2
 
@@ -29,14 +30,10 @@ def closed_after(port: int, data: bytes) -> float:
     return time.monotonic() - begin_s
 
 
-def metric(text: str, name: str) -> float:
-    return float(next(line.split()[1] for line in text.splitlines() if line.startswith(name + " ")))
-
-
 @trial("Connections", "the limit of open files, less what files need")
 def _(daemons: Daemons) -> None:
     with LimitedNsqd(daemons.folder("places"), 128, 128) as nsqd, ExitStack() as stack:
-        places = metric(nsqd.get("/metrics").text, "penstock_connections_max")
+        places = nsqd.metric("penstock_connections_max")
         assert 32 <= places < 128 - 32
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", nsqd.tcp_port), 10))
@@ -53,9 +50,7 @@ def _(daemons: Daemons) -> None:
             clients.append(client)
         assert places / 2 <= len(clients) < places
         clients[0].pub("t", b"m")
-        refused = metric(
-            nsqd.get("/metrics").text, 'penstock_connections_refused_total{door="TCP"}'
-        )
+        refused = nsqd.metric('penstock_connections_refused_total{door="TCP"}')
         assert refused >= 1
 
 
@@ -63,7 +58,7 @@ def _(daemons: Daemons) -> None:
 def _(daemons: Daemons) -> None:
     with LimitedNsqd(daemons.folder("http-places"), 128, 128) as nsqd, ExitStack() as stack:
         pub = b"POST /pub?topic=t HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nm"
-        places = metric(nsqd.get("/metrics").text, "penstock_connections_max")
+        places = nsqd.metric("penstock_connections_max")
         statuses = []
         for _ in range(int(places)):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", nsqd.http_port), 10))
@@ -119,7 +114,7 @@ def _(daemons: Daemons) -> None:
         sock.sendall(poll * 70)
 
         def waiting() -> float:
-            return metric(nsqd.get("/metrics").text, "penstock_log_polls")
+            return nsqd.metric("penstock_log_polls")
 
         assert eventually(lambda: waiting() >= 64)
         assert waiting() == 64

@@ -17,9 +17,10 @@ from typing import Any, Self
 
 import pytest
 
-from tests.support.client import eventually, numbered
+from tests.support.bodies import numbered
 from tests.support.daemon import Nsqd
-from tests.support.patience import early_s, late_s, patience
+from tests.support.timing import early_s, late_s, load_per_core
+from tests.support.waits import eventually
 
 WAIT_SECONDS_MAX = 20.0
 # What a busy machine may add to a wait.
@@ -239,7 +240,7 @@ class ClientScenarios:
             bodies = [delivery.body for deliveries in taken for delivery in deliveries]
             assert sorted(bodies) == sorted(numbered(300))
             # Who waits for a core takes less.
-            assert min(map(len, taken)) >= 30 / patience(), list(map(len, taken))
+            assert min(map(len, taken)) >= 30 / load_per_core(), list(map(len, taken))
         finally:
             for consumer in consumers:
                 consumer.kill()

@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 
 from penstock.core.frames import Message
-from tests.support.client import Client, eventually, numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import Client, publish
 from tests.support.daemon import Nsqd
-from tests.support.patience import early_s, late_s
-from tests.support.together import Together
+from tests.support.parallel_tests import ParallelTests
+from tests.support.timing import early_s, late_s
+from tests.support.waits import eventually
 
 # The shortest timeout a client may ask for.
 TIMEOUT_MS = 1000
 TIMEOUT_S = 1.0
 
-together = Together()
+together = ParallelTests()
 
 
 @pytest.fixture(scope="module")

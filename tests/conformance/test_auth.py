@@ -13,9 +13,10 @@ import pytest
 from penstock.wire import commands
 from tests.support.auth_server import AuthServer, entry, fields_of, reply
 from tests.support.certificates import Pki
-from tests.support.client import Client, eventually
+from tests.support.client import Client
 from tests.support.daemon import ERROR, RESPONSE, Nsqd
-from tests.support.secure import SecureClient
+from tests.support.secure_client import SecureClient
+from tests.support.waits import eventually
 
 GRANTS = {
     "s3cret": reply(entry("^ok.*$"), entry("^read$", ("^c$",), ("subscribe",))),

@@ -10,17 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conformance import nodejs
 from tests.support.daemon import Nsqd, Nsqlookupd
-from tests.support.patience import late_s
+from tests.support.timing import late_s
+from tests.support.waits import wait_for
 
 # nsqd tries a lost nsqlookupd again after 8 s at the latest.
 WAIT_SECONDS_MAX = 40.0
@@ -52,7 +52,7 @@ def cluster(running: Cluster) -> Cluster:
         if not daemon.running:
             daemon.start()
     for lookupd in running.lookupds:
-        eventually(lambda lookupd=lookupd: nodes(lookupd), ports(*running.nsqds))
+        wait_for(lambda lookupd=lookupd: nodes(lookupd), ports(*running.nsqds))
     return running
 
 
@@ -64,13 +64,6 @@ def topic() -> str:
 def nsqd_of(path: Path, *lookupds: Nsqlookupd, options: tuple[str, ...] = ()) -> Nsqd:
     addresses = [f"--lookupd-tcp-address={lookupd.tcp_address}" for lookupd in lookupds]
     return Nsqd(path, "--broadcast-address=127.0.0.1", *addresses, *options)
-
-
-def eventually(look: Callable[[], Any], wanted: Any) -> None:
-    deadline_s = time.monotonic() + WAIT_SECONDS_MAX
-    while (seen := look()) != wanted:
-        assert time.monotonic() < deadline_s, f"{seen} instead of {wanted}"
-        time.sleep(0.02)
 
 
 def ports(*nsqds: Nsqd) -> list[int]:
@@ -103,22 +96,22 @@ def test_topics_and_channels_are_registered_everywhere(cluster: Cluster, topic: 
     first, second = cluster.nsqds
     first.post(f"/topic/create?topic={topic}")
     for lookupd in cluster.lookupds:
-        eventually(lambda lookupd=lookupd: found(lookupd, topic), (ports(first), []))
+        wait_for(lambda lookupd=lookupd: found(lookupd, topic), (ports(first), []))
     second.post(f"/topic/create?topic={topic}")
     second.post(f"/channel/create?topic={topic}&channel=c")
     for lookupd in cluster.lookupds:
-        eventually(lambda lookupd=lookupd: found(lookupd, topic), (ports(first, second), ["c"]))
+        wait_for(lambda lookupd=lookupd: found(lookupd, topic), (ports(first, second), ["c"]))
 
 
 def test_deleting_unregisters_and_leaves_the_name(cluster: Cluster, topic: str) -> None:
     nsqd, lookupd = cluster.nsqds[0], cluster.lookupds[0]
     nsqd.post(f"/topic/create?topic={topic}")
     nsqd.post(f"/channel/create?topic={topic}&channel=c")
-    eventually(lambda: found(lookupd, topic), (ports(nsqd), ["c"]))
+    wait_for(lambda: found(lookupd, topic), (ports(nsqd), ["c"]))
     nsqd.post(f"/channel/delete?topic={topic}&channel=c")
-    eventually(lambda: lookupd.get("/debug").json.get(f"channel:{topic}:c"), None)
+    wait_for(lambda: lookupd.get("/debug").json.get(f"channel:{topic}:c"), None)
     nsqd.post(f"/topic/delete?topic={topic}")
-    eventually(lambda: found(lookupd, topic), ([], ["c"]))
+    wait_for(lambda: found(lookupd, topic), ([], ["c"]))
 
 
 def test_ephemeral_names_go_with_their_clients(cluster: Cluster, topic: str) -> None:
@@ -126,8 +119,8 @@ def test_ephemeral_names_go_with_their_clients(cluster: Cluster, topic: str) -> 
     with nsqd.connect() as raw:
         assert raw.command(f"SUB {topic}#ephemeral c#ephemeral\n".encode())[1] == b"OK"
         name = f"{topic}#ephemeral"
-        eventually(lambda: found(lookupd, name), (ports(nsqd), ["c#ephemeral"]))
-    eventually(lambda: found(lookupd, name), None)
+        wait_for(lambda: found(lookupd, name), (ports(nsqd), ["c#ephemeral"]))
+    wait_for(lambda: found(lookupd, name), None)
     assert lookupd.get(f"/channels?topic={topic}%23ephemeral").json == {"channels": []}
 
 
@@ -137,9 +130,9 @@ def test_deleting_a_topic_takes_the_names_of_its_ephemeral_channels(
     nsqd, lookupd = cluster.nsqds[0], cluster.lookupds[0]
     with nsqd.connect() as raw:
         assert raw.command(f"SUB {topic} c#ephemeral\n".encode())[1] == b"OK"
-        eventually(lambda: found(lookupd, topic), (ports(nsqd), ["c#ephemeral"]))
+        wait_for(lambda: found(lookupd, topic), (ports(nsqd), ["c#ephemeral"]))
         nsqd.post(f"/topic/delete?topic={topic}")
-        eventually(lambda: found(lookupd, topic), ([], []))
+        wait_for(lambda: found(lookupd, topic), ([], []))
 
 
 def test_a_tombstone_hides_one_nsqd(cluster: Cluster, topic: str) -> None:
@@ -147,12 +140,12 @@ def test_a_tombstone_hides_one_nsqd(cluster: Cluster, topic: str) -> None:
     lookupd = cluster.lookupds[0]
     for nsqd in cluster.nsqds:
         nsqd.post(f"/topic/create?topic={topic}")
-    eventually(lambda: found(lookupd, topic), (ports(first, second), []))
+    wait_for(lambda: found(lookupd, topic), (ports(first, second), []))
     lookupd.post(f"/topic/tombstone?topic={topic}&node=127.0.0.1:{first.http_port}")
     assert found(lookupd, topic) == (ports(second), [])
     first.post(f"/topic/delete?topic={topic}")
     first.post(f"/topic/create?topic={topic}")
-    eventually(lambda: found(lookupd, topic), (ports(first, second), []))
+    wait_for(lambda: found(lookupd, topic), (ports(first, second), []))
 
 
 # Ends and returns
@@ -164,11 +157,11 @@ def test_a_killed_nsqd_is_gone_at_once_and_back_after_its_start(
     nsqd, lookupd = cluster.nsqds[1], cluster.lookupds[1]
     nsqd.post(f"/topic/create?topic={topic}")
     nsqd.post(f"/channel/create?topic={topic}&channel=c")
-    eventually(lambda: found(lookupd, topic), (ports(nsqd), ["c"]))
+    wait_for(lambda: found(lookupd, topic), (ports(nsqd), ["c"]))
     nsqd.kill()
-    eventually(lambda: found(lookupd, topic), ([], ["c"]))
+    wait_for(lambda: found(lookupd, topic), ([], ["c"]))
     nsqd.start()
-    eventually(lambda: found(lookupd, topic), (ports(nsqd), ["c"]))
+    wait_for(lambda: found(lookupd, topic), (ports(nsqd), ["c"]))
 
 
 def test_a_restarted_nsqlookupd_hears_everything_again(cluster: Cluster, topic: str) -> None:
@@ -180,9 +173,9 @@ def test_a_restarted_nsqlookupd_hears_everything_again(cluster: Cluster, topic: 
     # What happens meanwhile is told too, and the other nsqlookupd hears of it at once.
     cluster.nsqds[0].post(f"/channel/create?topic={topic}&channel=d")
     cluster.nsqds[1].post(f"/channel/delete?topic={topic}&channel=c")
-    eventually(lambda: found(cluster.lookupds[1], topic), (ports(*cluster.nsqds), ["c", "d"]))
+    wait_for(lambda: found(cluster.lookupds[1], topic), (ports(*cluster.nsqds), ["c", "d"]))
     lookupd.start()
-    eventually(lambda: found(lookupd, topic), (ports(*cluster.nsqds), ["c", "d"]))
+    wait_for(lambda: found(lookupd, topic), (ports(*cluster.nsqds), ["c", "d"]))
     holders = lookupd.get("/debug").json[f"channel:{topic}:c"]
     assert [holder["tcp_port"] for holder in holders] == [cluster.nsqds[0].tcp_port]
 
@@ -195,7 +188,7 @@ def test_a_stopped_nsqd_leaves_before_its_process_does(cluster: Cluster) -> None
         # The second request is read after the first.
         assert nsqd.get("/ping").status == 200
         nsqd.signal(signal.SIGTERM)
-        eventually(lambda: nodes(cluster.lookupds[0]), ports(cluster.nsqds[0]))
+        wait_for(lambda: nodes(cluster.lookupds[0]), ports(cluster.nsqds[0]))
         assert "NSQ: bye" not in nsqd.log
     assert nsqd.wait() == 0
 
@@ -209,7 +202,7 @@ def test_a_new_topic_has_the_channels_that_others_know(cluster: Cluster, topic: 
     for name in ("a", "b", "c%23ephemeral"):
         first.post(f"/channel/create?topic={topic}&channel={name}")
     lookupd = cluster.lookupds[0]
-    eventually(lambda: found(lookupd, topic), (ports(first), ["a", "b", "c#ephemeral"]))
+    wait_for(lambda: found(lookupd, topic), (ports(first), ["a", "b", "c#ephemeral"]))
     cluster.lookupds[1].post(f"/channel/create?topic={topic}&channel=only-there")
     assert second.post(f"/topic/create?topic={topic}").status == 200
     assert channels(second, topic) == {"a": 0, "b": 0, "only-there": 0}
@@ -222,7 +215,7 @@ def test_the_first_message_is_in_every_channel_that_others_know(
         cluster.lookupds[0].post(f"/channel/create?topic={topic}&channel={name}")
     nsqd = cluster.nsqds[1]
     assert nsqd.post(f"/pub?topic={topic}", b"first").body == b"OK"
-    eventually(lambda: channels(nsqd, topic), {"a": 1, "b": 1})
+    wait_for(lambda: channels(nsqd, topic), {"a": 1, "b": 1})
 
 
 class StuckLookupd:
@@ -282,7 +275,7 @@ def test_messages_wait_for_the_channels_and_publishers_do_not(
             assert raw.silent(0.2)
             stuck.answer.set()
             assert raw.message().body == b"m"
-        eventually(lambda: set(channels(nsqd, "t")), {"own", "known"})
+        wait_for(lambda: set(channels(nsqd, "t")), {"own", "known"})
         assert channels(nsqd, "t")["known"] == 1
 
 
@@ -297,7 +290,7 @@ def test_a_killed_nsqd_asks_again_for_a_topic_that_still_waits(
         assert channels(nsqd, topic) == {"own": 0}
         nsqd.kill()
         nsqd.start(f"--lookupd-tcp-address={cluster.lookupds[0].tcp_address}")
-        eventually(lambda: channels(nsqd, topic), {"own": 1, "known": 1})
+        wait_for(lambda: channels(nsqd, topic), {"own": 1, "known": 1})
 
 
 def test_nobody_waits_longer_than_the_limits(stuck: StuckLookupd, tmp_path: Path) -> None:
@@ -308,7 +301,7 @@ def test_nobody_waits_longer_than_the_limits(stuck: StuckLookupd, tmp_path: Path
         assert 0.2 < time.monotonic() - started_s < late_s(3)
         nsqd.post("/channel/create?topic=t&channel=c")
         nsqd.post("/pub?topic=t", b"m")
-        eventually(lambda: channels(nsqd, "t"), {"c": 1})
+        wait_for(lambda: channels(nsqd, "t"), {"c": 1})
 
 
 def test_an_nsqlookupd_that_is_down_delays_nothing(tmp_path: Path) -> None:
@@ -333,21 +326,21 @@ def test_addresses_can_be_changed_while_it_runs(
     with nsqd_of(tmp_path, first) as nsqd:
         both = sorted([*before, nsqd.tcp_port])
         nsqd.post(f"/topic/create?topic={topic}")
-        eventually(lambda: nodes(first), both)
+        wait_for(lambda: nodes(first), both)
         assert nsqd.get(path).json == [first.tcp_address]
 
         reply = nsqd.http("PUT", path, json.dumps([second.tcp_address]).encode())
         assert (reply.status, reply.json) == (200, [second.tcp_address])
-        eventually(lambda: nodes(first), before)
-        eventually(lambda: found(second, topic), ([nsqd.tcp_port], []))
+        wait_for(lambda: nodes(first), before)
+        wait_for(lambda: found(second, topic), ([nsqd.tcp_port], []))
 
         everyone = json.dumps([first.tcp_address, second.tcp_address]).encode()
         assert nsqd.http("PUT", path, everyone).json == json.loads(everyone)
-        eventually(lambda: nodes(first), both)
+        wait_for(lambda: nodes(first), both)
         assert nodes(second) == both
 
         assert nsqd.http("PUT", path, b"[]").json == []
-        eventually(lambda: (nodes(first), nodes(second)), (before, before))
+        wait_for(lambda: (nodes(first), nodes(second)), (before, before))
         for wrong in (b"nonsense", b'"a:1"', b"[1]", b"{}"):
             assert nsqd.http("PUT", path, wrong).status == 400
         assert nsqd.get(path).json == []
@@ -361,10 +354,10 @@ def test_the_first_address_may_come_while_it_runs(
         nsqd.post(f"/topic/create?topic={topic}")
         addresses = json.dumps([first.tcp_address]).encode()
         assert nsqd.http("PUT", "/config/nsqlookupd_tcp_addresses", addresses).status == 200
-        eventually(lambda: found(first, topic), ([nsqd.tcp_port], []))
+        wait_for(lambda: found(first, topic), ([nsqd.tcp_port], []))
         nsqd.post(f"/channel/create?topic={topic}&channel=late")
-        eventually(lambda: found(first, topic), ([nsqd.tcp_port], ["late"]))
-    eventually(lambda: found(first, topic)[0], [])
+        wait_for(lambda: found(first, topic), ([nsqd.tcp_port], ["late"]))
+    wait_for(lambda: found(first, topic)[0], [])
 
 
 # Consumers that find their way
@@ -415,14 +408,14 @@ class Finder:
 def test_a_consumer_finds_nodes_and_follows_them(cluster: Cluster, topic: str, client: str) -> None:
     first, second = cluster.nsqds
     first.post(f"/pub?topic={topic}", b"from the first")
-    eventually(
+    wait_for(
         lambda: [found(lookupd, topic) for lookupd in cluster.lookupds], [(ports(first), [])] * 2
     )
     finder = Finder(client, topic, *cluster.lookupds)
     try:
-        eventually(lambda: set(finder.bodies), {"from the first"})
+        wait_for(lambda: set(finder.bodies), {"from the first"})
         # A node that gets the topic later has the channel before its first message.
         second.post(f"/pub?topic={topic}", b"from the second")
-        eventually(lambda: set(finder.bodies), {"from the first", "from the second"})
+        wait_for(lambda: set(finder.bodies), {"from the first", "from the second"})
     finally:
         finder.close()

@@ -13,18 +13,15 @@ import pytest
 import snappy
 
 from penstock.wire import commands
+from tests.support.bodies import numbered
 from tests.support.certificates import Pki
-from tests.support.client import Client, eventually, numbered
+from tests.support.client import Client
 from tests.support.daemon import Nsqd
-from tests.support.patience import late_s
-from tests.support.secure import PackedSocket, SecureClient
+from tests.support.secure_client import PackedSocket, SecureClient
+from tests.support.timing import late_s
+from tests.support.waits import eventually
 
 OK = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture(scope="module")

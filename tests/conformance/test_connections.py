@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.support.client import Client, eventually, numbered
+from tests.support.bodies import numbered
+from tests.support.client import Client
 from tests.support.daemon import START_SECONDS_MAX, Nsqd
+from tests.support.waits import eventually
 
 
 @pytest.fixture(scope="module")

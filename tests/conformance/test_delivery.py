@@ -14,12 +14,14 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.wire import commands
-from tests.support.client import Client, eventually, numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import Client, publish
 from tests.support.daemon import Nsqd
-from tests.support.patience import early_s, late_s
-from tests.support.together import Together
+from tests.support.parallel_tests import ParallelTests
+from tests.support.timing import early_s, late_s
+from tests.support.waits import eventually
 
-together = Together()
+together = ParallelTests()
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,9 @@ from pathlib import Path
 from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S
 from penstock.wire import commands
 from tests.support.certificates import Pki
-from tests.support.client import Client, eventually
+from tests.support.client import Client
 from tests.support.daemon import RESPONSE, LimitedNsqd, Nsqd, Raw
+from tests.support.waits import eventually
 
 LIMIT = 256
 PLACES = 133
@@ -57,17 +58,12 @@ def open_count(socks: list[socket.socket]) -> int:
     return count
 
 
-def metric(nsqd: Nsqd, name: str) -> float:
-    lines = nsqd.get("/metrics").text.splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith(name + " ")))
-
-
 def refused(nsqd: Nsqd, door: str) -> float:
-    return metric(nsqd, f'penstock_connections_refused_total{{door="{door}"}}')
+    return nsqd.metric(f'penstock_connections_refused_total{{door="{door}"}}')
 
 
 def evicted(nsqd: Nsqd, door: str) -> float:
-    return metric(nsqd, f'penstock_connections_evicted_total{{door="{door}"}}')
+    return nsqd.metric(f'penstock_connections_evicted_total{{door="{door}"}}')
 
 
 def works(nsqd: Nsqd, name: str) -> None:
@@ -82,7 +78,7 @@ def works(nsqd: Nsqd, name: str) -> None:
 def test_silent_crowds_shut_nobody_out(tmp_path: Path) -> None:
     half_head = b"POST /pub?topic=t HTTP/1.1\r\nHost: h\r\nContent-Le"
     with LimitedNsqd(tmp_path, LIMIT, LIMIT) as nsqd:
-        assert metric(nsqd, "penstock_connections_max") == PLACES
+        assert nsqd.metric("penstock_connections_max") == PLACES
         with Client.of(nsqd) as early:
             early.identify(client_id="early")
             for number, (port, data) in enumerate(

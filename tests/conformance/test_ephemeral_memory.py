@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.conformance.limits_connections import metric
 from tests.conformance.test_unread import MB, memory_growth, memory_size
 from tests.support.client import Client
 from tests.support.daemon import Nsqd
@@ -66,6 +65,5 @@ def test_an_ephemeral_queue_keeps_a_bounded_number_of_bytes(
         use(nsqd, producer)
         # Besides the queue: batches on their way, and the newest of a topic.
         assert memory_growth(nsqd, before) < QUEUE_SIZE + 48 * MB
-        text = nsqd.get("/metrics").text
-        assert metric(text, "penstock_ephemeral_dropped_messages_total") > 100
-        assert metric(text, "penstock_ephemeral_bytes") <= QUEUE_SIZE
+        assert nsqd.metric("penstock_ephemeral_dropped_messages_total") > 100
+        assert nsqd.metric("penstock_ephemeral_bytes") <= QUEUE_SIZE

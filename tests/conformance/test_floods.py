@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.usage import usage
-from tests.conformance.test_cluster import StuckLookupd, channels, eventually
+from tests.conformance.test_cluster import StuckLookupd, channels
 from tests.support.daemon import REPLY_SECONDS_MAX, RESPONSE, Message, Nsqd, Nsqlookupd, Raw
-from tests.support.patience import late_s
+from tests.support.timing import late_s
+from tests.support.waits import wait_for
 
 
 def post_all(port: int, targets: Iterable[str]) -> None:
@@ -74,7 +75,7 @@ class Steady:
     def __enter__(self) -> Steady:
         for thread in self._threads:
             thread.start()
-        eventually(lambda: len(self.waits_s) > 20 and len(self.finished_s) > 20, True)
+        wait_for(lambda: len(self.waits_s) > 20 and len(self.finished_s) > 20, True)
         self.waits_s.clear()
         return self
 
@@ -188,7 +189,7 @@ def test_channels_that_an_nsqlookupd_names_hold_nobody_up(tmp_path: Path) -> Non
             found = channels(nsqd, "t")
             assert len(found) == count and set(found.values()) == {1}
             assert spent_s < 2.0  # 13 s when each was noted with all the others
-            worst_s = float(metric(nsqd, "penstock_loop_lag_max_seconds"))
+            worst_s = nsqd.metric("penstock_loop_lag_max_seconds")
             assert worst_s < 1.0
 
 
@@ -202,7 +203,7 @@ def test_an_nsqlookupd_may_name_a_thousand_channels_of_a_topic(tmp_path: Path) -
                 r"WARNING: topic=t: lookupd=\S+ names 1200 channels: 0 with invalid names and 200"
                 r" beyond --max-lookupd-channels=1000 are not made"
             )
-            assert metric(nsqd, "penstock_lookupd_channels_unmade_total") == "200"
+            assert nsqd.metric("penstock_lookupd_channels_unmade_total") == 200
 
 
 @pytest.mark.parametrize(
@@ -223,15 +224,8 @@ def test_a_strange_answer_of_an_nsqlookupd_is_told_and_bounded(
     try:
         with Nsqd(tmp_path, f"--lookupd-tcp-address={lookupd.address}") as nsqd:
             assert nsqd.post("/topic/create?topic=t").status == 200
-            eventually(lambda: channels(nsqd, "t"), made)
+            wait_for(lambda: channels(nsqd, "t"), made)
             nsqd.wait_for_log(r"WARNING: topic=t: (lookupd=\S+ names|channels are not known)")
             assert nsqd.post("/pub?topic=t", json.dumps(made).encode()).body == b"OK"
     finally:
         lookupd.close()
-
-
-def metric(nsqd: Nsqd, name: str) -> str:
-    """The value of a metric without labels, as it is written."""
-    lines = nsqd.get("/metrics").text.splitlines()
-    (value,) = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
-    return value

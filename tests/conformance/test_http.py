@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.wire import commands
-from tests.support.daemon import RESPONSE, Nsqd, Raw, Reply
+from tests.support.daemon import RESPONSE, Nsqd, Reply
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json; charset=utf-8"
@@ -54,11 +54,6 @@ def is_empty(reply: Reply) -> bool:
         and reply.headers["X-Nsq-Content-Type"] == V1
         and "Content-Type" not in reply.headers
     )
-
-
-def subscribe(raw: Raw, topic: str, channel: str = "c", ready_count: int = 100) -> None:
-    assert raw.command(commands.sub(topic, channel)) == (RESPONSE, b"OK")
-    raw.send(commands.rdy(ready_count))
 
 
 # General
@@ -150,7 +145,7 @@ def test_pub_refuses(nsqd: Nsqd, query: str, size: int, answer: tuple[int, str])
 
 def test_pub_is_delivered(nsqd: Nsqd, topic: str) -> None:
     with nsqd.connect() as raw:
-        subscribe(raw, topic)
+        raw.subscribe(topic)
         assert is_ok(nsqd.post(f"/pub?topic={topic}", b"x" * 1000))
         assert raw.message().body == b"x" * 1000
         assert is_ok(nsqd.post(f"/pub?topic={topic}&defer=0", b"now"))
@@ -159,7 +154,7 @@ def test_pub_is_delivered(nsqd: Nsqd, topic: str) -> None:
 
 def test_a_deferred_pub_is_delivered_later_and_not_before(nsqd: Nsqd, topic: str) -> None:
     with nsqd.connect() as raw:
-        subscribe(raw, topic)
+        raw.subscribe(topic)
         assert is_ok(nsqd.post(f"/pub?topic={topic}&defer=300", b"later"))
         assert nsqd.channel(topic, "c")["deferred_count"] == 1
         assert raw.silent(0.2)
@@ -200,7 +195,7 @@ def test_mpub_is_delivered(
     nsqd: Nsqd, topic: str, query: str, body: bytes, bodies: list[bytes]
 ) -> None:
     with nsqd.connect() as raw:
-        subscribe(raw, topic)
+        raw.subscribe(topic)
         assert is_ok(nsqd.post(f"/mpub?topic={topic}{query}", body))
         assert sorted(raw.message().body for _ in bodies) == sorted(bodies)
         assert raw.silent(0.03)
@@ -274,7 +269,7 @@ def test_emptying_a_topic_discards_its_own_messages_only(nsqd: Nsqd, topic: str)
 
 def test_a_paused_topic_keeps_its_messages_from_the_channels(nsqd: Nsqd, topic: str) -> None:
     with nsqd.connect() as raw:
-        subscribe(raw, topic)
+        raw.subscribe(topic)
         assert is_empty(nsqd.post(f"/topic/pause?topic={topic}"))
         assert nsqd.stats(f"&topic={topic}")["topics"][0]["paused"] is True
         nsqd.post(f"/pub?topic={topic}", b"m")
@@ -285,7 +280,7 @@ def test_a_paused_topic_keeps_its_messages_from_the_channels(nsqd: Nsqd, topic: 
 
 def test_a_paused_channel_keeps_its_messages_from_the_clients(nsqd: Nsqd, topic: str) -> None:
     with nsqd.connect() as raw:
-        subscribe(raw, topic)
+        raw.subscribe(topic)
         query = f"topic={topic}&channel=c"
         assert is_empty(nsqd.post(f"/channel/pause?{query}"))
         nsqd.post(f"/pub?topic={topic}", b"m")
@@ -300,7 +295,7 @@ def test_emptying_a_channel_discards_what_is_queued_in_flight_and_deferred(
     nsqd: Nsqd, topic: str
 ) -> None:
     with nsqd.connect() as raw:
-        subscribe(raw, topic, ready_count=2)
+        raw.subscribe(topic, ready_count=2)
         nsqd.post(f"/mpub?topic={topic}", b"a\nb\nc\nd")
         first, second = raw.message(), raw.message()
         raw.send(commands.rdy(1), commands.req(first.id, 60_000))
@@ -320,8 +315,8 @@ def test_emptying_a_channel_discards_what_is_queued_in_flight_and_deferred(
 
 def test_deleting_a_channel_closes_its_consumers(nsqd: Nsqd, topic: str) -> None:
     with nsqd.connect() as raw, nsqd.connect() as other:
-        subscribe(raw, topic, "c")
-        subscribe(other, topic, "d")
+        raw.subscribe(topic, "c")
+        other.subscribe(topic, "d")
         assert is_empty(nsqd.post(f"/channel/delete?topic={topic}&channel=c"))
         assert raw.closed()
         assert other.silent(0.03)
@@ -331,7 +326,7 @@ def test_deleting_a_channel_closes_its_consumers(nsqd: Nsqd, topic: str) -> None
 
 def test_deleting_a_topic_closes_consumers_and_leaves_producers(nsqd: Nsqd, topic: str) -> None:
     with nsqd.connect() as consumer, nsqd.connect() as producer:
-        subscribe(consumer, topic)
+        consumer.subscribe(topic)
         assert producer.command(commands.pub(topic, b"a")) == (RESPONSE, b"OK")
         assert consumer.message().body == b"a"
         assert is_empty(nsqd.post(f"/topic/delete?topic={topic}"))
@@ -349,7 +344,7 @@ def test_stats_follow_a_message(nsqd: Nsqd, topic: str) -> None:
     with nsqd.connect() as raw:
         fields = {"client_id": "worker1", "hostname": "worker1.example.com", "user_agent": "ua"}
         assert raw.command(commands.identify(fields)) == (RESPONSE, b"OK")
-        subscribe(raw, topic, ready_count=3)
+        raw.subscribe(topic, ready_count=3)
         assert raw.command(commands.mpub(topic, [b"a", b"bb", b"ccc"])) == (RESPONSE, b"OK")
         first, second, _ = (raw.message() for _ in range(3))
         raw.send(commands.fin(first.id), commands.req(second.id))
@@ -422,7 +417,7 @@ def test_stats_filters(nsqd: Nsqd, topic: str) -> None:
 
 def test_stats_as_text(nsqd: Nsqd, topic: str) -> None:
     with nsqd.connect() as raw:
-        subscribe(raw, topic)
+        raw.subscribe(topic)
         assert raw.command(commands.pub(topic, b"m")) == (RESPONSE, b"OK")
         reply = nsqd.get("/stats")
     assert reply.headers["Content-Type"] == TEXT

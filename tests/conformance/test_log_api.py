@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from penstock.core.batches import scan
-from tests.support.daemon import ERROR, REPLY_SECONDS_MAX, Nsqd, Nsqlookupd, Reply
+from tests.support.daemon import ERROR, Nsqd, Nsqlookupd, Reply
 from tests.support.page_cache import forget
-from tests.support.patience import late_s
+from tests.support.timing import late_s
+from tests.support.waits import wait_until
 
 # Nothing is synced but for a poll.
 LAZY = ("--sync-every=1000000", "--sync-timeout=1h")
@@ -95,20 +96,6 @@ def read(
 def depth(nsqd: Nsqd) -> int:
     found: int = nsqd.channel("t", "q")["depth"]
     return found
-
-
-def metric(nsqd: Nsqd, name: str) -> float:
-    for line in nsqd.get("/metrics").text.splitlines():
-        if line.startswith(f"penstock_{name} "):
-            return float(line.split()[1])
-    raise AssertionError(name)
-
-
-def eventually(condition: Any, seconds: float = REPLY_SECONDS_MAX) -> None:
-    deadline_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 def test_a_reader_from_pull_to_commit(nsqd: Nsqd) -> None:
@@ -241,10 +228,10 @@ def test_many_polls_at_once_are_answered_by_one_publish(nsqd: Nsqd) -> None:
     count = 100
     with ThreadPoolExecutor(count) as pool:
         asked = [pool.submit(ends, nsqd, known, wait_ms=30_000) for _ in range(count)]
-        eventually(lambda: metric(nsqd, "log_polls") == count)
+        wait_until(lambda: nsqd.metric("penstock_log_polls") == count)
         publish(nsqd, b"a")
         assert {one.result(10)["t"]["end"] for one in asked} == {told["end"] + 1}
-    assert metric(nsqd, "log_polls") == 0
+    assert nsqd.metric("penstock_log_polls") == 0
 
 
 def test_a_connection_that_closes_frees_its_poll(nsqd: Nsqd) -> None:
@@ -253,12 +240,12 @@ def test_a_connection_that_closes_frees_its_poll(nsqd: Nsqd) -> None:
     socks = [socket.create_connection(("127.0.0.1", nsqd.http_port), 10) for _ in range(20)]
     for sock in socks:
         sock.sendall(request + known)
-    eventually(lambda: metric(nsqd, "log_polls") == 20)
+    wait_until(lambda: nsqd.metric("penstock_log_polls") == 20)
     for place, sock in enumerate(socks):
         if place % 2:  # half of them without a goodbye
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
-    eventually(lambda: metric(nsqd, "log_polls") == 0)
+    wait_until(lambda: nsqd.metric("penstock_log_polls") == 0)
 
 
 def test_what_is_deleted_ends_the_wait(nsqd: Nsqd) -> None:
@@ -269,7 +256,7 @@ def test_what_is_deleted_ends_the_wait(nsqd: Nsqd) -> None:
             nsqd.post, "/log/ends", ends_body(known, channel="q", wait_ms=30_000)
         )
         of_topic = pool.submit(nsqd.post, "/log/ends", ends_body(known, wait_ms=30_000))
-        eventually(lambda: metric(nsqd, "log_polls") == 2)
+        wait_until(lambda: nsqd.metric("penstock_log_polls") == 2)
         assert nsqd.post("/channel/delete?topic=t&channel=q&force=true").status == 200
         gone = {"message": "CHANNEL_NOT_FOUND", "topic": "t", "channel": "q"}
         assert (of_channel.result(5).status, of_channel.result().json) == (404, gone)
@@ -287,7 +274,7 @@ def test_the_end_of_the_daemon_answers_polls_at_once(nsqd: Nsqd) -> None:
     body = ends_body({"t": {"after": told["end"]}}, channel="q", wait_ms=30_000)
     with ThreadPoolExecutor(20) as pool:
         asked = [pool.submit(nsqd.post, "/log/ends", body) for _ in range(20)]
-        eventually(lambda: metric(nsqd, "log_polls") == 20)
+        wait_until(lambda: nsqd.metric("penstock_log_polls") == 20)
         began_s = time.monotonic()
         assert nsqd.terminate() == 0
         assert time.monotonic() - began_s < late_s(3)
@@ -304,7 +291,7 @@ def test_committed_segments_go_and_the_log_says_from_where_it_is_whole(tmp_path:
         assert (log["message_count"], log["whole_from"], log["first"]) == (1000, 0, told["low"])
         index = told["low"] + 700
         assert commit(nsqd, told, index).status == 200
-        eventually(lambda: ok(nsqd.get("/log?topic=t"))["message_count"] < 500)
+        wait_until(lambda: ok(nsqd.get("/log?topic=t"))["message_count"] < 500)
         log = ok(nsqd.get("/log?topic=t"))
         assert told["low"] < log["whole_from"] == log["first"] <= index and depth(nsqd) == 300
         # What is gone is simply not there; what is not committed is.
@@ -316,7 +303,7 @@ def test_committed_segments_go_and_the_log_says_from_where_it_is_whole(tmp_path:
         again = ok(nsqd.get("/log?topic=t"))
         assert again["whole_from"] >= log["whole_from"] and depth(nsqd) == 300
         assert commit(nsqd, told, again["end"]).status == 200
-        eventually(lambda: ok(nsqd.get("/log?topic=t"))["message_count"] == 0)
+        wait_until(lambda: ok(nsqd.get("/log?topic=t"))["message_count"] == 0)
         nsqd.kill()
         nsqd.start()
         last = pull(nsqd)
@@ -363,7 +350,7 @@ def test_a_channel_without_its_reader_lapses(tmp_path: Path) -> None:
             assert commit(nsqd, told, told["low"]).status == 200
         nsqd.wait_for_log(r"topic=t channel=q: lapsed by time after \d+ s .* 1 messages")
         assert nsqd.stats("&topic=t")["topics"][0]["channels"] == []
-        assert metric(nsqd, 'pull_channel_lapses_total{cause="time"}') == 1
+        assert nsqd.metric('penstock_pull_channel_lapses_total{cause="time"}') == 1
         assert commit(nsqd, told, told["low"]).json["message"] == "CHANNEL_NOT_FOUND"
         # It may come back where it was, and sees whether something is missing.
         again = pull(nsqd, str(told["low"]))
@@ -376,7 +363,7 @@ def test_a_pull_channel_is_known_to_nsqlookupd_and_made_on_new_nodes(tmp_path: P
         options = (f"--lookupd-tcp-address={lookupd.tcp_address}", "--broadcast-address=127.0.0.1")
         with Nsqd(tmp_path / "a", *options) as one, Nsqd(tmp_path / "b", *options) as two:
             pull(one)
-            eventually(lambda: "q" in lookupd.get("/channels?topic=t").json["channels"])
+            wait_until(lambda: "q" in lookupd.get("/channels?topic=t").json["channels"])
             publish(two, b"first", b"second")
             told = pull(two, "latest")
             assert not told["made"] and depth(two) == 2
@@ -487,9 +474,9 @@ def test_a_channel_that_nsqlookupd_named_is_a_readers_until_somebody_uses_it(
             assert lookupd.post(f"/channel/create?topic=t&channel={name}").status == 200
         with Nsqd(tmp_path, *flags) as nsqd:
             lookupd_knows = lambda: lookupd.get("/nodes").json["producers"]  # noqa: E731
-            eventually(lookupd_knows)
+            wait_until(lookupd_knows)
             publish(nsqd, b"first")
-            eventually(lambda: len(nsqd.stats("&topic=t")["topics"][0]["channels"]) == 2)
+            wait_until(lambda: len(nsqd.stats("&topic=t")["topics"][0]["channels"]) == 2)
             nsqd.kill()
             nsqd.start()
             with nsqd.connect() as raw:

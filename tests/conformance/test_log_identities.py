@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.conformance.log_reader import LogReader
-from tests.support.client import eventually
 from tests.support.daemon import Nsqd, Reply
+from tests.support.waits import eventually
 
 SMALL = ("--max-bytes-per-file=20000",)
 MOMENT_S = 0.5  # after which a commit has survived kill -9

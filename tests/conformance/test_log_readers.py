@@ -11,8 +11,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tests.support.client import Client, eventually
+from tests.support.client import Client
 from tests.support.daemon import Nsqd, Reply
+from tests.support.waits import eventually
 
 SIZE = 24 << 20
 READ_SIZE = 16 << 20

@@ -17,23 +17,17 @@ import pytest
 from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S
 from tests.conformance.test_doors import crowd, open_count
 from tests.conformance.test_lookupd_http import Peer
-from tests.conformance.test_lookupd_limits import metric
 from tests.support.certificates import Pki
-from tests.support.client import eventually
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import eventually
 
 LIMIT = 306
 CROWD = 320
 CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303")
 
 
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
-
-
 def door_metric(lookupd: Nsqlookupd, name: str, door: str = "TCP") -> float:
-    return metric(lookupd, f'penstock_connections_{name}_total{{door="{door}"}}')
+    return lookupd.metric(f'penstock_connections_{name}_total{{door="{door}"}}')
 
 
 @pytest.mark.parametrize(
@@ -138,7 +132,7 @@ def test_one_peer_that_registers_much_does_not_hold_up_the_others() -> None:
             asked += 1
         assert asked > 20
         assert worst_s < 0.5, worst_s
-        assert metric(lookupd, "penstock_lookupd_topics") == count
+        assert lookupd.metric("penstock_lookupd_topics") == count
         # The longest answer there is, made in slices as well.
         worst_s = 0.0
         with socket.create_connection(("127.0.0.1", lookupd.http_port), 30) as asking:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.daemon import Nsqlookupd, Raw, Reply
+from tests.support.waits import wait_until
 
 GO_ZERO_NS = -6795364578871345152
 WAIT_SECONDS_MAX = 20.0
@@ -73,7 +74,7 @@ def daemon() -> Iterator[Nsqlookupd]:
 @pytest.fixture
 def lookupd(daemon: Nsqlookupd) -> Nsqlookupd:
     """The module's nsqlookupd, with no topics and no producers."""
-    wait_for(lambda: daemon.get("/nodes").json["producers"] == [])
+    wait_until(lambda: daemon.get("/nodes").json["producers"] == [])
     for topic in daemon.get("/topics").json["topics"]:
         assert daemon.post(f"/topic/delete?topic={topic.replace('#', '%23')}").status == 200
     return daemon
@@ -87,13 +88,6 @@ def connect(lookupd: Nsqlookupd) -> Iterator[Connect]:
             return Peer(stack.enter_context(lookupd.connect()), host, **fields)
 
         yield connect
-
-
-def wait_for(seen: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_SECONDS_MAX
-    while not seen():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def assert_error(reply: Reply, status: int, text: str) -> None:
@@ -212,7 +206,7 @@ def test_a_lost_connection_takes_its_producer_and_leaves_the_names(
     a = connect("a")
     a.register("t", "c#ephemeral")
     a.close()
-    wait_for(lambda: lookupd.get("/nodes").json["producers"] == [])
+    wait_until(lambda: lookupd.get("/nodes").json["producers"] == [])
     assert lookupd.get("/lookup?topic=t").json == {"channels": ["c#ephemeral"], "producers": []}
 
 
@@ -233,7 +227,7 @@ def test_an_error_ends_the_connection_and_its_registrations(
     assert a.do(b"REGISTER t b$d\n").startswith(b"E_BAD_CHANNEL")
     assert a.raw.closed()
     a.close()
-    wait_for(lambda: lookupd.get("/nodes").json["producers"] == [])
+    wait_until(lambda: lookupd.get("/nodes").json["producers"] == [])
 
 
 def test_a_deleted_registration_is_not_repaired_by_a_ping(
@@ -319,7 +313,7 @@ def test_silence_hides_a_producer_and_a_ping_shows_it_again() -> None:
     with Nsqlookupd(*options) as lookupd, lookupd.connect() as raw:
         a = Peer(raw, "a")
         a.register("t")
-        wait_for(lambda: hosts(lookupd, "t") == [])
+        wait_until(lambda: hosts(lookupd, "t") == [])
         assert lookupd.get("/nodes").json == {"producers": []}
         assert set(lookupd.get("/debug").json) == {"client::", "topic:t:"}
         a.do(b"PING\n")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.conformance.test_lookupd_http import Peer
-from tests.support.client import eventually
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import eventually
 
 Connect = Callable[..., Peer]
 
@@ -30,13 +30,6 @@ def peers() -> Iterator[Callable[[Nsqlookupd], Connect]]:
             return connect
 
         yield of
-
-
-def metric(lookupd: Nsqlookupd, name: str) -> float:
-    for line in lookupd.get("/metrics").text.splitlines():
-        if line.startswith(f"{name} "):
-            return float(line.split()[1])
-    raise AssertionError(f"no {name}")
 
 
 def topics(lookupd: Nsqlookupd) -> list[str]:
@@ -76,7 +69,7 @@ def test_a_peer_registers_so_much_and_stays(peers: Callable[[Nsqlookupd], Connec
         assert peer.do(b"PING\n") == b"OK"
         peer.register("t", "c")
         assert topics(lookupd) == ["t", "u"]
-        assert metric(lookupd, "penstock_lookupd_names_refused_total") == 2
+        assert lookupd.metric("penstock_lookupd_names_refused_total") == 2
         lookupd.wait_for_log("no more are registered .*--max-registrations")
         assert sum("no more are registered" in line for line in lookupd.lines) == 1
 
@@ -94,7 +87,7 @@ def test_a_peer_is_so_many_nodes(peers: Callable[[Nsqlookupd], Connect]) -> None
         first.close()
         assert eventually(lambda: len(lookupd.get("/nodes").json["producers"]) == 1)
         connect("d")
-        assert metric(lookupd, "penstock_lookupd_nodes") == 2
+        assert lookupd.metric("penstock_lookupd_nodes") == 2
 
 
 def test_what_a_peer_left_is_forgotten(peers: Callable[[Nsqlookupd], Connect]) -> None:
@@ -109,11 +102,11 @@ def test_what_a_peer_left_is_forgotten(peers: Callable[[Nsqlookupd], Connect]) -
         hostile.raw.send(names)
         assert hostile.raw.exactly(6 * count) == b"\x00\x00\x00\x02OK" * count
         hostile.close()
-        assert eventually(lambda: metric(lookupd, "penstock_lookupd_names_orphaned") == 2 * count)
+        assert eventually(lambda: lookupd.metric("penstock_lookupd_names_orphaned") == 2 * count)
         assert len(topics(lookupd)) == count + 2
         assert lookupd.get("/lookup?topic=t7").json == {"channels": ["c"], "producers": []}
         assert eventually(lambda: sorted(topics(lookupd)) == ["kept", "made"])
-        assert metric(lookupd, "penstock_lookupd_names_forgotten_total") == 2 * count
+        assert lookupd.metric("penstock_lookupd_names_forgotten_total") == 2 * count
         assert lookupd.get("/channels?topic=made").json == {"channels": ["c"]}
         assert lookupd.get("/lookup?topic=t7").status == 404
         lookupd.wait_for_log(r"\d+ names that no nsqd has are forgotten")

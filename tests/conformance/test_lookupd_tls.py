@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from penstock.client import Consumer
-from tests.clients.running import QUICK, Received, run, until
+from tests.clients.running import QUICK, Received, run
 from tests.support.certificates import Pki
-from tests.support.client import eventually, publish
+from tests.support.client import publish
 from tests.support.daemon import Nsqd, Nsqlookupd, Raw
+from tests.support.waits import eventually, until
 
 IDENTITY = b'{"broadcast_address":"x","tcp_port":1,"http_port":2,"version":"1"}'
 IDENTIFY = b"IDENTIFY\n" + len(IDENTITY).to_bytes(4, "big") + IDENTITY
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    pki = Pki(tmp_path_factory.mktemp("pki"))
+def pki(pki: Pki) -> Pki:
     pki.issue("node")
     pki.issue("late", age_days=60)
     pki.issue_self_signed("mallory")

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.admin.running import Nsqadmin, until
+from tests.admin.running import Nsqadmin
 from tests.conformance.log_reader import LogReader
 from tests.support.daemon import Nsqd, Nsqlookupd, Raw, Reply
-from tests.support.patience import late_s
+from tests.support.timing import late_s
+from tests.support.waits import wait_for
 
 TOPIC_FIELDS = [
     *("node", "hostname", "topic_name", "depth", "memory_depth", "backend_depth"),
@@ -65,8 +66,8 @@ class World:
             self.nsqds[number].post(f"/topic/create?topic={topic}")
             for channel in channels:
                 self.nsqds[number].post(f"/channel/create?topic={topic}&channel={channel}")
-        until(lambda: self.lookup(topic), lambda found: len(found["producers"]) == len(on))
-        until(lambda: self.lookup(topic), lambda found: set(channels) <= set(found["channels"]))
+        wait_for(lambda: self.lookup(topic), lambda found: len(found["producers"]) == len(on))
+        wait_for(lambda: self.lookup(topic), lambda found: set(channels) <= set(found["channels"]))
 
     def lookup(self, topic: str) -> Any:
         reply = self.lookupd.get(f"/lookup?topic={topic}")
@@ -176,7 +177,9 @@ def test_latencies_are_told_with_their_extremes(world: World, admin: Nsqadmin) -
         with nsqd.connect() as raw:
             subscribe(raw, "timed", "c")
             raw.send(b"FIN " + raw.message().id + b"\n", b"NOP\n")
-            until(lambda nsqd=nsqd: nsqd.channel("timed", "c")["in_flight_count"], lambda n: n == 0)
+            wait_for(
+                lambda nsqd=nsqd: nsqd.channel("timed", "c")["in_flight_count"], lambda n: n == 0
+            )
     latency = good(admin.get("/api/topics/timed"))["e2e_processing_latency"]
     assert list(latency) == ["count", "percentiles", "topic", "channel", "host"]
     assert (latency["topic"], latency["channel"], latency["host"]) == ("timed", "", "*")
@@ -192,7 +195,7 @@ def test_a_channel_has_its_clients(world: World, admin: Nsqadmin) -> None:
     world.make("used", "c")
     with world.nsqds[1].connect() as raw:
         subscribe(raw, "used", "c")
-        until(lambda: world.nsqds[1].channel("used", "c")["clients"], lambda found: found)
+        wait_for(lambda: world.nsqds[1].channel("used", "c")["clients"], lambda found: found)
         shown = good(admin.get("/api/topics/used/c"))
     assert list(shown) == [*CHANNEL_FIELDS, "message"]
     assert (shown["node"], shown["client_count"]) == ("*", 1)
@@ -334,7 +337,7 @@ def test_what_a_reader_would_miss_messages_by_needs_force(world: World, admin: N
     reader = LogReader(world.nsqds[1], topic=name, channel="lake", name="pipeline lake")
     assert reader.pull().status == 200
     assert reader.commit(reader.told["low"]).status == 200
-    until(lambda: world.lookup(name), lambda found: "lake" in found["channels"])
+    wait_for(lambda: world.lookup(name), lambda found: "lake" in found["channels"])
     path = f"/api/topics/{name}"
     empty = b'{"action":"empty"}'
     asked: list[tuple[str, str, bytes]] = [

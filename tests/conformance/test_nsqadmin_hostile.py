@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.admin.running import Nsqadmin, until
+from tests.admin.running import Nsqadmin
 from tests.support.daemon import Nsqd
 from tests.support.endpoint import Answer, Asked, Endpoint
+from tests.support.waits import wait_for
 from tests.unit.admin.test_sample import HOSTILE_NUMBERS, channel, stats, topic
 
 JSON = "application/json"
@@ -73,7 +74,7 @@ def admin(nsqd: Nsqd, node: Node) -> Iterator[Nsqadmin]:
 def sampled(admin: Nsqadmin) -> None:
     """Wait for a sample that was begun after now."""
     number = admin.view("/counter")["sample"]["number"]
-    until(lambda: admin.view("/counter")["sample"]["number"], lambda n: n > number + 1, 60)
+    wait_for(lambda: admin.view("/counter")["sample"]["number"], lambda n: n > number + 1, 60)
 
 
 def hostile_numbers() -> list[Any]:
@@ -158,7 +159,7 @@ def test_nothing_that_nodes_say_makes_a_page_fail(nsqd: Nsqd) -> None:
         for node in nodes:
             node.say(stats(topic("t", channel("c", depth=3))))
         # Also not later: what a chart of the last hour holds was in a sample once.
-        until(lambda: admin.view("/nodes")["warnings"], lambda warnings: not warnings)
+        wait_for(lambda: admin.view("/nodes")["warnings"], lambda warnings: not warnings)
         check_pages(admin, nodes)
         assert admin.view("/topics/t")["topic"]["depth"] == 3 * len(nodes)
 

@@ -10,9 +10,10 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from tests.admin.running import Nsqadmin, until
+from tests.admin.running import Nsqadmin
 from tests.support.daemon import Nsqd, Nsqlookupd, Reply
 from tests.support.endpoint import Endpoint
+from tests.support.waits import wait_for
 
 JSON_TYPE = {"Content-Type": "application/json"}
 TOKEN = "a-token-of-the-nsqds"
@@ -54,7 +55,7 @@ def admin(
         else f"--nsqd-http-address=127.0.0.1:{nsqd.http_port}"
     )
     with Nsqadmin(where, f"--nsqd-auth-token-file={token}") as running:
-        until(lambda: running.view("/nodes")["nodes"], lambda nodes: len(nodes) == 1)
+        wait_for(lambda: running.view("/nodes")["nodes"], lambda nodes: len(nodes) == 1)
         yield running
 
 
@@ -113,7 +114,7 @@ def test_no_route_asks_a_host_because_a_request_names_it(
             admin.get(f"/api/topics/{quote(topic, safe='')}")
     # Sampling goes on beside it; nothing of it reaches the stranger either.
     number = admin.view("/nodes")["sample"]["number"]
-    until(lambda: admin.view("/nodes")["sample"]["number"], lambda n: n > number + 1)
+    wait_for(lambda: admin.view("/nodes")["sample"]["number"], lambda n: n > number + 1)
     assert stranger.requests == []
 
 

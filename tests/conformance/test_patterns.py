@@ -14,8 +14,8 @@ from penstock.core.batches import INDEX_MAX
 from penstock.wire import commands
 from tests.conformance.test_log_api import ok, read
 from tests.support.daemon import ERROR, RESPONSE, Nsqd, Nsqlookupd, Reply
-from tests.support.patience import late_s
 from tests.support.staging import ATTEMPT, HttpQuery, plain
+from tests.support.timing import late_s
 
 ONE, TWO = "1" * 32, "2" * 32
 

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.support.client import Client, eventually, numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import Client, publish
 from tests.support.daemon import Nsqd
-from tests.support.patience import late_s
+from tests.support.processes import state
+from tests.support.timing import late_s
+from tests.support.waits import eventually, wait_until
 
 
 def test_a_restart_keeps_what_the_channels_knew(nsqd: Nsqd) -> None:
@@ -161,7 +164,7 @@ def test_a_stopped_process_goes_on_where_it_was(nsqd: Nsqd) -> None:
     """SIGSTOP and SIGCONT, as SIGTSTP from a terminal."""
     with Client.of(nsqd).sub("t", "c", ready=10) as client, Client.of(nsqd) as producer:
         nsqd.signal(signal.SIGTSTP)
-        time.sleep(0.3)
+        wait_until(lambda: state(nsqd.pid) == "T")
         nsqd.signal(signal.SIGCONT)
         producer.pub("t", b"m")
         assert client.message().body == b"m"

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client import Client, eventually
+from tests.support.client import Client
 from tests.support.daemon import Nsqd
+from tests.support.waits import eventually
 
 # A topic's newest segment goes too when all of it is finished and it is larger than 4 MiB.
 PUBLISHED_SIZE = 6_000_000

@@ -16,9 +16,10 @@ import pytest
 from tests.conformance import nodejs
 from tests.conformance.scenarios import Driven
 from tests.support.auth_server import AuthServer, entry, reply
+from tests.support.bodies import numbered
 from tests.support.certificates import Pki
-from tests.support.client import eventually, numbered
 from tests.support.daemon import Nsqd
+from tests.support.waits import eventually
 
 WAYS: dict[str, dict[str, object]] = {
     "tls": {"ca": True},
@@ -30,11 +31,6 @@ WAYS: dict[str, dict[str, object]] = {
     "tls+deflate+auth": {"ca": True, "deflate": True, "secret": "s3cret"},
 }
 CASES = [(client, way) for client in ("pynsq", "nsqjs", "ansq") for way in WAYS]
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,8 @@ from tests.conformance.fuzzing import (
     pick,
     undisturbed,
 )
-from tests.support.client import Client, numbered
+from tests.support.bodies import numbered
+from tests.support.client import Client
 from tests.support.daemon import ERROR, MESSAGE, RESPONSE, Nsqd
 
 CODES_TEXT = """

@@ -13,18 +13,19 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
+from tests.support.bodies import numbered
 from tests.support.certificates import Pki
-from tests.support.client import Client, eventually, numbered
+from tests.support.client import Client
 from tests.support.daemon import ERROR, RESPONSE, Nsqd, Raw
-from tests.support.patience import late_s
-from tests.support.secure import SecureClient
+from tests.support.secure_client import SecureClient
+from tests.support.timing import late_s
+from tests.support.waits import eventually
 
 ASK_TLS = commands.identify({"feature_negotiation": True, "tls_v1": True})
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    pki = Pki(tmp_path_factory.mktemp("pki"))
+def pki(pki: Pki) -> Pki:
     pki.issue("bob the client")
     pki.issue("late", age_days=60)
     pki.issue_self_signed("mallory")

@@ -14,15 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.wire import commands
-from tests.support.client import Client, eventually, numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import Client, publish
 from tests.support.daemon import Nsqd
-from tests.support.patience import late_s
-from tests.support.together import Together
+from tests.support.parallel_tests import ParallelTests
+from tests.support.timing import late_s
+from tests.support.waits import eventually
 
 MEM_QUEUE_SIZE = 10
 CONSUMER_COUNT_MAX = 6
 
-together = Together()
+together = ParallelTests()
 
 
 @pytest.fixture(scope="module")

@@ -11,17 +11,14 @@ import pytest
 
 from penstock.wire import commands
 from tests.conformance.test_connections import UnixNsqd
+from tests.support.bodies import numbered
 from tests.support.certificates import Pki
-from tests.support.client import Client, eventually, numbered
+from tests.support.client import Client
 from tests.support.daemon import Nsqd
-from tests.support.secure import SecureClient
+from tests.support.secure_client import SecureClient
+from tests.support.waits import eventually
 
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,11 @@ import pytest
 from penstock.wire import commands
 from tests.conformance.test_connections import UnixNsqd
 from tests.support.certificates import Pki
-from tests.support.client import Client, eventually
+from tests.support.client import Client
 from tests.support.daemon import Nsqd
-from tests.support.patience import late_s
-from tests.support.secure import SecureClient
+from tests.support.secure_client import SecureClient
+from tests.support.timing import late_s
+from tests.support.waits import eventually
 
 MB = 1 << 20
 # What the kernel may keep on both ends, and more than what nsqd does.
@@ -27,11 +28,6 @@ FLOOD_SIZE_MAX = 64 * MB
 GROWTH_SIZE_MAX = 24 * MB
 WRITE_TIMEOUT_S = 1.0
 OPTIONS = (f"--client-write-timeout={WRITE_TIMEOUT_S}s", "--max-heartbeat-interval=10m")
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture(scope="module")

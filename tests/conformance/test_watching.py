@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,16 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.client import Client
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 NAMES = ("orders", "orders.eu-1_x", "temporary#ephemeral")
-
-
-def eventually(fact: Callable[[], bool], seconds: float = 10.0) -> None:
-    end_s = time.monotonic() + seconds
-    while not fact():
-        assert time.monotonic() < end_s, "did not come true"
-        time.sleep(0.02)
 
 
 class StatsdListener:
@@ -82,7 +76,7 @@ def test_latency_is_measured_from_publish_to_finish(nsqd: Nsqd) -> None:
         quiet = nsqd.channel("timed", "c")["e2e_processing_latency"]
         time.sleep(0.05)
         client.fin(message)
-        eventually(lambda: nsqd.channel("timed", "c")["e2e_processing_latency"]["count"] == 1)
+        wait_until(lambda: nsqd.channel("timed", "c")["e2e_processing_latency"]["count"] == 1)
         assert quiet == {
             "count": 0,
             "percentiles": [{"quantile": q, "value": 0} for q in (1, 0.99, 0.5)],
@@ -210,7 +204,7 @@ def test_metrics_are_read_by_the_official_parser(nsqd: Nsqd) -> None:
         first, second = client.message(), client.message()
         client.fin(first)
         client.req(second)
-        eventually(lambda: nsqd.channel(NAMES[0], "c.1%23ephemeral")["requeue_count"] == 1)
+        wait_until(lambda: nsqd.channel(NAMES[0], "c.1%23ephemeral")["requeue_count"] == 1)
         found = families(nsqd)
         assert {s.labels["topic"] for s in found["penstock_topic_depth"].samples} >= set(NAMES)
         assert {s.labels["topic"] for s in found["penstock_log_bytes"].samples} >= set(NAMES[:2])
@@ -228,7 +222,7 @@ def test_metrics_are_read_by_the_official_parser(nsqd: Nsqd) -> None:
         commands = value(found, "penstock_tcp_commands")
         quantiles = [s.labels["quantile"] for s in found["penstock_topic_latency_seconds"].samples]
         assert set(quantiles) == {"1.0", "0.99", "0.5"}
-    eventually(lambda: value(families(nsqd), "penstock_clients") == 0)
+    wait_until(lambda: value(families(nsqd), "penstock_clients") == 0)
     assert value(families(nsqd), "penstock_tcp_commands") >= commands, "a counter never falls"
 
 
@@ -236,7 +230,7 @@ def test_metrics_show_the_process_its_disk_and_what_is_deferred(nsqd: Nsqd) -> N
     with Client.of(nsqd) as client:
         client.dpub("later", 3_600_000, b"x")
         client.dpub("later", 10, b"x")
-        eventually(lambda: nsqd.stats("&topic=later")["topics"][0]["depth"] == 1)
+        wait_until(lambda: nsqd.stats("&topic=later")["topics"][0]["depth"] == 1)
         found = families(nsqd)
         assert value(found, "penstock_deferred_pending") == 1
         assert value(found, "penstock_topic_deferred", topic="later") == 1
@@ -250,8 +244,8 @@ def test_metrics_show_the_process_its_disk_and_what_is_deferred(nsqd: Nsqd) -> N
         assert value(found, "penstock_cpu_seconds") > 0
         assert value(found, "penstock_http_requests", status="200") > 0
         assert abs(value(found, "penstock_start_time_seconds") - time.time()) < 600
-        eventually(lambda: value(families(nsqd), "penstock_sync_duration_seconds") >= 1)
-        eventually(lambda: value(families(nsqd), "penstock_loop_lag_seconds") >= 2)
+        wait_until(lambda: value(families(nsqd), "penstock_sync_duration_seconds") >= 1)
+        wait_until(lambda: value(families(nsqd), "penstock_loop_lag_seconds") >= 2)
 
 
 def test_every_metric_is_documented_and_every_panel_of_the_dashboard_has_one(nsqd: Nsqd) -> None:
@@ -307,7 +301,7 @@ def test_a_profile_is_taken_while_the_loop_goes_on(nsqd: Nsqd) -> None:
         target=lambda: replies.append(nsqd.get("/debug/pprof/profile?seconds=1.5"))
     )
     thread.start()
-    eventually(lambda: " debug\n" in nsqd.get("/debug/pprof/threadcreate").text)
+    wait_until(lambda: " debug\n" in nsqd.get("/debug/pprof/threadcreate").text)
     busy = nsqd.get("/debug/pprof/profile?seconds=1")
     assert busy.status == 500 and "already in use" in busy.text
     assert nsqd.get("/ping").text == "OK"
@@ -350,7 +344,7 @@ def test_consumers_of_the_zone_come_first(tmp_path: Path) -> None:
             client.sub("t", "c", ready=10)
         for _ in range(22):
             silent.pub("t", b"x")
-        eventually(lambda: nsqd.channel("t", "c")["in_flight_count"] == 22)
+        wait_until(lambda: nsqd.channel("t", "c")["in_flight_count"] == 22)
         channel = nsqd.channel("t", "c")
         assert channel["zone_local_msg_count"] == 10
         assert channel["region_local_msg_count"] == 10
@@ -360,7 +354,7 @@ def test_consumers_of_the_zone_come_first(tmp_path: Path) -> None:
         assert value(found, "penstock_channel_local_deliveries", **where) == 10
         for client in clients.values():
             client.close()
-        eventually(lambda: nsqd.channel("t", "c")["client_count"] == 1)
+        wait_until(lambda: nsqd.channel("t", "c")["client_count"] == 1)
         channel = nsqd.channel("t", "c")
         assert channel["zone_local_msg_count"] == 10, "what was sent stays counted"
 

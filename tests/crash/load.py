@@ -317,11 +317,3 @@ def _frames(buffer: bytes) -> Iterator[tuple[int, bytes, int]]:
             return
         yield kind, buffer[at + 8 : at + 4 + size], at + 4 + size
         at += 4 + size
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> None:
-    """Wait until ``condition`` holds, or fail saying ``what`` is the matter."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, what()
-        time.sleep(0.02)

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.crash.load import wait_until
-from tests.crash.test_restart import folder_of, receive, subscribe
+from tests.crash.test_restart import folder_of
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_until
 
 # Starting
 
@@ -102,7 +102,7 @@ def publish_all(nsqd: Nsqd) -> set[bytes]:
     """Batches of messages to t, for the channels a and b."""
     for channel in ("a", "b"):
         with nsqd.connect() as raw:
-            subscribe(raw, "t", channel, 0)
+            raw.subscribe("t", channel, 0)
     with nsqd.connect() as raw:
         for batch in range(BATCHES):
             bodies = [body_of(batch, place) for place in range(PER_BATCH)]
@@ -113,10 +113,10 @@ def publish_all(nsqd: Nsqd) -> set[bytes]:
 def drain(nsqd: Nsqd, channel: str, count: int) -> set[bytes]:
     """The next ``count`` messages, finished; more must not come."""
     with nsqd.connect() as raw:
-        subscribe(raw, "t", channel, 2500)
+        raw.subscribe("t", channel, 2500)
         seen = set()
         for _ in range(count):
-            message = receive(raw)
+            message = raw.receive()
             seen.add(message.body)
             raw.send(commands.fin(message.id))
         assert raw.silent(0.3), "more than expected"
@@ -329,7 +329,7 @@ def test_a_damaged_slot_costs_only_what_was_damaged(tmp_path: Path) -> None:
     nsqd = Nsqd(tmp_path / "nsqd")
     with nsqd:
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "a", 0)
+            raw.subscribe("t", "a", 0)
         with nsqd.connect() as raw:
             for number in range(20):
                 body = b"%02d" % number + bytes(300)
@@ -342,8 +342,8 @@ def test_a_damaged_slot_costs_only_what_was_damaged(tmp_path: Path) -> None:
         in_it = sum(1 for _ in re.finditer(rb"\d\d\0{300}", largest.read_bytes()))
         nsqd.start()
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "a")
-            seen = {receive(raw).body[:2] for _ in range(19)}
+            raw.subscribe("t", "a")
+            seen = {raw.receive().body[:2] for _ in range(19)}
             assert time.time() >= published_s + 1.5
             assert len(seen) == 19 and in_it >= 1
             assert raw.silent(0.5)
@@ -355,16 +355,16 @@ def test_a_folder_without_its_segments_still_opens(tmp_path: Path) -> None:
     with nsqd:
         publish_all(nsqd)
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "a", 1)
-            old_id = receive(raw).id
+            raw.subscribe("t", "a", 1)
+            old_id = raw.receive().id
         nsqd.kill()
         for path in folder_of(nsqd, "t").glob("*.log"):
             path.unlink()
         nsqd.start()
         assert nsqd.post("/pub?topic=t", b"new").status == 200
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "a")
-            message = receive(raw)
+            raw.subscribe("t", "a")
+            message = raw.receive()
             assert message.body == b"new" and message.id > old_id
 
 

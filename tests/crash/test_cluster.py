@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from penstock.client import Consumer, Message, Producer
-from tests.clients.running import QUICK, run, until
+from tests.clients.running import QUICK, run
 from tests.support.client import publish
 from tests.support.daemon import Daemon, Nsqd, Nsqlookupd
+from tests.support.waits import until
 
 TOPIC = "traffic"
 CHANNELS = ("a", "a", "b")  # of the consumers

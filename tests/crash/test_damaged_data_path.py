@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.crash.test_every_file import KINDS, cut, flip
-from tests.support.client import Client, eventually, publish
+from tests.support.client import Client, publish
 from tests.support.daemon import Nsqd
 from tests.support.staging import ATTEMPT, HttpQuery, plain
+from tests.support.waits import eventually
 
 SMALL = "--max-bytes-per-file=4000"
 ROWS = [b"row %d" % number for number in range(3)]

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from tests.crash.lossy import HOLES, KEEP, LOSE, PREFIX, Crashed, LossyFiles
-from tests.support.deferring import HOUR, MINUTE, SECOND, World
+from tests.support.deferred_harness import HOUR, MINUTE, SECOND, World
 
 
 def play(world: World, answered: set[bytes]) -> None:

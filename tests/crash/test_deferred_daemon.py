@@ -13,19 +13,14 @@ import pytest
 
 from penstock.storage.slot_counts import unpack_counts
 from penstock.wire import commands
-from tests.crash import load
 from tests.crash.test_bad_days import refused
-from tests.crash.test_restart import receive, subscribe
-from tests.support.daemon import REPLY_SECONDS_MAX, Nsqd, Reply
+from tests.support.daemon import Nsqd, Reply
 from tests.support.faults import FaultyNsqd
+from tests.support.waits import wait_until
 
 COUNT = 200
 RECORD_SIZE = 56 + 1 + 64
 HOUR_MS = 3_600_000
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    load.wait_until(condition, REPLY_SECONDS_MAX, lambda: f"never: {what}")
 
 
 def folder(nsqd: Nsqd) -> Path:
@@ -45,27 +40,20 @@ def stated_count(nsqd: Nsqd) -> int:
 def publish(nsqd: Nsqd, delay_ms: int = 2 * HOUR_MS, count: int = COUNT) -> Path:
     """Defer messages, wait until they are synced and counted; returns the largest slot file."""
     with nsqd.connect() as raw:
-        subscribe(raw, "t", "a", 0)
+        raw.subscribe("t", "a", 0)
     with nsqd.connect() as raw:
         for number in range(count):
             body = b"%03d" % number + b"." * 61
             assert raw.command(commands.dpub("t", delay_ms, body))[1] == b"OK"
-    wait_until(lambda: stated_count(nsqd) == count, "the counts are written")
+    wait_until(lambda: stated_count(nsqd) == count, why="the counts are written")
     return max(folder(nsqd).glob("*.slot"), key=lambda path: path.stat().st_size)
 
 
 def counted(nsqd: Nsqd) -> int:
     """How many deferred messages there are, once they are counted."""
-    wait_until(lambda: nsqd.get("/deferred").json["counted"], "slots are read")
+    wait_until(lambda: nsqd.get("/deferred").json["counted"], why="slots are read")
     total: int = nsqd.get("/deferred").json["total"]
     return total
-
-
-def metric(nsqd: Nsqd, name: str) -> float:
-    for line in nsqd.get("/metrics").text.splitlines():
-        if line.startswith(name + " "):
-            return float(line.rpartition(" ")[2])
-    return 0.0
 
 
 def errors(nsqd: Nsqd) -> list[str]:
@@ -132,19 +120,19 @@ def test_damage_to_a_slot_file_shows_everywhere(
         damage(slot)
         nsqd.start()
         assert counted(nsqd) == COUNT - lost
-        wait_until(lambda: bool(nsqd.get("/damage").json["records"]), "it is reported")
+        wait_until(lambda: bool(nsqd.get("/damage").json["records"]), why="it is reported")
         (record,) = nsqd.get("/damage").json["records"]
         assert (record["kind"], record["path"], record["messages"]) == ("deferred", str(slot), lost)
         assert f"{lost} of 200 messages are lost" in record["text"]
         (line,) = errors(nsqd)
         assert "ERROR" in line and str(slot) in line
-        assert metric(nsqd, 'penstock_damage_total{kind="deferred"}') == 1
-        assert metric(nsqd, 'penstock_damage_messages_total{kind="deferred"}') == lost
-        assert metric(nsqd, "penstock_deferred_corrupt_total") >= max(1, lost)
+        assert nsqd.metric('penstock_damage_total{kind="deferred"}') == 1
+        assert nsqd.metric('penstock_damage_messages_total{kind="deferred"}') == lost
+        assert nsqd.metric("penstock_deferred_corrupt_total") >= max(1, lost)
         assert nsqd.stats()["damage"]["messages"] == lost
         assert nsqd.get("/ping").text == "OK"
         assert bool(list(folder(nsqd).glob("*.corrupt"))) == (damage not in (empty, remove))
-        wait_until(lambda: stated_count(nsqd) == COUNT - lost, "the counts are right again")
+        wait_until(lambda: stated_count(nsqd) == COUNT - lost, why="the counts are right again")
         nsqd.kill()
         nsqd.start()
         assert counted(nsqd) == COUNT - lost
@@ -205,7 +193,7 @@ def publish_and_checkpoint(nsqd: Nsqd) -> None:
         stated = unpack_counts(path.read_bytes(), str(path)).counts.values()
         return any(count.fired_count and count.record_count == 2 for count in stated)
 
-    wait_until(checkpointed, "the first one is checkpointed")
+    wait_until(checkpointed, why="the first one is checkpointed")
 
 
 def test_a_slot_of_a_later_version_refuses_the_start(tmp_path: Path) -> None:
@@ -227,10 +215,10 @@ def test_a_slot_of_a_later_version_refuses_the_start(tmp_path: Path) -> None:
 
 
 def unhealthy(nsqd: Nsqd, text: str) -> Reply:
-    wait_until(lambda: nsqd.get("/ping").status == 500, "health says so")
+    wait_until(lambda: nsqd.get("/ping").status == 500, why="health says so")
     reply = nsqd.get("/ping")
     assert text in reply.text and text in nsqd.stats()["health"], reply
-    assert metric(nsqd, "penstock_healthy") == 0
+    assert nsqd.metric("penstock_healthy") == 0
     return reply
 
 
@@ -253,9 +241,9 @@ def test_a_slot_that_cannot_be_read_shows_in_health_and_is_read_later(
         assert sum("/deferred/" in line for line in errors(nsqd)) <= 4, "told once a file"
         nsqd.heal()
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "a", 100)
-            assert len({receive(raw).body for _ in range(20)}) == 20
-        wait_until(lambda: nsqd.get("/ping").text == "OK", "health is good again")
+            raw.subscribe("t", "a", 100)
+            assert len({raw.receive().body for _ in range(20)}) == 20
+        wait_until(lambda: nsqd.get("/ping").text == "OK", why="health is good again")
         assert nsqd.get("/damage").json["records"] == []
         assert not list(folder(nsqd).glob("*.corrupt"))
 
@@ -273,7 +261,7 @@ def test_a_folder_in_the_place_of_a_slot_is_not_taken_for_damage(tmp_path: Path)
         assert nsqd.get("/damage").json["records"] == []
         slot.rmdir()
         (tmp_path / "away").rename(slot)
-        wait_until(lambda: nsqd.get("/ping").text == "OK", "health is good again")
+        wait_until(lambda: nsqd.get("/ping").text == "OK", why="health is good again")
         assert counted(nsqd) == 20 and nsqd.get("/damage").json["records"] == []
 
 
@@ -318,5 +306,5 @@ def test_thousands_of_slots_in_one_packet_do_not_hold_others_up(tmp_path: Path) 
         sender.join()
         # On a busy machine everything takes longer; one answer took half of all before.
         assert longest_s < max(0.5, (time.monotonic() - begun_s) / 4)
-        assert metric(nsqd, "penstock_open_files") < 320
+        assert nsqd.metric("penstock_open_files") < 320
         assert len(list(folder(nsqd).glob("*.slot"))) >= count

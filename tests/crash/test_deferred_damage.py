@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.storage.slots import HEADER, pack_header, slot_name
 from tests.crash.lossy import KEEP, LossyFiles
-from tests.support.deferring import FOLDER, HOUR, MINUTE, SECOND, World
+from tests.support.deferred_harness import FOLDER, HOUR, MINUTE, SECOND, World
 
 COUNTS = f"{FOLDER}.counts"
 NEAR = [b"near %d" % i for i in range(4)]

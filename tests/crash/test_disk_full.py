@@ -6,7 +6,6 @@ itself; nothing acknowledged is lost, not even by a kill while the disk is full.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.crash.load import wait_until
 from tests.support.daemon import ERROR, MESSAGE, RESPONSE, Nsqd, Raw
+from tests.support.small_disk import small_disk
+from tests.support.waits import wait_until
 
 DISK_SIZE_MB = 40
 BODY_SIZE = 16_000
@@ -24,21 +24,8 @@ RESUME_S = 8.0
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE_MB}m", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"needs the right to mount a file system: {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "disk", DISK_SIZE_MB) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def body_of(number: int) -> bytes:
@@ -79,11 +66,6 @@ def consume(raw: Raw, count: int) -> list[int]:
     return numbers
 
 
-def subscribe(raw: Raw, topic: str, channel: str, ready_count: int = 10) -> None:
-    assert raw.command(commands.sub(topic, channel)) == (RESPONSE, b"OK")
-    raw.send(commands.rdy(ready_count))
-
-
 def assert_full(nsqd: Nsqd, topic: str) -> None:
     ping = nsqd.get("/ping")
     assert (ping.status, ping.text[:3]) == (500, "NOK"), ping
@@ -109,7 +91,7 @@ def wait_for_room(nsqd: Nsqd) -> None:
 def test_consuming_makes_room_and_publishing_resumes(disk: Path, options: tuple[str, ...]) -> None:
     """R8, S4-2: finishing works on a full disk, and its effect is room."""
     with Nsqd(disk, *options) as nsqd, nsqd.connect() as consumer:
-        subscribe(consumer, "t", "c", ready_count=0)
+        consumer.subscribe("t", "c", ready_count=0)
         acked = fill(nsqd, "t")
         assert_full(nsqd, "t")
         consumer.send(commands.rdy(10))
@@ -126,7 +108,7 @@ def test_nothing_is_lost_by_a_kill_while_the_disk_is_full(disk: Path) -> None:
     nsqd = Nsqd(disk, "--max-bytes-per-file=1000000")
     with nsqd:
         with nsqd.connect() as consumer:
-            subscribe(consumer, "t", "c", ready_count=0)
+            consumer.subscribe("t", "c", ready_count=0)
             acked = fill(nsqd, "t")
             consumer.send(commands.rdy(1))
             finished = set(consume(consumer, 20))
@@ -138,7 +120,7 @@ def test_nothing_is_lost_by_a_kill_while_the_disk_is_full(disk: Path) -> None:
             fill_more = publish(nsqd, "t", body_of(0))
             assert fill_more == b"OK" or fill_more.startswith(b"E_PUB_FAILED")
         with nsqd.connect() as consumer:
-            subscribe(consumer, "t", "c")
+            consumer.subscribe("t", "c", ready_count=10)
             left = acked - finished
             seen: set[int] = set()
             while not left <= seen:
@@ -152,7 +134,7 @@ def test_it_resumes_when_somebody_else_makes_room(disk: Path) -> None:
     """R8: nobody has to touch nsqd.  Deferred messages wait for room and are not lost (D-11)."""
     ballast = disk / "ballast"
     with Nsqd(disk / "nsqd") as nsqd, nsqd.connect() as consumer:
-        subscribe(consumer, "t", "c")
+        consumer.subscribe("t", "c", ready_count=10)
         with nsqd.connect() as raw:
             for number in range(5):
                 assert raw.command(commands.dpub("t", 1000, body_of(number)))[1] == b"OK"
@@ -171,7 +153,7 @@ def test_deleting_a_topic_makes_room(disk: Path) -> None:
     """R6, R8: a deleted topic gives its room back at once, open files or not."""
     with Nsqd(disk) as nsqd:
         with nsqd.connect() as consumer:
-            subscribe(consumer, "t", "c", ready_count=1)
+            consumer.subscribe("t", "c", ready_count=1)
             fill(nsqd, "t")
             assert nsqd.post("/topic/delete?topic=t").status == 200
         wait_for_room(nsqd)
@@ -195,7 +177,7 @@ def test_what_could_not_be_created_while_full_can_be_created_later(disk: Path) -
         (disk / "rest").unlink()
         wait_for_room(nsqd)
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "c")
+            raw.subscribe("t", "c")
             assert raw.message().body == b"first"
         assert nsqd.post("/topic/create?topic=fresh").status == 200
         assert publish(nsqd, "other", b"y") == b"OK"
@@ -211,14 +193,14 @@ def test_it_starts_on_a_disk_without_a_byte_left(disk: Path) -> None:
     nsqd = Nsqd(disk / "nsqd")
     with nsqd:
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "c", ready_count=0)
+            raw.subscribe("t", "c", ready_count=0)
             assert publish(nsqd, "t", body_of(1)) == b"OK"
         nsqd.kill()
         _fill_with_zeros(ballast)
         nsqd.start()
         assert nsqd.get("/ping").status in (200, 500)
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "c")
+            raw.subscribe("t", "c")
             assert consume(raw, 1) == [1]
         ballast.unlink()
         wait_for_room(nsqd)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from tests.support.client import eventually
 from tests.support.faults import FaultyNsqd
+from tests.support.waits import eventually
 
 
 def test_a_real_nsqd_fails_on_command_and_recovers(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from penstock.engine.pull.channel import PullChannel
 from penstock.engine.topic import Topic
 from penstock.storage.journal import records, replay
 from tests.crash.lossy import KEEP, Crashed
-from tests.crash.test_restart import folder_of, receive, subscribe
-from tests.support.client import eventually
+from tests.crash.test_restart import folder_of
 from tests.support.daemon import Nsqd
 from tests.support.engine import SECOND, Client, Engine
+from tests.support.waits import eventually
 
 BODIES = [b"one", b"two", b"three"]
 IDENTITY = "1f" * 16
@@ -260,8 +260,8 @@ def test_channels_that_a_cut_journal_has_lost_are_restored_with_a_warning(
         assert nsqd.stats()["damage"]["kinds"] == {"journal": 1}
         for channel in ("a", "b", "c"):
             with nsqd.connect() as raw:
-                subscribe(raw, "t", channel)
-                assert receive(raw).body == b"one"
+                raw.subscribe("t", channel)
+                assert raw.receive().body == b"one"
         mended = {"a", "b", "c"}
         assert eventually(lambda: set(replay(journal.read_bytes()).channels) == mended)
         nsqd.kill()

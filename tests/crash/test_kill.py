@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 from penstock.wire import commands
-from tests.crash.load import Consumer, Ledger, Mix, Producer, finish_all, wait_until
+from tests.crash.load import Consumer, Ledger, Mix, Producer, finish_all
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_until
 
 KILL_COUNT = 22
 # The journal is written five times a second; the rest is what a busy machine may be late by.

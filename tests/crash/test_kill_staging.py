@@ -115,7 +115,7 @@ def test_rows_are_published_once_though_nsqd_is_killed_while_it_publishes(tmp_pa
         deadline_s = time.monotonic() + 20
         found: Counter[bytes] = Counter()
         while time.monotonic() < deadline_s and found.total() < wanted.total():
-            time.sleep(0.5)
+            time.sleep(0.1)
             nsqd.post("/pub?topic=t", b"mark")  # what fired is synced with it, sooner or later
             found = Counter(body for topic in "tu" for body in logged(nsqd, topic))
             del found[b"mark"]

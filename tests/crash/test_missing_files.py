@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from penstock.storage.journal import FILE, SYNCED, records
-from tests.crash.load import wait_until
 from tests.crash.lossy import KEEP, LOSE, PREFIX, Crashed
-from tests.crash.test_restart import folder_of, receive, subscribe
+from tests.crash.test_restart import folder_of
 from tests.support.daemon import Nsqd
 from tests.support.engine import SECOND, Client, Engine
+from tests.support.waits import wait_until
 
 COUNT = 12  # messages of a segment
 
@@ -286,8 +286,8 @@ def test_a_missing_topic_folder_is_told(tmp_path: Path, removed: str) -> None:
         assert nsqd.get("/info").json["node_uuid"] == uuid, "its copy lies elsewhere"
         assert nsqd.post("/pub?topic=t", b"new").status == 200
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "c")
-            assert receive(raw).body == b"new"
+            raw.subscribe("t", "c")
+            assert raw.receive().body == b"new"
 
 
 def listed(path: Path) -> list[str]:

@@ -13,9 +13,9 @@ import pytest
 
 from tests.crash.lossy import KEEP, LossyFiles
 from tests.support.client import Client as TcpClient
-from tests.support.client import eventually
 from tests.support.engine import SECOND, Client, Engine
 from tests.support.faults import FaultyNsqd
+from tests.support.waits import eventually
 
 COUNT = 400
 SEGMENT_SIZE = 8_000

@@ -11,9 +11,8 @@ import pytest
 from penstock.errors import LockedError
 from penstock.storage.files import Files
 from penstock.wire import commands
-from tests.crash.load import wait_until
-from tests.crash.test_restart import receive, subscribe
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_until
 
 
 def healthy(nsqd: Nsqd) -> bool:
@@ -57,8 +56,8 @@ def test_two_nsqds_do_not_write_to_one_data_path(tmp_path: Path) -> None:
             assert [name.split("~")[0] for name in names] == ["new"]
             assert healthy(second)
             with second.connect() as raw:
-                subscribe(raw, "new", "c")
-                assert receive(raw).body == b"one"
+                raw.subscribe("new", "c")
+                assert raw.receive().body == b"one"
 
 
 def test_a_data_path_that_comes_back_is_used_again(tmp_path: Path) -> None:
@@ -73,8 +72,8 @@ def test_a_data_path_that_comes_back_is_used_again(tmp_path: Path) -> None:
         assert nsqd.terminate() == 0
         nsqd.start()
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "c")
-            assert [receive(raw).body, receive(raw).body] == [b"one", b"two"]
+            raw.subscribe("t", "c")
+            assert [raw.receive().body, raw.receive().body] == [b"one", b"two"]
 
 
 def test_a_folder_that_is_replaced_while_it_is_locked_is_not_owned(

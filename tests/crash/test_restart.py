@@ -11,27 +11,12 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.crash.load import wait_until
 from tests.crash.lossy import KEEP
-from tests.support.daemon import MESSAGE, RESPONSE, Message, Nsqd, Raw
+from tests.support.daemon import Nsqd
 from tests.support.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
+from tests.support.waits import wait_until
 
 LATE_S = 0.6  # a busy machine
-
-
-def subscribe(raw: Raw, topic: str, channel: str, ready_count: int = 100) -> None:
-    assert raw.command(commands.sub(topic, channel)) == (RESPONSE, b"OK")
-    raw.send(commands.rdy(ready_count))
-
-
-def receive(raw: Raw) -> Message:
-    """The next message; heartbeats are answered."""
-    while True:
-        kind, data = raw.frame()
-        if kind == MESSAGE:
-            attempts = int.from_bytes(data[8:10], "big")
-            return Message(int.from_bytes(data[:8], "big"), attempts, data[10:26], data[26:])
-        raw.send(commands.NOP)
 
 
 def end(nsqd: Nsqd, how: str) -> None:
@@ -53,7 +38,7 @@ def test_deferred_messages_keep_their_remaining_delay(tmp_path: Path, how: str) 
     with nsqd:
         for channel in ("a", "b"):
             with nsqd.connect() as raw:
-                subscribe(raw, "t", channel, 0)
+                raw.subscribe("t", channel, 0)
         due_s: dict[bytes, float] = {}
         with nsqd.connect() as raw:
             for delay_ms in (200, 700, 1500, 1501, 2000, 2500):
@@ -65,12 +50,12 @@ def test_deferred_messages_keep_their_remaining_delay(tmp_path: Path, how: str) 
         nsqd.start()
         started_s = time.time()
         with nsqd.connect() as one, nsqd.connect() as other:
-            subscribe(one, "t", "a")
-            subscribe(other, "t", "b")
+            one.subscribe("t", "a")
+            other.subscribe("t", "b")
             for raw in (one, other):
                 seen = {}
                 for _ in due_s:
-                    body = receive(raw).body
+                    body = raw.receive().body
                     seen[body] = time.time()
                 assert seen.keys() == due_s.keys()
                 assert raw.silent(0.2), "more than was published"
@@ -86,10 +71,10 @@ def test_a_requeue_keeps_its_delay_and_attempts(tmp_path: Path, how: str) -> Non
     nsqd = Nsqd(tmp_path / "nsqd")
     with nsqd:
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "c")
+            raw.subscribe("t", "c")
             assert nsqd.post("/pub?topic=t", b"again").status == 200
             for attempts in (1, 2):
-                message = receive(raw)
+                message = raw.receive()
                 assert message.attempts == attempts
                 if attempts == 1:
                     raw.send(commands.req(message.id, 0))
@@ -102,8 +87,8 @@ def test_a_requeue_keeps_its_delay_and_attempts(tmp_path: Path, how: str) -> Non
         # Unless starting took all of the delay.
         assert nsqd.channel("t", "c")["deferred_count"] == 1 or time.time() > due_s
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "c")
-            message = receive(raw)
+            raw.subscribe("t", "c")
+            message = raw.receive()
             assert due_s <= time.time() < max(due_s, started_s) + LATE_S
             assert (message.body, message.attempts) == (b"again", 3)
 
@@ -114,7 +99,7 @@ def test_a_large_backlog_opens_quickly(tmp_path: Path) -> None:
     count, per_batch = 400_000, 2000
     with nsqd:
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "c", 0)
+            raw.subscribe("t", "c", 0)
         with nsqd.connect() as raw:
             command = commands.mpub("t", [bytes(200)] * per_batch)
             for _ in range(count // per_batch):
@@ -132,13 +117,13 @@ def test_a_straggler_does_not_hold_old_segments(tmp_path: Path) -> None:
     nsqd = Nsqd(tmp_path / "nsqd", "--max-bytes-per-file=200000", "--msg-timeout=10m")
     with nsqd:
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "c", 2500)
+            raw.subscribe("t", "c", 2500)
             with nsqd.connect() as producer:
                 for number in range(20):
                     bodies = [b"%d-%d" % (number, at) + bytes(1000) for at in range(100)]
                     assert producer.command(commands.mpub("t", bodies))[1] == b"OK"
             for _ in range(2000):
-                message = receive(raw)
+                message = raw.receive()
                 if message.body.startswith(b"3-50\0"):
                     stuck = message
                 else:
@@ -150,8 +135,8 @@ def test_a_straggler_does_not_hold_old_segments(tmp_path: Path) -> None:
             nsqd.kill()
         nsqd.start()
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "c")
-            message = receive(raw)
+            raw.subscribe("t", "c")
+            message = raw.receive()
             assert (message.id, message.body) == (stuck.id, stuck.body)
             raw.send(commands.fin(message.id))
             assert raw.silent(0.5), "what was finished came back"
@@ -167,7 +152,7 @@ def test_the_disk_is_given_back_when_everything_is_finished(
     count = 10_000
     with nsqd:
         with nsqd.connect() as raw, nsqd.connect() as producer:
-            subscribe(raw, "t", "c", 2500)
+            raw.subscribe("t", "c", 2500)
             for _ in range(count // 1000):
                 assert producer.command(commands.mpub("t", [bytes(1000)] * 1000))[1] == b"OK"
             for _ in range(200):
@@ -175,7 +160,7 @@ def test_the_disk_is_given_back_when_everything_is_finished(
             folder = folder_of(nsqd, "t")
             assert _size(folder) > 9_000_000
             for _ in range(count + 200):
-                raw.send(commands.fin(receive(raw).id))
+                raw.send(commands.fin(raw.receive().id))
             deferred = nsqd.data_path / "penstock" / "deferred"
             wait_until(lambda: _size(folder) < 1_500_000, 10, lambda: f"{_sizes(folder)}")
         nsqd.restart()

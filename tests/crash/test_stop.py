@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.admin.running import Nsqadmin
-from tests.support.client import Client, eventually, numbered, publish
+from tests.support.bodies import numbered
+from tests.support.client import Client, publish
 from tests.support.daemon import REPLY_SECONDS_MAX, Daemon, Nsqd, Nsqlookupd
 from tests.support.faults import FaultyNsqd
+from tests.support.waits import eventually
 
 
 def consume(client: Client, count: int) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.wire import commands
-from tests.crash.load import wait_until
-from tests.crash.test_restart import folder_of, receive, subscribe
+from tests.crash.test_restart import folder_of
 from tests.support.faults import FaultyNsqd
+from tests.support.waits import wait_until
 
 
 def publish(nsqd: FaultyNsqd, *bodies: bytes) -> None:
@@ -24,17 +24,17 @@ def test_a_delete_whose_rename_fails_leaves_the_topic_and_is_told(tmp_path: Path
     nsqd = FaultyNsqd(tmp_path / "nsqd")
     with nsqd:
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "c", 1)
+            raw.subscribe("t", "c", 1)
             publish(nsqd, b"one", b"two")
             folder = folder_of(nsqd, "t")
             nsqd.fault("*/t~*", errno.EIO, "rename")
             assert nsqd.post("/topic/delete?topic=t").status == 500
             nsqd.wait_for_log(r"ERROR.*topic=t: not deleted.*Input/output error")
             nsqd.heal()
-            message = receive(raw)
+            message = raw.receive()
             assert message.body == b"one", "consumers stay"
             raw.send(commands.fin(message.id))
-            assert receive(raw).body == b"two"
+            assert raw.receive().body == b"two"
         for body in (b"a", b"b", b"c"):
             assert nsqd.post("/pub?topic=t&defer=1500", body).status == 200
         nsqd.kill()
@@ -42,10 +42,10 @@ def test_a_delete_whose_rename_fails_leaves_the_topic_and_is_told(tmp_path: Path
         assert folder_of(nsqd, "t") == folder
         assert "ERROR" not in nsqd.log and "damage" not in nsqd.stats()
         with nsqd.connect() as raw:
-            subscribe(raw, "t", "c")
+            raw.subscribe("t", "c")
             bodies = set()
             while not bodies >= {b"two", b"a", b"b", b"c"}:
-                message = receive(raw)
+                message = raw.receive()
                 bodies.add(message.body)
                 raw.send(commands.fin(message.id))
         assert nsqd.post("/topic/delete?topic=t").status == 200

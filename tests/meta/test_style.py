@@ -10,7 +10,6 @@ from tests.meta.coverage_table import ROOT
 CHECKS = {
     "ruff": ["ruff", "check", "."],
     "format": ["ruff", "format", "--check", "."],
-    "types": ["mypy"],
 }
 
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.core.ticket import Ticket
 from penstock.engine.deferred import writer
 from tests.crash.lossy import HOLES, KEEP, LOSE, PREFIX
-from tests.support.deferring import HOUR, MINUTE, SECOND, Logged, World
+from tests.support.deferred_harness import HOUR, MINUTE, SECOND, Logged, World
 
 DELAYS = [0, 1, SECOND, 59 * SECOND, 61 * SECOND, 5 * MINUTE, HOUR, HOUR + 1, 5 * HOUR, 50 * HOUR]
 STEPS = [1, SECOND, 30 * SECOND, 3 * MINUTE, HOUR, 7 * HOUR]

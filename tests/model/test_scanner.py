@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.scanners import STATES, Peer, id_of, multi, sized
+from tests.support.bodies import sized
+from tests.support.scanners import STATES, Peer, id_of, multi
 
 BODIES = st.binary(min_size=1, max_size=20)
 TOPICS = st.sampled_from([b"t1", b"t2", b"new", b"bad$", b"", b"x#ephemeral"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from penstock.core.columns import BODY, ID, decode
 from tests.spark.copying import AGAIN, CHANNELS, ROWS, SOURCE, TARGET
 from tests.spark.driving import Driver
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_until
 
 # Long, for machines that do much else: none of it is waited for when all is well.
 START_SECONDS_MAX = 150.0
@@ -111,10 +111,7 @@ class Streams:
         self.wait(driver, lambda: not any(channel["depth"] for channel in self.channels()))
 
     def wait(self, driver: Driver, done: Callable[[], bool]) -> None:
-        give_up_s = time.monotonic() + STEP_SECONDS_MAX
-        while not done():
-            assert time.monotonic() < give_up_s, f"{self.read_so_far()}\n{driver.told}"
-            time.sleep(0.1)
+        wait_until(done, STEP_SECONDS_MAX, lambda: f"{self.read_so_far()}\n{driver.told}")
 
 
 def read_log(nsqd: Nsqd, topic: str) -> list[tuple[str, bytes]]:

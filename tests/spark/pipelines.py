@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.spec_file import from_table, read_pipeline
 from penstock.pipeline.status import Status, StatusFile
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,12 +69,12 @@ class Running:
         assert not self._thread.is_alive()
 
     def until(self, holds: Callable[[], object]) -> None:
-        give_up_s = time.monotonic() + RUN_SECONDS_MAX
-        while not holds():
+        def alive() -> bool:
             if self.error is not None:
                 raise self.error
-            assert self._thread.is_alive() and time.monotonic() < give_up_s, self.screen.told
-            time.sleep(0.05)
+            return self._thread.is_alive()
+
+        wait_until(holds, RUN_SECONDS_MAX, lambda: self.screen.told, alive)
 
 
 def run(spark: SparkSession, pipeline: Pipeline, folder: Path, **answers: str) -> Screen:

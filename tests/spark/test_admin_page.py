@@ -12,9 +12,10 @@ from playwright.sync_api import expect
 from penstock.errors import PipelineError
 from penstock.pipeline.spec import Pipeline
 from tests.admin.browser import Browser, Tab, launched
-from tests.admin.running import Nsqadmin, until
+from tests.admin.running import Nsqadmin
 from tests.spark.pipelines import Running, declared, publish, run
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,7 +75,7 @@ def test_a_running_pipeline_over_many_topics_is_one_entry_with_its_figures(
     pipeline = pipeline_of(tmp_path, nsqds, "lake", trigger={"interval": "500ms"})
     with Running(spark, pipeline, tmp_path) as running, browser.tab(admin.url) as tab:
         running.until(lambda: running.status.status.message_count == count)
-        row = until(
+        row = wait_for(
             lambda: row_of(admin, "lake"),
             lambda row: row and row["batch"] is not None and row["depth"] == 0,
             SECONDS_MAX,
@@ -98,7 +99,7 @@ def test_a_running_pipeline_over_many_topics_is_one_entry_with_its_figures(
         expect(tab.page.locator(".pipeline .badge").first).to_have_text(
             "waiting for messages", timeout=SECONDS_MAX * 1000
         )
-    until(lambda: row_of(admin, "lake"), lambda row: row["state"] == "ended", SECONDS_MAX)
+    wait_for(lambda: row_of(admin, "lake"), lambda row: row["state"] == "ended", SECONDS_MAX)
     row = row_of(admin, "lake")
     assert row is not None and row["rows"] == count, "what it did stays"
 
@@ -113,7 +114,7 @@ def test_a_pipeline_that_fails_in_its_first_batch_is_shown_as_failed_with_its_re
     )
     with pytest.raises(PipelineError, match="boom in the very first batch"):
         run(spark, broken, tmp_path)
-    row = until(
+    row = wait_for(
         lambda: row_of(admin, "broken"), lambda row: row and row["state"] == "failed", SECONDS_MAX
     )
     assert "boom in the very first batch" in row["error"]
@@ -126,5 +127,7 @@ def test_a_pipeline_that_fails_in_its_first_batch_is_shown_as_failed_with_its_re
     # Mended and started again it is the same entry, and well.
     mended = pipeline_of(tmp_path, nsqds, "broken", source={"fail_on_data_loss": False})
     run(spark, mended, tmp_path)
-    row = until(lambda: row_of(admin, "broken"), lambda row: row["state"] == "ended", SECONDS_MAX)
+    row = wait_for(
+        lambda: row_of(admin, "broken"), lambda row: row["state"] == "ended", SECONDS_MAX
+    )
     assert row["error"] is None and row["depth"] == 0

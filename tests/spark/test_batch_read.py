@@ -43,12 +43,12 @@ from tests.spark.topics import (
     publish,
     read,
     rows_of,
-    wait_until,
 )
 from tests.support.certificates import Pki
 from tests.support.daemon import Nsqd, Nsqlookupd
 from tests.support.page_cache import needs_cachestat
 from tests.support.proxy import Proxy
+from tests.support.waits import wait_until
 
 __all__ = ["broker"]
 

@@ -26,6 +26,7 @@ from tests.spark.ledger import (
 )
 from tests.support.daemon import Nsqd
 from tests.support.proxy import Proxy
+from tests.support.waits import wait_until
 
 WORKER_KILLS = 3
 
@@ -43,10 +44,11 @@ def kill_planners(driver: Driver, streams: Streams) -> None:
     """Spark cannot go on without them: the queries fail and are started again."""
     failures = len(driver.failures)
     assert driver.kill_planners() == len(CHANNELS)
-    give_up_s = time.monotonic() + STEP_SECONDS_MAX
-    while len(driver.failures) < failures + len(CHANNELS):
-        assert time.monotonic() < give_up_s, driver.told
-        time.sleep(0.1)
+    wait_until(
+        lambda: len(driver.failures) >= failures + len(CHANNELS),
+        STEP_SECONDS_MAX,
+        lambda: driver.told,
+    )
     streams.get_on(driver)
 
 

@@ -23,9 +23,9 @@ from tests.spark.topics import (
     nodes,
     numbered,
     publish,
-    wait_until,
 )
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

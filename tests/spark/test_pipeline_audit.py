@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,8 @@ from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.ledger_records import packed
 from penstock.pipeline.spec_file import read_pipeline
 from tests.spark.pipelines import NOW, Running, channel, declared, publish, run, shipped
-from tests.spark.topics import wait_until
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,10 +87,7 @@ def let_go(nsqd: Nsqd, topic: str) -> None:
     """Wait until the broker has removed what was read: its files are small."""
     assert channel(nsqd, topic, "archive")["depth"] == 0
     first = nsqd.get(f"/log?topic={topic}").json["first"]
-    give_up_s = time.monotonic() + 30
-    while nsqd.get(f"/log?topic={topic}").json["whole_from"] <= first:
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
+    wait_until(lambda: nsqd.get(f"/log?topic={topic}").json["whole_from"] > first)
 
 
 def test_an_archive_is_whole_also_when_the_brokers_have_removed_the_messages(

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,8 @@ import pytest
 from penstock.spark import standalone
 from tests.spark.pipelines import RUN_SECONDS_MAX, publish
 from tests.support.daemon import Nsqd
-from tests.support.family import children, gone
+from tests.support.processes import children, gone
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -43,10 +43,7 @@ def call(tmp_path: Path, *arguments: str, **more: Any) -> subprocess.CompletedPr
 
 
 def until(holds: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
-    give_up_s = time.monotonic() + RUN_SECONDS_MAX
-    while not holds():
-        assert process.poll() is None and time.monotonic() < give_up_s
-        time.sleep(0.1)
+    wait_until(holds, RUN_SECONDS_MAX, alive=lambda: process.poll() is None)
 
 
 def archived(path: Path) -> list[bytes]:

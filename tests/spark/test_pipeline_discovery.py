@@ -18,8 +18,8 @@ from penstock.pipeline.spec_file import from_table
 from penstock.spark.node_client import Access, Node
 from penstock.spark.options import BATCH, parse_options
 from penstock.wire import commands
-from tests.spark.topics import wait_until
 from tests.support.daemon import RESPONSE, Nsqd, Nsqlookupd
+from tests.support.waits import wait_until
 
 ONE, TWO = "1" * 32, "2" * 32
 SMALL = "--max-bytes-per-file=20000"

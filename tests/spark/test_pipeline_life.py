@@ -20,6 +20,7 @@ from tests.spark.driving import Member, kill, members_of, send
 from tests.spark.pipelines import publish
 from tests.spark.test_pipeline_cli import PENSTOCK, QUICK_JVM, call
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -84,10 +85,7 @@ class Process:
         return java
 
     def until(self, holds: Callable[[], object]) -> None:
-        give_up_s = time.monotonic() + WAIT_S
-        while not holds():
-            assert self._process.poll() is None and time.monotonic() < give_up_s, self.said
-            time.sleep(0.05)
+        wait_until(holds, WAIT_S, lambda: self.said, lambda: self._process.poll() is None)
 
     def status(self) -> dict[str, Any]:
         [found] = json.loads(call(self.path, "pipeline", "status", "--json").stdout)
@@ -217,7 +215,4 @@ def stop_twice(run: Process) -> None:
     run.signal_all(signal.SIGINT)
     assert run.wait(10) == 128 + signal.SIGINT, run.said
     assert "ended at once" in run.said
-    give_up_s = time.monotonic() + WAIT_S
-    while any(member.pid == java for member in run.members()):
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
+    wait_until(lambda: all(member.pid != java for member in run.members()), WAIT_S)

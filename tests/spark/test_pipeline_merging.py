@@ -24,7 +24,7 @@ from penstock.pipeline.ledger_records import Batch
 from penstock.pipeline.parquet import ParquetTable
 from penstock.pipeline.targets import Table
 from tests.spark.pipelines import Running, declared, publish, run
-from tests.support.cutting import Cut, CutFolder
+from tests.support.cut_folder import Cut, CutFolder
 from tests.support.daemon import Nsqd
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.spec_file import from_table
 from tests.spark.pipelines import Running, run
 from tests.spark.test_pipeline_discovery import SMALL, finish_fast, let_go
-from tests.spark.topics import wait_until
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from penstock.pipeline.spec_file import read_pipeline
 from penstock.pipeline.validation import validate
 from tests.spark.pipelines import Running, bodies, channel, declared, publish, run, topics
 from tests.support.daemon import Nsqd
+from tests.support.small_disk import small_disk
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,32 +79,24 @@ def test_a_broker_that_is_not_there_is_told(spark: SparkSession, tmp_path: Path)
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"needs the right to mount a file system: {mounted.stderr.strip()}")
-    try:
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", 1) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_full_disk_under_the_checkpoint_loses_nothing(
-    spark: SparkSession, nsqd: Nsqd, tmp_path: Path, small_disk: Path
+    spark: SparkSession, nsqd: Nsqd, tmp_path: Path, full_disk: Path
 ) -> None:
     pipeline = declared(
         tmp_path,
         nsqd,
-        checkpoint=str(small_disk / "checkpoint"),
+        checkpoint=str(full_disk / "checkpoint"),
         source={"topics": "orders"},
         sink={"type": "parquet", "path": "table"},
     )
     publish(nsqd, "orders", [b"1"])
     run(spark, pipeline, tmp_path)
-    ballast = small_disk / "ballast"
+    ballast = full_disk / "ballast"
     with pytest.raises(OSError, match="No space left"):
         ballast.write_bytes(bytes(2_000_000))
     publish(nsqd, "orders", [b"2"])

@@ -15,7 +15,7 @@ from penstock.pipeline.folders import Folder, HadoopFolder, LocalFolder
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.ledger_records import Batch
 from penstock.pipeline.parquet import ParquetTable
-from tests.support.cutting import Cut, CutFolder
+from tests.support.cut_folder import Cut, CutFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

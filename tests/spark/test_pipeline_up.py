@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ from tests.cli.test_up import Up
 from tests.meta.coverage_table import ROOT
 from tests.spark.pipelines import RUN_SECONDS_MAX
 from tests.spark.test_pipeline_cli import QUICK_JAVA, archived
-from tests.support.family import children, gone
+from tests.support.processes import children, gone
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -30,10 +30,7 @@ def test_all_of_it_starts_fills_a_table_and_stops(
         folder = up.wait_for_log(r"pipeline archive: see `penstock pipeline status` and (\S+)")[1]
         up.wait_for_log(r"^demo .*publishing 20 messages a second")
         assert Path(folder) == tmp_path / "data" / "archive"
-        give_up_s = time.monotonic() + RUN_SECONDS_MAX
-        while not archived(Path(folder)):
-            assert time.monotonic() < give_up_s, up.log
-            time.sleep(0.1)
+        wait_until(lambda: archived(Path(folder)), RUN_SECONDS_MAX, lambda: up.log)
         parts = children(up.pid)
         up.signal(signal.SIGINT)
         assert up.wait(RUN_SECONDS_MAX) == 0

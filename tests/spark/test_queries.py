@@ -26,9 +26,9 @@ from tests.spark.topics import (
     numbered,
     publish,
     read,
-    wait_until,
 )
 from tests.support.daemon import Nsqd, Reply
+from tests.support.waits import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

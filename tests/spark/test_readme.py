@@ -17,6 +17,7 @@ from tests.meta.coverage_table import ROOT
 from tests.meta.test_http_docs import examples
 from tests.spark.pipelines import RUN_SECONDS_MAX
 from tests.spark.test_pipeline_cli import QUICK_JAVA, archived
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -44,10 +45,7 @@ def adopt(up: Up, topic: str) -> None:
     """Until the archive has its channel of ``topic``: later channels begin behind it."""
     lookupd = up.address("nsqlookupd", "HTTP")
     command = ["curl", "-s", f"http://{lookupd}/channels?topic={topic}"]
-    give_up_s = time.monotonic() + RUN_SECONDS_MAX
-    while "archive" not in run(command, ROOT):
-        assert time.monotonic() < give_up_s, up.log
-        time.sleep(0.2)
+    wait_until(lambda: "archive" in run(command, ROOT), RUN_SECONDS_MAX, lambda: up.log)
 
 
 def test_every_line_gives_what_the_readme_shows(
@@ -75,11 +73,8 @@ def test_every_line_gives_what_the_readme_shows(
         pasted = run([sys.executable, "-i", "-q"], tmp_path, input=program)
         assert pasted == "hello from Python\n"
         folder = tmp_path / "data" / "archive"
-        give_up_s = time.monotonic() + RUN_SECONDS_MAX
         wanted = {b"hello", b"hello again", b"hello from Python"}
-        while not wanted <= set(archived(folder)):
-            assert time.monotonic() < give_up_s, up.log
-            time.sleep(0.2)
+        wait_until(lambda: wanted <= set(archived(folder)), RUN_SECONDS_MAX, lambda: up.log)
         assert not (ROOT / "archive").exists()
         with sync.Consumer(
             "greetings", "readme", nsqd_tcp_addresses=up.address("nsqd", "TCP")

@@ -33,9 +33,9 @@ from tests.spark.topics import (
     numbered,
     publish,
     read,
-    wait_until,
 )
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import wait_until
 
 __all__ = ["broker"]
 

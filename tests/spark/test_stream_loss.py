@@ -29,9 +29,9 @@ from tests.spark.topics import (
     read,
     removed_end,
     rows_of,
-    wait_until,
 )
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.waits import wait_until
 
 BODIES = [b"%03d" % i + b"x" * 2000 for i in range(60)]  # two or three a segment
 

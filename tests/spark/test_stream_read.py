@@ -34,10 +34,10 @@ from tests.spark.topics import (
     publish,
     rows_of,
     wait_synced,
-    wait_until,
 )
 from tests.support.daemon import Nsqd, Nsqlookupd
 from tests.support.proxy import Proxy
+from tests.support.waits import wait_until
 
 __all__ = ["broker"]
 

@@ -7,10 +7,8 @@ to a task.  Here that is done in the test's own process, a hundred times as fast
 from __future__ import annotations
 
 import json
-import struct
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,9 @@ from penstock.spark.options import STREAM
 from penstock.spark.options import parse_options as parse
 from penstock.spark.source import NsqDataSource
 from penstock.spark.stream import NsqStreamReader
+from tests.support.bodies import several
 from tests.support.daemon import Nsqd
+from tests.support.waits import wait_until
 
 # Small segments, so that what everybody has read goes soon.
 SMALL = "--max-bytes-per-file=4096"
@@ -43,9 +43,7 @@ def new_topic() -> str:
 
 
 def publish(nsqd: Nsqd, topic: str, *bodies: bytes) -> None:
-    parts = [struct.pack(">I", len(bodies))]
-    parts += [struct.pack(">I", len(body)) + body for body in bodies]
-    reply = nsqd.post(f"/mpub?topic={topic}&binary=true", b"".join(parts))
+    reply = nsqd.post(f"/mpub?topic={topic}&binary=true", several(*bodies))
     assert reply.status == 200, reply
 
 
@@ -89,13 +87,6 @@ def removed_end(nsqd: Nsqd, topic: str, index: int = 0) -> int:
 
     wait_until(is_steady)
     return seen[-1]
-
-
-def wait_until(true: Callable[[], object], seconds_max: float = 20.0) -> None:
-    give_up_s = time.monotonic() + seconds_max
-    while not true():
-        assert time.monotonic() < give_up_s, "it does not come true"
-        time.sleep(0.02)
 
 
 def batch_reader(options: dict[str, str], columns: str = "") -> NsqBatchReader:

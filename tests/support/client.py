@@ -238,18 +238,3 @@ def publish(nsqd: Nsqd, topic: str, *bodies: bytes) -> None:
             producer.pub(topic, *bodies)
         else:
             producer.mpub(topic, bodies)
-
-
-def numbered(count: int, start: int = 0) -> list[bytes]:
-    """Bodies that tell one message from another."""
-    return [b"%d" % number for number in range(start, start + count)]
-
-
-def eventually(fact: Callable[[], bool], timeout_s: float = WAIT_SECONDS_MAX) -> bool:
-    """Whether ``fact`` becomes true in time; for what another connection shows a little later."""
-    deadline_s = time.monotonic() + timeout_s
-    while not fact():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.01)
-    return True

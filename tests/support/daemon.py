@@ -258,6 +258,12 @@ class Daemon:
     def post(self, target: str, body: bytes = b"") -> Reply:
         return self.http("POST", target, body)
 
+    def metric(self, name: str) -> float:
+        """What /metrics has under ``name``, its labels included."""
+        lines = self.get("/metrics").text.splitlines()
+        (value,) = [line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} ")]
+        return float(value)
+
 
 class Nsqd(Daemon):
     """One nsqd on ``data_path``."""
@@ -366,13 +372,24 @@ class Raw:
         """The next frame, which must be a message."""
         kind, data = self.frame()
         assert kind == MESSAGE, (kind, data)
-        timestamp_ns, attempts, id = struct.unpack_from(">qH16s", data)
-        return Message(timestamp_ns, attempts, id, data[26:])
+        return _message(data)
+
+    def receive(self) -> Message:
+        """The next message; heartbeats before it are answered."""
+        while True:
+            kind, data = self.frame()
+            if kind == MESSAGE:
+                return _message(data)
+            self.send(b"NOP\n")
 
     def command(self, *parts: bytes) -> tuple[int, bytes]:
         """Send a command and return the frame that answers it."""
         self.send(*parts)
         return self.frame()
+
+    def subscribe(self, topic: str, channel: str = "c", ready_count: int = 100) -> None:
+        assert self.command(f"SUB {topic} {channel}\n".encode()) == (RESPONSE, b"OK")
+        self.send(b"RDY %d\n" % ready_count)
 
     def silent(self, seconds: float) -> bool:
         """Whether nothing arrives for ``seconds``."""
@@ -392,3 +409,8 @@ class Raw:
             return self.sock.recv(1) == b""
         except ConnectionResetError:
             return True
+
+
+def _message(data: bytes) -> Message:
+    timestamp_ns, attempts, id = struct.unpack_from(">qH16s", data)
+    return Message(timestamp_ns, attempts, id, data[26:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 from penstock.core.appender import Appender
@@ -12,6 +11,7 @@ from penstock.core.window import Consumer, Window
 from penstock.errors import ProtocolError
 from penstock.wire.ids import message_id
 from tests.support.blocks import NODE_ID, block_of, read_frames
+from tests.support.bodies import several, sized
 
 STATES = {"init": INIT, "subscribed": SUBSCRIBED, "closing": CLOSING}
 MS = 1_000_000
@@ -22,13 +22,9 @@ MESSAGE_SIZE_MAX = 1_048_576
 BODY_SIZE_MAX = 5_242_880
 
 
-def sized(body: bytes) -> bytes:
-    return struct.pack(">i", len(body)) + body
-
-
 def multi(*bodies: bytes) -> bytes:
     """The body of an MPUB, with its size in front."""
-    return sized(struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies)))
+    return sized(several(*bodies))
 
 
 def id_of(index: int) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.core.parts import measure
 from penstock.engine.staging.publication import Outcome
 from penstock.storage.staging import Key
+from tests.support.bodies import several, sized
 from tests.support.daemon import Nsqd, Reply
 from tests.support.engine import Engine
 
@@ -19,15 +20,13 @@ DUE_MAX_NS = (1 << 63) - 1
 
 def plain(*bodies: bytes) -> bytes:
     """A part as MPUB has it."""
-    parts = [struct.pack(">I", len(bodies))]
-    parts += [struct.pack(">I", len(body)) + body for body in bodies]
-    return b"".join(parts)
+    return several(*bodies)
 
 
 def deferred(*rows: tuple[int, bytes]) -> bytes:
     """A part of rows with due times."""
     parts = [struct.pack(">I", len(rows))]
-    parts += [struct.pack(">qI", due_ns, len(body)) + body for due_ns, body in rows]
+    parts += [struct.pack(">q", due_ns) + sized(body) for due_ns, body in rows]
     return b"".join(parts)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.core.appender import INDEX_BITS, Appender
 from penstock.wire import ids
 from tests.support.blocks import frame, read_frames
-from tests.support.scanners import sized
+from tests.support.bodies import several, sized
 
 
 class Opened:
@@ -142,7 +142,7 @@ BODIES = st.lists(st.binary(min_size=1, max_size=6), min_size=1, max_size=5)
 
 @given(BODIES, st.binary(max_size=5))
 def test_an_mpub_body_is_all_its_messages_or_none(bodies: list[bytes], rest: bytes) -> None:
-    whole = struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))
+    whole = several(*bodies)
     appender = Opened().appender
     for cut in range(len(whole)):
         with pytest.raises(ValueError, match="BAD_BODY" if cut < 4 else "BAD_MESSAGE"):

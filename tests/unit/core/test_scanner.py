@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.scanners import NOW_NS, STATES, WALL_NS, Peer, id_of, multi, sized
+from tests.support.bodies import sized
+from tests.support.scanners import NOW_NS, STATES, WALL_NS, Peer, id_of, multi
 
 # A valid example of every command.
 EXAMPLES = {

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.scanners import NOW_NS, WALL_NS, Peer, id_of, multi, sized
+from tests.support.bodies import sized
+from tests.support.scanners import NOW_NS, WALL_NS, Peer, id_of, multi
 
 # One of everything, as one client might send it.
 CONVERSATION = b"".join(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.scanners import NOW_NS, WALL_NS, Peer, multi, sized
+from tests.support.bodies import sized
+from tests.support.scanners import NOW_NS, WALL_NS, Peer, multi
 
 
 @pytest.mark.parametrize(

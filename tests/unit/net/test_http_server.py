@@ -14,6 +14,7 @@ from penstock.net.http_message import Pending, Request, Response, text_response
 from penstock.net.http_reader import ReadLimits
 from penstock.net.http_router import Route, Router
 from penstock.net.http_server import HttpLimits
+from tests.support.waits import wait_until
 from tests.unit.net.harness import Harness, get, post, request
 
 CHUNKED = b"5\r\nhello\r\n6;x=y\r\n world\r\n0\r\nX-Trailer: 1\r\n\r\n"
@@ -561,10 +562,7 @@ def test_head_is_405_without_a_body(http: Harness) -> None:
 
 
 def wait_until_gone(http: Harness) -> None:
-    deadline_s = time.monotonic() + 5
-    while http.on_loop(lambda: len(http.server.connections)):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_until(lambda: http.on_loop(lambda: not http.server.connections))
 
 
 def asyncio_close(http: Harness):

@@ -10,7 +10,7 @@ from penstock.pipeline.coverage import Log, Span
 from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.offset_log import OffsetLog
 from penstock.spark.offsets import Position, encode
-from tests.unit.pipeline.test_settling import pipeline_of
+from tests.unit.pipeline.test_reconciliation import pipeline_of
 
 BUSY, QUIET = (Log("c", node, "t", instance * 16) for node, instance in (("n1", "a"), ("n2", "b")))
 

@@ -26,7 +26,7 @@ from penstock.pipeline.parquet import ParquetTable
 from penstock.pipeline.replaced_files import GRACE_MS
 from penstock.pipeline.spec import DeltaSink, Invalid, ParquetSink
 from penstock.pipeline.targets import merging_of
-from tests.support.cutting import Cut, CutFolder
+from tests.support.cut_folder import Cut, CutFolder
 
 IDENTITY = "1f0c9a4e" * 4
 NOW = Merging(after_ms=0, count_min=3, file_size=10**6)

@@ -14,11 +14,6 @@ from penstock.wire.tls import Tls
 from tests.support.certificates import Pki
 
 
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    return Pki(tmp_path_factory.mktemp("pki"))
-
-
 class Peer:
     """The client's side."""
 

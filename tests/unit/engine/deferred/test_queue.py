@@ -24,7 +24,7 @@ from penstock.errors import StorageError
 from penstock.storage.files import Files
 from penstock.storage.slots import HEADER, SlotStore
 from tests.crash.lossy import KEEP, LOSE
-from tests.support.deferring import FOLDER, HOUR, MINUTE, SECOND, World
+from tests.support.deferred_harness import FOLDER, HOUR, MINUTE, SECOND, World
 
 MS = 1_000_000
 

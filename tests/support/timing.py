@@ -12,16 +12,16 @@ import os
 CORES = os.cpu_count() or 1
 
 
-def patience() -> float:
+def load_per_core() -> float:
     """How many processes want each core; 1 at least."""
     return max(1.0, os.getloadavg()[0] / CORES)
 
 
 def late_s(limit_s: float = 1.0) -> float:
     """By how much a wait may look too long."""
-    return limit_s * patience()
+    return limit_s * load_per_core()
 
 
 def early_s(limit_s: float = 0.02) -> float:
     """By how much a wait may look too short."""
-    return limit_s + 0.1 * (patience() - 1.0)
+    return limit_s + 0.1 * (load_per_core() - 1.0)

@@ -36,8 +36,13 @@ def gone(pids: list[int], timeout_s: float = 10.0) -> bool:
     return True
 
 
+def state(pid: int) -> str:
+    """R, S and D live, T is stopped, Z has ended."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def _alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return state(pid) != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False

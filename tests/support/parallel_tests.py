@@ -1,6 +1,6 @@
 """Tests that mostly wait, run together.
 
-    together = Together()
+    together = ParallelTests()
 
     @together.test
     def test_a_timeout_brings_a_message_back(nsqd: Nsqd) -> None: ...
@@ -24,7 +24,7 @@ TEST_SECONDS_MAX = 60.0
 Test = Callable[[Nsqd], None]
 
 
-class Together:
+class ParallelTests:
     """The tests of one module that run at once."""
 
     def __init__(self) -> None:

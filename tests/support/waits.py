@@ -1,0 +1,69 @@
+"""Bounded waits for what another process, thread or connection does.
+
+    assert eventually(lambda: nsqd.channel("t", "c")["depth"] == 0)
+    wait_until(lambda: path.exists(), why=lambda: nsqd.log)     # fails the test, with the log
+    wait_for(lambda: nsqd.get("/ping").status, 200)             # fails with what was seen last
+    await until(lambda: len(received) == 10)                    # in a coroutine
+
+All of them ask again after some milliseconds.  The limits are for machines with other things to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+WAIT_SECONDS_MAX = 40.0
+POLL_S = 0.01
+
+
+def eventually(fact: Callable[[], object], timeout_s: float = WAIT_SECONDS_MAX) -> bool:
+    """Whether ``fact`` becomes true in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not fact():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def wait_until(
+    fact: Callable[[], object],
+    timeout_s: float = WAIT_SECONDS_MAX,
+    why: Callable[[], object] | str = "",
+    alive: Callable[[], object] = lambda: True,
+) -> None:
+    """Wait until ``fact`` is true.
+
+    The test fails after ``timeout_s``, or as soon as what it waits for is no longer ``alive``;
+    ``why`` is what it says then, or gives it.
+    """
+
+    def decided() -> object:
+        return fact() or not alive()
+
+    assert eventually(decided, timeout_s) and (alive() or fact()), (
+        f"never: {why() if callable(why) else why}"
+    )
+
+
+def wait_for(ask: Callable[[], Any], wanted: Any, timeout_s: float = WAIT_SECONDS_MAX) -> Any:
+    """Ask until the answer is ``wanted``, or what ``wanted`` accepts if that is a function."""
+    answer: Any = None
+
+    def right() -> object:
+        nonlocal answer
+        answer = ask()
+        return wanted(answer) if callable(wanted) else answer == wanted
+
+    assert eventually(right, timeout_s), f"still {answer!r}"
+    return answer
+
+
+async def until(fact: Callable[[], object], timeout_s: float = WAIT_SECONDS_MAX) -> None:
+    """Let the loop go on until ``fact`` is true; TimeoutError if it never is."""
+    async with asyncio.timeout(timeout_s):
+        while not fact():
+            await asyncio.sleep(POLL_S / 2)
