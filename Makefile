@@ -1,6 +1,6 @@
 # build   a .venv with the package, the tests' and the checkers' needs; quick when nothing changed
 # run     start nsqlookupd, nsqd, nsqadmin and the pipeline archive with their data in ./data;
-#         Ctrl-C stops them; DEMO=1 publishes made-up messages, to have something to look at;
+#         Ctrl-C stops them; DEMO=1 publishes sample messages, to try things out;
 #         FLAGS=--no-spark starts no Spark, FLAGS takes any flag of `penstock up`
 # test    what .ci/run calls; three files at once on two cores, as most tests wait for clocks and
 #         processes; WORKERS=2 for two

@@ -216,7 +216,7 @@ def stop_twice(run: Process) -> None:
     time.sleep(0.3)  # two within 0.2 s are one
     run.signal_all(signal.SIGINT)
     assert run.wait(10) == 128 + signal.SIGINT, run.said
-    assert "ended at once" in run.said
+    assert "stopped at once" in run.said
     give_up_s = time.monotonic() + WAIT_S
     while any(member.pid == java for member in run.members()):
         assert time.monotonic() < give_up_s
