@@ -312,14 +312,14 @@ def _topics_of(stats: Any, address: str) -> list[tuple[str, Object]]:
         found = api_objects.objects(stats.get("topics"))
         return [(api_objects.text(topic, "topic_name"), dict(topic)) for topic in found]
     except (AttributeError, ValueError):
-        raise _nonsense(address, "its statistics make no sense") from None
+        raise _nonsense(address, "invalid statistics") from None
 
 
 def _producers(answer: Any, address: str) -> Producers:
     try:
         found = api_objects.objects(answer.get("producers"))
     except (AttributeError, ValueError):
-        raise _nonsense(address, "its list of nodes makes no sense") from None
+        raise _nonsense(address, "invalid list of nodes") from None
     producers, left_out = Producers(), 0
     for producer in found:
         try:
@@ -327,7 +327,7 @@ def _producers(answer: Any, address: str) -> Producers:
         except UpstreamError:
             left_out += 1
     if left_out:
-        producers.error = f"{left_out} of the nodes it names make no sense"
+        producers.error = f"{left_out} of the nodes it names are invalid"
     return producers
 
 
@@ -355,7 +355,7 @@ def _producer(found: Any, address: str) -> Producer:
             ),
         )
     except (AttributeError, TypeError, ValueError, RecursionError):
-        raise _nonsense(address, "what it tells of a node makes no sense") from None
+        raise _nonsense(address, "invalid description of a node") from None
 
 
 def _place(found: Any) -> tuple[str, int]:
