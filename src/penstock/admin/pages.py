@@ -298,8 +298,8 @@ class Pages:
         if error.status == 403:
             advice = (
                 "Not permitted",
-                "Only users named by --admin-user may make changes, from these pages. Reload a page "
-                "that has been open for half a day.",
+                "Only users named by --admin-user may make changes, from these pages. Reload a "
+                "page that has been open for half a day.",
                 "/",
                 "Overview",
             )
