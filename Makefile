@@ -1,6 +1,6 @@
 # build   a .venv with the package, the tests' and the checkers' needs; quick when nothing changed
 # run     start nsqlookupd, nsqd, nsqadmin and the pipeline archive with their data in ./data;
-#         Ctrl-C stops them; DEMO=1 publishes made-up messages, to have something to look at;
+#         Ctrl-C stops them; DEMO=1 publishes sample messages, to try things out;
 #         FLAGS=--no-spark starts no Spark, FLAGS takes any flag of `penstock up`
 # unit    the tests that need only Python and a C compiler, about a minute; in a fresh clone it
 #         installs what they need and no more, and where `make build` has run it uses that

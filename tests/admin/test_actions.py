@@ -117,7 +117,7 @@ def test_a_name_that_is_none_is_refused_by_the_form_and_by_the_server(
     tab.click("Create")
     assert field.evaluate("field => field.validity.patternMismatch")
     forced(field)
-    told(tab, "Nothing was done: INVALID_TOPIC")
+    told(tab, "Nothing was changed: INVALID_TOPIC")
     assert "no spaces" not in cluster.lookupd.get("/topics").json["topics"]
 
 
@@ -173,7 +173,7 @@ def test_emptying_a_channel_wants_its_name(tab: Tab, cluster: Cluster) -> None:
     confirm(form, "two")
     assert form.get_by_label("to confirm").evaluate("field => field.validity.patternMismatch")
     forced(form.get_by_label("to confirm"))
-    told(tab, "Nothing was done: the name typed is not one.")
+    told(tab, "Nothing was changed: the name typed is not one.")
     assert depths(cluster, "full", "one") == [1, 1, 1]
     confirm(asked(tab, "empty"), "one")
     told(tab, "Emptied channel one of topic full on 3 daemons.")
@@ -215,7 +215,7 @@ def test_emptying_a_pull_channel_names_its_reader_and_wants_a_tick(
     for action, done in (("empty", "Emptied"), ("delete", "Deleted")):
         form = asked(tab, action)
         expect(form.locator(".readers")).to_contain_text(f"tide, read by {READER} (since 20")
-        box = form.get_by_label(f"{action.capitalize()} all the same")
+        box = form.get_by_label(f"{action.capitalize()} anyway")
         assert not box.is_checked()
         confirm(form, "tide")
         assert box.evaluate("box => box.validity.valueMissing"), "the browser does not send it"
@@ -234,13 +234,13 @@ def test_deleting_a_topic_with_a_reader_names_it(tab: Tab, cluster: Cluster) -> 
     # A form that does not send the tick, as of a browser without these rules.
     form.locator("[name=force]").evaluate("box => box.removeAttribute('required')")
     confirm(form, "read.whole")
-    told(tab, "Nothing was done: to delete topic read.whole needs force")
+    told(tab, "Nothing was changed: cannot delete topic read.whole without force")
     told(tab, READER)
     assert "read.whole" in cluster.lookupd.get("/topics").json["topics"]
     assert len(cluster.topics()["read.whole"]) == 3
     tab.open("/topics/read.whole")
     form = asked(tab, "delete")
-    form.get_by_label("Delete all the same").check()
+    form.get_by_label("Delete anyway").check()
     confirm(form, "read.whole")
     told(tab, "Deleted topic read.whole")
     assert "read.whole" not in cluster.topics()
@@ -273,13 +273,13 @@ def test_a_tombstone_names_the_reader_of_that_node_only(tab: Tab, cluster: Clust
     form = asked(tab, "tombstone")
     form.get_by_label("Topic", exact=True).fill("read.moved")
     confirm(form, "read.moved")
-    told(tab, "Nothing was done: to tombstone topic read.moved needs force")
+    told(tab, "Nothing was changed: cannot tombstone topic read.moved without force")
     producers = cluster.lookupd.get("/lookup?topic=read.moved").json["producers"]
     assert len(producers) == 3, "nor at the nsqlookupds"
     tab.open("/topics/read.moved")
     row = tab.page.locator(f"#nodes tr[data-key='{cluster.node(1)}']")
     row.locator("summary").click()
-    row.get_by_label("Tombstone all the same").check()
+    row.get_by_label("Tombstone anyway").check()
     confirm(row.locator("form"), "read.moved")
     told(tab, "Tombstoned topic read.moved")
     assert len(cluster.topics()["read.moved"]) == 2
@@ -300,7 +300,7 @@ def test_a_reader_that_came_after_the_page_was_made_is_told_of(tab: Tab, cluster
         form={"token": token, "action": "empty", "topic": "read.late", "confirm": "read.late"},
         headers={"Origin": tab.url, "Sec-Fetch-Site": "same-origin"},
     )
-    assert "Nothing was done: to empty topic read.late needs force" in posted.text()
+    assert "Nothing was changed: cannot empty topic read.late without force" in posted.text()
     assert "tide, not bound to a reader yet" in posted.text()
     expect(form.locator(".readers")).to_contain_text("tide, not bound to a reader yet")
     assert field.is_visible(), "the panel stays open while the page keeps current"
@@ -335,7 +335,7 @@ def test_peek_shows_messages_and_consumes_none(tab: Tab, cluster: Cluster) -> No
     assert bytes.fromhex(shown) == BINARY
     long = next(body for body in bodies if body.startswith("long"))
     assert len(long) == 16 * 1024
-    expect(tab.page.locator("main")).to_contain_text("Only the beginning is shown")
+    expect(tab.page.locator("main")).to_contain_text("Truncated")
     assert depths(cluster, "letters", "post") == [1, 1, 2]
     attempts = tab.page.locator(".message-head").all_inner_texts()
     assert all("attempts 0" in text or "attempts 1" in text for text in attempts)
@@ -350,7 +350,7 @@ def test_an_action_that_fails_on_a_node_says_on_which(tab: Tab, cluster: Cluster
     cluster.nsqds[1].post("/channel/delete?topic=halfway&channel=there")
     form = asked(tab, "pause")
     form.get_by_role("button").click()
-    told(tab, "but not everywhere")
+    told(tab, "but failed on others")
     told(tab, cluster.node(1))
     assert [c["paused"] for c in cluster.channels("halfway", "there")] == [True, True]
 

@@ -38,8 +38,8 @@ def test_a_node_that_stops_is_named_and_the_others_are_shown(
         # Without a reload: the open page finds out by itself.
         expect(tab.page.locator(".banner.warn li")).to_contain_text(gone)
         row = tab.page.locator(f"#nodes tr[data-key='{gone}']")
-        expect(row).to_contain_text("no answer")
-        expect(tab.page.locator(".head .lead")).to_contain_text("2 of 3 nodes answer")
+        expect(row).to_contain_text("no response")
+        expect(tab.page.locator(".head .lead")).to_contain_text("2 of 3 nodes up")
         assert tab.tiles()["Depth"] == "2"
         for path in PAGES:
             assert tab.open(path).status == 200
@@ -50,12 +50,12 @@ def test_a_node_that_stops_is_named_and_the_others_are_shown(
         assert len(tab.rows("nodes")) == 2
         assert tab.table("channels")["all"]["Depth"] == "2"
         tab.open(f"/nodes/{gone}")
-        expect(tab.page.locator("main")).to_contain_text("This node does not answer")
+        expect(tab.page.locator("main")).to_contain_text("This node does not respond")
         action_spares_the_fallen(wounded, tab.page)
         wounded.nsqds[2].start()
         tab.open("/")
         expect(tab.page.locator(".banner.warn")).to_have_count(0)
-        expect(tab.page.locator(".head .lead")).to_contain_text("3 of 3 nodes answer")
+        expect(tab.page.locator(".head .lead")).to_contain_text("3 of 3 nodes up")
         expect(tab.page.locator("#totals .tile").first).to_contain_text("3")
 
 
@@ -74,7 +74,7 @@ def test_a_page_survives_its_nsqadmin_and_recovers(browser: Browser, wounded: Cl
         expect(tab.page.locator("#live")).to_have_attribute("data-state", "live")
         wounded.admin.kill()
         expect(tab.page.locator("#lost")).to_be_visible()
-        expect(tab.page.locator("#live")).to_contain_text("No answer")
+        expect(tab.page.locator("#live")).to_contain_text("No response")
         assert "lasting" in tab.table("topics")
         wounded.admin.start()
         expect(tab.page.locator("#lost")).to_be_hidden()
@@ -90,11 +90,11 @@ def test_without_anything_the_pages_say_what_to_do_next(browser: Browser, tmp_pa
         browser.tab(admin.url) as tab,
     ):
         for path, words in (
-            ("/", "A topic comes into being with its first message"),
-            ("/topics", "There are no topics"),
-            ("/lookup", "talks to nsqds directly"),
-            ("/deferred", "No message is deferred"),
-            ("/pipelines", "No Spark query reads a topic"),
+            ("/", "A topic is created by its first message"),
+            ("/topics", "No topics"),
+            ("/lookup", "queries nsqds directly"),
+            ("/deferred", "No deferred messages"),
+            ("/pipelines", "No Spark queries"),
             (f"/nodes/127.0.0.1:{nsqd.http_port}", "No topics on this node"),
         ):
             tab.open(path)
@@ -109,7 +109,7 @@ def test_without_anything_the_pages_say_what_to_do_next(browser: Browser, tmp_pa
         tab.page.get_by_label("Channel", exact=True).fill("mine")
         tab.click("Create")
         tab.page.get_by_role("link", name="mine", exact=True).click()
-        expect(tab.page.locator("main")).to_contain_text("Nobody consumes this channel")
+        expect(tab.page.locator("main")).to_contain_text("No consumers")
         assert nsqd.channel("first", "mine")["depth"] == 0
 
 
@@ -120,4 +120,4 @@ def test_nobody_at_all(browser: Browser) -> None:
     ):
         tab.open("/")
         expect(tab.page.locator(".banner.warn li")).to_contain_text("127.0.0.1:9")
-        expect(tab.page.locator("main")).to_contain_text("No nsqd is known")
+        expect(tab.page.locator("main")).to_contain_text("No nsqds found")

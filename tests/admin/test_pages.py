@@ -165,7 +165,7 @@ def test_the_overview_adds_up_all_nodes(browser: Browser, filled: Cluster) -> No
         assert int(tiles["In flight"]) == sum(c["in_flight_count"] for c in channels) == 9
         assert int(tiles["Deferred"]) == sum(t.get("deferred_count", 0) for t in everything)
         assert int(tiles["Clients"]) == sum(c["client_count"] for c in channels) == 3
-        assert tab.text(".head .lead").startswith("3 of 3 nodes answer")
+        assert tab.text(".head .lead").startswith("3 of 3 nodes up")
         nodes = tab.table("nodes")
         assert {key.split()[0] for key in nodes} == {filled.node(n) for n in range(3)}
         assert {row["State"] for row in nodes.values()} == {"ok"}

@@ -131,7 +131,9 @@ def test_the_report_tells_topics_channels_and_sums(
     assert "  channel=email: 1,400 undelivered (0 with attempts), 700 finished" in lines
     assert "  channel=billing paused: 140 undelivered (40 with attempts), 1,960 finished" in lines
     assert "topic=held paused: 80 messages, 550 bytes, 30 not yet in channels" in lines
-    assert lines[-2].startswith("took 2,190 messages in 3 topics, 4 channels, from 3,530 copies")
+    assert lines[-2].startswith(
+        "imported 2,190 messages in 3 topics, 4 channels, from 3,530 copies"
+    )
     assert lines[-1] == f"next: nsqd --data-path={tmp_path}/new"
     assert err == ""
 
@@ -146,7 +148,7 @@ def test_damage_is_listed_and_changes_the_exit_status(
     out = capsys.readouterr().out
     assert "left out as damaged:" in out and str(path) in out and "record cut off" in out
     assert "left out: 34 bytes in 1 damaged place" in out
-    assert f"dry run: {tmp_path}/new was not touched" in out
+    assert f"dry run: {tmp_path}/new was not changed" in out
     assert not (tmp_path / "new").exists()
     assert main(arguments) == 3
     assert (tmp_path / "new").exists()

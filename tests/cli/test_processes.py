@@ -61,7 +61,7 @@ def test_nodes_never_meet_nsqlookupd_or_one_another() -> None:
     ]
     assert len(set(ports)) == len(ports)
     assert not {4160, 4161, 4170, 4171} & set(ports)
-    with pytest.raises(OptionError, match=r"node 1 would listen on 0\.0\.0\.0:4250 too"):
+    with pytest.raises(OptionError, match=r"node 1 would also listen on 0\.0\.0\.0:4250"):
         nodes(2, http_address="0.0.0.0:4250")
     with pytest.raises(OptionError, match="node 1 would need port 65600"):
         nodes(2, http_address="0.0.0.0:65500")
@@ -90,7 +90,7 @@ def test_nodes_register_one_by_one_and_a_dead_one_comes_back(tmp_path: Path) -> 
             before = children(nsqd.pid)
             assert len(before) == 2
             os.kill(before[0], signal.SIGKILL)
-            nsqd.wait_for_log(r"node=\d: ended by SIGKILL, again in 0.25 s")
+            nsqd.wait_for_log(r"node=\d: ended by SIGKILL, restarting in 0.25 s")
             assert eventually(lambda: len(children(nsqd.pid)) == 2 == len(found()))
             bodies = set()
             with sync.Consumer(
@@ -144,12 +144,12 @@ def test_a_node_that_cannot_start_ends_all_of_them(tmp_path: Path) -> None:
 def test_messages_of_another_number_of_nodes_are_not_forgotten(tmp_path: Path) -> None:
     with Nsqd(tmp_path) as nsqd:
         pass
-    with pytest.raises(AssertionError, match="has the messages of a single nsqd"):
+    with pytest.raises(AssertionError, match="holds the messages of a single nsqd"):
         Nsqd(tmp_path, "--processes=2").start()
     for name in ("node-0", "node-1", "node-2"):
         (tmp_path / "several" / name).mkdir(parents=True)
     with Nsqd(tmp_path / "several") as nsqd:
-        nsqd.wait_for_log("WARNING: nobody serves what is in node-0, node-1, node-2 of ")
+        nsqd.wait_for_log("WARNING: no node serves node-0, node-1, node-2 of ")
     (tmp_path / "several" / "nsqd.dat").rename(tmp_path / "nsqd.dat.old")
-    with pytest.raises(AssertionError, match="has the messages of a single nsqd"):
+    with pytest.raises(AssertionError, match="holds the messages of a single nsqd"):
         Nsqd(tmp_path / "several", "--processes=2").start()

@@ -103,7 +103,7 @@ def test_nsq_tail_ends_although_nobody_reads_its_output(nsqd: Nsqd) -> None:
         assert process.wait(40) == 1
         assert time.monotonic() - since_s < END_SECONDS_MAX
         assert process.stderr is not None
-        assert b"nobody reads it" in process.stderr.read()
+        assert b"nothing reads it" in process.stderr.read()
     finally:
         process.kill()
         process.communicate(timeout=10)

@@ -41,7 +41,7 @@ class Up(Daemon):
 
     def start(self, *options: str) -> Self:
         super().start(*options)
-        self.wait_for_log("^up .*all parts answer")
+        self.wait_for_log("^up .*all programs are up")
         return self
 
     def address(self, name: str, kind: str) -> str:
@@ -60,7 +60,7 @@ def test_messages_go_through_and_ctrl_c_stops_all_in_reverse_order(tmp_path: Pat
             message = next(iter(consumer))
             assert message.body == b"hello"
             message.finish()
-        admin = up.wait_for_log(r"^up .*look at it in a browser: (http://\S+)")[1]
+        admin = up.wait_for_log(r"^up .*nsqadmin: (http://\S+)")[1]
         with urllib.request.urlopen(f"{admin}/api/topics/greetings", timeout=10) as reply:
             assert b'"message_count":1' in reply.read()
         parts = children(up.pid)
@@ -81,7 +81,7 @@ def test_a_second_ctrl_c_kills_what_does_not_end(tmp_path: Path) -> None:
         [nsqd] = [pid for pid in parts if " nsqd " in command_line(pid)]
         os.kill(nsqd, signal.SIGSTOP)
         up.signal(signal.SIGINT)
-        up.wait_for_log("^up .*stopping; once more to kill")
+        up.wait_for_log("^up .*stopping; press Ctrl-C again to kill")
         time.sleep(SECOND_SIGNAL_S + 0.1)
         assert up.running
         up.signal(signal.SIGINT)
@@ -152,7 +152,7 @@ def test_a_terminal_gets_colours_and_its_end_stops_all(tmp_path: Path) -> None:
     os.close(theirs)
     try:
         seen = b""
-        while b"all parts answer" not in seen:
+        while b"all programs are up" not in seen:
             seen += os.read(ours, 65536)
         assert b"\x1b[36mnsqlookupd |\x1b[0m " in seen
         parts = children(up.pid)

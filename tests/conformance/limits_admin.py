@@ -8,29 +8,29 @@ HOSTILE = "tests.conformance.test_nsqadmin_hostile"
 TOO_MUCH = f"{HOSTILE}:test_a_node_that_answers_too_much_fails_and_stops_nobody"
 DECODING = "tests.unit.admin.test_decoders"
 
-tried_by("An answer of a nsqd to nsqadmin", "64 MiB, 4,000,000 values, 64 levels", TOO_MUCH)
+tried_by("A response of an nsqd to nsqadmin", "64 MiB, 4,000,000 values, 64 levels", TOO_MUCH)
 tried_by(
-    "An answer of an nsqlookupd to nsqadmin",
+    "A response of an nsqlookupd to nsqadmin",
     "16 MiB, 4,000,000 values, 64 levels",
     f"{HOSTILE}:test_an_nsqlookupd_that_answers_anything_hides_nobody",
 )
 tried_by(
-    "Time and memory for decoding an answer in nsqadmin",
+    "Time and memory for decoding a response in nsqadmin",
     "15 s, 2 GiB",
     f"{DECODING}:test_what_takes_too_long_is_given_up_and_the_next_is_decoded",
 )
 tried_by(
-    "Answers under way in nsqadmin, all together",
+    "Responses in memory in nsqadmin, all together",
     "192 MiB",
     f"{DECODING}:test_of_all_answers_together_the_largest_is_given_up",
 )
 tried_by(
-    "A number in an answer to nsqadmin",
+    "A number in a response to nsqadmin",
     "2^63 - 1",
     f"{HOSTILE}:test_a_node_with_hostile_numbers_is_a_failing_one",
 )
 tried_by(
-    "Nodes that nsqadmin asks",
+    "Nodes that nsqadmin queries",
     "1,000",
     "tests.unit.admin.test_sampler:test_a_crowd_of_nodes_is_bounded",
 )

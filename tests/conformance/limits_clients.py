@@ -53,7 +53,7 @@ def _(daemons: Daemons) -> None:
     assert text == "E_BAD_BODY AUTH body too big 8193 > 8192"
 
 
-@trial("Texts of a client: client_id, hostname, user_agent, region, zone", "256 bytes each")
+@trial("Strings of a client: client_id, hostname, user_agent, region, zone", "256 bytes each")
 def _(daemons: Daemons) -> None:
     nsqd = daemons.nsqd()
     names = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
@@ -68,7 +68,7 @@ def _(daemons: Daemons) -> None:
 
 
 @trial(
-    "What an ephemeral channel or topic keeps",
+    "Messages of an ephemeral topic or channel",
     "10,000 messages, 64 MiB with those in flight and requeued",
 )
 def _(daemons: Daemons) -> None:
@@ -82,7 +82,7 @@ def _(daemons: Daemons) -> None:
     assert nsqd.metric("penstock_ephemeral_dropped_messages_total") >= 56
 
 
-@trial("What all ephemeral queues keep", "8 times as many bytes")
+@trial("Messages of all ephemeral topics and channels", "8 times as many bytes")
 def _(daemons: Daemons) -> None:
     nsqd = daemons.nsqd("--mem-queue-bytes=1000000", "--mem-queue-size=1000")
     with Client.of(nsqd) as producer:
@@ -106,17 +106,17 @@ def _(daemons: Daemons) -> None:
 
 
 tried_by(
-    "What was sent to a client and not taken by it",
+    "Data sent to a client that it has not read",
     "1 MiB, and 64 KiB of replies",
     "tests.conformance.test_unread:test_replies_that_nobody_reads_are_bounded",
 )
 tried_by(
-    "A client that takes nothing of what is sent to it",
+    "A client that reads nothing",
     "1m",
     "tests.conformance.test_unread:test_replies_that_nobody_reads_are_bounded",
 )
 tried_by(
-    "One turn of a client's commands",
+    "Commands of a client in one turn",
     "1 ms",
     "tests.conformance.test_turns:test_a_flood_of_commands_does_not_stop_the_others",
 )

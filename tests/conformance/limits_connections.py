@@ -85,7 +85,7 @@ def _(daemons: Daemons) -> None:
     assert 8 < closed_after(nsqd.https_port, b"\x16\x03\x01") < 20
 
 
-@trial("The head of a request", "64 KiB, 100 headers, 8 KiB of target")
+@trial("Request headers", "64 KiB, 100 headers, 8 KiB of target")
 def _(daemons: Daemons) -> None:
     port = daemons.nsqd().http_port
     line, end = b"GET /ping HTTP/1.1\r\nHost: h\r\n", b"\r\n"
@@ -97,14 +97,14 @@ def _(daemons: Daemons) -> None:
     assert status(port, b"GET /ping?" + b"x" * 8192 + b" HTTP/1.1\r\nHost: h\r\n\r\n") == 414
 
 
-@trial("A body that nobody looks at", "256 KiB")
+@trial("A body on an endpoint that ignores bodies", "256 KiB")
 def _(daemons: Daemons) -> None:
     nsqd = daemons.nsqd()
     assert nsqd.post("/topic/create?topic=ignored", bytes(256 << 10)).status == 200
     assert nsqd.post("/topic/create?topic=ignored", bytes((256 << 10) + 1)).status == 413
 
 
-@trial("Requests of one connection at work", "64, with 8 MiB of bodies")
+@trial("Concurrent requests of one connection", "64, with 8 MiB of bodies")
 def _(daemons: Daemons) -> None:
     nsqd = daemons.nsqd()
     assert nsqd.post("/topic/create?topic=polled").status == 200
@@ -157,13 +157,13 @@ def _(daemons: Daemons) -> None:
 
 
 tried_by(
-    "Bodies that are not here whole, of all connections",
+    "Partly received bodies, over all connections",
     "64 MiB",
     "tests.conformance.test_bodies:test_halves_of_bodies_take_little_memory",
 )
 
 
-@trial("The time for a body", "60 s, and 1 s more for each 16 KiB received", patient=True)
+@trial("Time to receive a body", "60 s, and 1 s more for each 16 KiB received", patient=True)
 def _(daemons: Daemons) -> None:
     with Nsqd(daemons.folder("slow-bodies")) as nsqd, ThreadPoolExecutor(2) as pool:
         head = b"POST /pub?topic=t HTTP/1.1\r\nHost: h\r\nContent-Length: 90000\r\n\r\n"

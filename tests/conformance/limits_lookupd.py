@@ -15,7 +15,7 @@ tried_by(
     "test_nsqds_are_never_evicted_and_who_is_refused_is_told_of",
 )
 tried_by(
-    "Texts of an nsqd at nsqlookupd: hostname, version, zone, region",
+    "Strings of an nsqd at nsqlookupd: hostname, version, zone, region",
     "255 bytes each",
     TESTS + "test_long_texts_are_cut_and_a_long_address_is_refused",
 )
@@ -37,12 +37,12 @@ tried_by(
 )
 tried_by("nsqds of an IP address at nsqlookupd", "256", TESTS + "test_a_peer_is_so_many_nodes")
 tried_by(
-    "Topics and channels made over nsqlookupd's HTTP",
+    "Topics and channels created over nsqlookupd's HTTP",
     "50,000",
     TESTS + "test_creating_over_http_has_an_end",
 )
 tried_by(
-    "Topics and channels at nsqlookupd that no nsqd has any more",
+    "Topics and channels at nsqlookupd that are on no nsqd",
     "50,000",
     "tests.unit.lookupd.test_expiry:"
     "test_of_too_many_those_go_first_that_were_there_for_the_shortest_time",

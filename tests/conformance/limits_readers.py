@@ -12,22 +12,22 @@ from tests.support.limits import Daemons, trial, tried_by
 READERS = "tests.conformance.test_log_readers:"
 
 tried_by(
-    "An answer that is not taken",
+    "A response that the client does not read",
     "60 s; a read by index 5 s without a byte, 2 s while others wait",
     READERS + "test_readers_that_take_nothing_stop_nobody_and_are_cut",
 )
 tried_by(
-    "What readers by index hold, together",
+    "Memory of reads by index, all together",
     "256 MiB",
     READERS + "test_readers_that_take_nothing_stop_nobody_and_are_cut",
 )
 tried_by(
-    "Reads by index that wait",
+    "Waiting reads by index",
     "1,024",
     "tests.unit.engine.pull.test_reads:test_of_too_many_reads_the_greedy_reader_s_are_refused",
 )
 tried_by(
-    "Polls that wait for the end of a log",
+    "Waiting polls for the end of a log",
     "1,024",
     READERS + "test_a_crowd_that_waits_refuses_nobody",
 )

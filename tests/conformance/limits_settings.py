@@ -44,7 +44,7 @@ def _(daemons: Daemons) -> None:
         assert third.error().startswith("E_SUB_FAILED")
 
 
-@trial("Messages that one peek shows", "100, with 64 KiB of each body")
+@trial("Messages of one peek", "100, with 64 KiB of each body")
 def _(daemons: Daemons) -> None:
     nsqd = daemons.nsqd()
     nsqd.post("/topic/create?topic=peeked")
@@ -55,7 +55,7 @@ def _(daemons: Daemons) -> None:
     assert nsqd.get(f"{target}&size_max=65537").status == 400
 
 
-@trial("What a reader by index reports of its progress", "8 KiB, 16 levels")
+@trial("Progress report of a reader by index", "8 KiB, 16 levels")
 def _(daemons: Daemons) -> None:
     nsqd = daemons.nsqd()
     made = nsqd.post("/channel/pull?topic=reported&channel=c").json
@@ -80,7 +80,7 @@ def _(daemons: Daemons) -> None:
     assert nsqd.get("/debug/pprof/profile?seconds=61").status == 400
 
 
-@trial("An answer of an auth server", "1 MiB, 10,000 authorizations")
+@trial("A response of an auth server", "1 MiB, 10,000 authorizations")
 def _(daemons: Daemons) -> None:
     many = reply(*[entry("^no$", (), ())] * 10_001)
     grants = {"good": reply(entry()), "many": many, "long": reply(entry("x" * (1 << 20)))}
@@ -112,7 +112,7 @@ def _(daemons: Daemons) -> None:
 
 
 tried_by(
-    "What one turn unpacks of a compressed stream",
+    "Data decompressed in one turn",
     "256 KiB",
     "tests.conformance.test_compression:test_a_bomb_does_not_hold_the_others",
 )

@@ -54,7 +54,7 @@ def _(daemons: Daemons) -> None:
 
 
 tried_by(
-    "A batch above the newest that is known of its query",
+    "A batch above the newest known one of its query",
     "1,000,000, and as many for each second since",
     "tests.conformance.test_staging_repair:"
     "test_a_batch_that_is_far_off_does_not_make_the_others_old",

@@ -95,7 +95,7 @@ def test_a_pipeline_runs_is_seen_and_stops_cleanly(nsqd: Nsqd, tmp_path: Path) -
         process.kill()
         process.wait(10)
         log.close()
-    assert call(tmp_path, "pipeline", "status").stdout == "no pipeline runs here\n"
+    assert call(tmp_path, "pipeline", "status").stdout == "no pipelines are running\n"
     said = (tmp_path / "log").read_text()
     assert "stopping after this batch" in said and "pipeline=archive: ended" in said
     assert "pipeline=archive: starting Spark" in said
@@ -125,11 +125,11 @@ def test_init_writes_what_check_accepts(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "mine.toml is written" in done.stdout
     checked = call(tmp_path, "pipeline", "check", "mine.toml", "--spark=false")
-    assert checked.stdout == ("mine.toml: mine can be run: 1 sources, 1 transforms, 1 sinks\n"), (
+    assert checked.stdout == ("mine.toml: mine is valid: 1 sources, 1 transforms, 1 sinks\n"), (
         checked.stderr
     )
     again = call(tmp_path, "pipeline", "init", "mine.toml")
-    assert (again.returncode, "is there already" in again.stderr) == (1, True)
+    assert (again.returncode, "exists; --force overwrites it" in again.stderr) == (1, True)
     like = call(tmp_path, "pipeline", "init", "--like=route", "--force", "mine.toml")
     assert like.returncode == 0
     assert 'name = "route"' in (tmp_path / "mine.toml").read_text()
@@ -138,7 +138,7 @@ def test_init_writes_what_check_accepts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["run"], 2, "a file must be named"),
+        (["run"], 2, "name a file"),
         (["run", "nope"], 1, "neither a .toml or .py file nor one of"),
         (["run", "archive", "--conf=x"], 2, "must be spark.name=value"),
         (["run", "archive", "--set=sink.type=x"], 1, "[sink] type must be one of"),

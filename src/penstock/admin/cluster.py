@@ -302,14 +302,14 @@ def _topics_of(stats: Any, address: str) -> list[tuple[str, Object]]:
     try:
         return topics_in(stats)
     except ValueError:
-        raise _nonsense(address, "its statistics make no sense") from None
+        raise _nonsense(address, "invalid statistics") from None
 
 
 def _producers(answer: Any, address: str) -> Producers:
     try:
         found = members(answer, "producers")
     except ValueError:
-        raise _nonsense(address, "its list of nodes makes no sense") from None
+        raise _nonsense(address, "invalid list of nodes") from None
     producers, left_out = Producers(), 0
     for producer in found:
         try:
@@ -317,7 +317,7 @@ def _producers(answer: Any, address: str) -> Producers:
         except UpstreamError:
             left_out += 1
     if left_out:
-        producers.error = f"{left_out} of the nodes it names make no sense"
+        producers.error = f"{left_out} of the nodes it names are invalid"
     return producers
 
 
@@ -345,7 +345,7 @@ def _producer(found: Any, address: str) -> Producer:
             ),
         )
     except (AttributeError, TypeError, ValueError, RecursionError):
-        raise _nonsense(address, "what it tells of a node makes no sense") from None
+        raise _nonsense(address, "invalid description of a node") from None
 
 
 def _place(found: Any) -> tuple[str, int]:

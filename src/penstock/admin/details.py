@@ -124,7 +124,7 @@ class Details:
             try:
                 return [(name, _checked(shown)) for name, _, shown in channels_in(stats)]
             except ValueError:
-                raise UpstreamError("its statistics make no sense") from None
+                raise UpstreamError("invalid statistics") from None
 
         answers, failures = await ask_all(by_address, ask)
         result = Clients(warnings=_warnings(by_address, failures))
@@ -143,7 +143,7 @@ class Details:
         except UpstreamError as error:
             return Damages(warnings=[f"{part.node}: {error.short}"])
         except (AttributeError, ValueError):
-            return Damages(warnings=[f"{part.node}: its records of damage make no sense"])
+            return Damages(warnings=[f"{part.node}: invalid records of damage"])
 
     async def _deferred(self, parts: list[NodePart]) -> PendingMessages:
         able = {part.address: part for part in parts if part.own}
@@ -244,7 +244,7 @@ def _pending(answer: Any) -> list[tuple[str, list[tuple[int, int]]]]:
             for topic in objects(answer.get("topics"))
         ]
     except (AttributeError, ValueError):
-        raise UpstreamError("its list of deferred messages makes no sense") from None
+        raise UpstreamError("invalid list of deferred messages") from None
 
 
 def _add_up(result: PendingMessages, due: Mapping[str, Mapping[int, int]], now_s: float) -> None:

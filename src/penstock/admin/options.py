@@ -11,8 +11,8 @@ from penstock.settings.table import boolean, duration, settings_of, string, stri
 
 LISTEN = "Listening"
 CLUSTER = "Cluster, one of the two"
-CLIENT = "Asking nsqlookupd and nsqd"
-ACCESS = "Who may do what"
+CLIENT = "Requests to nsqlookupd and nsqd"
+ACCESS = "Access control"
 CHARTS = "Charts"
 
 
@@ -23,72 +23,73 @@ class AdminOptions:
     http_address: str = string(
         LISTEN, "0.0.0.0:4171", "address:port for browsers, or the path of a unix socket"
     )
-    base_path: str = string(LISTEN, "/", "path under which all pages lie, for a proxy in front")
+    base_path: str = string(LISTEN, "/", "path prefix of all pages, for a reverse proxy")
     allowed_hosts: tuple[str, ...] = strings(
         LISTEN,
-        "further host name under which to answer; .example.org: all below it; *: any",
+        "accept requests for this host; .example.org: all its subdomains; *: any host",
         flag="allowed-host",
         own=True,
     )
     dev_static_dir: str = string(
-        LISTEN, "", "folder from which static files are taken instead of the package's"
+        LISTEN, "", "folder of static files to use instead of the built-in ones"
     )
 
     nsqlookupd_http_addresses: tuple[str, ...] = strings(
-        CLUSTER, "address:port of an nsqlookupd's HTTP", flag="lookupd-http-address"
+        CLUSTER, "HTTP address:port of an nsqlookupd", flag="lookupd-http-address"
     )
     nsqd_http_addresses: tuple[str, ...] = strings(
-        CLUSTER, "address:port of an nsqd's HTTP", flag="nsqd-http-address"
+        CLUSTER, "HTTP address:port of an nsqd", flag="nsqd-http-address"
     )
 
     http_client_connect_timeout_ns: int = duration(
-        CLIENT, "2s", "time to connect to a daemon", minimum="1ms"
+        CLIENT, "2s", "timeout for connecting to a daemon", minimum="1ms"
     )
     http_client_request_timeout_ns: int = duration(
-        CLIENT, "5s", "time for a daemon's whole answer", minimum="1ms"
+        CLIENT, "5s", "timeout for a daemon's complete response", minimum="1ms"
     )
     http_client_tls_insecure_skip_verify: bool = boolean(
-        CLIENT, False, "believe any certificate of a daemon"
+        CLIENT, False, "skip certificate verification"
     )
     http_client_tls_root_ca_file: str = string(
-        CLIENT, "", "path of a file with the authorities that daemons' certificates need"
+        CLIENT, "", "CA certificates to verify daemons with (PEM file)"
     )
-    http_client_tls_cert: str = string(CLIENT, "", "path of the certificate shown to daemons")
-    http_client_tls_key: str = string(CLIENT, "", "path of its key")
+    http_client_tls_cert: str = string(CLIENT, "", "client certificate for daemons (PEM file)")
+    http_client_tls_key: str = string(CLIENT, "", "private key of -http-client-tls-cert (PEM file)")
     nsqd_auth_token_file: str = string(
-        CLIENT, "", "path of a file with the token for nsqds that ask for one", own=True
+        CLIENT, "", "file with the token for nsqds that require one", own=True
     )
 
     acl_http_header: str = string(
-        ACCESS, "X-Forwarded-User", "header in which a proxy says who the user is"
+        ACCESS, "X-Forwarded-User", "header in which a proxy passes the user's name"
     )
     admin_users: tuple[str, ...] = strings(
-        ACCESS, "user who may change things; without any everybody may", flag="admin-user"
+        ACCESS, "user who may run actions; if none is named, everybody may", flag="admin-user"
     )
     allow_config_from_cidr: str = string(
         ACCESS, "127.0.0.1/8", "addresses that may use /config; empty: all"
     )
-    notification_http_endpoint: str = string(
-        ACCESS, "", "URL to which every action is posted as JSON"
-    )
+    notification_http_endpoint: str = string(ACCESS, "", "URL to POST every action to, as JSON")
 
     sample_interval_ns: int = duration(
-        CHARTS, "5s", "time between two looks at the cluster", minimum="1s", maximum="1m", own=True
+        CHARTS,
+        "5s",
+        "time between two samples of the cluster",
+        minimum="1s",
+        maximum="1m",
+        own=True,
     )
     graphite_url: str = string(CHARTS, "", "URL of Graphite, for /api/graphite and /render")
-    proxy_graphite: bool = boolean(CHARTS, False, "pass /render on to Graphite")
+    proxy_graphite: bool = boolean(CHARTS, False, "proxy /render to Graphite")
     statsd_counter_format: str = string(
-        CHARTS, "stats.counters.%s.count", "Graphite's name for a counter, %s is its key"
+        CHARTS, "stats.counters.%s.count", "name of a counter in Graphite; %s is its key"
     )
     statsd_gauge_format: str = string(
-        CHARTS, "stats.gauges.%s", "Graphite's name for a gauge, %s is its key"
+        CHARTS, "stats.gauges.%s", "name of a gauge in Graphite; %s is its key"
     )
     statsd_interval_ns: int = duration(
-        CHARTS, "1m", "time between two pushes of the nsqds to statsd", minimum="1s"
+        CHARTS, "1m", "interval at which the nsqds push to statsd", minimum="1s"
     )
-    statsd_prefix: str = string(
-        CHARTS, "nsq.%s", "what the nsqds' keys begin with, %s stands for the node"
-    )
+    statsd_prefix: str = string(CHARTS, "nsq.%s", "prefix of the nsqds' keys; %s is the node")
 
     log_level: str = log_level()
     log_prefix: str = log_prefix("nsqadmin")

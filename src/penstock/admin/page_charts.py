@@ -15,15 +15,15 @@ HOUR_COUNT_MIN = 40
 # title, (name of a line, name of its series), unit
 Plan = tuple[str, tuple[tuple[str, str], ...], Unit]
 
-RATES: Plan = ("Messages a second", (("Published", "in_rate"), ("Consumed", "out_rate")), RATE)
-ARRIVALS: Plan = ("Messages a second", (("Arriving", "in_rate"), ("Consumed", "out_rate")), RATE)
+RATES: Plan = ("Messages per second", (("Published", "in_rate"), ("Consumed", "out_rate")), RATE)
+ARRIVALS: Plan = ("Messages per second", (("Arriving", "in_rate"), ("Consumed", "out_rate")), RATE)
 WAITING: Plan = (
-    "Messages that wait",
+    "Waiting messages",
     (("Depth", "depth"), ("In flight", "in_flight"), ("Deferred", "deferred")),
     COUNT,
 )
 TROUBLE: Plan = (
-    "Requeues and timeouts a second",
+    "Requeues and timeouts per second",
     (("Requeued", "requeue_rate"), ("Timed out", "timeout_rate")),
     RATE,
 )
@@ -52,7 +52,7 @@ def counter(view: View, span: str) -> list[Chart]:
 
 def pipelines(view: View, span: str) -> list[list[Chart]]:
     """Three for each pipeline."""
-    waiting: Plan = ("Messages that wait", (("Depth", "depth"),), COUNT)
+    waiting: Plan = ("Waiting messages", (("Depth", "depth"),), COUNT)
     return [_drawn(row["chart"], span, ARRIVALS, waiting, LAG) for row in view["pipelines"]]
 
 

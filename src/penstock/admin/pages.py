@@ -137,7 +137,7 @@ NOT_FOUND = {
     "CHANNEL_NOT_FOUND": ("No such channel", "It may have been deleted.", "/topics", "All topics"),
     "NODE_NOT_FOUND": (
         "No such node",
-        "It has not been registered for some time, or goes by another address.",
+        "It has not been registered for some time, or has another address.",
         "/nodes",
         "All nodes",
     ),
@@ -297,9 +297,9 @@ class Pages:
         advice = (error.text, "", "/", "Overview")
         if error.status == 403:
             advice = (
-                "You may not do that",
-                "Changes are for the users named by --admin-user, from these pages; a page that "
-                "was open for a day has to be loaded again.",
+                "Not permitted",
+                "Only users named by --admin-user may make changes, from these pages. Reload a "
+                "page that has been open for half a day.",
                 "/",
                 "Overview",
             )
@@ -363,7 +363,7 @@ def _filtered(page: Page, view: View, request: Request) -> View:
 def _refused(fields: Mapping[str, str], error: HttpError) -> str:
     if error.text == "CONFIRM_NAME":
         name = fields.get("channel") or fields.get("topic")
-        return f"Nothing was done: the name typed is not {name}."
+        return f"Nothing was changed: the name typed is not {name}."
     if "detail" in error.more:
-        return f"Nothing was done: {error.more['detail']}."
-    return f"Nothing was done: {error.text}."
+        return f"Nothing was changed: {error.more['detail']}."
+    return f"Nothing was changed: {error.text}."

@@ -60,7 +60,7 @@ def _messages(answer: Any, node: str) -> list[dict[str, Any]]:
     try:
         return [_message(found, node) for found in objects(answer.get("messages"))]
     except (AttributeError, ValueError, binascii.Error):
-        raise UpstreamError("its messages make no sense") from None
+        raise UpstreamError("invalid messages") from None
 
 
 def _message(found: Any, node: str) -> dict[str, Any]:

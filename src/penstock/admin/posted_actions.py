@@ -174,7 +174,7 @@ class Posted:
             up = [part.node for part in sample.nodes.values() if part.answered]
             chosen = (found.nodes if found is not None else None) or up
             if not chosen:
-                raise HttpError(502, "UPSTREAM_ERROR: no nsqd answers")
+                raise HttpError(502, "UPSTREAM_ERROR: no nsqd responds")
             address = sample.nodes[chosen[0]].address
         return await self._actions.publish(topic, body, defer_ms, address)
 

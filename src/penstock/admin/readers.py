@@ -61,7 +61,7 @@ def words(reader: Mapping[str, Any]) -> str:
     """A READER: "lake, read by pipeline lake on host7 (since 2026-11-16 19:00 UTC)"."""
     if reader["identity"] is None:
         return f"{reader['channel']}, not bound to a reader yet"
-    name = reader["reader"] or f"a reader without a name, identity {reader['identity']}"
+    name = reader["reader"] or f"an unnamed reader, identity {reader['identity']}"
     since_ms = reader["since_ms"]
     if since_ms is None or not 0 <= since_ms <= _SINCE_MS_MAX:
         return f"{reader['channel']}, read by {name}"
@@ -86,7 +86,7 @@ async def check(
     more = len(names) - READER_COUNT_MAX
     what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
     detail = (
-        f"to {action} {what} needs force, because messages would be missed:"
+        f"cannot {action} {what} without force, because a reader would miss messages:"
         f" {some}{f'; and {more} more' if more > 0 else ''}"
     )
     raise HttpError(409, "PULL_CHANNEL", detail=detail)

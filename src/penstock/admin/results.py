@@ -69,8 +69,8 @@ def told(fields: Mapping[str, str], outcome: Outcome) -> Result:
     where = [result.daemon for result in outcome.results if not result.error]
     text = f"{_DONE.get(fields.get('action', ''), 'Done:')} {what}"
     if not done_count:
-        return Result(False, f"Nothing was done to {what}.", failures or ["nobody has it"])
+        return Result(False, f"Nothing was changed: {what}.", failures or ["not found on any node"])
     text += f" on {where[0]}" if len(where) == 1 else f" on {done_count} daemons"
     return Result(
-        not failures, f"{text}, but not everywhere:" if failures else f"{text}.", failures
+        not failures, f"{text}, but failed on others:" if failures else f"{text}.", failures
     )

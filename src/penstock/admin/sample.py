@@ -245,7 +245,7 @@ def reading_node(part: NodePart, stats: Any, at_ns: int) -> Iterator[None]:
         _add_up(part, topics)
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         part.topics, part.channel_count = {}, 0
-        raise ValueError(f"its statistics make no sense: {_reason(error)}") from None
+        raise ValueError(f"invalid statistics: {_reason(error)}") from None
     part.topics = topics
     part.at_ns = at_ns
     part.answered = True

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from penstock.cli.measurement import Flow, Report, Show
 
 DESCRIPTION = """\
-Load for any nsqd, ours or Go's, and what it took.
+Generates load for any nsqd, Penstock's or Go's, and reports what it measured.
 
   pub      publish as fast as the server answers
-  sub      consume and finish what is there
-  both     the two at once
-  latency  publish at a fixed rate and time each message from its sending to its arrival
+  sub      consume and finish the messages that are there
+  both     publish and consume at the same time
+  latency  publish at a fixed rate and measure the time from sending to arrival
 """
 EXAMPLES = """\
 examples:
@@ -36,11 +36,13 @@ examples:
   penstock bench latency --rate 10000 --duration 10
   penstock bench both --batch 100 --pid $(pidof nsqd) --json result.json
 
-A publisher waits for each OK before it sends again, as NSQ's bench_writer does; --window lets
-more be on their way.  With --messages the run ends after that many, with --duration after that
-time; without either after 10 s.  Exit status: 0 done, 1 failed, 2 wrong use, 130 interrupted.
+A publisher waits for each OK before it sends again, as NSQ's bench_writer does; --window allows
+more commands in flight.  With --messages the run ends after that many, with --duration after that
+time; otherwise after 10 s.  Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
-BUFFER_HELP = "what a consumer asks of the server; -1 sends each message at once (as latency does)"
+BUFFER_HELP = (
+    "consumer's buffer on the server; -1 sends each message at once (the default of latency)"
+)
 UPGRADES = ("tls", "snappy", "deflate", "tls+snappy", "tls+deflate")
 UPGRADE_HELP = "tls, snappy, deflate, tls+snappy or tls+deflate; certificates are not verified"
 DURATION_S = 10.0
@@ -87,31 +89,44 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "command",
         choices=("pub", "sub", "both", "latency"),
-        help="what to do (see above)",
+        help="what to run (see above)",
         metavar="command",
     )
     add("--nsqd-tcp-address", default="127.0.0.1:4150", metavar="HOST:PORT", help="(%(default)s)")
     add("--topic", default="bench", help="topic to publish to and consume from (%(default)s)")
     add("--channel", default="bench", help="channel to consume from (%(default)s)")
-    add("--size", type=positive, default=200, help="bytes of a message body (%(default)s)")
-    add("--batch", type=positive, default=1, help="messages of a command; 1 is PUB, more MPUB")
+    add("--size", type=positive, default=200, help="size of a message body, in bytes (%(default)s)")
+    add("--batch", type=positive, default=1, help="messages per command; 1: PUB, more: MPUB")
     add("--connections", type=positive, default=1, help="connections of each kind (%(default)s)")
-    add("--processes", type=positive, default=1, help="processes to spread them over, per kind")
-    add("--window", type=positive, default=1, help="commands unanswered on a connection at once")
+    add(
+        "--processes", type=positive, default=1, help="processes to spread them over, for each kind"
+    )
+    add("--window", type=positive, default=1, help="commands in flight on a connection")
     amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--messages", type=positive, default=0, help="how many messages in all")
-    amount.add_argument("--duration", type=seconds, default=0.0, help="how long, in seconds")
-    add("--idle", type=seconds, default=5.0, help="end when nothing has come for so many seconds")
+    amount.add_argument("--messages", type=positive, default=0, help="total number of messages")
+    amount.add_argument("--duration", type=seconds, default=0.0, help="duration in seconds")
+    add("--idle", type=seconds, default=5.0, help="stop after this many seconds without messages")
     add("--rdy", type=positive, default=2500, help="ready count of a consumer (%(default)s)")
-    add("--rate", type=seconds, default=0.0, help="latency: messages a second in all (1000)")
+    add("--rate", type=seconds, default=0.0, help="latency: messages per second in total (1000)")
     add("--output-buffer-size", type=int, default=0, metavar="BYTES", help=BUFFER_HELP)
-    add("--output-buffer-timeout", type=int, default=0, metavar="MS", help="likewise")
+    add(
+        "--output-buffer-timeout",
+        type=int,
+        default=0,
+        metavar="MS",
+        help="how long the server buffers; -1: no buffering",
+    )
     add("--upgrade", choices=UPGRADES, default="", metavar="WAY", help=UPGRADE_HELP)
-    add("--pid", type=positive, default=0, help="the server's process: report its CPU and memory")
+    add(
+        "--pid",
+        type=positive,
+        default=0,
+        help="process id of the server, to report its CPU and memory",
+    )
     add(
         "--json",
         metavar="FILE",
-        help="write the result as JSON; - is standard output, and then nothing else is",
+        help="write the result as JSON; - for standard output, without the text report",
     )
     add("--quiet", action="store_true", help="no progress display")
     return parser
@@ -286,7 +301,7 @@ def lines(options: argparse.Namespace, report: Report) -> list[str]:
         )
     if report.published.messages > report.consumed.messages and options.command != "pub":
         missing = report.published.messages - report.consumed.messages
-        found.append(f"  missing    {missing:,} were published and not consumed")
+        found.append(f"  missing    {missing:,} messages were published but not consumed")
     return found
 
 

@@ -36,10 +36,10 @@ def nsqd_addresses() -> Any:
 
 
 def lookupd_addresses() -> Any:
-    return repeated("Source", "HTTP address of an nsqlookupd to ask for nsqds")
+    return repeated("Source", "HTTP address of an nsqlookupd to find nsqds with")
 
 
-def max_in_flight(help: str = "messages at once, over all connections") -> Any:
+def max_in_flight(help: str = "messages in flight, over all connections") -> Any:
     return integer("Source", 200, help, minimum=1)
 
 

@@ -33,8 +33,8 @@ BROKEN_PERCENT = 1
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     nsqd_tcp_address: str = string("Demo", "127.0.0.1:4150", "nsqd to publish to", own=True)
-    rate: int = integer("Demo", 20, "messages a second", minimum=1, maximum=100_000, own=True)
-    count: int = integer("Demo", 0, "messages in all; 0: until it is stopped", minimum=0, own=True)
+    rate: int = integer("Demo", 20, "messages per second", minimum=1, maximum=100_000, own=True)
+    count: int = integer("Demo", 0, "messages to publish; 0: no limit", minimum=0, own=True)
     log_level: str = log_level()
 
 
@@ -42,7 +42,7 @@ def flag_table() -> FlagTable[DemoOptions]:
     return FlagTable(
         PROGRAM,
         DemoOptions,
-        summary="Publishes made-up messages to the topics orders and clicks.",
+        summary="Publishes sample messages to the topics orders and clicks.",
         environment_prefix="PENSTOCK_DEMO_",
     )
 

@@ -8,16 +8,16 @@ import sys
 from collections.abc import Sequence
 
 EPILOG = """\
-Shows segments and side files (*.log, *.side), journals, slot files (*.slot, *.fired) and their
+Prints segments and side files (*.log, *.side), journals, slot files (*.slot, *.fired) and their
 counts (deferred.counts), staging files (*.staging) and their ledger, node.json, patterns.json and
-nsqd.dat: one line a thing, with its offset in the file.  Lines that start with "!!" tell of damage.
-Nothing is changed, and the files of a running nsqd can be looked at.
+nsqd.dat: one line per item, with its offset in the file.  Lines that start with "!!" mark damage.
+It changes nothing, and can read the files of a running nsqd.
 
 examples:
   penstock dump data/penstock/topics/orders~*/*.log
   penstock dump --brief data/penstock/topics/orders~*/*
 
-Exit status: 0 all is well, 1 damage was found or a file could not be shown, 2 wrong use.
+Exit status: 0 no damage, 1 damage found or a file could not be read, 2 wrong usage.
 """
 
 
@@ -39,12 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock dump",
-        description="Show what is in the files of a data path.",
+        description="Print the contents of the files of a data path.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", metavar="FILE", nargs="+", help="a file to show")
-    parser.add_argument("--brief", action="store_true", help="batches only, not their messages")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="file to print")
+    parser.add_argument(
+        "--brief", action="store_true", help="print batches only, not their messages"
+    )
     return parser
 
 

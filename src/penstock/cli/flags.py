@@ -99,7 +99,7 @@ class FlagTable(Generic[Options]):
             if not self._ignores_rest:
                 raise UsageError(text)
             ignored = " ".join(line.rest)
-            warnings.append(f"{text}; ignored, with all behind it, as NSQ does: {ignored}")
+            warnings.append(f"{text}; ignoring it and everything after it, as NSQ does: {ignored}")
         config_path = line.config_path or environment.get(self.environment_prefix + "CONFIG", "")
         values = self._read_config(config_path, warnings) if config_path else {}
         values.update(self._read_environment(environment, warnings))
@@ -207,7 +207,9 @@ class FlagTable(Generic[Options]):
                 continue
             setting = self._by_option.get(variable.removeprefix(prefix).lower())
             if setting is None:
-                warnings.append(f"environment variable {variable} is no option of {self.program}")
+                warnings.append(
+                    f"environment variable {variable} is not an option of {self.program}"
+                )
                 continue
             values[setting.field] = _convert(setting.kind.parse, text, variable, setting)
         return values
@@ -225,7 +227,9 @@ class FlagTable(Generic[Options]):
             setting = self._by_option.get(option)
             if setting is None:
                 if option.replace("_", "-") not in self._ignored_names:
-                    warnings.append(f"config file {path}: {option} is no option of {self.program}")
+                    warnings.append(
+                        f"config file {path}: {option} is not an option of {self.program}"
+                    )
                 continue
             place = f"{option} in {path}"
             values[setting.field] = _convert(setting.kind.convert, value, place, setting)
@@ -250,8 +254,8 @@ class FlagTable(Generic[Options]):
             lines += [f"  {number}  {text}" for number, text in self.statuses]
         lines += [
             "",
-            "Flags are written -flag=value, --flag=value or -flag value.  An option is taken from",
-            f"the command line, else from {self.environment_prefix}<OPTION>, else from the file.",
+            "Write flags as -flag=value, --flag=value or -flag value.  The command line overrides",
+            f"the environment ({self.environment_prefix}<OPTION>), which overrides the file.",
         ]
         return "\n".join(lines) + "\n"
 

@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from penstock.storage.import_report import ImportReport, TopicReport
 
 EPILOG = """\
-Stop the Go nsqd first.  DIR of --from is only read.  Every message is taken once, with its body and
-timestamp; each channel gets what it had, with its attempts; paused topics and channels stay paused.
-The target may be new, or a data path without topics of these names on which no nsqd runs.  It gets
-all topics or, if anything fails, none.
+Stop the Go nsqd first.  The --from folder is only read.  Every message is imported once, with its
+body and timestamp; each channel keeps its messages and their attempts; paused topics and channels
+stay paused.
+The target may be new, or a data path that no nsqd uses, without topics of these names.  It gets
+all topics, or none if anything fails.
 
 examples:
   penstock import-nsqd --from /var/lib/nsqd --to /var/lib/penstock --dry-run
   penstock import-nsqd --from /var/lib/nsqd --to /var/lib/penstock
 
-Exit status: 0 all was taken, 1 nothing was taken, 2 wrong use, 3 taken, but damage was left out.
-docs/migration.md tells the whole way.
+Exit status: 0 all imported, 1 nothing imported, 2 wrong usage, 3 imported without damaged records.
+docs/migration.md describes the whole migration.
 """
 
 BAR_WIDTH = 30
@@ -72,21 +73,21 @@ def build_parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="penstock import-nsqd",
-        description="Take over the data path of a Go nsqd.",
+        description="Import the data path of a Go nsqd.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--from", dest="source", metavar="DIR", required=True, help="the Go nsqd's data path")
     add("--to", dest="target", metavar="DIR", required=True, help="the data path to write")
-    add("--dry-run", action="store_true", help="read and report only; the target is not touched")
+    add("--dry-run", action="store_true", help="read and report only; do not write to the target")
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress on standard error")
     add(
         "--no-salvage",
         dest="salvage",
         action="store_false",
-        help="take only what the meta files know, not what a killed nsqd had accepted since",
+        help="import only what the meta files list, not what a killed nsqd had accepted since",
     )
     add(
         "--max-msg-size",
@@ -167,7 +168,7 @@ def report_lines(report: ImportReport) -> list[str]:
     lines += _listed("notes", report.notes)
     rate = report.record_count / report.seconds if report.seconds else 0.0
     lines.append(
-        f"{'would take' if report.dry_run else 'took'} {report.message_count:,} messages in"
+        f"{'would import' if report.dry_run else 'imported'} {report.message_count:,} messages in"
         f" {_counted(len(report.topics), 'topic')}, {_counted(report.channel_count, 'channel')},"
         f" from {report.record_count:,} copies ({report.salvaged_count:,} salvaged)"
         f" in {report.seconds:.1f} s, {rate:,.0f} copies/s"
@@ -178,7 +179,7 @@ def report_lines(report: ImportReport) -> list[str]:
             f" in {_counted(len(report.damage), 'damaged place')}"
         )
     if report.dry_run:
-        lines.append(f"dry run: {report.target} was not touched")
+        lines.append(f"dry run: {report.target} was not changed")
     else:
         lines.append(f"next: nsqd --data-path={report.target}")
     return lines
@@ -208,7 +209,7 @@ def _listed(title: str, items: list[str]) -> list[str]:
         return []
     lines = [f"{title}:", *(f"  {item}" for item in items[:LIST_MAX])]
     if len(items) > LIST_MAX:
-        lines.append(f"  and {len(items) - LIST_MAX:,} more; --json tells all")
+        lines.append(f"  and {len(items) - LIST_MAX:,} more; --json lists all")
     return lines
 
 

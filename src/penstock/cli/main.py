@@ -14,24 +14,27 @@ if TYPE_CHECKING:
 # name: (module, one line of help)
 COMMANDS = {
     "up": ("penstock.cli.up", "run nsqlookupd, nsqd and nsqadmin in one terminal"),
-    "nsqd": ("penstock.cli.nsqd", "the broker: store messages, deliver them to consumers"),
+    "nsqd": ("penstock.cli.nsqd", "the broker: stores messages and delivers them to consumers"),
     "lookupd": ("penstock.cli.nsqlookupd", "discovery: which nsqd has which topic (nsqlookupd)"),
-    "admin": ("penstock.cli.nsqadmin", "show the cluster in a browser, and act on it (nsqadmin)"),
-    "tail": ("penstock.cli.nsq_tail", "print messages as they come (nsq_tail)"),
-    "stat": ("penstock.cli.nsq_stat", "watch the numbers of a channel (nsq_stat)"),
-    "pub": ("penstock.cli.to_nsq", "publish the records of standard input (to_nsq)"),
+    "admin": ("penstock.cli.nsqadmin", "show and manage the cluster in a browser (nsqadmin)"),
+    "tail": ("penstock.cli.nsq_tail", "print messages as they arrive (nsq_tail)"),
+    "stat": ("penstock.cli.nsq_stat", "show live statistics of a channel (nsq_stat)"),
+    "pub": ("penstock.cli.to_nsq", "publish records from standard input (to_nsq)"),
     "to-file": ("penstock.cli.nsq_to_file", "write messages to files (nsq_to_file)"),
     "to-http": ("penstock.cli.nsq_to_http", "send messages to HTTP servers (nsq_to_http)"),
-    "relay": ("penstock.cli.nsq_to_nsq", "publish messages again elsewhere (nsq_to_nsq)"),
+    "relay": (
+        "penstock.cli.nsq_to_nsq",
+        "republish messages to another topic or nsqd (nsq_to_nsq)",
+    ),
     "pipeline": ("penstock.cli.pipeline", "run a data pipeline on Spark, from topics to tables"),
     "spark-cluster": (
         "penstock.cli.spark_cluster",
         "start or stop a Spark cluster on this machine",
     ),
-    "spark-pack": ("penstock.cli.spark_pack", "pack Penstock for Spark executors that lack it"),
-    "demo": ("penstock.cli.demo", "publish made-up messages, to have something to look at"),
-    "import-nsqd": ("penstock.cli.import_nsqd", "take over the data path of a Go nsqd"),
-    "dump": ("penstock.cli.dump", "show what is in the files of a data path"),
+    "spark-pack": ("penstock.cli.spark_pack", "package Penstock for Spark executors without it"),
+    "demo": ("penstock.cli.demo", "publish sample messages, to try things out"),
+    "import-nsqd": ("penstock.cli.import_nsqd", "import the data path of a Go nsqd"),
+    "dump": ("penstock.cli.dump", "print the contents of the files of a data path"),
     "bench": ("penstock.cli.bench", "measure a running nsqd"),
 }
 

@@ -18,4 +18,4 @@ def warn_left(data_path: str, count: int = 0) -> None:
     names = {path.name for path in Path(data_path or ".").glob("node-*")}
     served = {folder_name(node) for node in range(count)}
     if left := sorted(name for name in names - served if re.fullmatch(r"node-\d+", name)):
-        log.warning("nobody serves what is in %s of %s", ", ".join(left), data_path or ".")
+        log.warning("no node serves %s of %s", ", ".join(left), data_path or ".")

@@ -82,7 +82,7 @@ def node_flags(options: Options) -> list[list[str]]:
             if not used or not address or address.endswith(":0"):
                 continue
             if address in taken:
-                raise OptionError(f"--processes: node {node} would listen on {address} too")
+                raise OptionError(f"--processes: node {node} would also listen on {address}")
             taken.add(address)
         ports = {
             "broadcast-tcp-port": options.broadcast_tcp_port,
@@ -128,7 +128,7 @@ def make_folders(files: Files, data_path: Path, count: int) -> None:
     files.lock(str(data_path))
     if (data_path / "nsqd.dat").exists() or (data_path / "penstock").exists():
         raise PenstockError(
-            f"{data_path} has the messages of a single nsqd: move what is in it to"
+            f"{data_path} holds the messages of a single nsqd: move its contents to"
             f" {data_path / folder_name(0)}, or choose another --data-path"
         )
     warn_left(str(data_path), count)
@@ -176,13 +176,13 @@ class Nodes:
                 return
             ran_s = loop.time() - start_s
             if first and status == 1 and ran_s < START_S:
-                log.critical("node=%d: could not start, its log says why", node)
+                log.critical("node=%d: could not start; see its log", node)
                 self._status = 1
                 self._stopping.set()
                 return
             first = False
             wait_s = RESTART_WAIT_S if ran_s > STEADY_S else wait_s
-            log.error("node=%d: ended %s, again in %g s", node, status_text(status), wait_s)
+            log.error("node=%d: ended %s, restarting in %g s", node, status_text(status), wait_s)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
             wait_s = min(2 * wait_s, RESTART_WAIT_MAX_S)
@@ -205,5 +205,5 @@ class Nodes:
 
     async def _end(self, node: int, process: Process) -> None:
         if not await end(process, STOP_SECONDS_MAX):
-            log.error("node=%d: did not end in %g s, killed", node, STOP_SECONDS_MAX)
+            log.error("node=%d: did not stop in %g s, killed", node, STOP_SECONDS_MAX)
             self._status = 1

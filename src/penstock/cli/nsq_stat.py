@@ -37,19 +37,19 @@ NSQDS_AT_ONCE = 32
 @dataclass(frozen=True, slots=True)
 class StatOptions:
     topic: str = string("Channel", "", "topic of the channel")
-    channel: str = string("Channel", "", "channel to watch")
+    channel: str = string("Channel", "", "channel to report on")
     # Its range is checked in NSQ's words.
     interval_ns: int = duration("Report", "2s", "time between two lines", minimum="-1h")
-    count: int = integer("Report", 0, "lines to print; 0: no end", minimum=0)
+    count: int = integer("Report", 0, "lines to print; 0: no limit", minimum=0)
     nsqd_http_address: tuple[str, ...] = repeated("Source", "HTTP address of an nsqd, host:port")
     lookupd_http_address: tuple[str, ...] = repeated(
         "Source", "HTTP address of an nsqlookupd, host:port"
     )
     http_client_connect_timeout_ns: int = duration(
-        "Source", "2s", "time to connect for a request", minimum="1ms"
+        "Source", "2s", "timeout for connecting", minimum="1ms"
     )
     http_client_request_timeout_ns: int = duration(
-        "Source", "5s", "time for a whole request", minimum="1ms"
+        "Source", "5s", "timeout for a request", minimum="1ms"
     )
     log_level: str = log_level()
 

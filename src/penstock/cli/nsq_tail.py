@@ -45,8 +45,8 @@ class TailOptions:
     channel: str = string(
         "Messages", "", "channel to consume from", default_text="a new ephemeral one"
     )
-    n: int = integer("Messages", 0, "end when a topic had that many messages; 0: never", minimum=0)
-    print_topic: bool = boolean("Messages", False, "begin lines with the topic")
+    n: int = integer("Messages", 0, "exit after this many messages of a topic; 0: never", minimum=0)
+    print_topic: bool = boolean("Messages", False, "prefix each line with the topic")
     max_in_flight: int = max_in_flight()
     nsqd_tcp_address: tuple[str, ...] = nsqd_addresses()
     lookupd_http_address: tuple[str, ...] = lookupd_addresses()
@@ -56,7 +56,7 @@ class TailOptions:
 
 def flag_table() -> FlagTable[TailOptions]:
     return tool_table(
-        PROGRAM, TailOptions, "Prints the messages of topics to standard output, a line each."
+        PROGRAM, TailOptions, "Prints the messages of topics to standard output, one per line."
     )
 
 

@@ -52,48 +52,52 @@ MISSING_REV = "missing <REV> in --filename-format when gzip, rotation, or work d
 
 @dataclass(frozen=True, slots=True)
 class ToFileOptions:
-    topic: tuple[str, ...] = repeated("Messages", "topic to write; none: those that nsqlookupd has")
-    topic_pattern: str = string("Messages", "", "regular expression that a topic has to match")
+    topic: tuple[str, ...] = repeated(
+        "Messages", "topic to write; if none is given, all topics of nsqlookupd"
+    )
+    topic_pattern: str = string("Messages", "", "regular expression that topics must match")
     topic_refresh_ns: int = duration(
-        "Messages", "1m", "how often nsqlookupd is asked for topics", minimum="10ms"
+        "Messages", "1m", "how often to query nsqlookupd for topics", minimum="10ms"
     )
     channel: str = string("Messages", "nsq_to_file", "channel to consume from")
-    output_dir: str = string("Files", "/tmp", "folder of the finished files")
-    work_dir: str = string(
-        "Files", "", "folder of the files being written", default_text="output-dir"
-    )
+    output_dir: str = string("Files", "/tmp", "folder for finished files")
+    work_dir: str = string("Files", "", "folder for files being written", default_text="output-dir")
     filename_format: str = string(
         "Files",
         "<TOPIC>.<HOST><REV>.<DATETIME>.log",
-        "name of a file; may also have <PID>, and folders",
+        "file name; may also contain <PID> and folders",
     )
-    datetime_format: str = string("Files", "%Y-%m-%d_%H", "what <DATETIME> stands for, as strftime")
+    datetime_format: str = string("Files", "%Y-%m-%d_%H", "value of <DATETIME>, a strftime format")
     host_identifier: str = string(
         "Files",
         "",
-        "what <HOST> stands for; may have <SHORT_HOST> and <HOSTNAME>",
+        "value of <HOST>; may contain <SHORT_HOST> and <HOSTNAME>",
         default_text="the short host name",
     )
     gzip: bool = boolean("Files", False, "compress with gzip")
-    gzip_level: int = integer("Files", 6, "from fast to small", minimum=1, maximum=9)
-    rotate_size: int = integer("Files", 0, "bytes after which a file ends; 0: any", minimum=0)
-    rotate_interval_ns: int = duration("Files", "0", "time after which a file ends; 0: any")
-    skip_empty_files: bool = boolean("Files", False, "create files only for messages")
+    gzip_level: int = integer("Files", 6, "1 is fastest, 9 compresses best", minimum=1, maximum=9)
+    rotate_size: int = integer(
+        "Files", 0, "start a new file after this many bytes; 0: never", minimum=0
+    )
+    rotate_interval_ns: int = duration("Files", "0", "start a new file after this long; 0: never")
+    skip_empty_files: bool = boolean(
+        "Files", False, "create a file only when there is a message for it"
+    )
     sync_interval_ns: int = duration(
         "Files", "30s", "longest time until messages are synced and finished", minimum="1ms"
     )
-    max_in_flight: int = max_in_flight("messages at once for each topic, and most in one sync")
+    max_in_flight: int = max_in_flight("messages in flight per topic, and the most per sync")
     nsqd_tcp_address: tuple[str, ...] = nsqd_addresses()
     lookupd_http_address: tuple[str, ...] = lookupd_addresses()
     http_client_connect_timeout_ns: int = duration(
-        "Source", "2s", "time to connect when asking for topics", minimum="1ms"
+        "Source", "2s", "timeout for connecting to nsqlookupd", minimum="1ms"
     )
     http_client_request_timeout_ns: int = duration(
-        "Source", "5s", "time for the whole answer", minimum="1ms"
+        "Source", "5s", "timeout for a complete response", minimum="1ms"
     )
     consumer_opt: tuple[tuple[str, Any], ...] = client_options("consumer")
     log_level: str = log_level(own=False)
-    log_prefix: str = string("Log", f"[{PROGRAM}] ", "what log lines begin with")
+    log_prefix: str = string("Log", f"[{PROGRAM}] ", "prefix of each log line")
 
     def layout(self, topic: str) -> Layout:
         """How the files of ``topic`` are named; ValueError if they cannot be."""
@@ -115,7 +119,7 @@ class ToFileOptions:
 
 def flag_table() -> FlagTable[ToFileOptions]:
     return tool_table(
-        PROGRAM, ToFileOptions, "Writes the messages of topics to files, a line each."
+        PROGRAM, ToFileOptions, "Writes the messages of topics to files, one per line."
     )
 
 

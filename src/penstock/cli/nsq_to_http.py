@@ -59,21 +59,21 @@ class ToHttpOptions:
     topic: str = string("Messages", "", "topic to send")
     channel: str = string("Messages", "nsq_to_http", "channel to consume from")
     sample: float = row(
-        Float(0.0, 1.0, checked=False), "Messages", 1.0, "share of the messages to send"
+        Float(0.0, 1.0, checked=False), "Messages", 1.0, "fraction of the messages to send"
     )
     post: tuple[str, ...] = repeated("Requests", "address to POST messages to")
     get: tuple[str, ...] = repeated("Requests", "address to GET, with %s for the message")
     content_type: str = string("Requests", CONTENT_TYPE, "Content-Type of a POST")
-    header: tuple[str, ...] = repeated("Requests", 'header of every request, "Name: value"')
+    header: tuple[str, ...] = repeated("Requests", 'header to add to every request, "Name: value"')
     mode: str = string(
         "Requests", "hostpool", "round-robin, hostpool or epsilon-greedy; others: to all addresses"
     )
-    n: int = integer("Requests", 100, "requests at once", minimum=1)
+    n: int = integer("Requests", 100, "concurrent requests", minimum=1)
     http_client_connect_timeout_ns: int = duration(
-        "Requests", "2s", "time to connect for a request", minimum="1ms"
+        "Requests", "2s", "timeout for connecting", minimum="1ms"
     )
     http_client_request_timeout_ns: int = duration(
-        "Requests", "20s", "time for a whole request", minimum="1ms"
+        "Requests", "20s", "timeout for a request", minimum="1ms"
     )
     max_in_flight: int = max_in_flight()
     nsqd_tcp_address: tuple[str, ...] = nsqd_addresses()

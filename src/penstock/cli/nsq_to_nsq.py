@@ -56,7 +56,7 @@ class ToNsqdOptions:
     topic: tuple[str, ...] = repeated("Messages", "topic to consume")
     channel: str = string("Messages", "nsq_to_nsq", "channel to consume from")
     destination_topic: str = string(
-        "Destination", "", "topic to publish to, for all", default_text="the message's own"
+        "Destination", "", "topic to publish all messages to", default_text="the message's own"
     )
     destination_nsqd_tcp_address: tuple[str, ...] = repeated(
         "Destination", "TCP address of an nsqd to publish to"
@@ -64,10 +64,12 @@ class ToNsqdOptions:
     mode: str = string(
         "Destination", "hostpool", "round-robin, hostpool or epsilon-greedy; others: round-robin"
     )
-    require_json_field: str = string("Filter", "", "field that a message must have, else dropped")
-    require_json_value: str = string("Filter", "", "value that this field must have, else dropped")
-    whitelist_json_field: tuple[str, ...] = repeated("Filter", "field to keep, all others go")
-    max_in_flight: int = max_in_flight("messages at once for each topic")
+    require_json_field: str = string("Filter", "", "drop messages without this field")
+    require_json_value: str = string("Filter", "", "drop messages whose field has another value")
+    whitelist_json_field: tuple[str, ...] = repeated(
+        "Filter", "field to keep; all others are removed"
+    )
+    max_in_flight: int = max_in_flight("messages in flight per topic")
     nsqd_tcp_address: tuple[str, ...] = nsqd_addresses()
     lookupd_http_address: tuple[str, ...] = lookupd_addresses()
     consumer_opt: tuple[tuple[str, Any], ...] = client_options("consumer")
@@ -78,7 +80,7 @@ class ToNsqdOptions:
 
 def flag_table() -> FlagTable[ToNsqdOptions]:
     return tool_table(
-        PROGRAM, ToNsqdOptions, "Publishes the messages of topics again, at another nsqd."
+        PROGRAM, ToNsqdOptions, "Republishes the messages of topics to another topic or nsqd."
     )
 
 

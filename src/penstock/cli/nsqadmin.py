@@ -23,9 +23,9 @@ def flag_table() -> FlagTable[AdminOptions]:
     return FlagTable(
         "nsqadmin",
         AdminOptions,
-        summary="Shows a whole cluster in a browser, and lets operators act on it.",
+        summary="Shows and manages a cluster in a browser.",
         environment_prefix="PENSTOCK_NSQADMIN_",
-        ignored=(("verbose", "accepted as by NSQ, without effect; see -log-level"),),
+        ignored=(("verbose", "accepted for compatibility, no effect; see -log-level"),),
         ignores_rest=True,
     )
 

@@ -23,11 +23,11 @@ def flag_table() -> FlagTable[Options]:
     return FlagTable(
         "nsqd",
         Options,
-        summary="Receives messages, keeps them, and delivers them to consumers.",
+        summary="The broker: stores messages and delivers them to consumers.",
         environment_prefix="PENSTOCK_NSQD_",
         ignored=(
-            ("verbose", "accepted as by NSQ, without effect; see -log-level"),
-            ("worker-id", "accepted as by NSQ, without effect; see -node-id"),
+            ("verbose", "accepted for compatibility, no effect; see -log-level"),
+            ("worker-id", "accepted for compatibility, no effect; see -node-id"),
         ),
         ignores_rest=True,
     )

@@ -25,7 +25,7 @@ def flag_table() -> FlagTable[LookupdOptions]:
         LookupdOptions,
         summary="Discovery: which nsqd has which topic and channel, for consumers and other nsqds.",
         environment_prefix="PENSTOCK_NSQLOOKUPD_",
-        ignored=(("verbose", "accepted as by NSQ, without effect; see -log-level"),),
+        ignored=(("verbose", "accepted for compatibility, no effect; see -log-level"),),
         ignores_rest=True,
     )
 

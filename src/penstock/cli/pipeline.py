@@ -48,12 +48,12 @@ TOLD_EVERY_S = 10.0
 COLUMNS = 80
 SAME_STOP_S = 0.2
 EXIT_STATUSES = (
-    (0, "ended: stopped, or came to its end"),
-    (1, "failed, or cannot be run as it is declared"),
-    (2, "usage: the command line is wrong"),
-    (NotProvableError.status, "not provable: whether every message was written cannot be known"),
-    (AlreadyRunningError.status, "already running: another process runs it; nothing was touched"),
-    (DataWouldBeLostError.status, "data would be lost: messages or rows are gone"),
+    (0, "finished, or stopped on request"),
+    (1, "failed, or the pipeline is invalid"),
+    (2, "wrong usage of the command line"),
+    (NotProvableError.status, "not provable: cannot tell whether every message was written"),
+    (AlreadyRunningError.status, "already running in another process; nothing was changed"),
+    (DataWouldBeLostError.status, "data would be lost: messages or rows are missing"),
 )
 SPARK_LEVELS = ("debug", "info", "warn", "error")
 
@@ -62,22 +62,28 @@ SPARK_LEVELS = ("debug", "info", "warn", "error")
 class FileOptions:
     """What changes a pipeline on its way from its file."""
 
-    param: tuple[str, ...] = repeated("Pipeline", "name=value of [parameters]", own=True)
-    set: tuple[str, ...] = repeated("Pipeline", "table.key=value of the file", own=True)
+    param: tuple[str, ...] = repeated("Pipeline", "set a parameter: name=value", own=True)
+    set: tuple[str, ...] = repeated(
+        "Pipeline", "override a key of the file: table.key=value", own=True
+    )
     nsqd_http_address: tuple[str, ...] = repeated(
         "Pipeline", "HTTP address of an nsqd, for the parameter nsqd", own=True
     )
     lookupd_http_address: tuple[str, ...] = repeated(
         "Pipeline", "HTTP address of an nsqlookupd, for the parameter lookupd", own=True
     )
-    checkpoint: str = string("Pipeline", "", "folder of the progress", own=True)
+    checkpoint: str = string("Pipeline", "", "folder of the checkpoint", own=True)
     folder: str = string(
-        "Pipeline", "", "what relative paths start from", default_text="the file's folder", own=True
+        "Pipeline",
+        "",
+        "folder that relative paths start from",
+        default_text="the file's folder",
+        own=True,
     )
     master: str = string("Spark", "", "Spark master: local[4], spark://, yarn, k8s://", own=True)
     conf: tuple[str, ...] = repeated("Spark", "spark.name=value", own=True)
     spark_log_level: str = choice(
-        "Log", "error", "least level of Spark's own log", SPARK_LEVELS, own=True
+        "Log", "error", "lowest level of Spark's own log", SPARK_LEVELS, own=True
     )
     log_level: str = log_level()
 
@@ -87,13 +93,13 @@ class RunOptions(FileOptions):
     """Answers to what an earlier run has stopped for; each works once."""
 
     accept_loss: str = string(
-        "Answers", "", "go on without the messages or rows of this name, and record it", own=True
+        "Answers", "", "continue without the messages or rows of this name, and record it", own=True
     )
     read_again: str = string(
-        "Answers", "", "read the rows of this name again, which the table lacks", own=True
+        "Answers", "", "read the rows of this name, missing in the table, again", own=True
     )
     begin_anew: str = string(
-        "Answers", "", "write to a table of which nobody knows what it has", own=True
+        "Answers", "", "write to a table whose contents cannot be verified", own=True
     )
     take_over: str = string(
         "Answers", "", "identity of the reader to take the channel over from", own=True
@@ -104,25 +110,25 @@ class RunOptions(FileOptions):
 class CheckOptions(FileOptions):
     """All that changes a pipeline for a run, so that what is judged is what would run."""
 
-    spark: bool = boolean("Pipeline", True, "also judge SQL and functions with Spark", own=True)
+    spark: bool = boolean("Pipeline", True, "also check SQL and functions with Spark", own=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InitOptions:
-    like: str = string("File", "", "a shipped pipeline to start from", own=True)
-    force: bool = boolean("File", False, "replace a file that is there", own=True)
+    like: str = string("File", "", "shipped pipeline to start from", own=True)
+    force: bool = boolean("File", False, "overwrite an existing file", own=True)
     log_level: str = log_level()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StatusOptions:
-    json: bool = boolean("Output", False, "as JSON", own=True)
+    json: bool = boolean("Output", False, "print JSON", own=True)
     log_level: str = log_level()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FilesOptions:
-    json: bool = boolean("Output", False, "as JSON, with sizes and rows", own=True)
+    json: bool = boolean("Output", False, "print JSON, with sizes and row counts", own=True)
     log_level: str = log_level()
 
 
@@ -140,7 +146,7 @@ def flag_tables() -> list[FlagTable[Any]]:
         FlagTable(
             f"{PROGRAM} check FILE|NAME",
             CheckOptions,
-            summary="Says whether a pipeline would run, without running it or asking a broker.",
+            summary="Checks a pipeline without running it or contacting a broker.",
             environment_prefix="PENSTOCK_PIPELINE_CHECK_",
         ),
         FlagTable(
@@ -152,13 +158,13 @@ def flag_tables() -> list[FlagTable[Any]]:
         FlagTable(
             f"{PROGRAM} status",
             StatusOptions,
-            summary="Shows the pipelines that run on this machine.",
+            summary="Shows the pipelines running on this machine.",
             environment_prefix="PENSTOCK_PIPELINE_STATUS_",
         ),
         FlagTable(
             f"{PROGRAM} files PATH",
             FilesOptions,
-            summary="Lists the data files of a table: each row once, also while files are merged.",
+            summary="Lists a table's data files, with each row once even while files are merged.",
             environment_prefix="PENSTOCK_PIPELINE_FILES_",
         ),
     ]
@@ -169,15 +175,15 @@ Usage: penstock pipeline <command> [flags]
 
 Commands:
   run FILE|NAME    run the pipeline of a .toml or .py file, or a shipped one
-  check FILE|NAME  say whether it would run
+  check FILE|NAME  check a pipeline without running it
   init FILE        write a commented example
-  status           show those that run
+  status           show running pipelines
   files PATH       list the data files of a table
 
 Shipped:
 {shipped}
 
-See "penstock pipeline <command> --help" for its flags, docs/spark.md for all the rest.
+See "penstock pipeline <command> --help" for its flags, docs/spark.md for the guide.
 """
 
 
@@ -229,7 +235,7 @@ def _call(
             return 0
         if takes_file and not file:
             what = "folder" if program.endswith(" files") else "file"
-            raise UsageError(f"{program}: a {what} must be named")
+            raise UsageError(f"{program}: name a {what}")
         if parsed.warnings:
             log.LOGGER.warning("%s", "; ".join(parsed.warnings))
         log.configure(level=parsed.options.log_level, prefix="[pipeline] ")
@@ -294,7 +300,7 @@ def overrides_of(options: FileOptions) -> list[str]:
             raise UsageError(f'invalid value "{text}" for flag -param: must be name=value')
     texts = [f"parameters.{text}" for text in options.param]
     if options.nsqd_http_address and options.lookupd_http_address:
-        raise UsageError("-nsqd-http-address and -lookupd-http-address exclude one another")
+        raise UsageError("-nsqd-http-address and -lookupd-http-address cannot be used together")
     if options.nsqd_http_address:
         addresses = ",".join(options.nsqd_http_address)
         texts += [f"parameters.nsqd={addresses}", "?parameters.lookupd="]
@@ -326,10 +332,10 @@ def _stop_on_signals(life: Run) -> None:
             if time.monotonic() < again_s:
                 return  # one stop, which came by two ways: from a terminal and from a parent
             # The JVM goes when its standard input does; nothing half-written is ever seen.
-            _say(_joined("ended at once", life.report()))
+            _say(_joined("stopped at once", life.report()))
             os._exit(128 + number)
         again_s = time.monotonic() + SAME_STOP_S
-        _say(f"{life.stopping()}; once more to end at once")
+        _say(f"{life.stopping()}; press Ctrl-C again to stop at once")
         life.stop.set()
         if life.starting:
             raise Interrupted
@@ -393,7 +399,7 @@ def check(options: CheckOptions, file: str) -> int:
     pipeline = _read(options, file)
     level = options.spark_log_level
     text = _judged(pipeline, level) if options.spark else _counted(pipeline)
-    print(f"{file}: {pipeline.name} can be run: {text}")
+    print(f"{file}: {pipeline.name} is valid: {text}")
     return 0
 
 
@@ -429,7 +435,7 @@ def init(options: InitOptions, file: str) -> int:
     if path.suffix != ".toml":
         path = path.with_name(f"{path.name}.toml")
     if path.exists() and not options.force:
-        raise PipelineError(f"{path} is there already; --force replaces it")
+        raise PipelineError(f"{path} exists; --force overwrites it")
     if options.like:
         if options.like not in shipped_names():
             raise PipelineError(f"--like must be one of {', '.join(shipped_names())}")
@@ -437,7 +443,7 @@ def init(options: InitOptions, file: str) -> int:
     else:
         text = example(path.stem, path.name)
     path.write_text(text, encoding="utf-8")
-    print(f"{path.absolute()} is written; see it, change it, then: penstock pipeline run {path}")
+    print(f"wrote {path.absolute()}; edit it, then: penstock pipeline run {path}")
     return 0
 
 
@@ -458,7 +464,7 @@ def status(options: StatusOptions, file: str) -> int:
     elif runs:
         print(table(runs, details))
     else:
-        print("no pipeline runs here")
+        print("no pipelines are running")
     return 0
 
 

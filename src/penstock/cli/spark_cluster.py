@@ -26,7 +26,7 @@ WORDS = ("start", "stop", "status")
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    folder: str = string("Cluster", "spark-cluster", "folder for logs and work", own=True)
+    folder: str = string("Cluster", "spark-cluster", "folder for logs and working files", own=True)
     port: int = integer(
         "Cluster", 7077, "port of the master; 0: any", minimum=0, maximum=65535, own=True
     )
@@ -40,7 +40,7 @@ def flag_tables() -> list[FlagTable[Any]]:
         FlagTable(
             f"{PROGRAM} start|stop|status",
             ClusterOptions,
-            summary="Starts or stops a Spark master and workers that listen on the loopback only.",
+            summary="Starts or stops a Spark master and workers on the loopback interface.",
             environment_prefix="PENSTOCK_SPARK_CLUSTER_",
         )
     ]
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(table.help() if help_asked else penstock_line() + "\n", end="")
             return 0
         if word not in WORDS:
-            raise UsageError(f"{PROGRAM}: say one of {', '.join(WORDS)}")
+            raise UsageError(f"{PROGRAM}: expected one of {', '.join(WORDS)}")
         for warning in parsed.warnings:
             print(f"{PROGRAM}: {warning}", file=sys.stderr)
         return run(word, parsed.options)
@@ -85,11 +85,11 @@ def run(word: str, options: ClusterOptions) -> int:
         return 0
     if word == "stop":
         count = standalone.stop(folder)
-        print(f"{count} processes ended" if count else f"no cluster of {folder} runs")
+        print(f"stopped {count} processes" if count else f"no cluster is running in {folder}")
         return 0
     found = standalone.status(folder)
     if found is None:
-        print(f"no cluster of {folder} runs")
+        print(f"no cluster is running in {folder}")
         return 1
     names = ", ".join(f"{each['name']} (pid {each['pid']})" for each in found["processes"])
     print(f"{found['master']}  {names}")

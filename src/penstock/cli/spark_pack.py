@@ -34,7 +34,7 @@ def flag_tables() -> list[FlagTable[Any]]:
         FlagTable(
             PROGRAM,
             PackOptions,
-            summary="Packs Penstock, its compiled part and what it imports, for Spark executors.",
+            summary="Packages Penstock, its compiled core and dependencies for Spark executors.",
             environment_prefix="PENSTOCK_SPARK_PACK_",
             argument_flag="file",
         )
@@ -63,6 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
     path = path.absolute()
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB; to be used with")
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB; use it with")
     print(f"  --archives {path}#{FOLDER} --conf spark.executorEnv.PYTHONPATH={FOLDER}")
     return 0

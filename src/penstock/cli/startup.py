@@ -69,4 +69,4 @@ def raise_open_files_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit != resource.RLIM_INFINITY and limit < OPEN_FILES_MIN:
-        log.LOGGER.warning("open files: the limit is %d; few places for connections", limit)
+        log.LOGGER.warning("open files: the limit is %d; too low for many connections", limit)

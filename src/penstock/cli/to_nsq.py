@@ -45,10 +45,8 @@ STOP_SECONDS_MAX = 5.0
 @dataclass(frozen=True, slots=True)
 class ToNsqOptions:
     topic: str = string("Messages", "", "topic to publish to")
-    delimiter: str = string(
-        "Messages", "\n", "the byte that ends a record", default_text="a new line"
-    )
-    rate: int = integer("Messages", 0, "messages a second; 0: as fast as nsqd stores them")
+    delimiter: str = string("Messages", "\n", "byte that ends a record", default_text="a new line")
+    rate: int = integer("Messages", 0, "messages per second; 0: no limit")
     nsqd_tcp_address: tuple[str, ...] = repeated("Destination", "TCP address of an nsqd")
     producer_opt: tuple[tuple[str, Any], ...] = client_options("producer")
     log_level: str = log_level()
@@ -56,7 +54,7 @@ class ToNsqOptions:
 
 def flag_table() -> FlagTable[ToNsqOptions]:
     return tool_table(
-        PROGRAM, ToNsqOptions, "Publishes each record of standard input to every nsqd given."
+        PROGRAM, ToNsqOptions, "Publishes each record from standard input to every nsqd given."
     )
 
 
@@ -131,7 +129,7 @@ class Publishing:
             if producer.pending_size + len(record) <= producer.config.max_pending_size:
                 await self._send(producer, record)
             elif not await unless_stopped(self._send(producer, record), self.stop):
-                self.error = self.error or ToolError("stopped while nsqd took no more")
+                self.error = self.error or ToolError("stopped while nsqd accepted no more data")
                 return False
         return True
 

@@ -51,7 +51,7 @@ class ClientOption(Text):
     """``name,value`` or ``name`` alone for true: an option of the client."""
 
     kind = "name,value"
-    noun = "an option of the client and its value, as in heartbeat_interval,10s"
+    noun = "a client option and its value, as in heartbeat_interval,10s"
 
     def parse(self, text: str) -> tuple[str, Any]:
         name, comma, value = text.partition(",")
@@ -76,11 +76,11 @@ def client_options(whose: str) -> Any:
 
 
 def log_level(*, own: bool = True) -> Any:
-    return choice("Log", "info", "least level to log", log.LEVELS, own=own)
+    return choice("Log", "info", "lowest level of log lines to write", log.LEVELS, own=own)
 
 
 def status_every(what: str) -> Any:
-    return integer("Log", 250, f"{what} between two status lines; 0: none", minimum=0)
+    return integer("Log", 250, f"{what} between status lines; 0: none", minimum=0)
 
 
 def tool_table(program: str, options: type[OptionsT], summary: str) -> FlagTable[OptionsT]:
@@ -212,7 +212,7 @@ class Output:
                     stuck_s = loop.time()
                 if not self._poll.poll(0):
                     if loop.time() > stuck_s + self.STUCK_S:
-                        raise ToolError("ERROR: failed to write to os.Stdout - nobody reads it")
+                        raise ToolError("ERROR: failed to write to os.Stdout - nothing reads it")
                     await asyncio.sleep(self.LOOK_AGAIN_S)
                     continue
                 stuck_s = loop.time()

@@ -54,21 +54,19 @@ LISTENING = re.compile(r'\b(TCP|HTTP): listening on ([^\s"]+)')
 PREFIX = re.compile(r"\[([\w-]+)\] ")
 FATAL = re.compile(r" FATAL: (.*)")
 
-PORTS = "Ports, 0 for any that is free"
+PORTS = "Ports; 0 for any free port"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UpOptions:
     """What `up` was told."""
 
-    data_path: str = string(
-        "Parts", "data", "folder for messages, made if it is not there", own=True
-    )
-    host: str = string("Parts", "127.0.0.1", "address on which all parts listen", own=True)
+    data_path: str = string("Parts", "data", "folder for messages; created if missing", own=True)
+    host: str = string("Parts", "127.0.0.1", "address to listen on, for all programs", own=True)
     processes: int = integer(
         "Parts",
         1,
-        "nsqds to run; their ports are 100 apart",
+        "nsqd processes to run; their ports are 100 apart",
         minimum=1,
         maximum=PROCESS_COUNT_MAX,
         own=True,
@@ -76,8 +74,8 @@ class UpOptions:
     pipeline: str = string(
         "Parts", "", "pipeline to run on Spark: archive, metrics or a file", own=True
     )
-    no_spark: bool = boolean("Parts", False, "start no pipeline, whatever -pipeline says", own=True)
-    demo: bool = boolean("Parts", False, "publish made-up messages, to look at", own=True)
+    no_spark: bool = boolean("Parts", False, "start no pipeline, even with -pipeline", own=True)
+    demo: bool = boolean("Parts", False, "publish sample messages", own=True)
     nsqd_tcp_port: int = integer(
         PORTS, 4150, "port of nsqd for clients", minimum=0, maximum=65535, own=True
     )
@@ -286,7 +284,7 @@ class Up:
             await self._unless_over(self._start_extras())
             await self._unless_over(asyncio.Event().wait())
         except Stopped:
-            self._screen.show(NAME, "stopping; once more to kill")
+            self._screen.show(NAME, "stopping; press Ctrl-C again to kill")
         finally:
             await self._end()
 
@@ -316,7 +314,7 @@ class Up:
         try:
             await self._unless_over(asyncio.wait_for(running.answer(), START_SECONDS_MAX))
         except TimeoutError:
-            raise PartError(f"{part.name} does not answer after {START_SECONDS_MAX:g} s") from None
+            raise PartError(f"{part.name} did not answer within {START_SECONDS_MAX:g} s") from None
 
     async def _start_extras(self) -> None:
         options = self._options
@@ -327,7 +325,7 @@ class Up:
             wanted.append(up_extras.demo(addresses[nsqd]["TCP"]))
         if options.pipeline:
             if reason := "-no-spark" if options.no_spark else up_extras.missing():
-                self._screen.show(NAME, f"without pipeline {options.pipeline}: {reason}")
+                self._screen.show(NAME, f"not starting pipeline {options.pipeline}: {reason}")
             else:
                 lookupd = addresses["nsqlookupd"]["HTTP"]
                 wanted.append(up_extras.pipeline(options.pipeline, lookupd, options.data_path))
@@ -361,16 +359,16 @@ class Up:
                 show(NAME, f"{name:<{NAME_WIDTH}}  {tcp}HTTP http://{kinds['HTTP']}")
         admin = self._running[-1].addresses["nsqadmin"]["HTTP"]
         nsqd = next(kinds["HTTP"] for kinds in self._running[1].addresses.values())
-        show(NAME, f"look at it in a browser: http://{admin}")
+        show(NAME, f"nsqadmin: http://{admin}")
         show(NAME, f"publish: curl -d hello 'http://{nsqd}/pub?topic=greetings'")
-        show(NAME, f"messages are kept in {Path(self._options.data_path).resolve()}")
-        show(NAME, "all parts answer; Ctrl-C stops them")
+        show(NAME, f"messages are stored in {Path(self._options.data_path).resolve()}")
+        show(NAME, "all programs are up; press Ctrl-C to stop them")
 
     async def _end(self) -> None:
         await self._extras.end()
         for running in reversed(self._running):
             if not await end(running.process, STOP_SECONDS_MAX):
-                self._screen.show(NAME, f"{running.part.name} did not end in time and was killed")
+                self._screen.show(NAME, f"{running.part.name} did not stop in time and was killed")
             await running.last_words()
 
 

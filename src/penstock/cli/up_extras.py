@@ -39,19 +39,21 @@ def pipeline(name: str, lookupd: str, data_path: str) -> Extra:
     folder = Path(data_path).resolve() / name
     command = ["pipeline", "run", name]
     notice = f"pipeline {name}: see `penstock pipeline status`"
-    starting = f"pipeline {name}: Spark starts now, which takes 10 to 30 s and about 800 MB"
+    starting = f"pipeline {name}: starting Spark, which takes 10 to 30 s and about 800 MB"
     if name in ("archive", "metrics"):
         command += [f"--lookupd-http-address={lookupd}", f"--param=path={folder}"]
         notice += f" and {folder}"
     if name == "archive":
         command.append(f"--param=every={EVERY}")
-        starting += f"; then every message is in Parquet files there within {EVERY}"
+        starting += f"; then messages appear there as Parquet files within {EVERY}"
     return Extra("pipeline", tuple(command), (notice, starting))
 
 
 def demo(nsqd: str) -> Extra:
     command = ("demo", f"--nsqd-tcp-address={nsqd}")
-    return Extra("demo", command, ("demo: made-up messages in the topics orders and clicks",))
+    return Extra(
+        "demo", command, ("demo: publishing sample messages to the topics orders and clicks",)
+    )
 
 
 def missing() -> str:
@@ -88,7 +90,7 @@ class Extras:
             self._show(extra.name, line.removeprefix(f"[{extra.name}] "))
         status = await process.wait()
         if not self._ending:
-            self._show("up", f"{extra.name} ended {status_text(status)}; the rest goes on")
+            self._show("up", f"{extra.name} ended {status_text(status)}; the rest keeps running")
 
     def kill(self) -> None:
         for _, process in self._processes:
@@ -98,6 +100,6 @@ class Extras:
         self._ending = True
         for extra, process in reversed(self._processes):
             if not await end(process, STOP_SECONDS_MAX):
-                self._show("up", f"{extra.name} did not end in time and was killed")
+                self._show("up", f"{extra.name} did not stop in time and was killed")
         if self._watching:
             await asyncio.wait(self._watching, timeout=2.0)

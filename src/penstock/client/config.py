@@ -90,27 +90,30 @@ class Config:
     topology_region: str = string("Identity", "", "region of this client")
     topology_zone: str = string("Identity", "", "zone of this client")
 
-    dial_timeout: float = seconds("Connection", "1s", "time to connect", minimum="1ms")
+    dial_timeout: float = seconds("Connection", "1s", "time limit for connecting", minimum="1ms")
     read_timeout: float = seconds(
-        "Connection", "1m", "silence after which a connection is given up", minimum="100ms"
+        "Connection", "1m", "close the connection after this long without data", minimum="100ms"
     )
     write_timeout: float = seconds(
-        "Connection", "5s", "time that nsqd may take nothing while bytes wait", minimum="100ms"
+        "Connection",
+        "5s",
+        "close the connection if nsqd accepts no data for this long",
+        minimum="100ms",
     )
     heartbeat_interval: float = seconds(
         "Connection", "30s", "heartbeat interval", minimum="1s", off=True
     )
     reconnect_delay: float = seconds(
-        "Connection", "250ms", "first wait before connecting again; doubles", minimum="1ms"
+        "Connection", "250ms", "first wait before reconnecting; doubles each time", minimum="1ms"
     )
     max_reconnect_delay: float = seconds(
-        "Connection", "15s", "longest wait before connecting again", minimum="1ms"
+        "Connection", "15s", "longest wait before reconnecting", minimum="1ms"
     )
     output_buffer_size: int = integer(
-        "Connection", 16384, "bytes nsqd gathers before sending; -1: none", minimum=-1
+        "Connection", 16384, "bytes nsqd buffers before sending; -1: no buffering", minimum=-1
     )
     output_buffer_timeout: float = seconds(
-        "Connection", "250ms", "time nsqd gathers before sending", off=True
+        "Connection", "250ms", "time nsqd buffers before sending", off=True
     )
     max_msg_size: int = integer(
         "Connection", 0, "largest message to accept; 0: 5 MiB", minimum=0, maximum=2**31 - 64
@@ -118,39 +121,53 @@ class Config:
 
     tls_v1: bool = boolean("Security", False, "encrypt with TLS")
     tls_context: ssl.SSLContext | None = context(  # noqa: RUF009
-        "Security", "a context of your own, in place of the tls options below"
+        "Security", "your own SSLContext, instead of the tls options below"
     )
-    tls_root_ca_file: str = string("Security", "", "file of trusted authorities (PEM)")
-    tls_cert: str = string("Security", "", "file of this client's certificate (PEM)")
-    tls_key: str = string("Security", "", "file of the certificate's key (PEM)")
-    tls_insecure_skip_verify: bool = boolean("Security", False, "accept any certificate")
-    tls_min_version: str = choice("Security", "tls1.2", "oldest version to speak", TLS_VERSIONS)
-    auth_secret: str = string("Security", "", "secret for AUTH; sent to nsqlookupd as well")
+    tls_root_ca_file: str = string("Security", "", "trusted CA certificates (PEM file)")
+    tls_cert: str = string("Security", "", "this client's certificate (PEM file)")
+    tls_key: str = string("Security", "", "the certificate's private key (PEM file)")
+    tls_insecure_skip_verify: bool = boolean("Security", False, "skip certificate verification")
+    tls_min_version: str = choice(
+        "Security", "tls1.2", "oldest TLS version to accept", TLS_VERSIONS
+    )
+    auth_secret: str = string("Security", "", "secret for AUTH; also sent to nsqlookupd")
     lookupd_authorization: bool = boolean("Security", True, "send auth_secret to nsqlookupd")
 
     snappy: bool = boolean("Compression", False, "compress with snappy")
     deflate: bool = boolean("Compression", False, "compress with deflate")
-    deflate_level: int = integer("Compression", 6, "from fast to small", minimum=1, maximum=9)
+    deflate_level: int = integer(
+        "Compression", 6, "1 is fastest, 9 compresses best", minimum=1, maximum=9
+    )
 
     lookupd_poll_interval: float = seconds(
-        "Discovery", "1m", "how often nsqlookupd is asked", minimum="10ms", maximum="5m"
+        "Discovery", "1m", "how often nsqlookupd is polled", minimum="10ms", maximum="5m"
     )
     lookupd_poll_jitter: float = number(
-        "Discovery", 0.3, "part of the interval to wait at random, once", minimum=0.0, maximum=1.0
+        "Discovery",
+        0.3,
+        "largest random delay before polling starts, as a fraction of the interval",
+        minimum=0.0,
+        maximum=1.0,
     )
-    lookupd_poll_timeout: float = seconds("Discovery", "5s", "time for one answer", minimum="10ms")
+    lookupd_poll_timeout: float = seconds(
+        "Discovery", "5s", "time limit for one poll", minimum="10ms"
+    )
 
     max_in_flight: int = integer(
-        "Consumer", 1, "messages at once over all connections; 0: paused", minimum=0
+        "Consumer", 1, "messages in flight over all connections; 0: paused", minimum=0
     )
     concurrency: int = integer(
-        "Consumer", 0, "coroutine handlers at once; 0: max_in_flight", minimum=0
+        "Consumer", 0, "coroutine handlers that run at once; 0: max_in_flight", minimum=0
     )
     threads: int = integer(
-        "Consumer", 0, "threads for function handlers; 0: on the loop", minimum=0, maximum=1024
+        "Consumer",
+        0,
+        "threads for function handlers; 0: run on the event loop",
+        minimum=0,
+        maximum=1024,
     )
     batch_size: int = integer(
-        "Consumer", 0, "messages for one call of a batch handler; 0: single ones", minimum=0
+        "Consumer", 0, "messages per call of the handler; 0: one, not in a list", minimum=0
     )
     batch_timeout: float = seconds("Consumer", "100ms", "time a batch waits to fill")
     max_attempts: int = integer(
@@ -159,52 +176,67 @@ class Config:
     default_requeue_delay: float = seconds(
         "Consumer", "90s", "delay of a requeued message, times its attempts", maximum="1h"
     )
-    max_requeue_delay: float = seconds("Consumer", "15m", "longest such delay", maximum="1h")
-    msg_timeout: float = seconds("Consumer", "0", "time to finish; 0: nsqd's default")
-    auto_touch: bool = boolean("Consumer", False, "touch messages in flight at half their time")
+    max_requeue_delay: float = seconds(
+        "Consumer", "15m", "longest delay of a requeued message", maximum="1h"
+    )
+    msg_timeout: float = seconds("Consumer", "0", "time to finish a message; 0: nsqd's default")
+    auto_touch: bool = boolean("Consumer", False, "touch messages in flight at half their timeout")
     sample_rate: int = integer(
-        "Consumer", 0, "percent of messages to take; 0: all", minimum=0, maximum=99
+        "Consumer", 0, "percentage of messages to receive; 0: all", minimum=0, maximum=99
     )
     backoff_strategy: str = choice(
-        "Consumer", "exponential", "how pauses grow", ("exponential", "full_jitter")
+        "Consumer",
+        "exponential",
+        "how the pauses after failures grow",
+        ("exponential", "full_jitter"),
     )
     max_backoff_duration: float = seconds(
         "Consumer", "2m", "longest pause after failures; 0: no backoff", maximum="1h"
     )
-    backoff_multiplier: float = seconds("Consumer", "1s", "unit of those pauses", maximum="1h")
+    backoff_multiplier: float = seconds(
+        "Consumer", "1s", "unit of the pauses after failures", maximum="1h"
+    )
     low_rdy_idle_timeout: float = seconds(
-        "Consumer", "10s", "idle time until RDY passes on", minimum="1ms", maximum="5m"
+        "Consumer",
+        "10s",
+        "idle time until RDY moves to another connection",
+        minimum="1ms",
+        maximum="5m",
     )
     low_rdy_timeout: float = seconds(
-        "Consumer", "30s", "time until RDY passes on in any case", minimum="1ms", maximum="5m"
+        "Consumer",
+        "30s",
+        "time until RDY moves to another connection in any case",
+        minimum="1ms",
+        maximum="5m",
     )
     rdy_redistribute_interval: float = seconds(
-        "Consumer", "5s", "how often that is looked at", minimum="1ms", maximum="5s"
+        "Consumer", "5s", "how often RDY is redistributed", minimum="1ms", maximum="5s"
     )
-    stop_timeout: float = seconds("Stopping", "30s", "time to finish what is in flight")
+    stop_timeout: float = seconds("Stopping", "30s", "time to finish the messages in flight")
 
     publish_timeout: float = seconds(
-        "Producer", "30s", "time for a publish, with all its tries", minimum="1ms"
+        "Producer", "30s", "time limit for a publish, including retries", minimum="1ms"
     )
     response_timeout: float = seconds(
-        "Producer", "10s", "time for one answer before the connection is cut", minimum="1ms"
+        "Producer", "10s", "time limit for one answer; then the connection is closed", minimum="1ms"
     )
     publish_retries: int = integer(
-        "Producer", 3, "further tries after a failure", minimum=0, maximum=1000
+        "Producer", 3, "retries after a failure", minimum=0, maximum=1000
     )
     retry_unknown: bool = boolean(
-        "Producer", True, "try again even if the first may be stored: duplicates, no loss"
+        "Producer", True, "retry even if the message may be stored: duplicates, no loss"
     )
     max_pending_size: int = integer(
-        "Producer", 8 << 20, "bytes on their way before publishers wait", minimum=1
+        "Producer", 8 << 20, "bytes in flight before publishers wait", minimum=1
     )
     batch_publish_count: int = integer(
-        "Producer", 0, "messages to gather into one MPUB; 0: none", minimum=0
+        "Producer", 0, "messages to collect into one MPUB; 0: no batching", minimum=0
     )
     batch_publish_size: int = integer(
-        "Producer", 256 << 10, "bytes to gather into one MPUB", minimum=1, maximum=4 << 20
+        "Producer", 256 << 10, "bytes to collect into one MPUB", minimum=1, maximum=4 << 20
     )
-    batch_publish_timeout: float = seconds("Producer", "5ms", "time to gather")
+    batch_publish_timeout: float = seconds("Producer", "5ms", "longest time to collect")
 
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)):

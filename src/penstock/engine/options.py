@@ -72,19 +72,19 @@ class Options:
     broadcast_address: str = string(
         LISTEN,
         hostname,
-        "address under which others find this node",
+        "address that this node announces to nsqlookupd",
         default_text="the hostname",
     )
     broadcast_tcp_port: int = integer(
-        LISTEN, 0, "TCP port others are told; 0: the real one", minimum=0, maximum=65535
+        LISTEN, 0, "TCP port to announce; 0: the port nsqd listens on", minimum=0, maximum=65535
     )
     broadcast_http_port: int = integer(
-        LISTEN, 0, "HTTP port others are told; 0: the real one", minimum=0, maximum=65535
+        LISTEN, 0, "HTTP port to announce; 0: the port nsqd listens on", minimum=0, maximum=65535
     )
     node_id: int = integer(
         LISTEN,
         hostname_node_id,
-        "the node's part of message ids, unique among the nodes",
+        "node number, part of every message id; must be unique in the cluster",
         minimum=0,
         maximum=NODE_ID_COUNT - 1,
         checked=False,
@@ -95,7 +95,7 @@ class Options:
     processes: int = integer(
         LISTEN,
         1,
-        "nsqds to run side by side: ports 100 apart, folders node-0... in -data-path, ids in a row",
+        "nsqd processes: ports 100 apart, folders node-0... in -data-path, consecutive node ids",
         minimum=1,
         maximum=PROCESS_COUNT_MAX,
         own=True,
@@ -104,37 +104,37 @@ class Options:
     nsqlookupd_tcp_addresses: tuple[str, ...] = strings(
         CLUSTER, "address:port of an nsqlookupd to register with", flag="lookupd-tcp-address"
     )
-    lookupd_tls: bool = boolean(
-        CLUSTER, False, "speak TLS with nsqlookupds, and nothing else", own=True
-    )
+    lookupd_tls: bool = boolean(CLUSTER, False, "connect to nsqlookupds over TLS only", own=True)
     lookupd_tls_root_ca_file: str = string(
         CLUSTER,
         "",
-        "path of the authority that signed nsqlookupds' certificates; empty: the system's",
+        "CA certificates to verify nsqlookupds with (PEM file); empty: the system's",
         own=True,
     )
     lookupd_tls_cert: str = string(
-        CLUSTER, "", "path of the certificate to show to nsqlookupds", own=True
+        CLUSTER, "", "client certificate for nsqlookupds (PEM file)", own=True
     )
-    lookupd_tls_key: str = string(CLUSTER, "", "path of that certificate's key", own=True)
+    lookupd_tls_key: str = string(
+        CLUSTER, "", "private key of -lookupd-tls-cert (PEM file)", own=True
+    )
     max_lookupd_channels: int = integer(
         CLUSTER,
         1000,
-        "channels of a new topic that one nsqlookupd may name; the others are not made",
+        "most channels to create for a new topic from one nsqlookupd's answer",
         minimum=1,
         maximum=100_000,
         own=True,
     )
     http_client_connect_timeout_ns: int = duration(
-        CLUSTER, "2s", "limit to connect to nsqlookupd and the auth server", minimum="1ns"
+        CLUSTER, "2s", "timeout for connecting to nsqlookupd and the auth server", minimum="1ns"
     )
     http_client_request_timeout_ns: int = duration(
-        CLUSTER, "5s", "limit for a request to nsqlookupd and the auth server", minimum="1ns"
+        CLUSTER, "5s", "timeout for a request to nsqlookupd and the auth server", minimum="1ns"
     )
-    topology_region: str = string(CLUSTER, "", "region this node stands in")
-    topology_zone: str = string(CLUSTER, "", "zone of the region this node stands in")
+    topology_region: str = string(CLUSTER, "", "region of this node")
+    topology_zone: str = string(CLUSTER, "", "zone of this node, within its region")
     enable_experiment: tuple[str, ...] = strings(
-        CLUSTER, "an experiment of NSQ's to take part in: topology-aware-consumption"
+        CLUSTER, "NSQ experiment to enable: topology-aware-consumption"
     )
 
     data_path: str = string(
@@ -146,38 +146,38 @@ class Options:
     mem_queue_size: int = integer(
         STORAGE,
         10_000,
-        "messages an ephemeral channel or topic keeps; depth beyond it counts as backend_depth",
+        "messages an ephemeral topic or channel keeps; any depth above it counts as backend_depth",
         minimum=0,
     )
     mem_queue_bytes: int = integer(
         STORAGE,
         64 << 20,
-        "bytes an ephemeral channel or topic keeps; all of them together eight times as many",
+        "bytes an ephemeral topic or channel keeps; all of them together keep eight times that",
         minimum=1,
         own=True,
     )
     max_bytes_per_file: int = integer(
-        STORAGE, 104_857_600, "bytes in a log segment before the next begins", minimum=1
+        STORAGE, 104_857_600, "size of a log segment, in bytes", minimum=1
     )
     sync_every: int = integer(
         STORAGE,
         2500,
-        "messages between syncs of a topic's log; 1: a publish is answered after its sync",
+        "messages between syncs of a topic's log; 1: sync before each OK",
         minimum=1,
     )
     sync_timeout_ns: int = duration(
-        STORAGE, "2s", "longest time before what was written is synced", minimum="1ns"
+        STORAGE, "2s", "longest time before written messages are synced", minimum="1ns"
     )
 
     staging_timeout_ns: int = duration(
         STORAGE,
         "24h",
-        "time after which rows that were staged and not published are dropped",
+        "time after which staged but unpublished rows are dropped",
         minimum="1s",
         own=True,
     )
     max_staging_bytes: int = integer(
-        STORAGE, 10 << 30, "bytes of staged rows this node keeps", minimum=1, own=True
+        STORAGE, 10 << 30, "most bytes of staged rows on this node", minimum=1, own=True
     )
 
     max_msg_size: int = integer(
@@ -186,14 +186,14 @@ class Options:
     max_body_size: int = integer(
         MESSAGES,
         5_242_880,
-        "largest body of MPUB, in bytes; of IDENTIFY and AUTH if it is below 64 KiB and 8 KiB",
+        "largest MPUB body, in bytes; also limits IDENTIFY and AUTH if below 64 KiB and 8 KiB",
         minimum=1,
         maximum=BODY_SIZE_MAX,
     )
     max_unfinished_body_bytes: int = integer(
         MESSAGES,
         64 << 20,
-        "bytes of bodies that are not here whole, of all connections; beyond it the newest wait",
+        "bytes of partly received bodies, over all connections; above it the newest wait",
         minimum=1,
         own=True,
     )
@@ -203,70 +203,70 @@ class Options:
     max_msg_timeout_ns: int = duration(
         MESSAGES,
         "15m",
-        "longest time a message may stay in flight, TOUCHes included",
+        "longest time a message may stay in flight, including TOUCH",
         minimum="1ns",
     )
     max_req_timeout_ns: int = duration(
-        MESSAGES, "1h", "longest delay of a requeue; a longer one is shortened to it"
+        MESSAGES, "1h", "longest delay of REQ; longer ones are shortened to it"
     )
     max_defer_ns: int = duration(
         MESSAGES,
         "365d",
-        "longest delay of DPUB and of defer= in HTTP; NSQ's is -max-req-timeout",
+        "longest delay of DPUB and defer= over HTTP; NSQ uses -max-req-timeout",
         own=True,
     )
     requeue_on_disconnect: bool = boolean(
         MESSAGES,
         True,
-        "requeue a lost client's messages at once; false: at their timeout, as NSQ does",
+        "requeue a disconnected client's messages at once; false: after their timeout, as NSQ does",
         own=True,
     )
 
     pull_channel_lapse_ns: int = duration(
         MESSAGES,
         "168h",
-        "time without its reader after which a pull channel is deleted; 0: never",
+        "delete a pull channel whose reader has been away this long; 0: never",
         own=True,
     )
     pull_channel_lapse_bytes: int = integer(
         MESSAGES,
         0,
-        "bytes a pull channel without its reader may keep on disk before it is deleted; 0: any",
+        "delete a pull channel whose reader is away and that retains this many bytes; 0: never",
         minimum=0,
         own=True,
     )
 
     max_heartbeat_interval_ns: int = duration(
-        CLIENTS, "1m", "longest heartbeat interval a client may ask for", minimum="1ms"
+        CLIENTS, "1m", "longest heartbeat interval a client may request", minimum="1ms"
     )
-    max_rdy_count: int = integer(CLIENTS, 2500, "largest ready count of a client", minimum=1)
+    max_rdy_count: int = integer(CLIENTS, 2500, "largest ready count (RDY) of a client", minimum=1)
     max_output_buffer_size: int = integer(
-        CLIENTS, 65_536, "largest output buffer a client may ask for, in bytes", minimum=64
+        CLIENTS, 65_536, "largest output buffer a client may request, in bytes", minimum=64
     )
     output_buffer_timeout_ns: int = duration(
-        CLIENTS, "250ms", "time after which buffered output is sent, unless a client asks otherwise"
+        CLIENTS, "250ms", "default time before buffered output is sent to a client"
     )
     max_output_buffer_timeout_ns: int = duration(
-        CLIENTS, "30s", "longest output buffer timeout a client may ask for"
+        CLIENTS, "30s", "longest output buffer timeout a client may request"
     )
     min_output_buffer_timeout_ns: int = duration(
-        CLIENTS, "25ms", "shortest output buffer timeout a client may ask for"
+        CLIENTS, "25ms", "shortest output buffer timeout a client may request"
     )
     client_write_timeout_ns: int = duration(
         CLIENTS,
         "1m",
-        "time after which a client that takes nothing of what is sent to it is cut off",
+        "disconnect a client that has accepted no data for this long",
         minimum="100ms",
         own=True,
     )
     max_channel_consumers: int = integer(
-        CLIENTS, 0, "clients a channel may have on this node; 0: any number", minimum=0
+        CLIENTS, 0, "most clients of a channel on this node; 0: no limit", minimum=0
     )
 
     queue_scan: str = choice(
         SCAN,
         "deadline",
-        "how due messages are found: in order of deadline, or by NSQ's sampling",
+        "how due messages are found: in deadline order, or by sampling as NSQ does",
         ("deadline", "sample"),
         own=True,
     )
@@ -281,24 +281,27 @@ class Options:
         own=True,
     )
     queue_scan_selection_count: int = integer(
-        SCAN, 20, "channels looked at in a scan of -queue-scan=sample", minimum=1
+        SCAN, 20, "channels checked in a scan of -queue-scan=sample", minimum=1
     )
     queue_scan_worker_pool_max: int = integer(
-        SCAN, 4, "scan slots of -queue-scan=sample: a quarter of the channels up to this", minimum=1
+        SCAN,
+        4,
+        "most scan workers of -queue-scan=sample; one for every four channels up to this",
+        minimum=1,
     )
     queue_scan_dirty_percent: float = number(
         SCAN,
         0.25,
-        "share of channels with due messages above which -queue-scan=sample scans again at once",
+        "fraction of channels with due messages above which -queue-scan=sample rescans at once",
         minimum=0.0,
         maximum=1.0,
         own=True,
     )
 
-    tls_cert: str = string(TLS, "", "path of the certificate; turns TLS and HTTPS on")
-    tls_key: str = string(TLS, "", "path of the certificate's key")
+    tls_cert: str = string(TLS, "", "certificate (PEM file); enables TLS and HTTPS")
+    tls_key: str = string(TLS, "", "private key of the certificate (PEM file)")
     tls_root_ca_file: str = string(
-        TLS, "", "path of the authority that signs clients' and the auth server's certificates"
+        TLS, "", "CA certificates to verify clients and the auth server with (PEM file)"
     )
     tls_client_auth_policy: str = tls_client_auth_policy(TLS, "clients")
     tls_required: str = tls_required(TLS, "clients")
@@ -307,33 +310,31 @@ class Options:
     )
     deflate: bool = boolean(TLS, True, "let clients negotiate deflate")
     max_deflate_level: int = integer(
-        TLS, 6, "highest deflate level a client may ask for", minimum=1, maximum=9, checked=False
+        TLS, 6, "highest deflate level a client may request", minimum=1, maximum=9, checked=False
     )
     snappy: bool = boolean(TLS, True, "let clients negotiate snappy")
 
     auth_http_addresses: tuple[str, ...] = strings(
-        AUTH, "address:port or URL of an auth server to ask", flag="auth-http-address"
+        AUTH, "address:port or URL of an auth server", flag="auth-http-address"
     )
     auth_http_request_method: str = string(
-        AUTH, "get", "method of requests to the auth server: get or post"
+        AUTH, "get", "HTTP method for the auth server: get or post"
     )
 
     http_auth_token_file: str = string(
         AUTH,
         "",
-        "path of a file with lines of a role (publish, read, metrics, admin) and a token for HTTP",
+        "file of HTTP tokens; each line is a role (publish, read, metrics, admin) and a token",
         own=True,
     )
     allowed_hosts: tuple[str, ...] = strings(
         AUTH,
-        "further host name to answer HTTP under: name, .domain or *; checked with tokens or if set",
+        "accept HTTP for this host: name, .domain or *; checked if set, or if tokens are in use",
         flag="allowed-host",
         own=True,
     )
 
-    statsd_address: str = string(
-        STATS, "", "address:port (UDP) of a statsd to push to; empty: none"
-    )
+    statsd_address: str = string(STATS, "", "address:port (UDP) of a statsd daemon; empty: none")
     statsd_prefix: str = string(
         STATS, "nsq.%s", "prefix of statsd keys; %s stands for the broadcast address and HTTP port"
     )
@@ -349,11 +350,11 @@ class Options:
         Listed(Float(checked=False), descending=True),
         STATS,
         (),
-        "percentile of the time from publish to finish to track, above 0 and up to 1",
+        "percentile of the time from publish to finish to report, above 0 and up to 1",
         flag="e2e-processing-latency-percentile",
     )
     e2e_processing_latency_window_time_ns: int = duration(
-        STATS, "10m", "time over which those percentiles are taken", minimum="1ms"
+        STATS, "10m", "time window of those percentiles", minimum="1ms"
     )
 
     log_level: str = log_level()

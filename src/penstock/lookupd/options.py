@@ -36,41 +36,41 @@ class LookupdOptions:
     broadcast_address: str = string(
         LISTEN,
         hostname,
-        "address under which nsqds find this nsqlookupd's HTTP",
+        "address that this nsqlookupd announces to nsqds, for its HTTP API",
         default_text="the hostname",
     )
     allowed_hosts: tuple[str, ...] = strings(
         LISTEN,
-        "further host name to answer HTTP under: name, .domain or *; checked if set",
+        "accept HTTP for this host: name, .domain or *; not checked if unset",
         flag="allowed-host",
         own=True,
     )
 
     inactive_producer_timeout_ns: int = duration(
-        REGISTRY, "5m", "time without a PING after which an nsqd is hidden", minimum="1ns"
+        REGISTRY, "5m", "hide an nsqd that has sent no PING for this long", minimum="1ns"
     )
     tombstone_lifetime_ns: int = duration(
-        REGISTRY, "45s", "time for which a tombstone hides an nsqd from those who look for a topic"
+        REGISTRY, "45s", "time for which a tombstone hides an nsqd from lookups of a topic"
     )
     forget_after_ns: int = duration(
         REGISTRY,
         "24h",
-        "longest time a topic or channel is remembered that no nsqd has any more; 0: for ever",
+        "forget a topic or channel that no nsqd has had for this long; 0: never",
         own=True,
     )
     max_registrations: int = integer(
-        REGISTRY, 100_000, "topics and channels of one nsqd", minimum=1, own=True
+        REGISTRY, 100_000, "most topics and channels of one nsqd", minimum=1, own=True
     )
     max_nodes_per_address: int = integer(
-        REGISTRY, 256, "nsqds of one IP address", minimum=1, own=True
+        REGISTRY, 256, "most nsqds from one IP address", minimum=1, own=True
     )
 
     tls_cert: str = string(
-        TLS, "", "path of the certificate; nsqds may then speak TLS, and there is HTTPS", own=True
+        TLS, "", "certificate (PEM file); enables TLS for nsqds, and HTTPS", own=True
     )
-    tls_key: str = string(TLS, "", "path of the certificate's key", own=True)
+    tls_key: str = string(TLS, "", "private key of the certificate (PEM file)", own=True)
     tls_root_ca_file: str = string(
-        TLS, "", "path of the authority that signs nsqds' certificates", own=True
+        TLS, "", "CA certificates to verify nsqds with (PEM file)", own=True
     )
     tls_client_auth_policy: str = tls_client_auth_policy(TLS, "peers", own=True)
     tls_required: str = tls_required(TLS, "peers", own=True)

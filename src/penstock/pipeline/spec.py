@@ -119,17 +119,19 @@ def table(group: str, help: str) -> Any:
 
 def compact_after(group: str) -> Any:
     return duration(
-        group, "10m", "merge small files of folders that were quiet for so long; 0: never"
+        group, "10m", "merge the small files of a folder not written to for this long; 0: never"
     )
 
 
 def compact_files(group: str) -> Any:
-    return integer(group, 3, "merge if a folder has so many files below file_size", minimum=2)
+    return integer(
+        group, 3, "merge if a folder has this many files smaller than file_size", minimum=2
+    )
 
 
 def file_size(group: str) -> Any:
     return row(
-        Size(), group, 128 * 10**6, "size that merged files have at least, if there is enough"
+        Size(), group, 128 * 10**6, "smallest size of a merged file, if there is enough data"
     )
 
 
@@ -141,30 +143,30 @@ def code(group: str, help: str) -> Any:
 class Source:
     """``[source]``: what to read, and how its bodies become columns."""
 
-    format: str = string("source", "nsq", "nsq, or a format of Spark's: parquet, json, csv, rate")
-    topics: tuple[str, ...] = strings("source", "topics; * and ? stand for any characters")
+    format: str = string("source", "nsq", "nsq, or a Spark format: parquet, json, csv, rate")
+    topics: tuple[str, ...] = strings("source", "topics; * and ? are wildcards")
     nsqd_http_addresses: tuple[str, ...] = strings("source", "HTTP addresses of nsqds")
     lookupd_http_addresses: tuple[str, ...] = strings("source", "HTTP addresses of nsqlookupds")
     channel: str = string(
         "source", "", "pull channel of the stream", default_text="the pipeline's name"
     )
-    start: str = row(Moment(), "source", "earliest", "where a new pipeline begins")
+    start: str = row(Moment(), "source", "earliest", "where a new pipeline starts")
     max_messages: int = integer(
-        "source", 1_000_000, "most messages of a batch; 0: no limit", minimum=0
+        "source", 1_000_000, "most messages in a batch; 0: no limit", minimum=0
     )
-    fail_on_data_loss: bool = boolean("source", True, "stop if messages to read may be gone")
-    path: str = string("source", "", "folder or file of another format")
-    options: Mapping[str, str] = table("source", "more options of the data source, as they are")
-    body: str = choice("source", "bytes", "what a body holds", ("bytes", "text", "json"))
+    fail_on_data_loss: bool = boolean("source", True, "stop if messages to read may be lost")
+    path: str = string("source", "", "folder or file, for other formats")
+    options: Mapping[str, str] = table("source", "further options, passed to the data source")
+    body: str = choice("source", "bytes", "format of the bodies", ("bytes", "text", "json"))
     schema: str = string(
-        "source", "", "of JSON bodies: columns as in CREATE TABLE, NOT NULL included; or infer"
+        "source", "", "for JSON bodies: columns as in CREATE TABLE, including NOT NULL; or infer"
     )
     event_time: str = string(
         "source", "", "column of the watermark", default_text="the message's timestamp"
     )
-    watermark: str = string("source", "", 'how late rows may come, such as "10 minutes"')
+    watermark: str = string("source", "", 'how late rows may arrive, such as "10 minutes"')
     dedupe: tuple[str, ...] = strings(
-        "source", "columns that tell rows apart; one of equal rows is kept, within the watermark"
+        "source", "columns that identify a row; duplicates within the watermark are dropped"
     )
 
     @property
@@ -180,24 +182,32 @@ class Source:
 class Transform:
     """``[[transform]]``: exactly one of ``sql``, ``function`` and ``dataframe``."""
 
-    name: str = string("transform", "", "name of the result, for later SQL; always also input")
-    sql: str = string("transform", "", "Spark SQL; the view input is the result of the step before")
-    function: Function = code(
-        "transform", "Python, row by row: a dict in; a dict, some or None out"
+    name: str = string("transform", "", "name of the result for later SQL; input always works too")
+    sql: str = string(
+        "transform", "", "Spark SQL; the view input is the result of the previous step"
     )
-    dataframe: Function = code("transform", "Python, the whole: a DataFrame in, a DataFrame out")
-    returns: str = string("transform", "", "columns of what the function returns, if not a body")
+    function: Function = code(
+        "transform", "Python, per row: takes a dict; returns a dict, several or None"
+    )
+    dataframe: Function = code(
+        "transform", "Python, on the whole: takes a DataFrame, returns a DataFrame"
+    )
+    returns: str = string("transform", "", "columns that the function returns, if not just a body")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
     """``[retry]``: what becomes of a row whose function raises."""
 
-    max_attempts: int = integer("retry", 5, "attempts in all, the first included", minimum=1)
+    max_attempts: int = integer("retry", 5, "attempts in total, including the first", minimum=1)
     delay_ns: int = duration("retry", "10s", "wait before the second attempt", minimum="1ms")
     delay_max_ns: int = duration("retry", "15m", "longest wait; each is twice the one before")
-    topic: str = string("retry", "", "where they wait", default_text="NAME.retry")
-    dead_topic: str = string("retry", "", "where they end", default_text="NAME.dead")
+    topic: str = string(
+        "retry", "", "topic in which rows wait for a retry", default_text="NAME.retry"
+    )
+    dead_topic: str = string(
+        "retry", "", "topic for rows that failed every attempt", default_text="NAME.dead"
+    )
 
     def delay_of(self, attempts: int) -> int:
         """Nanoseconds to wait after that many attempts; NSQ's requeue doubles nothing, we do."""
@@ -208,8 +218,8 @@ class Retry:
 class Invalid:
     """``[invalid]``: where messages go whose body is not what the schema says."""
 
-    topic: str = string("invalid", "", "topic for them", default_text="NAME.invalid")
-    path: str = string("invalid", "", "or a folder: a Parquet table of them")
+    topic: str = string("invalid", "", "topic for invalid messages", default_text="NAME.invalid")
+    path: str = string("invalid", "", "folder of a Parquet table for them, instead of a topic")
     compact_after_ns: int = compact_after("invalid")
     compact_files: int = compact_files("invalid")
     file_size: int = file_size("invalid")
@@ -220,10 +230,14 @@ class TopicSink:
     """Rows become messages: a column ``body`` as it is, otherwise the whole row as JSON."""
 
     topic: str = string("topic", "", "topic, unless the rows have a column topic")
-    nsqd_http_addresses: tuple[str, ...] = strings("topic", "nsqds, if not those of the source")
-    lookupd_http_addresses: tuple[str, ...] = strings("topic", "or nsqlookupds that know them")
-    rate: int = integer("topic", 0, "messages a second, with trigger once; 0: any", minimum=0)
-    options: Mapping[str, str] = table("topic", "more options of the data source nsq")
+    nsqd_http_addresses: tuple[str, ...] = strings(
+        "topic", "HTTP addresses of nsqds, if not those of the source"
+    )
+    lookupd_http_addresses: tuple[str, ...] = strings("topic", "or of nsqlookupds")
+    rate: int = integer(
+        "topic", 0, "messages per second, with trigger once; 0: no limit", minimum=0
+    )
+    options: Mapping[str, str] = table("topic", "further options of the data source nsq")
     sql: str = string("topic", "", "SQL from input, for this sink only")
 
     type = "topic"
@@ -231,7 +245,7 @@ class TopicSink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetSink:
-    """A folder of Parquet files in which every row stands once."""
+    """A folder of Parquet files with every row exactly once."""
 
     path: str = string("parquet", "", "the folder")
     partition_by: tuple[str, ...] = strings(
@@ -263,9 +277,9 @@ class DeltaSink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSink:
-    """Rows on the terminal, for trying out."""
+    """Rows printed on the terminal, for trying things out."""
 
-    rows: int = integer("console", 20, "most rows of a batch to print", minimum=1, maximum=10_000)
+    rows: int = integer("console", 20, "most rows to print per batch", minimum=1, maximum=10_000)
     sql: str = string("console", "", "SQL from input, for this sink only")
 
     type = "console"
@@ -273,13 +287,13 @@ class ConsoleSink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotSink:
-    """Lines over time, one for each value column and series, drawn anew with each batch."""
+    """Line charts over time, one line for each value column and series, redrawn with each batch."""
 
     path: str = string("plot", "", "SVG file")
-    time: str = string("plot", "time", "column of the time")
-    series: str = string("plot", "", "column whose values are lines of their own")
-    values: tuple[str, ...] = strings("plot", "columns to draw, a picture each")
-    points: int = integer("plot", 600, "most points of a line", minimum=2, maximum=100_000)
+    time: str = string("plot", "time", "time column")
+    series: str = string("plot", "", "column whose values become separate lines")
+    values: tuple[str, ...] = strings("plot", "columns to plot, one chart each")
+    points: int = integer("plot", 600, "most points per line", minimum=2, maximum=100_000)
     terminal: bool = boolean("plot", False, "also draw in the terminal")
     sql: str = string("plot", "", "SQL from input, for this sink only")
 
@@ -296,27 +310,33 @@ SINKS: dict[str, type[Any]] = {
 class Trigger:
     """``[trigger]``: when a batch begins.  Without one: as soon as there are messages."""
 
-    interval_ns: int = duration("trigger", "0", "a batch every so often")
+    interval_ns: int = duration("trigger", "0", "time between batches")
     every_ns: int = duration(
-        "trigger", "0", "take all there is every so often, then sleep; new topics join each time"
+        "trigger",
+        "0",
+        "process everything available at this interval, then sleep; picks up new topics each time",
     )
-    messages: int = integer("trigger", 0, "with every: earlier if so many wait", minimum=0)
-    available_now: bool = boolean("trigger", False, "take all there is, then end")
-    once: bool = boolean("trigger", False, "no stream: read, write, end")
+    messages: int = integer(
+        "trigger", 0, "with every: start earlier if this many messages wait", minimum=0
+    )
+    available_now: bool = boolean("trigger", False, "process everything available, then exit")
+    once: bool = boolean("trigger", False, "no stream: read, write and exit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """The top of the file, and its tables."""
 
-    name: str = string("", "", "letters, digits and ._-; names channel, checkpoint and status")
+    name: str = string(
+        "", "", "letters, digits and ._-; used for the channel, checkpoint and status"
+    )
     description: str = string("", "", "what it is for")
-    checkpoint: str = string("", "", "folder of its progress", default_text="checkpoints/NAME")
+    checkpoint: str = string("", "", "folder of the checkpoint", default_text="checkpoints/NAME")
     master: str = string("", "local[*]", "Spark master")
-    output_mode: str = choice("", "append", "of aggregations", ("append", "update"))
-    job: Function = code("", "in place of sources and sinks: a function that does it all")
-    spark: Mapping[str, str] = table("", "settings of Spark: spark.*")
-    parameters: Mapping[str, str] = table("", "values of :name in SQL, to be set on the way")
+    output_mode: str = choice("", "append", "output mode of aggregations", ("append", "update"))
+    job: Function = code("", "function to run instead of sources and sinks")
+    spark: Mapping[str, str] = table("", "Spark settings: spark.*")
+    parameters: Mapping[str, str] = table("", "values of :name in SQL; can be set when starting")
     sources: Mapping[str, Source] = field(default_factory=dict)
     transforms: tuple[Transform, ...] = ()
     sinks: tuple[Sink, ...] = ()

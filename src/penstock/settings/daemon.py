@@ -22,21 +22,21 @@ def hostname() -> str:
 
 
 def log_level() -> Any:
-    return choice(LOG, "info", "least important log lines to write", LOG_LEVELS)
+    return choice(LOG, "info", "lowest level of log lines to write", LOG_LEVELS)
 
 
 def log_prefix(program: str) -> Any:
     text = f"[{program}] "
-    return string(LOG, text, "what a log line begins with", default_text=f'"{text}"')
+    return string(LOG, text, "prefix of each log line", default_text=f'"{text}"')
 
 
 def log_format() -> Any:
-    help = "log lines as NSQ writes them, or one JSON object each"
+    help = "text: log lines in NSQ's format; json: one JSON object per line"
     return choice(LOG, "text", help, ("text", "json"), own=True)
 
 
 def tls_client_auth_policy(group: str, whose: str, **more: Any) -> Any:
-    help = f"whether {whose} must show a certificate, and a signed one; implies -tls-required"
+    help = f"require a certificate from {whose}, or a verified one; implies -tls-required"
     return choice(group, "", help, ("", "require", "require-verify"), **more)
 
 
@@ -44,7 +44,7 @@ def tls_required(group: str, whose: str, **more: Any) -> Any:
     return choice(
         group,
         "false",
-        f"refuse {whose} without TLS; tcp-https: but allow plain HTTP",
+        f"refuse {whose} without TLS; tcp-https: still allow plain HTTP",
         TLS_REQUIRED,
         aliases={"1": "true", "t": "true", "0": "false", "f": "false"},
         bare="true",

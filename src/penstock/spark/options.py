@@ -63,7 +63,7 @@ SECURITY = "TLS and tokens"
 READING = "Reading"
 RANGE = "Batch reads"
 STREAMS = "Streams"
-CHANNELS = "Streams through a channel, from a Go nsqd too"
+CHANNELS = "Streams through a channel, also from Go's nsqd"
 WRITING = "Writes"
 
 USES = {
@@ -91,28 +91,34 @@ class Options:
     lookupd_http_addresses: tuple[str, ...] = strings(
         BROKERS, "HTTP addresses of nsqlookupds that know the nsqds"
     )
-    topic: tuple[str, ...] = names(BROKERS, "the topic; when reading also several with commas")
+    topic: tuple[str, ...] = names(
+        BROKERS, "the topic; for reads, also several, separated by commas"
+    )
     request_timeout_ns: int = duration(
-        BROKERS, "30s", "time for one answer of a node", minimum="100ms", maximum="10m"
+        BROKERS, "30s", "timeout for one response of a node", minimum="100ms", maximum="10m"
     )
     retry_timeout_ns: int = duration(
-        BROKERS, "1m", "time to reach a node before the query fails", maximum="24h"
+        BROKERS, "1m", "time to retry a node before the query fails", maximum="24h"
     )
 
-    tls: bool = boolean(SECURITY, False, "HTTPS to every address that does not say http://")
-    tls_root_ca_file: str = string(SECURITY, "", "authorities to trust; the system's if empty")
-    tls_cert: str = string(SECURITY, "", "certificate to show to nsqd, a PEM file")
-    tls_key: str = string(SECURITY, "", "its key, if it is in a file of its own")
-    tls_insecure_skip_verify: bool = boolean(SECURITY, False, "take any certificate of nsqd")
-    http_token: str = string(SECURITY, "", "bearer token of the HTTP API, role read or publish")
+    tls: bool = boolean(SECURITY, False, "use HTTPS for every address without http://")
+    tls_root_ca_file: str = string(
+        SECURITY, "", "trusted CA certificates (PEM file); empty: the system's"
+    )
+    tls_cert: str = string(SECURITY, "", "client certificate for nsqd (PEM file)")
+    tls_key: str = string(SECURITY, "", "its private key, if it is in a separate file")
+    tls_insecure_skip_verify: bool = boolean(SECURITY, False, "skip certificate verification")
+    http_token: str = string(
+        SECURITY, "", "bearer token for the HTTP API, with role read or publish"
+    )
     http_token_file: str = string(SECURITY, "", "file on the driver with that token")
 
     columns: tuple[str, ...] = row(Columns(), READING, COLUMNS, "columns to read, in this order")
     starting_offsets: Places = row(
-        Offsets(), READING, Places(EARLIEST), "first messages to read; of a stream, the first time"
+        Offsets(), READING, Places(EARLIEST), "where to start; for a stream, on its first run only"
     )
     starting_timestamp: int | None = row(
-        Time(), READING, None, "instead: the first message stored at or after a time"
+        Time(), READING, None, "start at the first message stored at or after this time instead"
     )
     min_partitions: int | None = row(
         Count(),
@@ -122,44 +128,44 @@ class Options:
         default_text="one per core, fewer for few messages",
     )
     fail_on_data_loss: bool = boolean(
-        READING, True, "fail if messages of the range may be gone; otherwise warn and go on"
+        READING, True, "fail if messages in the range may be lost; false: warn and continue"
     )
     accept_loss: tuple[Loss, ...] = row(
         Ranges(),
         READING,
         (),
-        "ranges that may be missing, as the error that tells of them has them",
+        "ranges that may be missing, copied from the error message",
     )
     fetch_size: int = integer(
-        READING, 4 << 20, "bytes to ask a node for at once", minimum=1 << 16, maximum=16 << 20
+        READING, 4 << 20, "bytes to request from a node at once", minimum=1 << 16, maximum=16 << 20
     )
 
-    ending_offsets: Places = row(Offsets(), RANGE, Places(LATEST), "where to end, exclusive")
+    ending_offsets: Places = row(Offsets(), RANGE, Places(LATEST), "where to stop, exclusive")
     ending_timestamp: int | None = row(
-        Time(), RANGE, None, "instead: up to the first message stored at or after a time"
+        Time(), RANGE, None, "stop before the first message stored at or after this time instead"
     )
     push_filters: bool = boolean(
         RANGE,
         False,
-        "read only what WHERE asks for; needs spark.sql.python.filterPushdown.enabled",
+        "push WHERE down to the read; needs spark.sql.python.filterPushdown.enabled",
     )
 
-    channel: str = row(Name(), STREAMS, "", "the pull channel that the query is on the nodes")
+    channel: str = row(Name(), STREAMS, "", "name of the query's pull channel on the nodes")
     max_messages_per_trigger: int | None = row(
-        Count(), STREAMS, None, "most messages of a micro-batch", default_text="all there are"
+        Count(), STREAMS, None, "most messages in a micro-batch", default_text="all there are"
     )
     poll_timeout_ns: int = duration(
-        STREAMS, "500ms", "time to wait for messages before Spark is told of none", maximum="30s"
+        STREAMS, "500ms", "time to wait for messages before reporting none to Spark", maximum="30s"
     )
     discovery_interval_ns: int = duration(
-        STREAMS, "10s", "how often new nodes are looked for", minimum="10ms", maximum="1h"
+        STREAMS, "10s", "how often to look for new nodes", minimum="10ms", maximum="1h"
     )
     identity: str = row(
         Identity(),
         STREAMS,
         "",
-        "who the query is to its channel, which has one reader",
-        default_text="a new query's own, kept in its checkpoint",
+        "identity of the query as the one reader of its channel",
+        default_text="generated, and kept in the checkpoint",
     )
     take_over: str = row(
         Identity(), STREAMS, "", "identity of the reader to take the channel over from, once"
@@ -168,50 +174,58 @@ class Options:
         ReaderName(),
         STREAMS,
         "",
-        "who reads the channel, for people",
+        "name of the reader, for people",
         default_text="Spark query on HOST, pid PID",
     )
     resume_from: Positions | None = row(
-        Resume(), STREAMS, None, "where a new query goes on, as if a checkpoint said so"
+        Resume(), STREAMS, None, "where a new query resumes, as if from a checkpoint"
     )
     hold_interval_ns: int = duration(
-        STREAMS, "0", "time after a batch until there is another one", maximum="7d"
+        STREAMS, "0", "time to wait after a batch before the next one", maximum="7d"
     )
     hold_messages: int | None = row(
         Count(),
         STREAMS,
         None,
-        "or until so many messages wait",
-        default_text="only the time counts",
+        "end that wait once this many messages are available",
+        default_text="wait for the time only",
     )
     checkpoint: str = row(
-        LocalFolder(), STREAMS, "", "the query's checkpoint, synced before the channel is committed"
+        LocalFolder(),
+        STREAMS,
+        "",
+        "the query's checkpoint folder, synced before the channel is committed",
     )
 
     mode: str = choice(
-        CHANNELS, "log", "log: pull the log; channel: subscribe as any consumer", ("log", "channel")
+        CHANNELS,
+        "log",
+        "log: read the log; channel: subscribe like any consumer",
+        ("log", "channel"),
     )
-    store_path: str = string(CHANNELS, "", "folder for messages not yet committed; needed")
+    store_path: str = string(
+        CHANNELS, "", "folder for messages that are not committed yet; required"
+    )
     nsqd_tcp_addresses: tuple[str, ...] = strings(
-        CHANNELS, "TCP addresses of nsqds, if not by nsqlookupd"
+        CHANNELS, "TCP addresses of nsqds, if not found through nsqlookupd"
     )
     max_in_flight: int = integer(
-        CHANNELS, 2500, "messages at once, over all nodes", minimum=1, maximum=1_000_000
+        CHANNELS, 2500, "messages in flight, over all nodes", minimum=1, maximum=1_000_000
     )
-    auth_secret: str = string(CHANNELS, "", "secret for AUTH, if nsqd wants one")
+    auth_secret: str = string(CHANNELS, "", "secret for AUTH, if nsqd requires one")
 
     write_id: str = row(
         WriteId(),
         WRITING,
         "",
-        "name of a batch write: one of the same name is never published twice",
-        default_text="a new one each time",
+        "name of a batch write; the same name is never published twice",
+        default_text="a new name each time",
     )
     write_batch: int = integer(
-        WRITING, 0, "number of a batch write among those of its writeId; they only rise", minimum=0
+        WRITING, 0, "number of a batch within its writeId; must increase", minimum=0
     )
     write_note: str = row(
-        Note(), WRITING, "", "text that the brokers keep with the newest batch of a writeId"
+        Note(), WRITING, "", "text that the brokers store with the newest batch of a writeId"
     )
 
 

@@ -24,14 +24,14 @@ def test_what_some_did_and_others_did_not() -> None:
     outcome = Outcome([DaemonResult("a:1"), DaemonResult("b:1", "long text", "short")], ["c: down"])
     result = told(PAUSE, outcome)
     assert not result.done
-    assert result.text == "Paused channel email of topic orders on a:1, but not everywhere:"
+    assert result.text == "Paused channel email of topic orders on a:1, but failed on others:"
     assert result.failures == ["b:1: short", "c: down"]
 
 
 def test_what_nobody_did() -> None:
     result = told(PAUSE, Outcome([DaemonResult("a:1", "refused")]))
     assert (result.done, result.failures) == (False, ["a:1: refused"])
-    assert told(PAUSE, Outcome()).failures == ["nobody has it"]
+    assert told(PAUSE, Outcome()).failures == ["not found on any node"]
 
 
 def test_results_are_kept_for_a_while_and_no_longer() -> None:

@@ -202,12 +202,12 @@ HOSTILE_NUMBERS = (
 def test_a_number_that_nothing_counts_to_is_refused_wherever_it_stands(number: Any) -> None:
     names = [name for name, value in channel("c").items() if type(value) is int]
     for name in names:
-        with pytest.raises(ValueError, match="no sense"):
+        with pytest.raises(ValueError, match="invalid"):
             read_node(NodePart("n"), stats(topic("t", channel("c", **{name: number}))), SECOND)
     for name in ("depth", "backend_depth", "message_count", "message_bytes", "deferred_count"):
         if number is None and name == "deferred_count":
             continue
-        with pytest.raises(ValueError, match="no sense"):
+        with pytest.raises(ValueError, match="invalid"):
             read_node(NodePart("n"), stats(topic("t", **{name: number})), SECOND)
 
 
@@ -220,7 +220,7 @@ def test_texts_are_bounded_and_can_be_shown() -> None:
     part = NodePart("n")
     read_node(part, stats(topic("t"), version="v" * 5000, health="\ud800" * 5000), SECOND)
     assert (len(part.version), part.health) == (255, "?" * 255)
-    with pytest.raises(ValueError, match="no sense"):
+    with pytest.raises(ValueError, match="invalid"):
         read_node(NodePart("n"), stats(topic("\ud800")), SECOND)
 
 
@@ -277,7 +277,7 @@ def test_any_nonsense_is_refused_as_a_whole() -> None:
             Lags().measure(sample)
     assert refused > count
     for answer in (None, [], "x", 3, {}, {"topics": []}):
-        with pytest.raises(ValueError, match="no sense"):
+        with pytest.raises(ValueError, match="invalid"):
             read_node(NodePart("n"), answer, SECOND)
 
 

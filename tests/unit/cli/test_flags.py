@@ -55,7 +55,7 @@ def test_a_daemon_starts_as_nsqs_does_and_warns(daemon: object) -> None:
     parsed = daemon.flag_table().parse(["-log-level=warn", "word", "-x"], {})  # type: ignore[attr-defined]
     assert parsed.options.log_level == "warn"
     (warning,) = parsed.warnings
-    assert warning.startswith('unexpected argument "word"; ignored')
+    assert warning.startswith('unexpected argument "word"; ignoring it')
     assert warning.endswith(": word -x")
 
 

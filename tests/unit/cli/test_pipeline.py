@@ -74,7 +74,7 @@ def test_what_cannot_run_is_refused_before_spark_starts(tmp_path: Path) -> None:
 
 
 def test_brokers_are_named_in_one_way() -> None:
-    with pytest.raises(UsageError, match="exclude one another"):
+    with pytest.raises(UsageError, match="cannot be used together"):
         overrides_of(FileOptions(nsqd_http_address=("h:1",), lookupd_http_address=("h:2",)))
 
 

@@ -203,7 +203,7 @@ def test_unknown_keys_of_a_file_are_ignored_with_a_warning(tmp_path: Path) -> No
     file.write_text("max_rdy_count = 7\nnonsense = 1\nverbose = true\n")
     parsed = flag_table().parse([], {"PENSTOCK_NSQD_CONFIG": str(file)})
     assert parsed.options.max_rdy_count == 7
-    assert parsed.warnings == [f"config file {file}: nonsense is no option of nsqd"]
+    assert parsed.warnings == [f"config file {file}: nonsense is not an option of nsqd"]
 
 
 @pytest.mark.parametrize("text", ["x = ", "\xff", None])
@@ -219,7 +219,9 @@ def test_an_empty_variable_counts_as_unset_and_an_unknown_one_is_warned_about() 
     variables = {"PENSTOCK_NSQD_MAX_RDY_COUNT": "", "PENSTOCK_NSQD_NONSENSE": "1", "HOME": "/"}
     parsed = flag_table().parse([], variables)
     assert parsed.options == Options()
-    assert parsed.warnings == ["environment variable PENSTOCK_NSQD_NONSENSE is no option of nsqd"]
+    assert parsed.warnings == [
+        "environment variable PENSTOCK_NSQD_NONSENSE is not an option of nsqd"
+    ]
 
 
 def test_a_wrong_variable_is_refused_with_its_name() -> None:

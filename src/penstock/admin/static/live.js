@@ -131,7 +131,7 @@ export class Live {
   #show() {
     const ago_s = Math.round((Date.now() - this.#updated) / 1000);
     const ago = ago_s < 2 ? "now" : `${ago_s} s ago`;
-    const text = { live: "Live", paused: `Paused, ${ago}`, lost: `No answer, ${ago}` }[this.#state];
+    const text = { live: "Live", paused: `Paused, ${ago}`, lost: `No response, ${ago}` }[this.#state];
     const sign = this.#sign.querySelector("span");
     if (sign.textContent !== text) sign.textContent = text;
   }
