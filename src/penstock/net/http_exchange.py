@@ -1,4 +1,4 @@
-"""A request that has begun, until its answer is made."""
+"""A request that has begun, until there is an answer to it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Connection(Protocol):
-    """Where the answer goes."""
+    """The connection that sends the answer."""
 
     @property
     def closed(self) -> bool:
         """Whether nothing more is answered."""
 
     def advance(self) -> None:
-        """Begin what may begin, write what is answered."""
+        """Begin the requests that may begin, write the answers that are there."""
 
 
 class Exchange:
-    """A request and its answer, which may take its time."""
+    """A request and its answer, which may come later."""
 
     __slots__ = (
         "_connection",
@@ -79,11 +79,11 @@ class Exchange:
                 self.response = result
             else:
                 self._wait(result)
-        # The broker has what it needs; an answer that waits must not hold 5 MiB.
+        # The broker has copied it; a request that waits must not keep 5 MiB.
         request.body = b""
 
     def refuse(self) -> bool:
-        """The process ends: what would change something is refused; whether it was."""
+        """Refuse a request that changes something, because nsqd stops; return whether it was."""
         if self.request.method not in _READING:
             self.response = EXITING
         return self.response is not None
@@ -97,7 +97,7 @@ class Exchange:
             pending.ticket.add(self._settled)
 
     def hurry(self) -> None:
-        """The peer sends nothing more, or is gone: what need not wait should not."""
+        """The peer sends nothing more or is gone: do not wait for anything optional."""
         hurry, self._hurry = self._hurry, None
         if hurry is not None:
             hurry()
@@ -110,7 +110,7 @@ class Exchange:
             self._connection.advance()
 
     def drop(self) -> None:
-        """Nobody is there to take the answer."""
+        """The connection is closed: free what the answer holds."""
         if self.response is not None and self.response.done is not None:
             self.response.done()
 

@@ -25,8 +25,8 @@ from penstock.engine.recovery import open_broker
 from penstock.engine.stats.memory import Memory
 from penstock.errors import PenstockError
 from penstock.net import live_options
-from penstock.net.admission import Doors, open_doors
-from penstock.net.body_budget import Bodies
+from penstock.net.admission import Admission, tcp_and_http
+from penstock.net.body_budget import BodyBudget
 from penstock.net.descriptors import open_files_limit, share_out
 from penstock.net.http_origins import Origins
 from penstock.net.http_server import HttpServer
@@ -91,15 +91,15 @@ class Daemon:
         self.broker.reads.stretch_count_max = shares.reads
         self._security = Security(options)
         self._lookout = Lookout(loop.call_soon)
-        self._doors = Doors(shares.connections)
-        self._tcp_door, http_door = open_doors(self._doors)
+        self._admission = Admission(shares.connections)
+        self._tcp_quota, http_quota = tcp_and_http(self._admission)
         self._memory = Memory()
         self._api = NsqdApi(self.broker, self._memory)
         StagingApi(self.broker).add_routes(self._api.router)
         PatternApi(self.broker).add_routes(self._api.router)
-        self._bodies = Bodies(options.max_unfinished_body_bytes)
-        places = self._doors, http_door
-        self._http = HttpServer(self._api.router, places=places, bodies=self._bodies)
+        self._bodies = BodyBudget(options.max_unfinished_body_bytes)
+        admission = self._admission, http_quota
+        self._http = HttpServer(self._api.router, admission=admission, bodies=self._bodies)
         self._http.gate = self._security.gate
         self._http.pressed = lambda: self.broker.reads.pressed
         self._http.origins = Origins(
@@ -111,7 +111,7 @@ class Daemon:
         self._http.lookout = self._lookout
         LogApi(self.broker).add_routes(self._api.router)
         PeekApi(self.broker).add_routes(self._api.router)
-        self._watching = Watching(self.broker, self._memory, self._api, self._http, self._tcp_door)
+        self._watching = Watching(self.broker, self._memory, self._api, self._http, self._tcp_quota)
         self._lookups = Registration(
             self.broker, self._identity, lambda: self._security.lookupd_tls
         )
@@ -146,7 +146,7 @@ class Daemon:
         options, api = self._options, self._api
         self._http.start_sweeping()
         self._tcp, api.tcp_port = await listen_tcp(
-            self._connection, options.tcp_address, self._doors, self._tcp_door
+            self._connection, options.tcp_address, self._admission, self._tcp_quota
         )
         tls, https_port = self._security.tls, 0
         if tls is not None and options.https_address:
@@ -178,7 +178,7 @@ class Daemon:
 
     def _connection(self) -> Connection:
         return Connection(
-            self.broker, self._loop, self._security, self._lookout, self._doors, self._bodies
+            self.broker, self._loop, self._security, self._lookout, self._admission, self._bodies
         )
 
     async def _end(self) -> int:
