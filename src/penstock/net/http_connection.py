@@ -38,48 +38,15 @@ _SLICE_NS = 1_000_000
 _FEED_SIZE = 16 * 1024
 
 # An attribute of an enum costs 0.1 us, a name of the module 0.02.
-_IDLE, _READING, _CLEAR = State.IDLE, State.READING, State.CLEAR
+_OPEN, _DRAINING = State.OPEN, State.DRAINING
+_IDLE, _EXPECTING, _ENDED = State.IDLE, State.EXPECTING, State.ENDED
+_READING, _CLEAR = State.READING, State.CLEAR
 
 
 class HttpConnection(Accepted, asyncio.Protocol):
     """One connection."""
 
-    # Slots make method lookups faster: a request costs 5 % less.
-    __slots__ = (
-        "_advancing",
-        "_begun",
-        "_begun_size",
-        "_close_deadline_s",
-        "_fd",
-        "_input",
-        "_last_partial",
-        "_left_since_s",
-        "_left_size",
-        "_life",
-        "_limits",
-        "_lookout",
-        "_noted",
-        "_on_sent",
-        "_output",
-        "_owed_since_s",
-        "_published",
-        "_reader",
-        "_scheduled",
-        "_secure",
-        "_sending",
-        "_server",
-        "_stuck_since_s",
-        "_transport",
-        "_unread",
-        "_waiting",
-        "_write_deadline_s",
-        "evicted",
-        "handshake",
-    )
-
     def __init__(self, server: HttpServer) -> None:
-        self.handshake = None
-        self.evicted = False
         self._server = server
         self._limits = server.limits
         self._lookout = server.lookout
@@ -164,7 +131,7 @@ class HttpConnection(Accepted, asyncio.Protocol):
         self._server.forget(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._life not in SERVING or self._reader.state is State.ENDED:
+        if self._life not in SERVING or self._reader.state is _ENDED:
             return
         if self._lookout is not None:
             self._lookout.heard(self._fd)
@@ -198,30 +165,28 @@ class HttpConnection(Accepted, asyncio.Protocol):
         try:
             self._work()
             self._advancing = False
-            self._after_work()
-        except Exception as error:  # ours; it must not reach the broker, which settles tickets
+            if self._life in SERVING:
+                self._after_work()
+        except Exception as error:  # a mistake of ours: the caller may be the broker's turn
             self._advancing = False
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "an HTTP connection failed", "exception": error}
-            )
+            context = {"message": "an HTTP connection failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
             self.abort()
 
     def _after_work(self) -> None:
-        if self._life not in SERVING:
-            return
         state = self._reader.state
         if self._noted or self._waiting or (state is not _IDLE and state in IN_BODY):
             self._note_bodies()
             if self._life not in SERVING or self._transport.is_closing():
                 return
-        if bool(self._waiting or self._unread) is (self._input is _READING):
-            self._read_or_pause()
-        if not self._busy():
+        full = bool(self._waiting or self._unread)
+        if full is (self._input is _READING):
+            self._read_or_pause(full)
+        if not (full or self._begun) and self._output in NO_FILE:
             self._all_answered()
 
-    def _read_or_pause(self) -> None:
-        full = bool(self._waiting or self._unread)
-        if self._input is State.HELD or full is not (self._input is _READING):
+    def _read_or_pause(self, full: bool) -> None:
+        if self._input is State.HELD:
             return
         self._input = TABLE[self._input][Event.FULL if full else Event.EMPTIED]
         if full:
@@ -249,8 +214,8 @@ class HttpConnection(Accepted, asyncio.Protocol):
     def release(self) -> None:
         self._input = TABLE[self._input][Event.RELEASE]
         self._owed_since_s = self._server.now_s
-        if self._life in SERVING:
-            self._read_or_pause()
+        if self._life in SERVING and not (self._waiting or self._unread):
+            self._read_or_pause(full=False)
 
     def end_body(self, *, late: bool) -> None:
         if self._input is State.HELD:
@@ -382,7 +347,7 @@ class HttpConnection(Accepted, asyncio.Protocol):
         self._waiting.extend(reader.feed(data))
         if reader.message_count != message_count or reader.state is not state:
             self._owed_since_s = self._server.now_s
-        if reader.state is State.ENDED:
+        if reader.state is _ENDED:
             self._unread = b""
 
     def _schedule(self) -> None:
@@ -410,7 +375,7 @@ class HttpConnection(Accepted, asyncio.Protocol):
             self._published = True
         counts = self._server.request_counts
         counts[response.status] = counts.get(response.status, 0) + 1
-        if self._life is State.DRAINING and not self._busy():
+        if self._life is _DRAINING and not self._busy():
             request.keep_alive = False
         if exchange.logged:
             LOGGER.info(
@@ -426,9 +391,9 @@ class HttpConnection(Accepted, asyncio.Protocol):
         reader = self._reader
         if reader.state in BETWEEN:
             self._owed_since_s = self._server.now_s
-        if self._life is not State.OPEN:
+        if self._life is not _OPEN:
             self._close(partial=False)
-        elif reader.state is State.EXPECTING:
+        elif reader.state is _EXPECTING:
             reader.resume()
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

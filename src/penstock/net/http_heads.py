@@ -11,8 +11,6 @@ Rule 3: everything is bounded.  When the cache is full, the oldest head is dropp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from penstock.net.http_message import Request
 from penstock.record import record
 
@@ -28,23 +26,9 @@ _UNUSUAL = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 class KnownHead:
     """A parsed head, its size, and the size of the body that it declares."""
 
-    method: str
-    path: str
-    raw_query: bytes
-    version: str
-    headers: Mapping[bytes, bytes]
-    content_size: int | None
+    request: Request
     size: int
     body_size: int
-
-    def request(self, remote_address: str) -> Request:
-        """A new request with this head."""
-        request = Request(self.method, self.path, self.raw_query)
-        request.version = self.version
-        request.headers = self.headers
-        request.content_size = self.content_size
-        request.remote_address = remote_address
-        return request
 
 
 class KnownHeads:
@@ -80,13 +64,4 @@ class KnownHeads:
             return
         if len(self._heads) >= _COUNT_MAX:
             del self._heads[next(iter(self._heads))]
-        self._heads[data[:end]] = KnownHead(
-            request.method,
-            request.path,
-            request.raw_query,
-            request.version,
-            request.headers,
-            request.content_size,
-            size,
-            body_size,
-        )
+        self._heads[data[:end]] = KnownHead(request.with_same_head(), size, body_size)

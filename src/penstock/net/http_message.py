@@ -130,6 +130,13 @@ class Request:
         self.keep_alive = True
         self.remote_address = ""
 
+    def with_same_head(self, remote_address: str = "") -> Request:
+        """A new request with the same head, from another peer."""
+        request = Request(self.method, self.path, self.raw_query)
+        request.version, request.headers = self.version, self.headers
+        request.content_size, request.remote_address = self.content_size, remote_address
+        return request
+
     @property
     def query(self) -> Mapping[str, str]:
         """The parameters; HttpError 400 if the query cannot be parsed."""

@@ -30,7 +30,8 @@ _SINGLE = frozenset((b"host", b"content-length", b"transfer-encoding"))
 _HOST = re.compile(rb"[A-Za-z0-9!$%&()*+,\-.:;=\[\]'_~]*")
 
 # An attribute of an enum costs 0.1 us, a name of the module 0.02.
-_IDLE, _HEAD, _EXPECTING = State.IDLE, State.HEAD, State.EXPECTING
+_IDLE, _HEAD = State.IDLE, State.HEAD
+_EXPECTING, _ENDED = State.EXPECTING, State.ENDED
 _BEGIN, _HEAD_READ, _READ = Event.BEGIN, Event.HEAD_READ, Event.READ
 
 
@@ -99,7 +100,7 @@ class RequestReader:
 
     def feed(self, data: bytes) -> list[Incoming]:
         """Return the requests that ``data`` completes."""
-        if self.state is State.ENDED:
+        if self.state is _ENDED:
             return []
         at = self._take_known(data) if self.state is _IDLE else 0
         if at < len(data):
@@ -140,7 +141,7 @@ class RequestReader:
             head = self._known.find(data, at)
             if head is None:
                 break
-            request = head.request(self._remote_address)
+            request = head.request.with_same_head(self._remote_address)
             route = self._find_route(request)
             if head.body_size > route.body_size_max:
                 break
@@ -174,7 +175,7 @@ class RequestReader:
                 raise
         except httptools.HttpParserError:
             # To the parser, bytes after "Connection: close" are an error; here they are dropped.
-            if self.state is not State.ENDED:
+            if self.state is not _ENDED:
                 self.refuse(400)
         # Outside of the except clause: its exception would be the context of those raised in there.
         if upgraded_at is not None:
@@ -200,7 +201,7 @@ class RequestReader:
         self._resuming = True
         self._feed(head + b"\r\n")
         self._resuming = False
-        if rest and self.state is not State.ENDED:
+        if rest and self.state is not _ENDED:
             self._feed(rest)
 
     # httptools' callbacks
