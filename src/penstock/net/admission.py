@@ -141,13 +141,10 @@ class Admission:
         return self._evict_one(None, now_s)
 
     def _has_slot(self, quota: Quota) -> bool:
-        return not quota.full and self._free_count(quota) > 0
-
-    def _free_count(self, quota: Quota) -> int:
-        """Slots that are neither taken nor reserved for others than ``quota``."""
+        """Whether there is a slot that is neither taken nor reserved for others than ``quota``."""
         others = (other for other in self.quotas if other is not quota)
         reserved = sum(max(0, other.reserved_count - other.count) for other in others)
-        return self.count_max - len(self._admitted) - reserved
+        return not quota.full and self.count_max - len(self._admitted) > reserved
 
     def _free_slot(self, quota: Quota, now_s: float) -> bool:
         return self._evict_one(quota, now_s) and self._has_slot(quota)

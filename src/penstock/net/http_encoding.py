@@ -1,4 +1,4 @@
-"""Answers as bytes."""
+"""Encodes answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.net.http_message import Request, Response
 
 
 def encode_response(response: Response, request: Request, keep_alive: bool) -> bytes:
-    """Head and body; the pieces of a large answer follow them as they are."""
+    """The head and the body of an answer; the pieces of a large one are sent after them."""
     head, connection = response.head, b""
     if not keep_alive:
         connection = b"Connection: close\r\n"
@@ -26,7 +26,7 @@ _date: tuple[int, bytes] = (-1, b"")
 
 
 def _date_header() -> bytes:
-    """Today's date, made once a second."""
+    """The Date header, formatted once a second."""
     global _date
     second = int(time.time())
     if second != _date[0]:

@@ -16,6 +16,7 @@ from penstock.net.http_message import (
     error_response,
 )
 from penstock.net.http_reader import Incoming
+from penstock.net.http_router import Route
 
 LOGGER = logging.getLogger(__name__)
 
@@ -37,26 +38,15 @@ class Connection(Protocol):
 class Exchange:
     """A request and its answer, which may come later."""
 
-    __slots__ = (
-        "_connection",
-        "_hurry",
-        "_then",
-        "logged",
-        "partial",
-        "publishes",
-        "request",
-        "response",
-        "size",
-    )
+    __slots__ = ("_hurry", "_owner", "_then", "partial", "request", "response", "route", "size")
 
-    def __init__(self, connection: Connection, request: Request) -> None:
+    def __init__(self, owner: Connection, request: Request) -> None:
         self.request = request
         self.response: Response | None = None
         self.partial = False
-        self.logged = False
-        self.publishes = False
+        self.route: Route | None = None  # whose handler was called
         self.size = len(request.body)
-        self._connection = connection
+        self._owner = owner
         self._then: Callable[[Ticket], Response] | None = None
         self._hurry: Callable[[], None] | None = None
 
@@ -66,8 +56,7 @@ class Exchange:
         if route is None or incoming.refusal is not None:
             self.response = incoming.refusal
             return
-        self.logged = route.logged
-        self.publishes = route.publishes
+        self.route = route
         try:
             if request.oversize and not route.judges_size:
                 raise HttpError(413, "BODY_TOO_BIG")
@@ -104,10 +93,10 @@ class Exchange:
 
     def _settled(self, ticket: Ticket) -> None:
         self._answer(ticket)
-        if self._connection.closed:
+        if self._owner.closed:
             self.drop()
         else:
-            self._connection.advance()
+            self._owner.advance()
 
     def drop(self) -> None:
         """The connection is closed: free what the answer holds."""

@@ -37,9 +37,6 @@ class KnownHeads:
     def __init__(self) -> None:
         self._heads: dict[bytes, KnownHead] = {}
 
-    def __len__(self) -> int:
-        return len(self._heads)
-
     def find(self, data: bytes, start: int) -> KnownHead | None:
         """The head at ``start``, if it is known and ``data`` has its whole body."""
         end = data.find(_END, start, start + _SIZE_MAX)

@@ -30,8 +30,7 @@ _SINGLE = frozenset((b"host", b"content-length", b"transfer-encoding"))
 _HOST = re.compile(rb"[A-Za-z0-9!$%&()*+,\-.:;=\[\]'_~]*")
 
 # An attribute of an enum costs 0.1 us, a name of the module 0.02.
-_IDLE, _HEAD = State.IDLE, State.HEAD
-_EXPECTING, _ENDED = State.EXPECTING, State.ENDED
+_IDLE, _HEAD, _EXPECTING, _ENDED = State.IDLE, State.HEAD, State.EXPECTING, State.ENDED
 _BEGIN, _HEAD_READ, _READ = Event.BEGIN, Event.HEAD_READ, Event.READ
 
 
@@ -268,10 +267,9 @@ class RequestReader:
             self._stop_oversize()
         if not self._body:
             self._body = data
-        elif isinstance(self._body, bytearray):
-            self._body += data
         else:
-            self._body = bytearray(self._body)
+            if not isinstance(self._body, bytearray):
+                self._body = bytearray(self._body)
             self._body += data
 
     def on_message_complete(self) -> None:
@@ -281,7 +279,7 @@ class RequestReader:
         assert request is not None
         request.body = bytes(self._body)
         self._body = b""
-        self.state = TABLE[self.state][_READ if request.keep_alive else Event.READ_LAST]
+        self.state = TABLE[self.state][_READ if request.keep_alive else Event.LAST]
         self._out.append(Incoming(request, self._route))
 
     # Checks
@@ -358,7 +356,7 @@ class RequestReader:
 
     def _end(self, last: Incoming) -> None:
         last.request.keep_alive = False
-        self.state = TABLE[self.state][Event.REFUSE]
+        self.state = TABLE[self.state][Event.LAST]
         self._body = b""
         self._out.append(last)
 

@@ -24,6 +24,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import field
+from functools import partial
 from ssl import SSLContext
 
 from penstock.net.acceptor import Listener, Refusal, bind, bind_unix
@@ -120,8 +121,8 @@ class HttpServer:
 
     def _listen(self, sock: socket.socket, tls: SSLContext | None, refusal: Refusal) -> None:
         limits = self.admission, self.quota
-        listener = Listener(sock, self._connection, *limits, tls=tls, refusal=refusal)
-        self._listeners.append(listener)
+        make = partial(HttpConnection, self)
+        self._listeners.append(Listener(sock, make, *limits, tls=tls, refusal=refusal))
 
     async def close(self, grace_s: float = 5.0) -> None:
         """Stop accepting, answer what was received, and close everything after ``grace_s``."""
@@ -146,9 +147,6 @@ class HttpServer:
         self.admission.remove(connection)
         if not self.connections and self._empty is not None:
             self._empty.set()
-
-    def _connection(self) -> HttpConnection:
-        return HttpConnection(self)
 
     def start_sweeping(self) -> None:
         """Check deadlines from now on."""

@@ -60,8 +60,7 @@ class Event(StrEnum):
     EXPECT = "the head has Expect: 100-continue"
     CONTINUE = "100 Continue is sent, or the body comes without it"
     READ = "the request is read"
-    READ_LAST = "the request is read and the connection is not kept after it"
-    REFUSE = "not HTTP, over a limit, or too late"
+    LAST = "the request, or its answer, is the last: the connection is not kept, or it is refused"
     FULL = "more has been read than may begin"
     EMPTIED = "all that was read has begun"
     HOLD = "the budget for bodies is exhausted"
@@ -69,7 +68,6 @@ class Event(StrEnum):
     BLOCK = "pause_writing"
     UNBLOCK = "resume_writing"
     SEND_FILE = "the answer is a part of a file"
-    LAST = "that answer is the last"
     FILE_SENT = "the file is sent, or failed; for its own state also: the connection is lost"
     SOCKET_FULL = "the socket is full, or has taken what one turn may send"
     NOT_CACHED = "the next bytes are not in the page cache"
@@ -78,7 +76,7 @@ class Event(StrEnum):
 
 _S, _E = State, Event
 _ENDS = {_E.CLOSE: _S.CLOSING, _E.LINGER: _S.LINGERING, _E.LOST: _S.CLOSED}
-_READ = {_E.READ: _S.IDLE, _E.READ_LAST: _S.ENDED, _E.REFUSE: _S.ENDED}
+_READ = {_E.READ: _S.IDLE, _E.LAST: _S.ENDED}
 
 TABLE: dict[State, dict[Event, State]] = {
     _S.CONNECTING: {_E.CONNECTED: _S.OPEN},
@@ -88,8 +86,8 @@ TABLE: dict[State, dict[Event, State]] = {
     _S.LINGERING: {_E.EOF: _S.LINGERING, _E.LOST: _S.CLOSED},
     _S.CLOSING: {_E.EOF: _S.CLOSING, _E.LOST: _S.CLOSED},
     _S.CLOSED: {},
-    _S.IDLE: {_E.BEGIN: _S.HEAD, _E.REFUSE: _S.ENDED},
-    _S.HEAD: {_E.HEAD_READ: _S.BODY, _E.REFUSE: _S.ENDED},
+    _S.IDLE: {_E.BEGIN: _S.HEAD, _E.LAST: _S.ENDED},
+    _S.HEAD: {_E.HEAD_READ: _S.BODY, _E.LAST: _S.ENDED},
     _S.BODY: {_E.EXPECT: _S.EXPECTING, **_READ},
     _S.EXPECTING: {_E.CONTINUE: _S.BODY, **_READ},
     _S.ENDED: {},

@@ -61,19 +61,17 @@ class Listeners:
 
 
 async def listen_tcp(
-    connection: Callable[[], Accepted], given: str, admission: Admission, quota: Quota
+    make: Callable[[], Accepted], given: str, admission: Admission, quota: Quota
 ) -> tuple[Listeners, int]:
     """Accept connections on an address or a unix socket; return the port, -1 for a unix socket."""
     try:
         host, port = split_address(given)
         if port is None:
             remove_stale_socket(host)
-            listeners = [Listener(bind_unix(host), connection, admission, quota)]
+            listeners = [Listener(bind_unix(host), make, admission, quota)]
             log.info("TCP: listening on %s", host)
             return Listeners(listeners), -1
-        listeners = [
-            Listener(sock, connection, admission, quota) for sock in await bind(host, port)
-        ]
+        listeners = [Listener(sock, make, admission, quota) for sock in await bind(host, port)]
     except (OSError, OptionError) as error:
         raise listen_error(given, error) from error
     address = listeners[0].address[:2]

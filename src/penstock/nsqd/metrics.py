@@ -193,9 +193,7 @@ class Metrics:
             "unfinished_body_bytes", "Bytes of bodies that are not here whole.", bodies.size
         )
         yield _gauge(
-            "unfinished_bodies_held",
-            "Bodies whose connection is not read for lack of room.",
-            bodies.held_count,
+            "unfinished_bodies_held", "Bodies not read for lack of room.", bodies.held_count
         )
         yield _counter(
             "unfinished_bodies_ended_total",
@@ -206,13 +204,13 @@ class Metrics:
             "penstock_connections_refused_total",
             COUNTER,
             "Connections refused because all slots were in use.",
-            [(labels({"door": quota.name}), quota.refused_count) for quota in traffic.quotas],
+            [(labels({"door": own.name}), own.refused_count) for own in traffic.quotas],
         )
         yield from family(
             "penstock_connections_evicted_total",
             COUNTER,
             "Connections closed to make room: silent ones, and HTTP between two requests.",
-            [(labels({"door": quota.name}), quota.evicted_count) for quota in traffic.quotas],
+            [(labels({"door": own.name}), own.evicted_count) for own in traffic.quotas],
         )
 
     def _damage(self) -> Iterator[bytes]:
