@@ -89,6 +89,18 @@ def test_one_is_read_whatever_its_size() -> None:
     bodies.check()
 
 
+def test_one_that_is_held_and_keeps_nothing_any_more_is_released() -> None:
+    """What it keeps may be whole commands that had to wait, and are executed while it is held."""
+    bodies = BodyBudget(1000)
+    first, second = Peer(900), Peer(900)
+    first.grow(bodies, 10)
+    second.grow(bodies, 10)
+    assert second.held
+    bodies.note(second, 0, 0, 1.0)
+    assert not second.held and bodies.held_count == 0
+    bodies.check()
+
+
 def test_one_that_becomes_larger_than_it_said_is_held_too() -> None:
     bodies = BodyBudget(1000)
     first, liar = Peer(500), Peer(10)
