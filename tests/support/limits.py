@@ -24,7 +24,7 @@ from typing import Self
 
 from tests.support.daemon import Nsqd, Nsqlookupd
 
-PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 @dataclass(frozen=True)
