@@ -18,7 +18,7 @@ from penstock.lookupd.registry import Limits, Registry
 from penstock.lookupd.security import Security
 from penstock.lookupd.tcp import LookupdConnection
 from penstock.net import live_options
-from penstock.net.admission import Doors, open_doors
+from penstock.net.admission import Admission, tcp_and_http
 from penstock.net.debug import Debug
 from penstock.net.descriptors import connection_count_max, open_files_limit
 from penstock.net.http_origins import Origins
@@ -65,11 +65,11 @@ class LookupdDaemon:
         )
         api = LookupdApi(self._registry, self._clock)
         Debug().add_pages(api.router)
-        self._doors = Doors(connection_count_max(open_files_limit()))
-        self._tcp_door, http_door = open_doors(self._doors)
-        metrics = Metrics(self._registry, self._clock, self._doors)
+        self._admission = Admission(connection_count_max(open_files_limit()))
+        self._tcp_quota, http_quota = tcp_and_http(self._admission)
+        metrics = Metrics(self._registry, self._clock, self._admission)
         api.router.add("GET", "/metrics", Route(metrics.serve))
-        self._http = HttpServer(api.router, places=(self._doors, http_door))
+        self._http = HttpServer(api.router, admission=(self._admission, http_quota))
         self._http.gate = self._security.gate
         own = (hostname(), options.broadcast_address)
         self._http.origins = Origins("nsqlookupd", own, options.allowed_hosts)
@@ -84,7 +84,7 @@ class LookupdDaemon:
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         options, security = self.options, self._security
         tcp, self._tcp_port = await listen_tcp(
-            self._connection, options.tcp_address, self._doors, self._tcp_door
+            self._connection, options.tcp_address, self._admission, self._tcp_quota
         )
         if security.tls is not None and options.https_address:
             security.https_port = await listen_http(
@@ -123,7 +123,7 @@ class LookupdDaemon:
             self._identity,
             self._clock.monotonic_ns,
             self._connections,
-            self._doors,
+            self._admission,
             self._loop,
         )
 

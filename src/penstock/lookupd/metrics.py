@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from penstock.clock import Clock
 from penstock.lookupd.registry import Registry
-from penstock.net.admission import Doors
+from penstock.net.admission import Admission
 from penstock.net.exposition import CONTENT_TYPE, COUNTER, GAUGE, family, labels, single
 from penstock.net.http_message import Request, Response
 from penstock.version import NSQ_VERSION, VERSION
@@ -18,10 +18,10 @@ PREFIX = "penstock_lookupd"
 class Metrics:
     """The page of one nsqlookupd."""
 
-    def __init__(self, registry: Registry, clock: Clock, doors: Doors) -> None:
+    def __init__(self, registry: Registry, clock: Clock, admission: Admission) -> None:
         self._registry = registry
         self._clock = clock
-        self._doors = doors
+        self._admission = admission
 
     def serve(self, request: Request) -> Response:
         return Response(200, b"".join(self._parts()), (CONTENT_TYPE,))
@@ -52,13 +52,13 @@ class Metrics:
 
     def _connections(self) -> Iterator[bytes]:
         """Those that were refused and evicted have the names that nsqd's have."""
-        doors = [(labels({"door": door.name}), door) for door in self._doors.doors]
-        count = [(where, door.count) for where, door in doors]
-        refused = [(where, door.refused_count) for where, door in doors]
-        evicted = [(where, door.evicted_count) for where, door in doors]
+        quotas = [(labels({"door": quota.name}), quota) for quota in self._admission.quotas]
+        count = [(where, quota.count) for where, quota in quotas]
+        refused = [(where, quota.refused_count) for where, quota in quotas]
+        evicted = [(where, quota.evicted_count) for where, quota in quotas]
         yield from family(f"{PREFIX}_connections", GAUGE, "Connections open.", count)
         name = "penstock_connections"
-        yield from family(f"{name}_refused_total", COUNTER, "Refused, no place.", refused)
+        yield from family(f"{name}_refused_total", COUNTER, "Refused, no free slot.", refused)
         yield from family(f"{name}_evicted_total", COUNTER, "Closed to make room.", evicted)
 
     def _node_count(self) -> int:

@@ -18,8 +18,8 @@ from typing import Any
 from penstock.errors import ProtocolError, StreamError
 from penstock.lookupd.registry import Producer, Registry
 from penstock.lookupd.security import Security
-from penstock.net.acceptor import Visitor
-from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S, Doors
+from penstock.net.acceptor import Accepted
+from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S, Admission
 from penstock.wire.address import peer_address
 from penstock.wire.lookup import (
     OK,
@@ -49,7 +49,7 @@ HANDSHAKE_TIMEOUT_S = 5.0
 _OK = encode_reply(OK)
 
 
-class LookupdConnection(Visitor, asyncio.Protocol):
+class LookupdConnection(Accepted, asyncio.Protocol):
     """One nsqd."""
 
     def __init__(
@@ -59,7 +59,7 @@ class LookupdConnection(Visitor, asyncio.Protocol):
         identity: Callable[[], Identity],
         now_ns: Callable[[], int],
         connections: set[LookupdConnection],
-        doors: Doors,
+        admission: Admission,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._registry = registry
@@ -67,7 +67,7 @@ class LookupdConnection(Visitor, asyncio.Protocol):
         self._identity = identity
         self._now_ns = now_ns
         self._connections = connections
-        self._doors = doors
+        self._admission = admission
         self._loop = loop
         self._reader = CommandReader()
         self._producer: Producer | None = None
@@ -85,11 +85,11 @@ class LookupdConnection(Visitor, asyncio.Protocol):
         self._write_paused = False
         self._eof = False
 
-    # Its place
+    # Admission
 
     @property
-    def spoke(self) -> bool:
-        # PING alone makes nobody an nsqd: who sends nothing else leaves when room is needed.
+    def sent_command(self) -> bool:
+        # A peer that sends nothing but PING is no nsqd, and is evicted when a slot is needed.
         return self._producer is not None
 
     @property
@@ -105,13 +105,13 @@ class LookupdConnection(Visitor, asyncio.Protocol):
         _keep_alive(transport.get_extra_info("socket"))
         self._set_timer(FIRST_COMMAND_TIMEOUT_S)
         log.info("client=%s: connected", self._address)
-        if self.unwanted:
+        if self.evicted:
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._connections.discard(self)
-        self._doors.leave(self)
+        self._admission.remove(self)
         self._set_timer(None)
         if self._producer is not None:
             self._registry.remove(self._producer, self._now_ns())

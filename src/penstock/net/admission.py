@@ -1,21 +1,22 @@
-"""Who may connect, and who has to leave for it: places for connections, shared by several doors.
+"""Admission control: which connections are accepted, and which are closed to make room for them.
 
-A door is a kind of connection (TCP, HTTP).  All doors share ``count_max`` places; each may have
-some reserved, and a maximum of its own.  When a newcomer finds no place, one is made by closing
+Connections are of several kinds (TCP, HTTP), each with a quota.  All of them share ``count_max``
+slots; a quota may reserve some, and may have a maximum of its own.  When there is no free slot for
+a new connection, one is freed by closing
 
-1. the connection that has waited longest of those that have sent no command, then
+1. the oldest of the connections that have sent no command yet, then
 2. the connection that has been idle longest of those that may be closed between two requests.
 
-Everybody else stays, and the newcomer is refused.
+If there is neither, the new connection is refused.
 
-Rule 1: no sockets, no clock, no logging.  Whoever accepts connections asks and does it.
-Rule 2: a connection costs nothing while it is served: whether it has sent a command is asked only
-        when a place is needed, and once it has, it is not asked again.
-Rule 3: a newcomer to full doors costs O(1) in the long run; a search through all connections is
-        made at most once in SEARCH_SPACING_S.
+Rule 1: no sockets, no clock, no logging.  The caller accepts and closes.
+Rule 2: a connection costs nothing while it is served: whether it has sent a command is checked only
+        when a slot is needed, and not again once it has.
+Rule 3: a connection that arrives when all slots are taken costs O(1) amortized; a search through
+        all connections runs at most once in SEARCH_SPACING_S.
 
-Invariants (``check``): the doors' counts add up to the guests; who waits is inside; no door has
-more than its maximum; and all together have no more than ``count_max``.
+Invariants (``check``): the quotas' counts add up to the connections; silent connections are
+admitted ones; no quota exceeds its maximum; and all together do not exceed ``count_max``.
 """
 
 from __future__ import annotations
@@ -38,35 +39,35 @@ HTTP_RESERVED_COUNT = 64
 REPORT_SPACING_S = 10.0
 
 
-class Guest(Protocol):
+class Evictable(Protocol):
     """A connection."""
 
     @property
-    def spoke(self) -> bool:
-        """Whether a whole command or request has come; once true it stays so."""
+    def sent_command(self) -> bool:
+        """Whether a whole command or request has been received; never false again after true."""
 
     @property
     def idle_since_s(self) -> float:
-        """Since when it could be closed without harm, between two requests; ``inf``: it cannot."""
+        """Since when it is between two requests and may be closed; ``inf`` if it may not."""
 
     def evict(self) -> None:
         """Close at once, to make room."""
 
 
-class Door:
-    """Connections of one kind.  Made by ``Doors.open``."""
+class Quota:
+    """The connections of one kind.  Made by ``Admission.add_quota``."""
 
     def __init__(self, name: str, reserved_count: int, count_max: int) -> None:
         self.name = name
         self.reserved_count = reserved_count
         self.count_max = count_max
         self.count = 0
-        self.entered_count = 0
+        self.admitted_count = 0
         self.refused_count = 0
         self.evicted_count = 0
-        # Who has sent no command, with the time of arrival, in that order.  Those that have spoken
-        # meanwhile are taken out when they are met.
-        self.waiting: dict[Guest, float] = {}
+        # Connections that have sent no command, with the time they arrived, in that order.  One
+        # that has sent a command since is removed when a search meets it.
+        self.silent: dict[Evictable, float] = {}
         self._reported_count = 0
         self._report_after_s = -inf
 
@@ -74,17 +75,17 @@ class Door:
     def full(self) -> bool:
         return self.count >= self.count_max
 
-    def longest_waiting(self) -> tuple[float, Guest] | None:
-        """Who has waited longest of those that have sent no command, and since when."""
-        while self.waiting:
-            guest, since_s = next(iter(self.waiting.items()))
-            if not guest.spoke:
-                return since_s, guest
-            del self.waiting[guest]
+    def oldest_silent(self) -> tuple[float, Evictable] | None:
+        """The oldest connection that has sent no command, after the time it arrived."""
+        while self.silent:
+            connection, since_s = next(iter(self.silent.items()))
+            if not connection.sent_command:
+                return since_s, connection
+            del self.silent[connection]
         return None
 
     def report(self, now_s: float) -> str | None:
-        """What to log about connections that were refused, if it is time to."""
+        """The log line about refused connections, if one is due."""
         count = self.refused_count - self._reported_count
         if not count or now_s < self._report_after_s:
             return None
@@ -94,110 +95,108 @@ class Door:
         return f"{self.name}: {count} {noun} refused, {self.count} are open and in use"
 
 
-class Doors:
-    """Places for ``count_max`` connections."""
+class Admission:
+    """Slots for ``count_max`` connections."""
 
     def __init__(self, count_max: int) -> None:
         self.count_max = max(1, count_max)
-        self.doors: list[Door] = []
-        self._guests: dict[Guest, Door] = {}
+        self.quotas: list[Quota] = []
+        self._admitted: dict[Evictable, Quota] = {}
         # What the last search found, longest idle first, with since when.
-        self._idle: deque[tuple[float, Guest]] = deque()
+        self._idle: deque[tuple[float, Evictable]] = deque()
         self._search_after_s = -inf
 
-    def open(self, name: str, *, reserved_count: int = 0, count_max: int | None = None) -> Door:
-        """A further door; others cannot take its last ``reserved_count`` places."""
-        places = self.count_max if count_max is None else min(count_max, self.count_max)
-        door = Door(name, reserved_count, places)
-        self.doors.append(door)
-        return door
+    def add_quota(
+        self, name: str, *, reserved_count: int = 0, count_max: int | None = None
+    ) -> Quota:
+        """Add a kind of connection; others cannot take its last ``reserved_count`` slots."""
+        slots = self.count_max if count_max is None else min(count_max, self.count_max)
+        quota = Quota(name, reserved_count, slots)
+        self.quotas.append(quota)
+        return quota
 
     def __len__(self) -> int:
-        return len(self._guests)
+        return len(self._admitted)
 
-    def enter(self, door: Door, guest: Guest, now_s: float) -> bool:
-        """Whether ``guest`` may come in; somebody else may have to leave for it."""
-        if not self._has_place(door) and not self._make_place(door, now_s):
-            door.refused_count += 1
+    def admit(self, quota: Quota, connection: Evictable, now_s: float) -> bool:
+        """Whether ``connection`` gets a slot; another one may be evicted for it."""
+        if not self._has_slot(quota) and not self._free_slot(quota, now_s):
+            quota.refused_count += 1
             return False
-        self._guests[guest] = door
-        door.waiting[guest] = now_s
-        door.count += 1
-        door.entered_count += 1
+        self._admitted[connection] = quota
+        quota.silent[connection] = now_s
+        quota.count += 1
+        quota.admitted_count += 1
         return True
 
-    def leave(self, guest: Guest) -> None:
-        """``guest`` is gone; a second time changes nothing."""
-        door = self._guests.pop(guest, None)
-        if door is not None:
-            door.count -= 1
-            door.waiting.pop(guest, None)
+    def remove(self, connection: Evictable) -> None:
+        """Free the slot of ``connection``; a second call does nothing."""
+        quota = self._admitted.pop(connection, None)
+        if quota is not None:
+            quota.count -= 1
+            quota.silent.pop(connection, None)
 
-    def relieve(self, now_s: float) -> bool:
-        """Close one connection of any door because descriptors ran out; whether there was one."""
+    def evict_any(self, now_s: float) -> bool:
+        """Evict one connection of any kind, for its descriptor; return whether there was one."""
         return self._evict_one(None, now_s)
 
-    def _has_place(self, door: Door) -> bool:
-        return not door.full and self._free_count(door) > 0
+    def _has_slot(self, quota: Quota) -> bool:
+        """Whether there is a slot that is neither taken nor reserved for others than ``quota``."""
+        others = (other for other in self.quotas if other is not quota)
+        reserved = sum(max(0, other.reserved_count - other.count) for other in others)
+        return not quota.full and self.count_max - len(self._admitted) > reserved
 
-    def _free_count(self, door: Door) -> int:
-        """Places that are neither taken nor reserved for another door."""
-        reserved = sum(
-            max(0, other.reserved_count - other.count) for other in self.doors if other is not door
-        )
-        return self.count_max - len(self._guests) - reserved
+    def _free_slot(self, quota: Quota, now_s: float) -> bool:
+        return self._evict_one(quota, now_s) and self._has_slot(quota)
 
-    def _make_place(self, door: Door, now_s: float) -> bool:
-        return self._evict_one(door, now_s) and self._has_place(door)
-
-    def _evict_one(self, door: Door | None, now_s: float) -> bool:
-        guest = self._longest_waiting(door) or self._longest_idle(door, now_s)
-        if guest is None:
+    def _evict_one(self, quota: Quota | None, now_s: float) -> bool:
+        connection = self._oldest_silent(quota) or self._longest_idle(quota, now_s)
+        if connection is None:
             return False
-        self._guests[guest].evicted_count += 1
-        self.leave(guest)
-        guest.evict()
+        self._admitted[connection].evicted_count += 1
+        self.remove(connection)
+        connection.evict()
         return True
 
-    def _giving(self, door: Door | None) -> list[Door]:
-        """The doors whose places ``door`` may have; all of them for None."""
-        if door is None:
-            return self.doors
-        if door.full:
-            return [door]
-        return [own for own in self.doors if own is door or own.count > own.reserved_count]
+    def _donors(self, quota: Quota | None) -> list[Quota]:
+        """The quotas whose slots ``quota`` may take; all of them for None."""
+        if quota is None:
+            return self.quotas
+        if quota.full:
+            return [quota]
+        return [own for own in self.quotas if own is quota or own.count > own.reserved_count]
 
-    def _longest_waiting(self, door: Door | None) -> Guest | None:
-        found = [each for own in self._giving(door) if (each := own.longest_waiting())]
+    def _oldest_silent(self, quota: Quota | None) -> Evictable | None:
+        found = [each for own in self._donors(quota) if (each := own.oldest_silent())]
         return min(found, key=lambda each: each[0])[1] if found else None
 
-    def _longest_idle(self, door: Door | None, now_s: float) -> Guest | None:
+    def _longest_idle(self, quota: Quota | None, now_s: float) -> Evictable | None:
         if not self._idle and now_s >= self._search_after_s:
             self._search_after_s = now_s + SEARCH_SPACING_S
-            idle = [(guest.idle_since_s, guest) for guest in self._guests]
+            idle = [(connection.idle_since_s, connection) for connection in self._admitted]
             long_idle = [each for each in idle if each[0] <= now_s - IDLE_MIN_S]
             self._idle.extend(sorted(long_idle, key=lambda each: each[0]))
-        giving = self._giving(door)
+        donors = self._donors(quota)
         while self._idle:
-            since_s, guest = self._idle.popleft()
-            # It may be gone, or have been used since.
-            if self._guests.get(guest) in giving and guest.idle_since_s == since_s:
-                return guest
+            since_s, connection = self._idle.popleft()
+            # It may be closed, or have been used since.
+            if self._admitted.get(connection) in donors and connection.idle_since_s == since_s:
+                return connection
         return None
 
     def check(self) -> None:
         """The invariants, for tests."""
-        assert sum(door.count for door in self.doors) == len(self._guests)
-        for door in self.doors:
-            assert all(self._guests.get(guest) is door for guest in door.waiting)
-        assert all(0 <= door.count <= door.count_max for door in self.doors)
-        assert len(self._guests) <= self.count_max
+        assert sum(quota.count for quota in self.quotas) == len(self._admitted)
+        for quota in self.quotas:
+            assert all(self._admitted.get(connection) is quota for connection in quota.silent)
+        assert all(0 <= quota.count <= quota.count_max for quota in self.quotas)
+        assert len(self._admitted) <= self.count_max
 
 
-def open_doors(doors: Doors) -> tuple[Door, Door]:
-    """(TCP, HTTP): neither can shut the other, and whoever operates a full node finds a place."""
-    reserved_count = min(HTTP_RESERVED_COUNT, doors.count_max // 4)
+def tcp_and_http(admission: Admission) -> tuple[Quota, Quota]:
+    """(TCP, HTTP): neither can starve the other, and an operator reaches a node that is full."""
+    reserved_count = min(HTTP_RESERVED_COUNT, admission.count_max // 4)
     return (
-        doors.open("TCP", reserved_count=doors.count_max // 2),
-        doors.open("HTTP", reserved_count=reserved_count, count_max=HTTP_COUNT_MAX),
+        admission.add_quota("TCP", reserved_count=admission.count_max // 2),
+        admission.add_quota("HTTP", reserved_count=reserved_count, count_max=HTTP_COUNT_MAX),
     )

@@ -1,6 +1,6 @@
 """/debug: the routes of the pages in debug_pages.py.
 
-Few nsqds are ever asked for one, so they are loaded with the first request and not at the start.
+Few daemons ever serve one, so they are imported at the first request and not at startup.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGES = {
     "block": "block",
     "threadcreate": "threads",
 }
-# nsqd's router sends everybody to the path with the slash.
+# nsqd's router redirects to the path with the slash.
 _INDEX = Response(301, b"", (("Location", "/debug/pprof/"),))
 
 
@@ -34,14 +34,14 @@ class Debug:
         self._pages: DebugPages | None = None
 
     def add_routes(self, router: Router) -> None:
-        """All that nsqd has."""
+        """All routes of nsqd."""
         self.add_pages(router)
         block_rate, free_memory = self._page("set_block_rate"), self._page("free_memory")
         router.add("PUT", "/debug/setblockrate", Route(block_rate, logged=True))
         router.add("POST", "/debug/freememory", Route(free_memory, logged=True))
 
     def add_pages(self, router: Router) -> None:
-        """What there is to look at; every daemon has it."""
+        """The read-only pages, which every daemon has."""
         for path, name in PAGES.items():
             router.add("GET", f"/debug/pprof/{path}", Route(self._page(name)))
         router.add("GET", "/debug/pprof", Route(lambda request: _INDEX))

@@ -1,4 +1,4 @@
-"""/debug: a look inside of the running process.
+"""/debug: what the running process does.
 
 nsqd serves Go's profiler here.  The paths are the same, the pages are what a Python process has:
 
@@ -10,10 +10,10 @@ nsqd serves Go's profiler here.  The paths are the same, the pages are what a Py
     /debug/pprof/threadcreate, block, symbol
 
 Everything is plain text.  A profile is collapsed stacks, "a;b;c 12" a line, as flame graph tools
-read them; the compiled core shows as the Python line that called it.
+read them; the compiled core appears as the Python line that called it.
 
 nsqd's PUT /debug/setblockrate and POST /debug/freememory take effect and then always answer 500,
-because its handlers return nothing; scripts know that, so it is so here.
+because its handlers return nothing.  Scripts rely on it, so we do the same.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from penstock.wire.quote import quote
 
 PROFILE_SECONDS = 30.0
 PROFILE_SECONDS_MAX = 60.0
-# As often as Go's profiler looks.
+# As often as Go's profiler samples.
 SAMPLE_INTERVAL_S = 0.01
 STACK_DEPTH_MAX = 64
 STACK_COUNT_MAX = 10_000
 TASK_COUNT_MAX = 1_000
 TYPE_COUNT_MAX = 100
-# Objects looked at in one piece of an answer.
+# Objects counted for one piece of an answer.
 OBJECT_COUNT = 20_000
-# Of a 64-bit integer; longer ones are refused before they are parsed.
+# Digits of a 64-bit integer; longer numbers are refused before they are parsed.
 _DIGITS_MAX = 19
 
 
 class DebugPages:
-    """Made on the thread that runs the loop, which is the one that is profiled."""
+    """To be made on the thread that runs the loop, which is the one that is profiled."""
 
     def __init__(self) -> None:
         self._loop_thread = threading.get_ident()
@@ -100,7 +100,7 @@ class DebugPages:
     def _profiled(self) -> None:
         self._profiling = False
 
-    # What nsqd answers with 500
+    # Routes that nsqd answers with 500
 
     def set_block_rate(self, request: Request) -> Response:
         given = request.query.get("rate", "")
@@ -123,7 +123,7 @@ def _text(text: str, status: int = 200) -> Response:
 
 
 def _in_thread(work: Callable[[], None], then: Callable[[], None] | None = None) -> Ticket:
-    """Run ``work`` beside the loop; the ticket is settled on it, after ``then``."""
+    """Run ``work`` on a thread; then, on the loop, call ``then`` and settle the ticket."""
     loop = asyncio.get_running_loop()
     ticket = Ticket()
 
@@ -151,7 +151,7 @@ def free_memory() -> None:
 
 
 def sample(thread: int, seconds: float) -> bytes:
-    """Look at a thread's stack a hundred times a second; collapsed stacks, the commonest first."""
+    """Sample a thread's stack a hundred times a second: collapsed stacks, most common first."""
     stacks: Counter[str] = Counter()
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:

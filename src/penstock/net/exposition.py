@@ -4,8 +4,8 @@
     # TYPE penstock_channel_depth gauge
     penstock_channel_depth{topic="orders",channel="billing"} 12
 
-All samples of a family stand together.  Written here in place of the official library, which
-keeps an object for every sample and takes 0.16 s to import: we have the numbers already.
+The samples of a family are adjacent.  This replaces the official library, which keeps an object for
+every sample and takes 0.16 s to import.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def labels(values: Mapping[str, str]) -> str:
 
 
 def escape(text: str) -> str:
-    """A label's value; what is not UTF-8 in it is replaced, since the format allows no other."""
+    """A label's value; bytes that are not UTF-8 are replaced, as the format requires."""
     text = text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
@@ -50,10 +50,10 @@ def head(name: str, kind: str, help: str) -> str:
 
 
 def family(name: str, kind: str, help: str, samples: Iterable[Sample]) -> Iterator[bytes]:
-    """A family of samples, each given by its labels and its value; pieces of bounded size."""
+    """A family of samples, given as (labels, value), in pieces of bounded size."""
     yield head(name, kind, help).encode()
-    rest = iter(samples)
-    while some := list(islice(rest, PIECE_COUNT)):
+    left = iter(samples)
+    while some := list(islice(left, PIECE_COUNT)):
         yield "".join([f"{name}{where} {value}\n" for where, value in some]).encode()
 
 
@@ -62,7 +62,7 @@ def single(name: str, kind: str, help: str, value: float) -> bytes:
 
 
 def histogram(name: str, help: str, times: Histogram) -> bytes:
-    """A histogram of nanoseconds, in seconds; bounds are met within 0.8 %."""
+    """A histogram of nanoseconds, in seconds; bucket bounds are exact to 0.8 %."""
     counts = times.counts_up_to(_BOUNDS_NS)
     lines = [head(name, "histogram", help)]
     lines += [

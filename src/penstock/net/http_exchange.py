@@ -1,4 +1,4 @@
-"""A request that has begun, until its answer is made."""
+"""A request that has begun, until there is an answer to it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from penstock.net.http_message import (
     error_response,
 )
 from penstock.net.http_reader import Incoming
+from penstock.net.http_router import Route
 
 LOGGER = logging.getLogger(__name__)
 
@@ -24,39 +25,28 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class ExchangeConnection(Protocol):
-    """Where the answer goes."""
+    """The connection that sends the answer."""
 
     @property
     def closed(self) -> bool:
         """Whether nothing more is answered."""
 
     def advance(self) -> None:
-        """Begin what may begin, write what is answered."""
+        """Begin the requests that may begin, write the answers that are there."""
 
 
 class Exchange:
-    """A request and its answer, which may take its time."""
+    """A request and its answer, which may come later."""
 
-    __slots__ = (
-        "_connection",
-        "_hurry",
-        "_then",
-        "logged",
-        "partial",
-        "publishes",
-        "request",
-        "response",
-        "size",
-    )
+    __slots__ = ("_hurry", "_owner", "_then", "partial", "request", "response", "route", "size")
 
-    def __init__(self, connection: ExchangeConnection, request: Request) -> None:
+    def __init__(self, owner: ExchangeConnection, request: Request) -> None:
         self.request = request
         self.response: Response | None = None
         self.partial = False
-        self.logged = False
-        self.publishes = False
+        self.route: Route | None = None  # whose handler was called
         self.size = len(request.body)
-        self._connection = connection
+        self._owner = owner
         self._then: Callable[[Ticket], Response] | None = None
         self._hurry: Callable[[], None] | None = None
 
@@ -66,8 +56,7 @@ class Exchange:
         if route is None or incoming.refusal is not None:
             self.response = incoming.refusal
             return
-        self.logged = route.logged
-        self.publishes = route.publishes
+        self.route = route
         try:
             if request.oversize and not route.judges_size:
                 raise HttpError(413, "BODY_TOO_BIG")
@@ -79,11 +68,11 @@ class Exchange:
                 self.response = result
             else:
                 self._wait(result)
-        # The broker has what it needs; an answer that waits must not hold 5 MiB.
+        # The broker has copied it; a request that waits must not keep 5 MiB.
         request.body = b""
 
     def refuse(self) -> bool:
-        """The process ends: what would change something is refused; whether it was."""
+        """Refuse a request that changes something, because nsqd stops; return whether it was."""
         if self.request.method not in _READING:
             self.response = EXITING
         return self.response is not None
@@ -97,20 +86,20 @@ class Exchange:
             pending.ticket.add(self._settled)
 
     def hurry(self) -> None:
-        """The peer sends nothing more, or is gone: what need not wait should not."""
+        """The peer sends nothing more or is gone: do not wait for anything optional."""
         hurry, self._hurry = self._hurry, None
         if hurry is not None:
             hurry()
 
     def _settled(self, ticket: Ticket) -> None:
         self._answer(ticket)
-        if self._connection.closed:
+        if self._owner.closed:
             self.drop()
         else:
-            self._connection.advance()
+            self._owner.advance()
 
     def drop(self) -> None:
-        """Nobody is there to take the answer."""
+        """The connection is closed: free what the answer holds."""
         if self.response is not None and self.response.done is not None:
             self.response.done()
 

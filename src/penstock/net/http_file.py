@@ -1,9 +1,10 @@
-"""Sends a part of a file through a connection's socket: the kernel does it, without a copy.
+"""Sends a part of a file over a connection's socket with sendfile, without copying it.
 
 Rule 1: nothing else is written to the connection until it is done.
-Rule 2: the loop never waits (R9): not for the peer, and not for the disk.  Bytes that have left the
-        page cache meanwhile are fetched, and sent later.
-Rule 3: the socket is a duplicate, so nobody else's is used if the connection is lost meanwhile.
+Rule 2: the loop never blocks (R9): not on the peer, and not on the disk.  Bytes that are no longer
+        in the page cache are read ahead first, and sent a moment later.
+Rule 3: the socket is a duplicate: if the connection is lost meanwhile, its descriptor cannot be one
+        that another connection has got.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import asyncio
 import os
 from collections.abc import Callable
 
+from penstock.net.http_states import TABLE, Event, State
 from penstock.page_cache import Stretch, fetch, is_cached
 
-# In one turn; 0.2 ms.
+# Bytes sent in one turn; 0.2 ms.
 STEP_SIZE = 1 << 20
 FETCH_S = 0.005
 
 
 class FileSending:
-    """``head`` and then ``stretch``, from now until ``ended`` is called with an error or None."""
+    """Sends ``head``, then ``stretch``; at the end calls ``ended`` with an error or None."""
 
     def __init__(
         self, socket_fd: int, head: bytes, stretch: Stretch, ended: Callable[[OSError | None], None]
@@ -32,12 +34,12 @@ class FileSending:
         self._offset = stretch.offset
         self._end = stretch.offset + stretch.size
         self._ended = ended
+        self._state = State.READY
         self._timer: asyncio.TimerHandle | None = None
-        self._watching = False
 
     @property
     def left_size(self) -> int:
-        """Bytes the socket has not taken yet."""
+        """Bytes not written to the socket yet."""
         return len(self._head) + self._end - self._offset
 
     def start(self) -> None:
@@ -50,21 +52,19 @@ class FileSending:
             return
         if done:
             self._end_with(None)
-        elif self._timer is None and not self._watching:
-            self._watching = True
+        elif self._state is State.READY:
+            self._become(Event.SOCKET_FULL)
             self._loop.add_writer(self._socket_fd, self.start)
 
     def cancel(self) -> None:
         """Stop; ``ended`` is not called."""
-        self._rest()
+        self._become(Event.FILE_SENT)
         if self._timer is not None:
             self._timer.cancel()
-        fd, self._socket_fd = self._socket_fd, -1
-        if fd >= 0:
-            os.close(fd)
+        os.close(self._socket_fd)
 
     def _send(self) -> bool:
-        """Send what the socket takes in one turn; whether that was all."""
+        """Send what the socket takes in one turn; return whether that was all."""
         if self._head:
             self._head = self._head[os.write(self._socket_fd, self._head) :]
             if self._head:
@@ -80,17 +80,18 @@ class FileSending:
         if os.fstat(self._file_fd).st_size < self._end:
             raise OSError("the file is shorter than it was")
         fetch(self._file_fd, self._offset, size)
-        self._rest()
+        self._become(Event.NOT_CACHED)
         self._timer = self._loop.call_later(FETCH_S, self._fetched)
 
     def _fetched(self) -> None:
         self._timer = None
+        self._become(Event.FETCHED)
         self.start()
 
-    def _rest(self) -> None:
-        if self._watching:
-            self._watching = False
+    def _become(self, event: Event) -> None:
+        if self._state is State.WATCHING:
             self._loop.remove_writer(self._socket_fd)
+        self._state = TABLE[self._state][event]
 
     def _end_with(self, error: OSError | None) -> None:
         self.cancel()

@@ -1,14 +1,15 @@
-"""Heads of requests that were read before: a client repeats its own for every message.
+"""A cache of parsed request heads: a client repeats the same head for every message.
+
+Without it a /pub of 200 bytes over 32 connections costs 25 % more CPU: 13.6 us against 10.9, median
+of nine rounds in turns (`publish-http`).
 
 Rule 1: no I/O, no clock.  A head found here means what the parser made of the same bytes.
-Rule 2: only plain ones are kept: a body of declared size or none, the connection goes on, and
-        nothing is asked of us before the body comes.
-Rule 3: everything is bounded.  When there are too many, the oldest goes.
+Rule 2: only plain heads are kept: a body of declared size or none, a connection that stays open,
+        and no Expect.
+Rule 3: everything is bounded.  When the cache is full, the oldest head is dropped.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from penstock.net.http_message import Request
 from penstock.record import record
@@ -17,44 +18,27 @@ _END = b"\r\n\r\n"
 # 512 of the longest are 1 MiB.
 _COUNT_MAX = 512
 _SIZE_MAX = 2048
-# Such a request is more than a head and a body.
+# A request with one of these is more than a head and a body.
 _UNUSUAL = frozenset((b"expect", b"transfer-encoding", b"upgrade"))
 
 
 @record
 class KnownHead:
-    """What a head says, and the sizes of it and of the body it announces."""
+    """A parsed head, its size, and the size of the body that it declares."""
 
-    method: str
-    path: str
-    raw_query: bytes
-    version: str
-    headers: Mapping[bytes, bytes]
-    content_size: int | None
+    request: Request
     size: int
     body_size: int
 
-    def request(self, remote_address: str) -> Request:
-        """A new request with this head."""
-        request = Request(self.method, self.path, self.raw_query)
-        request.version = self.version
-        request.headers = self.headers
-        request.content_size = self.content_size
-        request.remote_address = remote_address
-        return request
-
 
 class KnownHeads:
-    """Heads by their bytes, for all connections of a server."""
+    """Parsed heads by their bytes, for all connections of a server."""
 
     def __init__(self) -> None:
         self._heads: dict[bytes, KnownHead] = {}
 
-    def __len__(self) -> int:
-        return len(self._heads)
-
     def find(self, data: bytes, start: int) -> KnownHead | None:
-        """The head that begins at ``start``, if it is known and ``data`` has the body too."""
+        """The head at ``start``, if it is known and ``data`` has its whole body."""
         end = data.find(_END, start, start + _SIZE_MAX)
         if end < 0:
             return None
@@ -63,11 +47,11 @@ class KnownHeads:
             return None
         return head
 
-    def learn(self, request: Request, data: bytes) -> None:
-        """Keep the head of ``request``, if ``data`` is this request and nothing else.
+    def add(self, request: Request, data: bytes) -> None:
+        """Add the head of ``request``, if ``data`` is this request and nothing else.
 
-        Where the first empty line is not the head's end, after lines without CR for example, the
-        sizes do not add up.
+        If the first empty line is not the end of the head, for example after lines without CR,
+        the sizes do not add up.
         """
         end = data.find(_END, 0, _SIZE_MAX)
         size, body_size = end + len(_END), request.content_size or 0
@@ -77,13 +61,4 @@ class KnownHeads:
             return
         if len(self._heads) >= _COUNT_MAX:
             del self._heads[next(iter(self._heads))]
-        self._heads[data[:end]] = KnownHead(
-            request.method,
-            request.path,
-            request.raw_query,
-            request.version,
-            request.headers,
-            request.content_size,
-            size,
-            body_size,
-        )
+        self._heads[data[:end]] = KnownHead(request.with_same_head(), size, body_size)

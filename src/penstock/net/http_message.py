@@ -6,7 +6,7 @@
     error              its status, {"message":"<TEXT>"}
 
 All V1 answers have ``X-Nsq-Content-Type: nsq; version=1.0``: without it go-nsq and nsqadmin
-expect a wrapper of the days before 1.0.
+expect the wrapper of versions before 1.0.
 
 Parameters come from the query string only, and the first value of a repeated key wins.
 """
@@ -39,7 +39,7 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class HttpError(PenstockError):
-    """Ends a request with a status and a V1 error text; ``more`` says what it is about."""
+    """Ends a request with a status and a V1 error text; ``more``: fields to add to the answer."""
 
     def __init__(self, status: int, text: str, **more: Any) -> None:
         super().__init__(f"{status} {text}")
@@ -55,10 +55,9 @@ class HttpError(PenstockError):
 class Response:
     """An answer; immutable, so that constant ones are made once.
 
-    ``head`` is everything before the headers that differ from one sending to the next (date,
-    connection), beginning with ``HTTP/1.1``.  ``pieces`` follow the body, or a stretch of a
-    ``file``; they are large, and sent without being copied together.  ``done`` is called once
-    nobody holds them any more: they are sent, or nobody wants them.
+    ``head`` begins with ``HTTP/1.1`` and ends before the headers that vary (Date, Connection).
+    After the body come large ``pieces``, which are not joined, or a slice of a ``file``.  ``done``
+    is called when they are no longer needed: all is sent, or the connection is closed.
     """
 
     __slots__ = ("body", "done", "file", "head", "pieces", "status")
@@ -85,10 +84,10 @@ class Response:
 
 
 class Pending:
-    """An answer that waits for a ticket; ``then`` makes it of the settled ticket.
+    """An answer that waits for a ticket; ``then`` makes it from the settled ticket.
 
-    ``hurry`` is called when the peer has closed its side or is gone: whoever settles the ticket
-    need not wait any longer.
+    ``hurry`` is called when the peer has closed its side or is gone: there is no need to wait any
+    longer before the ticket is settled.
     """
 
     __slots__ = ("hurry", "then", "ticket")
@@ -108,17 +107,8 @@ class Request:
     """A request whose head, and maybe body, has been read."""
 
     __slots__ = (
-        "body",
-        "content_size",
-        "headers",
-        "keep_alive",
-        "method",
-        "oversize",
-        "params",
-        "path",
-        "raw_query",
-        "remote_address",
-        "version",
+        *("body", "content_size", "headers", "keep_alive", "method", "oversize"),
+        *("params", "path", "raw_query", "remote_address", "version"),
     )
 
     def __init__(self, method: str, path: str, raw_query: bytes) -> None:
@@ -126,17 +116,24 @@ class Request:
         self.path = path
         self.raw_query = raw_query
         self.version = "1.1"
-        self.headers: Mapping[bytes, bytes] = {}  # names in lower case; the first of a kind
+        self.headers: Mapping[bytes, bytes] = {}  # names in lower case; the first value of each
         self.params: Mapping[str, str] = {}  # of the route, such as ":opt"
         self.body = b""
         self.content_size: int | None = None  # as declared; None for a chunked body
-        self.oversize = False  # beyond the route's limit; ``body`` is then not whole
+        self.oversize = False  # over the route's limit; ``body`` is then incomplete
         self.keep_alive = True
         self.remote_address = ""
 
+    def with_same_head(self, remote_address: str = "") -> Request:
+        """A new request with the same head, from another peer."""
+        request = Request(self.method, self.path, self.raw_query)
+        request.version, request.headers = self.version, self.headers
+        request.content_size, request.remote_address = self.content_size, remote_address
+        return request
+
     @property
     def query(self) -> Mapping[str, str]:
-        """The parameters; HttpError 400 if the query cannot be parsed."""
+        """The parameters; raises HttpError 400 if the query cannot be parsed."""
         return parse_query(self.raw_query) if self.raw_query else {}
 
     def argument(self, name: str) -> str:
@@ -196,10 +193,10 @@ class Request:
         return f"{self.path}?{self.raw_query.decode('latin-1')}"
 
 
-# Producers repeat one target for every message; 256 of the longest targets are 2 MiB.
+# Producers use one target for all messages; 256 of the longest targets are 2 MiB.
 @lru_cache(maxsize=256)
 def parse_query(raw: bytes) -> Mapping[str, str]:
-    """Return the first value of each key; a bad escape or a ``;`` is 400 INVALID_REQUEST."""
+    """Return the first value of each key; raises HttpError 400 for a bad escape or a ``;``."""
     if b";" in raw or _BAD_ESCAPE.search(raw):
         raise HttpError(400, "INVALID_REQUEST")
     params: dict[str, str] = {}
@@ -222,7 +219,7 @@ def has_bad_escape(raw: bytes) -> bool:
 
 
 def json_object(request: Request) -> dict[str, Any]:
-    """The body, which must be a JSON object; HttpError 400 if it is not, however deep it goes."""
+    """The body as a JSON object; raises HttpError 400 if it is not one or is nested too deeply."""
     try:
         value = json.loads(request.body, parse_constant=_refuse)
     except (ValueError, RecursionError):

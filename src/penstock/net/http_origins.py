@@ -1,15 +1,15 @@
-"""Requests that a web page has somebody's browser send to a daemon: they change nothing.
+"""Refuses requests that a foreign web page makes a browser send to a daemon (CSRF).
 
     Sec-Fetch-Site: cross-site        403 CROSS_SITE, of every method that may change something
-    Origin of another host            the same, where the browser tells no Sec-Fetch-Site (it does
-                                      so only to HTTPS and to localhost)
+    Origin of another host            the same, if the browser sends no Sec-Fetch-Site (it does only
+                                      over HTTPS and to localhost)
     Host that is not the daemon's     421 MISDIRECTED_REQUEST, where hosts are checked
 
-A page needs neither an answer nor a token to delete a topic of an open API: sending is enough.
+To delete a topic of an open API a page needs neither the answer nor a token: sending is enough.
 
 Rule 1: NSQ's clients send neither of the first two headers, and nothing changes for them.
-Rule 2: a head is judged when it is parsed.  Known heads (http_heads.py) have passed: a producer
-        that repeats its head pays for this once.
+Rule 2: a head is checked when it is parsed.  Known heads (http_heads.py) have passed: a producer
+        that repeats its head is checked once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from penstock.net.http_message import JSON, V1, Request, Response, error_respons
 from penstock.net.http_router import Route, refusing
 from penstock.wire import gojson
 
-# What these ask for changes nothing.
+# Methods that change nothing.
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
-# Load balancers look here under any name.
+# Load balancers check it under any name.
 _OPEN = frozenset(("/ping",))
 _CROSS_SITE = refusing(error_response(403, "CROSS_SITE"))
 
 
 class Origins:
-    """Judges the heads of one daemon's requests; ``given`` are hosts allowed by the flag."""
+    """Checks the heads of one daemon's requests; ``given`` are hosts allowed by the flag."""
 
     def __init__(
         self, program: str, own: Iterable[str], given: Iterable[str] = (), *, checked: bool = False
@@ -39,7 +39,7 @@ class Origins:
         check_hosts(given)
         self._program = program
         self._hosts = HostNames(own, given)
-        self._pages = HostNames((), given)  # whose pages may send what changes something
+        self._pages = HostNames((), given)  # whose pages may send requests that change something
         self._checked = checked or bool(given)
 
     def refusal(self, request: Request) -> Route | None:
@@ -67,12 +67,12 @@ class Origins:
         return page != own and not self._pages.named(page)
 
     def _misdirected(self, header: str) -> Route:
-        told = {"message": "MISDIRECTED_REQUEST", "detail": advice(self._program, header)}
-        return refusing(Response(421, gojson.encode(told), (JSON, V1)))
+        body = {"message": "MISDIRECTED_REQUEST", "detail": advice(self._program, header)}
+        return refusing(Response(421, gojson.encode(body), (JSON, V1)))
 
 
 def _host_of_origin(origin: bytes) -> str | None:
-    """The host of a page's origin; None for "null" and what makes no sense."""
+    """The host of a page's origin; None for "null" and for malformed ones."""
     try:
         host = urlsplit(origin.decode("latin-1")).hostname
     except ValueError:

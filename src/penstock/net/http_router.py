@@ -7,8 +7,8 @@
                                   redirect: 301 for GET, 307 for others
     anything else                 404 NOT_FOUND
 
-A pattern's segment ``:name`` takes any one segment, and the last may be ``*name``, which takes
-the rest.
+A pattern's segment ``:name`` matches any one segment; the last may be ``*name``, which matches all
+that are left.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from penstock.net.http_message import HTML, JSON, V1, Pending, Request, Response
 from penstock.record import record
 
 Handler = Callable[[Request], Response | Pending]
-# Sees a request's head and its route; returns the route that it may take.
+# Gets a request's head and its route; returns the route to use, which may be one that refuses.
 Gate = Callable[[Request, "Route"], "Route"]
 
-# Bodies that nobody looks at are still read, to find the next request behind them.  As much as
-# Go's server is willing to skip.
+# A body that the handler ignores is still read, to find the next request after it; up to the limit
+# of Go's server.
 IGNORED_BODY_SIZE_MAX = 256 * 1024
 
 _NO_PARAMS: Mapping[str, str] = {}
@@ -35,10 +35,10 @@ _NO_PARAMS: Mapping[str, str] = {}
 class Route:
     """A handler and how its requests are received.
 
-    A body beyond ``body_size_max`` is answered before it is read; with ``judges_size`` by the
-    handler, which then sees ``request.oversize``, otherwise with 413 BODY_TOO_BIG.  ``limited`` is
-    what those get instead whose token allows the request but is no admin's.  A connection over
-    which something was published (``publishes``) is not closed to make room for others.
+    A request with a body over ``body_size_max`` is answered before it is read: with ``judges_size``
+    by the handler, which checks ``request.oversize``, otherwise with 413 BODY_TOO_BIG.  ``limited``
+    is the route for tokens that allow the request but are not of the role admin.  A connection that
+    has used a route with ``publishes`` is not closed to make room for others.
     """
 
     handler: Handler
@@ -65,7 +65,7 @@ class Router:
         self._patterns: list[_Node] = []
 
     def add(self, method: str, pattern: str, route: Route) -> None:
-        """Later routes of the same method and pattern are a mistake; others simply add up."""
+        """Add a route; there must be none for the same method and pattern."""
         node = self._node(pattern)
         assert method not in node.routes, (method, pattern)
         node.routes[method] = route
@@ -78,7 +78,7 @@ class Router:
     def resolve(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
         """Return the route for a request, and the values of its ``:name`` segments.
 
-        There always is one: the answers that need no handler are routes too.
+        There always is one: answers such as 404 are routes too.
         """
         node = self._fixed.get(path)
         params = _NO_PARAMS
@@ -120,7 +120,7 @@ class Router:
         return Route(lambda request: _redirect(request, fixed))
 
     def _fix(self, method: str, path: str) -> str | None:
-        """The path meant by one that is nearly right, if it has the method."""
+        """The path that a nearly correct one stands for, if it has the method."""
         segments = _clean(path)
         folded = tuple(segment.lower() for segment in segments)
         for node in (*self._fixed.values(), *self._patterns):
@@ -129,9 +129,9 @@ class Router:
             params = _bind(tuple(s.lower() for s in node.segments), folded)
             if params is not None:
                 named = zip(node.segments, segments, strict=False)
-                rest = segments[len(node.segments) :]
+                tail = segments[len(node.segments) :]
                 fixed = [given if own[:1] in (":", "*") else own for own, given in named]
-                return "/" + "/".join((*fixed, *rest))
+                return "/" + "/".join((*fixed, *tail))
         return None
 
 
@@ -140,9 +140,9 @@ def _split(path: str) -> tuple[str, ...]:
 
 
 def _bind(pattern: tuple[str, ...], segments: tuple[str, ...]) -> dict[str, str] | None:
-    """Match segment by segment; None if they differ."""
-    has_rest = pattern[-1][:1] == "*"
-    if len(pattern) != len(segments) and not (has_rest and len(segments) > len(pattern)):
+    """The parameters of ``segments`` if they match ``pattern``, else None."""
+    has_tail = pattern[-1][:1] == "*"
+    if len(pattern) != len(segments) and not (has_tail and len(segments) > len(pattern)):
         return None
     params: dict[str, str] = {}
     for at, (own, given) in enumerate(zip(pattern, segments, strict=False)):
@@ -180,13 +180,13 @@ def _redirect(request: Request, path: str) -> Response:
 
 
 def refusing(response: Response) -> Route:
-    """A route that answers everything with ``response``, and reads no large body for it."""
+    """A route that answers every request with ``response``, before a large body is read."""
     return Route(lambda request: response, judges_size=True)
 
 
 def plain_http_refusal(https_port: int) -> Route:
-    """What plain HTTP gets where TLS is required."""
-    # Written out: clients were seen to match on the spaces.
+    """The answer over plain HTTP where TLS is required."""
+    # Not encoded by gojson: clients match on the spaces.
     body = f'{{"message": "TLS_REQUIRED", "https_port": {https_port}}}'
     return refusing(Response(403, body.encode(), (JSON, V1)))
 

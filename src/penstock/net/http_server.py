@@ -1,21 +1,21 @@
 """An HTTP/1.1 server on asyncio, for all daemons.
 
-    bytes -> unread -> reader -> waiting -> begun -> bytes      in order of arrival throughout
+    bytes -> unread -> reader -> waiting -> begun -> bytes      always in order of arrival
                                             handler
 
 A handler is a plain function and returns a Response, or a Pending whose ticket is settled later:
-publishing costs no task and no future.  Pipelined requests run in order, side by side, and are
-answered in order.
+publishing costs no task and no future.  Pipelined requests begin in order, run concurrently, and
+are answered in order.
 
-Rule 1: everything is bounded: what the reader keeps, exchanges that wait or run, time in every
-        phase, connections.
-Rule 2: a peer that does not read its answers stops being served, then being connected.
-Rule 3: whatever is not HTTP is answered with 400 and closed; an NSQ client that took the wrong
-        port finds out at once.
-Rule 4: one peer's requests hold the loop for a slice of time; a thousand of them in one packet
-        take turns with everybody else's.
-Rule 5: when a request is answered before it is read to its end, the connection is closed slowly:
-        closing at once would reset it, and the peer might never see the answer.
+Rule 1: everything is bounded: what the reader buffers, requests that wait or run, time in every
+        state, connections.
+Rule 2: a peer that does not read its answers is no longer served, and then disconnected.
+Rule 3: whatever is not HTTP is answered with 400 and closed; an NSQ client on the wrong port fails
+        at once.
+Rule 4: one peer's requests block the loop for at most a slice of time; a thousand of them in one
+        packet are interleaved with those of other peers.
+Rule 5: when a request is answered before it is read to its end, only our side is closed at first:
+        closing the socket would reset the connection, and the peer might lose the answer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import field
+from functools import partial
 from ssl import SSLContext
 
 from penstock.net.acceptor import Listener, Refusal, bind, bind_unix
-from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S, Door, Doors
-from penstock.net.body_budget import RATE_MIN, TIMEOUT_S, Bodies
+from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S, Admission, Quota
+from penstock.net.body_budget import RATE_MIN, TIMEOUT_S, BodyBudget
 from penstock.net.http_connection import HttpConnection
 from penstock.net.http_heads import KnownHeads
 from penstock.net.http_message import Request, encode_response
@@ -40,7 +41,7 @@ from penstock.record import record
 
 
 def _full() -> bytes:
-    """What a connection is told for which there is no place."""
+    """The answer to a connection for which there is no slot."""
     return encode_response(plain(503), Request("", "", b""), keep_alive=False)
 
 
@@ -50,19 +51,19 @@ class HttpLimits:
 
     read: ReadLimits = field(default_factory=ReadLimits)
     begun_count_max: int = 64
-    # Bodies of requests that are begun but not answered; one is always allowed.
+    # Bytes of bodies whose requests have begun and are not answered; one is always allowed.
     begun_size_max: int = 8 * 1024 * 1024
     connection_count_max: int = 4096
     head_timeout_s: float = FIRST_COMMAND_TIMEOUT_S
     body_timeout_s: float = TIMEOUT_S
-    body_rate_min: int = RATE_MIN  # that many bytes earn the sender a second more
-    # Of all connections; nsqd has a flag.
+    body_rate_min: int = RATE_MIN  # bytes that extend the timeout by a second
+    # Of all connections together; nsqd has a flag for it.
     unfinished_size_max: int = 64 * 1024 * 1024
     idle_timeout_s: float = 75.0
     write_timeout_s: float = 60.0
-    # For answers that hold memory or descriptors of others until they are taken.
+    # For answers that hold shared memory or descriptors until they are sent.
     stall_timeout_s: float = 5.0
-    pressed_stall_timeout_s: float = 2.0  # while others wait for that
+    pressed_stall_timeout_s: float = 2.0  # while others wait for those
     linger_timeout_s: float = 2.0
 
 
@@ -73,30 +74,30 @@ class HttpServer:
         self,
         router: Router,
         limits: HttpLimits | None = None,
-        places: tuple[Doors, Door] | None = None,
-        bodies: Bodies | None = None,
+        admission: tuple[Admission, Quota] | None = None,
+        bodies: BodyBudget | None = None,
     ) -> None:
-        """``places``, ``bodies``: where connections find a place and note bodies, if shared."""
+        """``admission``, ``bodies``: limits that are shared with other servers."""
         self.router = router
         self.limits = limits or HttpLimits()
-        if places is None:
-            doors = Doors(self.limits.connection_count_max)
-            places = doors, doors.open("HTTP")
-        self.doors, self.door = places
-        self.bodies = Bodies(self.limits.unfinished_size_max) if bodies is None else bodies
+        if admission is None:
+            own = Admission(self.limits.connection_count_max)
+            admission = own, own.add_quota("HTTP")
+        self.admission, self.quota = admission
+        self.bodies = BodyBudget(self.limits.unfinished_size_max) if bodies is None else bodies
         self.connections: set[HttpConnection] = set()
         self.known_heads = KnownHeads()
         self.request_counts: dict[int, int] = {}  # by status of the answer
-        # Gives the gate of a connection, by whether it has TLS.
+        # Makes the gate of a connection; the argument is whether it uses TLS.
         self.gate: Callable[[bool], Gate | None] | None = None
         self.origins: Origins | None = None
-        # Whether others wait for what answers hold.
+        # Returns whether others wait for the memory or descriptors that answers hold.
         self.pressed: Callable[[], bool] | None = None
         self.stall_timeout_s = self.limits.stall_timeout_s
         self.lookout: Lookout | None = None
         self.closing = False
-        self.stopping = False  # what changes something is refused from now on
-        # Deadlines need no more precision than the sweep's, so its clock is the only one read.
+        self.stopping = False  # requests that change something are refused
+        # The time of the last sweep, which is precise enough for deadlines.
         self.now_s = 0.0
         self._listeners: list[Listener] = []
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -107,7 +108,7 @@ class HttpServer:
         self.start_sweeping()
         first = len(self._listeners)
         for sock in await bind(host, port):
-            # In the midst of a TLS handshake nobody could read a refusal.
+            # During a TLS handshake a peer could not read a refusal.
             self._listen(sock, ssl, _full if ssl is None else bytes)
         address: tuple[str, int] = self._listeners[first].address[:2]
         return address
@@ -118,12 +119,12 @@ class HttpServer:
         self._listen(bind_unix(path), None, _full)
 
     def _listen(self, sock: socket.socket, tls: SSLContext | None, refusal: Refusal) -> None:
-        places = self.doors, self.door
-        listener = Listener(sock, self._connection, *places, tls=tls, refusal=refusal)
-        self._listeners.append(listener)
+        limits = self.admission, self.quota
+        make = partial(HttpConnection, self)
+        self._listeners.append(Listener(sock, make, *limits, tls=tls, refusal=refusal))
 
     async def close(self, grace_s: float = 5.0) -> None:
-        """Stop accepting, answer what has begun for ``grace_s``, then close all connections."""
+        """Stop accepting, answer what was received, and close everything after ``grace_s``."""
         self.closing = True
         for listener in self._listeners:
             listener.close()
@@ -142,20 +143,17 @@ class HttpServer:
 
     def forget(self, connection: HttpConnection) -> None:
         self.connections.discard(connection)
-        self.doors.leave(connection)
+        self.admission.remove(connection)
         if not self.connections and self._empty is not None:
             self._empty.set()
 
-    def _connection(self) -> HttpConnection:
-        return HttpConnection(self)
-
     def start_sweeping(self) -> None:
-        """Look at deadlines from now on."""
+        """Check deadlines from now on."""
         if self._sweep_timer is None:
             self._sweep(asyncio.get_running_loop())
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look at every connection's deadline, instead of a timer for each request."""
+        """Check the deadlines of all connections, instead of a timer for each request."""
         self.now_s = loop.time()
         pressed = self.pressed is not None and self.pressed()
         limits = self.limits

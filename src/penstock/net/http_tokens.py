@@ -8,13 +8,13 @@
 
     Authorization: Bearer 3f6c1e...
 
-NSQ's HTTP API is open to whoever reaches it, publishing and deleting included.  With tokens only
-/ping answers everybody, so that load balancers can look.  No token, or an unknown one, is 401
-UNAUTHORIZED; one whose role does not reach is 403 FORBIDDEN.
+NSQ's HTTP API is open to everyone who can connect, including publishing and deleting.  With tokens
+only /ping is open, for load balancers.  A missing or unknown token is 401 UNAUTHORIZED; a role that
+does not allow the request is 403 FORBIDDEN.
 
-Rule 1: what does not exist is not told apart from what is not allowed without a token.
-Rule 2: tokens are compared in constant time, each against all.
-Rule 3: a request is judged when its head is read: nobody uploads 5 MiB to hear no.
+Rule 1: without a token, paths that do not exist get the same answer as those that do.
+Rule 2: a token is compared with all known ones, each in constant time.
+Rule 3: a request is checked when its head is read: no client uploads 5 MiB to be refused.
 """
 
 from __future__ import annotations
@@ -34,23 +34,12 @@ STAGING = frozenset(
     f"/staging/{name}"
     for name in ("part", "seal", "decide", "decision", "publish", "abort", "coordinator")
 )
+LOG = frozenset(f"/log/{name}" for name in ("ends", "seek", "count", "counts", "read"))
+PULL = frozenset(f"/channel/{name}" for name in ("pull", "commit", "pattern", "patterns"))
 _OPEN = frozenset({"/ping"})
 _BY_ROLE = {
     PUBLISH: frozenset({"/pub", "/mpub", "/staging", *STAGING}),
-    READ: frozenset(
-        {
-            "/log",
-            "/log/ends",
-            "/log/seek",
-            "/log/count",
-            "/log/counts",
-            "/log/read",
-            "/channel/pull",
-            "/channel/commit",
-            "/channel/pattern",
-            "/channel/patterns",
-        }
-    ),
+    READ: frozenset({"/log", *LOG, *PULL}),
     METRICS: frozenset({"/stats", "/metrics", "/damage"}),
 }
 _ANY_ROLE = frozenset({"/info"})
@@ -63,7 +52,7 @@ _FORBIDDEN = refusing(error_response(403, "FORBIDDEN"))
 
 
 class Tokens:
-    """Who may do what."""
+    """The tokens of one daemon."""
 
     def __init__(self, path: str) -> None:
         self._tokens = read_tokens(path)
@@ -72,7 +61,7 @@ class Tokens:
         self._tokens = tokens
 
     def gate(self, request: Request, route: Route) -> Route:
-        """``route`` for those who may take it, else one that refuses."""
+        """``route`` if the token allows it, else a route that refuses."""
         if request.path in _OPEN:
             return route
         roles = self._roles(request.headers.get(b"authorization", b""))
@@ -101,7 +90,7 @@ def _may(role: str, path: str) -> bool:
 
 
 def read_tokens(path: str) -> list[tuple[str, bytes]]:
-    """The (role, token) lines of a file; empty ones and those with ``#`` in front are comments."""
+    """The (role, token) lines of a file; skips empty lines and those that begin with ``#``."""
     try:
         with Path(path).open("rb") as file:
             text = file.read(_FILE_SIZE_MAX + 1)

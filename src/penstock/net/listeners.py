@@ -1,4 +1,4 @@
-"""What every daemon does around its work: listen, log where, wait for a signal, leave.
+"""What every daemon does: listen, log the addresses, wait for a signal, exit.
 
 TCP: listening on 127.0.0.1:4150        programs that start a daemon on port 0 read this line
 """
@@ -18,8 +18,8 @@ from typing import Any
 import uvloop
 
 from penstock.errors import OptionError, PenstockError
-from penstock.net.acceptor import Listener, Visitor, bind, bind_unix
-from penstock.net.admission import Door, Doors
+from penstock.net.acceptor import Accepted, Listener, bind, bind_unix
+from penstock.net.admission import Admission, Quota
 from penstock.net.http_server import HttpServer
 from penstock.version import version_line
 from penstock.wire.address import join_address, split_address
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 def run_daemon(program: str, serve: Coroutine[Any, Any, int | None]) -> int:
     """Run ``serve`` on a loop of its own until it ends; return the process's exit code."""
     log.info("%s", version_line(program))
-    # Requests and messages make no cycles; a collection of the old generation in between would
-    # only walk every topic and channel.
+    # Requests and messages make no reference cycles, so a full garbage collection would only walk
+    # all topics and channels.
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
@@ -62,17 +62,17 @@ class Listeners:
 
 
 async def listen_tcp(
-    connection: Callable[[], Visitor], given: str, doors: Doors, door: Door
+    make: Callable[[], Accepted], given: str, admission: Admission, quota: Quota
 ) -> tuple[Listeners, int]:
-    """Accept connections on an address or a unix socket; the real port, -1 for a socket."""
+    """Accept connections on an address or a unix socket; return the port, -1 for a unix socket."""
     try:
         host, port = split_address(given)
         if port is None:
             remove_stale_socket(host)
-            listeners = [Listener(bind_unix(host), connection, doors, door)]
+            listeners = [Listener(bind_unix(host), make, admission, quota)]
             log.info("TCP: listening on %s", host)
             return Listeners(listeners), -1
-        listeners = [Listener(sock, connection, doors, door) for sock in await bind(host, port)]
+        listeners = [Listener(sock, make, admission, quota) for sock in await bind(host, port)]
     except (OSError, OptionError) as error:
         raise listen_error(given, error) from error
     address = listeners[0].address[:2]
@@ -83,7 +83,7 @@ async def listen_tcp(
 async def listen_http(
     http: HttpServer, given: str, ssl: SSLContext | None = None, name: str = "HTTP"
 ) -> int:
-    """Serve ``http`` on an address or a unix socket; the real port, -1 for a socket."""
+    """Serve ``http`` on an address or a unix socket; return the port, -1 for a unix socket."""
     try:
         host, port = split_address(given)
         if port is None:
@@ -104,7 +104,7 @@ def listen_error(address: str, error: OSError | OptionError) -> PenstockError:
 
 
 def remove_stale_socket(path: str) -> None:
-    """A socket file left by a killed process would make bind fail."""
+    """Remove the socket file of a process that was killed: it would make bind fail."""
     file = Path(path)
     if file.exists() and stat.S_ISSOCK(file.stat().st_mode):
         file.unlink()

@@ -1,10 +1,10 @@
-"""Options that may change while a daemon runs: through nsqd's PUT /config, and through SIGHUP.
+"""Options that can change while a daemon runs: with nsqd's PUT /config, and with SIGHUP.
 
     log_level                  takes effect at once
-    nsqlookupd_tcp_addresses   connections are added and removed at their next look at the options
+    nsqlookupd_tcp_addresses   connections are added and removed when the options are next polled
 
-SIGHUP reads the config file and the environment again, in the order of a start.  What else
-differs from what runs is named in the log: it needs a restart.
+SIGHUP reads the config file and the environment again, with the precedence of a start.  Other
+options that differ are logged: they need a restart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HasOptions(Protocol):
 
 
 def parse(option: str, text: bytes) -> object:
-    """The value of a live option as PUT /config gives it; a ValueError if it is none."""
+    """Parse the value that PUT /config gives a live option; raises ValueError."""
     if option == "log_level":
         level = text.decode("utf-8", "replace").lower()
         if level not in LOG_LEVELS:
@@ -55,7 +55,7 @@ def change(broker: HasOptions, option: str, value: object) -> None:
 
 
 def reload(broker: HasOptions, read: Callable[[], object], settings: Sequence[Setting]) -> None:
-    """Take over what ``read`` gives for the live options."""
+    """Apply the live options that ``read`` returns, and log the others that differ."""
     try:
         options = read()
     except (OptionError, OSError) as error:

@@ -3,14 +3,14 @@
     [nsqd] 2026/11/15 04:31:22.370396 INFO: TCP: listening on 127.0.0.1:4150
     {"time":"2026-11-15T04:31:22.370396+00:00","level":"INFO","program":"nsqd","text":"TCP: ..."}
 
-Modules log with ``logging.getLogger(__name__)``; this module says where that goes.  It costs
-nothing to import, since asyncio loads ``logging`` anyway.
+Modules log with ``logging.getLogger(__name__)``; this module sets up the handler.  Importing it is
+free, since asyncio imports ``logging`` anyway.
 
-Rule 1: a log line never raises, whatever became of standard error.
-Rule 2: a log line never waits.  When the reader of the pipe is stuck, lines are dropped and
-        counted, because the loop that would wait is the one that delivers messages.
-Rule 3: one call, one line; a name sent by a client cannot forge another.  Only tracebacks have
-        more.
+Rule 1: logging never raises, whatever happened to standard error.
+Rule 2: logging never blocks.  If the reader of the pipe is stuck, lines are dropped and counted: it
+        is the event loop that would block.
+Rule 3: one call, one line; a name sent by a client cannot forge a line.  Only tracebacks have
+        several.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JSONFormatter(logging.Formatter):
-    """One object a line; the time has its offset, so lines of several machines compare."""
+    """One object per line; the time has its UTC offset, so lines of several machines compare."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class JSONFormatter(logging.Formatter):
 
 
 class StderrHandler(logging.Handler):
-    """Writes to a file descriptor, and keeps the rules above."""
+    """Writes to a file descriptor, by the rules above."""
 
     def __init__(self, fd: int = _STDERR_FD) -> None:
         super().__init__()
@@ -93,13 +93,13 @@ class StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             if self.dropped_count and self._writable():
-                self._tell_dropped()
+                self._report_dropped()
             self._write(self.format(record))
         except (OSError, ValueError, TypeError):
-            # Closed, or the arguments do not fit the text: nobody is there to be told.
+            # Closed, or the arguments do not match the format: there is nowhere to report it.
             self.dropped_count += 1
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         count, self.dropped_count = self.dropped_count, 0
         text = f"{count} log lines were dropped"
         self._write(

@@ -1,4 +1,4 @@
-"""Answers that are long to make: a slice a turn of the loop, so that messages go on meanwhile."""
+"""Answers that take long to make: one slice of time per turn, so that the loop is not blocked."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penstock.net.http_message import INTERNAL_ERROR, Pending, Response
 
 LOGGER = logging.getLogger(__name__)
 
-# How long one turn may work on one answer.
+# How long one turn works on one answer.
 SLICE_NS = 2_000_000
 
 
 def gather(pieces: Iterator[bytes], headers: Sequence[tuple[str, str]]) -> Response | Pending:
-    """A 200 of all ``pieces``; what takes more than a slice is finished in later turns."""
+    """A 200 of all ``pieces``; those that take more than one slice are made in later turns."""
     gathering = _Gathering(pieces)
-    gathering.go_on()
+    gathering.resume()
     if gathering.ticket.done:
         return gathering.response(headers)
     return Pending(gathering.ticket, lambda _: gathering.response(headers))
@@ -31,12 +31,12 @@ def gather_after(
     headers: Sequence[tuple[str, str]],
     failed: Callable[[Exception], Response],
 ) -> Pending:
-    """As ``gather``, once ``first`` is settled; if that is with an error, what ``failed`` says."""
+    """As ``gather``, after ``first`` is settled; if it fails, ``failed`` makes the answer."""
     gathering = _Gathering(pieces)
 
     def begin(done: Ticket) -> None:
         if done.error is None:
-            gathering.go_on()
+            gathering.resume()
         else:
             gathering.ticket.settle(done.error)
 
@@ -53,16 +53,16 @@ class _Gathering:
         self._pieces = pieces
         self._parts: list[bytes] = []
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         end_ns = time.perf_counter_ns() + SLICE_NS
         try:
             for piece in self._pieces:
                 self._parts.append(piece)
                 if time.perf_counter_ns() >= end_ns:
-                    asyncio.get_running_loop().call_soon(self.go_on)
+                    asyncio.get_running_loop().call_soon(self.resume)
                     return
         except Exception as error:
-            LOGGER.exception("an answer could not be made")
+            LOGGER.exception("failed to make an answer")
             self.ticket.settle(error)
         else:
             self.ticket.settle()

@@ -1,13 +1,12 @@
-# Looks out for a lone client's next packet, for a moment, before the loop sleeps.
+# Busy polling: while a single client is active, polls its socket briefly before the loop sleeps.
 #
-# A client that awaits each answer sends again 20 to 60 us after it.  A core that falls asleep in
-# between and is woken up takes about as long for that, and about as much CPU as looking does.
+# A client that awaits each reply sends again 20 to 60 us after it.  Putting a core to sleep and
+# waking it up takes about as long, and about as much CPU as polling does.
 #
-# Rule 1: only a client that is alone is looked out for.  With several, the core is better left to
-#         them, and what they send meanwhile is one batch.
-# Rule 2: a client earns it by a run of quick packets.  One that is late ends the run, and the next
-#         has to be twice as long: whoever is not that quick, and a server that has but one core,
-#         lose next to nothing.
+# Rule 1: polls only while a single client is active.  With several, the core is better left to them,
+#         and what they send meanwhile becomes one batch.
+# Rule 2: polling starts after a run of quick packets.  A late packet ends the run, and the next run
+#         has to be twice as long: slower clients, and a machine with one core, lose almost nothing.
 
 from libc.stdint cimport int64_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -22,7 +21,7 @@ cdef extern from "poll.h" nogil:
     short POLLIN
 
 cdef enum:
-    # From one answer to the next, asleep in between.
+    # From one reply to the next, with the core asleep in between.
     QUICK_NS = 500_000
     RUN_COUNT = 8
     RUN_COUNT_MAX = 8192
@@ -30,7 +29,7 @@ cdef enum:
 
 
 cdef class Lookout:
-    """Knows whether one client alone keeps the loop busy; ``soon`` is the loop's call_soon."""
+    """Tracks whether a single client is active; ``soon`` is the loop's call_soon."""
 
     def __init__(self, soon):
         self._soon = soon
@@ -38,14 +37,14 @@ cdef class Lookout:
         self._needed = RUN_COUNT
 
     cpdef int heard(self, int fd) except -1:
-        """A packet came on ``fd``."""
+        """A packet was received on ``fd``."""
         if fd != self._fd:
             self._fd = fd
             self._count = 0
         return 0
 
     cpdef int answered(self) except -1:
-        """The packet is answered, when the loop's turn ends."""
+        """The reply to the packet is sent when the loop's turn ends."""
         cdef int64_t now_ns = monotonic_ns()
         if now_ns - self._answered_ns > QUICK_NS:
             self._count = 0
@@ -55,20 +54,20 @@ cdef class Lookout:
         return self.expect()
 
     cpdef int expect(self) except -1:
-        """The client will send: its next packet, or the rest of this one."""
+        """The client is about to send: its next packet, or more of this one."""
         if self._count >= self._needed and not self._looking:
             self._looking = True
             self._soon(self.look)
         return 0
 
     def look(self):
-        """Return when the client has sent something, or is late."""
+        """Poll until the client has sent something, or is late."""
         cdef pollfd client
         cdef int ready
         cdef int64_t end_ns = monotonic_ns() + PATIENCE_NS
         self._looking = False
         if self._count < self._needed:
-            return  # another client came in the same turn
+            return  # another client was active in the same turn
         client.fd = self._fd
         client.events = POLLIN
         with nogil:

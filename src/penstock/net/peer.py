@@ -1,4 +1,4 @@
-"""Who is at the other end of a TCP connection."""
+"""The other side of a TCP connection: its address, and what it has not received."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def peer_of(transport: asyncio.Transport) -> tuple[str, str]:
 
 
 def set_no_delay(transport: asyncio.Transport) -> None:
-    """Small replies go out at once; a unix socket has no such setting."""
+    """Send small replies at once; a unix socket has no such option."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def unsent_size(fd: int) -> int:
-    """Bytes written to a socket that the other side has not taken; 0 if the kernel cannot tell."""
+    """Bytes written to a socket and not acknowledged by the other side; 0 if unknown."""
     size = array.array("i", [0])
     try:
         fcntl.ioctl(fd, termios.TIOCOUTQ, size)

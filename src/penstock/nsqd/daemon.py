@@ -26,8 +26,8 @@ from penstock.engine.recovery import open_data_path
 from penstock.engine.stats.memory import Memory
 from penstock.errors import PenstockError
 from penstock.net import live_options
-from penstock.net.admission import Doors, open_doors
-from penstock.net.body_budget import Bodies
+from penstock.net.admission import Admission, tcp_and_http
+from penstock.net.body_budget import BodyBudget
 from penstock.net.descriptors import open_files_limit, share_out
 from penstock.net.http_origins import Origins
 from penstock.net.http_server import HttpServer
@@ -98,15 +98,15 @@ class Daemon:
         self._clients = Clients()
         self._security = Security(options)
         self._lookout = Lookout(loop.call_soon)
-        self._doors = Doors(shares.connections)
-        self._tcp_door, http_door = open_doors(self._doors)
+        self._admission = Admission(shares.connections)
+        self._tcp_quota, http_quota = tcp_and_http(self._admission)
         self._memory = Memory()
         self._api = NsqdApi(parts, self._clients, self._memory)
         StagingApi(parts).add_routes(self._api.router)
         PatternApi(parts).add_routes(self._api.router)
-        self._bodies = Bodies(options.max_unfinished_body_bytes)
-        places = self._doors, http_door
-        self._http = HttpServer(self._api.router, places=places, bodies=self._bodies)
+        self._bodies = BodyBudget(options.max_unfinished_body_bytes)
+        admission = self._admission, http_quota
+        self._http = HttpServer(self._api.router, admission=admission, bodies=self._bodies)
         self._http.gate = self._security.gate
         self._http.pressed = lambda: parts.reads.pressed
         self._http.origins = Origins(
@@ -127,7 +127,7 @@ class Daemon:
             self._memory,
             self._api,
             self._http,
-            self._tcp_door,
+            self._tcp_quota,
             self._lookups,
         )
         self._collecting = Collecting(parts.broker, self._clients, loop)
@@ -161,7 +161,7 @@ class Daemon:
         options, api = self._options, self._api
         self._http.start_sweeping()
         self._tcp, api.tcp_port = await listen_tcp(
-            self._connection, options.tcp_address, self._doors, self._tcp_door
+            self._connection, options.tcp_address, self._admission, self._tcp_quota
         )
         tls, https_port = self._security.tls, 0
         if tls is not None and options.https_address:
@@ -198,7 +198,7 @@ class Daemon:
             self._loop,
             self._security,
             self._lookout,
-            self._doors,
+            self._admission,
             self._bodies,
         )
 

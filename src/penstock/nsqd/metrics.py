@@ -21,8 +21,8 @@ from penstock.engine.parts import Parts
 from penstock.engine.stats.memory import Memory
 from penstock.engine.topic import Topic
 from penstock.engine.topology import EXPERIMENT, LOCALITIES
-from penstock.net.admission import Door
-from penstock.net.body_budget import Bodies
+from penstock.net.admission import Quota
+from penstock.net.body_budget import BodyBudget
 from penstock.net.exposition import (
     CONTENT_TYPE,
     COUNTER,
@@ -53,8 +53,8 @@ class Traffic(NamedTuple):
     http_connections: int
     http_requests: dict[int, int]
     connection_count_max: int
-    doors: Sequence[Door]
-    bodies: Bodies
+    quotas: Sequence[Quota]
+    bodies: BodyBudget
     unmade_channels: int  # named by nsqlookupds: too many, or names that are not valid
 
 
@@ -196,7 +196,7 @@ class Metrics:
         )
         yield _gauge(
             "connections_max",
-            "Connections there are places for, by the limit of open files.",
+            "Connections that may be open, by the limit of open files.",
             traffic.connection_count_max,
         )
         bodies = traffic.bodies
@@ -204,24 +204,24 @@ class Metrics:
             "unfinished_body_bytes", "Bytes of bodies that are not here whole.", bodies.size
         )
         yield _gauge(
-            "unfinished_bodies_held", "Bodies not read on for lack of room.", bodies.held_count
+            "unfinished_bodies_held", "Bodies not read for lack of room.", bodies.held_count
         )
         yield _counter(
             "unfinished_bodies_ended_total",
-            "Bodies given up: too slow, or no room.",
+            "Bodies dropped: too slow, or no room.",
             bodies.ended_count,
         )
         yield from family(
             "penstock_connections_refused_total",
             COUNTER,
-            "Connections refused because all places were in use.",
-            [(labels({"door": door.name}), door.refused_count) for door in traffic.doors],
+            "Connections refused because all slots were in use.",
+            [(labels({"door": own.name}), own.refused_count) for own in traffic.quotas],
         )
         yield from family(
             "penstock_connections_evicted_total",
             COUNTER,
             "Connections closed to make room: silent ones, and HTTP between two requests.",
-            [(labels({"door": door.name}), door.evicted_count) for door in traffic.doors],
+            [(labels({"door": own.name}), own.evicted_count) for own in traffic.quotas],
         )
 
     def _damage(self) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.parts import Parts
 from penstock.engine.stats.memory import Memory
-from penstock.net.admission import Door
+from penstock.net.admission import Quota
 from penstock.net.debug import Debug
 from penstock.net.http_router import Route
 from penstock.net.http_server import HttpServer
@@ -30,12 +30,12 @@ class Watching:
         memory: Memory,
         api: NsqdApi,
         http: HttpServer,
-        tcp_door: Door,
+        tcp_quota: Quota,
         lookups: Registration,
     ) -> None:
         self._lookups = lookups
         self._http = http
-        self._tcp_door = tcp_door
+        self._tcp_quota = tcp_quota
         self._memory = memory
         self._lag = LoopLag()
         self._statsd: Statsd | None = None
@@ -63,11 +63,11 @@ class Watching:
     def _traffic(self) -> Traffic:
         http = self._http
         return Traffic(
-            self._tcp_door.entered_count,
+            self._tcp_quota.admitted_count,
             len(http.connections),
             http.request_counts,
-            http.doors.count_max,
-            http.doors.doors,
+            http.admission.count_max,
+            http.admission.quotas,
             http.bodies,
             self._lookups.unmade_channel_count,
         )

@@ -26,9 +26,9 @@ from penstock.core.scanner import Scanner
 from penstock.engine.channel import Channel
 from penstock.engine.parts import Parts
 from penstock.errors import ProtocolError, StreamError
-from penstock.net.acceptor import Visitor
-from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S, Doors
-from penstock.net.body_budget import Bodies
+from penstock.net.acceptor import Accepted
+from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S, Admission
+from penstock.net.body_budget import BodyBudget
 from penstock.net.lookout import Lookout
 from penstock.net.peer import peer_of, set_no_delay
 from penstock.nsqd.client_stats import Facts
@@ -53,7 +53,7 @@ LINGER_S = 1.0
 MS_NS = 1_000_000
 
 
-class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
+class Stream(Facts, Accepted, Pulse, asyncio.BufferedProtocol):
     """One client; what it commands is up to the class on top."""
 
     def __init__(
@@ -63,11 +63,11 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         loop: asyncio.AbstractEventLoop,
         security: Security,
         lookout: Lookout,
-        doors: Doors,
-        bodies: Bodies,
+        admission: Admission,
+        bodies: BodyBudget,
     ) -> None:
         super().__init__(parts, clients, loop)
-        self._doors = doors
+        self._admission = admission
         self._bodies = bodies
         self._short = False  # not read on because the budget for bodies is exhausted
         self._security = security
@@ -108,10 +108,10 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         """Execute what was received and had to wait."""
         raise NotImplementedError
 
-    # ---- its place
+    # ---- admission
 
     @property
-    def spoke(self) -> bool:
+    def sent_command(self) -> bool:
         return self._scanner.command_count > 0
 
     @property
@@ -133,7 +133,7 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
         self._clients.connected.add(self)
         self._timer = self._loop.call_later(FIRST_COMMAND_TIMEOUT_S, self.abort)
         log.debug("client=%s: connected", self.remote_address)
-        if self.unwanted:
+        if self.evicted:
             self.abort()
 
     def _received(self, data: bytes) -> None:
@@ -176,7 +176,7 @@ class Stream(Facts, Visitor, Pulse, asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._ended = True
-        self._doors.leave(self)
+        self._admission.remove(self)
         self._bodies.forget(self, self._loop.time())
         if self._timer is not None:
             self._timer.cancel()

@@ -12,7 +12,7 @@ from penstock.net.body_budget import (
     RATE_MIN,
     STALL_S,
     TIMEOUT_S,
-    Bodies,
+    BodyBudget,
 )
 
 
@@ -36,19 +36,19 @@ class Peer:
     def end_body(self, *, late: bool) -> None:
         self.ended.append(late)
 
-    def grow(self, bodies: Bodies, size: int, now_s: float = 0.0) -> None:
+    def grow(self, bodies: BodyBudget, size: int, now_s: float = 0.0) -> None:
         assert not self.held and not self.ended
         self.size += size
         bodies.note(self, self.size, self.total, now_s)
 
-    def complete(self, bodies: Bodies, now_s: float = 0.0) -> None:
+    def complete(self, bodies: BodyBudget, now_s: float = 0.0) -> None:
         assert not self.held and not self.ended
         self.size = 0
         bodies.note(self, 0, 0, now_s)
 
 
 def test_within_the_budget_everybody_is_read() -> None:
-    bodies = Bodies(1000)
+    bodies = BodyBudget(1000)
     peers = [Peer(100) for _ in range(10)]
     for peer in peers:
         peer.grow(bodies, 10)
@@ -58,7 +58,7 @@ def test_within_the_budget_everybody_is_read() -> None:
 
 
 def test_beyond_it_the_newest_are_held_until_there_is_room() -> None:
-    bodies = Bodies(1000)
+    bodies = BodyBudget(1000)
     peers = [Peer(400) for _ in range(5)]
     for peer in peers:
         peer.grow(bodies, 10)
@@ -69,14 +69,14 @@ def test_beyond_it_the_newest_are_held_until_there_is_room() -> None:
 
 
 def test_a_small_one_finds_room_beside_large_ones() -> None:
-    bodies = Bodies(1000)
+    bodies = BodyBudget(1000)
     for peer, held in [(Peer(900), False), (Peer(900), True), (Peer(100), False)]:
         peer.grow(bodies, 10)
         assert peer.held is held
 
 
 def test_one_is_read_whatever_its_size() -> None:
-    bodies = Bodies(1000)
+    bodies = BodyBudget(1000)
     first, second = Peer(5000), Peer(6000)
     first.grow(bodies, 10)
     second.grow(bodies, 10)
@@ -89,8 +89,20 @@ def test_one_is_read_whatever_its_size() -> None:
     bodies.check()
 
 
+def test_one_that_is_held_and_keeps_nothing_any_more_is_released() -> None:
+    """What it keeps may be whole commands that had to wait, and are executed while it is held."""
+    bodies = BodyBudget(1000)
+    first, second = Peer(900), Peer(900)
+    first.grow(bodies, 10)
+    second.grow(bodies, 10)
+    assert second.held
+    bodies.note(second, 0, 0, 1.0)
+    assert not second.held and bodies.held_count == 0
+    bodies.check()
+
+
 def test_one_that_becomes_larger_than_it_said_is_held_too() -> None:
-    bodies = Bodies(1000)
+    bodies = BodyBudget(1000)
     first, liar = Peer(500), Peer(10)
     first.grow(bodies, 10)
     liar.grow(bodies, 10)
@@ -101,7 +113,7 @@ def test_one_that_becomes_larger_than_it_said_is_held_too() -> None:
 
 
 def test_so_many_are_held_and_no_more() -> None:
-    bodies = Bodies(1000)
+    bodies = BodyBudget(1000)
     first = Peer(1000)
     first.grow(bodies, 1)
     held = [Peer(HELD_SIZE_MIN) for _ in range(11)]
@@ -113,7 +125,7 @@ def test_so_many_are_held_and_no_more() -> None:
 
 
 def test_a_stalled_body_ends_by_its_time() -> None:
-    bodies = Bodies(1 << 30)
+    bodies = BodyBudget(1 << 30)
     stalled, slow = Peer(1 << 20), Peer(1 << 24)
     stalled.grow(bodies, 1)
     slow.grow(bodies, 1)
@@ -125,7 +137,7 @@ def test_a_stalled_body_ends_by_its_time() -> None:
 
 
 def test_while_others_are_held_stalled_bodies_end_sooner() -> None:
-    bodies = Bodies(1000)
+    bodies = BodyBudget(1000)
     stalled = [Peer(500), Peer(500)]
     waiting = Peer(600)
     for peer in (*stalled, waiting):
@@ -141,7 +153,7 @@ def test_while_others_are_held_stalled_bodies_end_sooner() -> None:
 
 
 def test_while_others_are_held_a_trickle_is_not_enough() -> None:
-    bodies = Bodies(1000)
+    bodies = BodyBudget(1000)
     trickling, waiting = Peer(1000), Peer(1000)
     trickling.grow(bodies, 1)
     waiting.grow(bodies, 1)
@@ -153,7 +165,7 @@ def test_while_others_are_held_a_trickle_is_not_enough() -> None:
 
 
 def test_a_body_that_comes_at_a_rate_is_not_ended_while_others_are_held() -> None:
-    bodies = Bodies(1000)
+    bodies = BodyBudget(1000)
     steady, waiting = Peer(1 << 30), Peer(1000)
     steady.grow(bodies, 1)
     waiting.grow(bodies, 200)
@@ -164,7 +176,7 @@ def test_a_body_that_comes_at_a_rate_is_not_ended_while_others_are_held() -> Non
 
 
 def test_the_time_for_which_a_body_is_held_does_not_count() -> None:
-    bodies = Bodies(1000)
+    bodies = BodyBudget(1000)
     steady, held = Peer(1 << 30), Peer(1000)
     steady.grow(bodies, 900)
     held.grow(bodies, 200)
@@ -186,7 +198,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 6)), max_size=200)
 @settings(max_examples=200, deadline=None)
 def test_somebody_is_always_read(steps: list[tuple[int, int]], size_max: int) -> None:
     """Whatever comes, the sums add up, and no body waits for ever."""
-    bodies = Bodies(size_max)
+    bodies = BodyBudget(size_max)
     peers = [Peer(300 * number) for number in range(10)]
     for now_s, (number, step) in enumerate(steps):
         peer = peers[number]

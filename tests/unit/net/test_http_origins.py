@@ -58,7 +58,7 @@ def test_a_head_that_was_refused_is_judged_every_time() -> None:
     assert statuses(page, head().replace(b"node", b"evil.example")) == [421]
     assert statuses(page, head().replace(b"node", b"evil.example")) == [421]
     assert statuses(page, head()) == [200]
-    assert origins.count == 6 and len(known) == 1
+    assert origins.count == 6 and len(known._heads) == 1
 
 
 def test_refused_and_accepted_heads_in_one_packet_are_told_apart() -> None:

@@ -9,6 +9,7 @@ from penstock.net.http_heads import KnownHeads
 from penstock.net.http_message import EMPTY, Response
 from penstock.net.http_reader import Incoming, ReadLimits, RequestReader
 from penstock.net.http_router import Gate, Route, Router, refusing
+from penstock.net.http_states import State
 from tests.unit.net.harness import get, post, request
 
 CHUNKED = b"5\r\nhello\r\n6;x=y\r\n world\r\n0\r\nX-Trailer: 1\r\n\r\n"
@@ -134,7 +135,7 @@ def test_nothing_is_read_after_the_end() -> None:
     for end in BAD_ENDS.values():
         ended = reader()
         assert len(ended.feed(end + get("/a"))) == 1
-        assert ended.ended
+        assert ended.state is State.ENDED
         assert ended.feed(get("/a")) == []
 
 
@@ -154,7 +155,7 @@ def test_a_request_that_takes_too_long_is_refused() -> None:
     (incoming,) = slow.give_up(408)
     assert incoming.refusal is not None
     assert incoming.refusal.status == 408
-    assert slow.ended
+    assert slow.state is State.ENDED
 
 
 @given(
@@ -172,8 +173,7 @@ def test_known_heads_change_nothing(connections: list[list[bytes]], size: int) -
         for feeds in (requests, requests, [stream], cut):
             again = reader(known)
             assert seen([item for data in feeds for item in again.feed(data)]) == expected
-            assert again.phase == bytewise.phase
-            assert again.ended == bytewise.ended
+            assert again.state is bytewise.state
 
 
 def test_plain_heads_are_known_and_odd_ones_are_not() -> None:
@@ -187,7 +187,7 @@ def test_plain_heads_are_known_and_odd_ones_are_not() -> None:
     for data in ODD:
         known = KnownHeads()
         reader(known).feed(data)
-        assert len(known) == 0, data
+        assert len(known._heads) == 0, data
 
 
 def test_a_known_head_is_still_judged() -> None:
@@ -200,7 +200,7 @@ def test_a_known_head_is_still_judged() -> None:
     strict = reader(known, lambda request, route: Route(route.handler, body_size_max=4))
     (incoming,) = strict.feed(PLAIN[0])
     assert incoming.request.oversize
-    assert strict.ended
+    assert strict.state is State.ENDED
 
 
 def test_known_heads_are_bounded() -> None:
@@ -208,7 +208,7 @@ def test_known_heads_are_bounded() -> None:
     first, *others = (get(f"/a?{number}") for number in range(2000))
     for data in (first, *others):
         reader(known).feed(data)
-    assert len(known) == 512
+    assert len(known._heads) == 512
     assert known.find(first, 0) is None
     assert known.find(others[-1], 0) is not None
     reader(known).feed(get("/a", *[f"X{at}: " + "y" * 90 for at in range(19)]))

@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.engine.pull.polls import Known
 from penstock.engine.stats.memory import Memory
-from penstock.net.admission import Doors, open_doors
-from penstock.net.body_budget import Bodies
+from penstock.net.admission import Admission, tcp_and_http
+from penstock.net.body_budget import BodyBudget
 from penstock.nsqd.clients import Clients
 from penstock.nsqd.loop_lag import LoopLag
 from penstock.nsqd.metrics import Metrics, Traffic, open_files
@@ -20,10 +20,11 @@ Page = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def traffic() -> Traffic:
-    doors = Doors(100)
-    tcp, _ = open_doors(doors)
+    admission = Admission(100)
+    tcp, _ = tcp_and_http(admission)
     tcp.refused_count = 4
-    return Traffic(7, 3, {200: 5, 404: 1}, doors.count_max, doors.doors, Bodies(1000), 0)
+    quotas = admission.quotas
+    return Traffic(7, 3, {200: 5, 404: 1}, admission.count_max, quotas, BodyBudget(1000), 0)
 
 
 def pieces_of(engine: Engine) -> list[bytes]:
