@@ -10,6 +10,7 @@ import pytest
 
 from penstock.cli.dump import main
 from penstock.core.batches import STAGED
+from penstock.core.crc32c import crc32c
 from penstock.core.slots import Batch
 from penstock.storage import ledger
 from penstock.storage.channel_reader import ChannelReader
@@ -32,7 +33,6 @@ from penstock.storage.staging import (
     Key,
     Seal,
     StagingStore,
-    crc_of,
     encode_header,
     encode_part,
     encode_seal,
@@ -219,8 +219,8 @@ def test_a_staging_file_is_told_part_by_part(
         0x1F,
         [
             encode_header(0x1F, Key("q", 3, 7, ATTEMPT), 1_800_000_000_000_000_000),
-            *encode_part(0x1F, 0, "t", False, 2, one, crc_of(one)),
-            *encode_part(0x1F, 1, "u", True, 1, two, crc_of(two)),
+            *encode_part(0x1F, 0, "t", False, 2, one, crc32c(one)),
+            *encode_part(0x1F, 1, "u", True, 1, two, crc32c(two)),
             encode_seal(0x1F, Seal(2, 3)),
         ],
     )

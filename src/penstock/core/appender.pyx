@@ -1,7 +1,4 @@
-# Builds a topic's next batch: bodies in, frames out, in the form they are stored and sent in.
-#
-#     frame: size u32 = 30 + body | type u32 = 2 | timestamp i64 | attempts u16 = 1 | id | body
-#     id:    (node_id << 54 | index) as 16 lower-case hexadecimal digits
+# Builds a topic's next batch: bodies in, frames out, as they are stored and sent (core/layouts.pxd).
 #
 # Everything published to a topic in one turn of the loop meets here and becomes one batch with
 # one checksum, one write and one ticket.
@@ -15,8 +12,13 @@ from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcpy
 
+from penstock.core.batches cimport encode_header
 from penstock.core.block cimport Block, dense_block
-from penstock.core.batches cimport FRAME_HEADER, HAS_ORIGINS, encode_header
+from penstock.core.bytes cimport load_u32, store_u16, store_u32, store_u64
+from penstock.core.layouts cimport (
+    FLAG_ORIGINS, FRAME_ATTEMPTS, FRAME_HEADER, FRAME_ID, FRAME_TIMESTAMP, FRAME_TYPE,
+    FRAME_TYPE_MESSAGE, ID_INDEX_BITS, ORDINAL_SIZE,
+)
 from penstock.core.ticket cimport Ticket
 
 cdef extern from "Python.h":
@@ -24,11 +26,10 @@ cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject** string, Py_ssize_t size) except -1
 
 cdef enum:
-    FRAME_TYPE_MESSAGE = 2
     CAPACITY_MIN = 4096
     CAPACITY_FIRST_MAX = 1 << 20    # what a new batch may take at once, going by the last one
 
-INDEX_BITS = 54
+INDEX_BITS = ID_INDEX_BITS
 
 # The two hexadecimal digits of each byte value.
 cdef unsigned char[512] HEX
@@ -45,18 +46,6 @@ cdef void fill_hex() noexcept:
 fill_hex()
 
 
-cdef inline unsigned char* store_u32(unsigned char* p, uint32_t value) noexcept nogil:
-    p[0] = <unsigned char>(value >> 24)
-    p[1] = <unsigned char>(value >> 16)
-    p[2] = <unsigned char>(value >> 8)
-    p[3] = <unsigned char>value
-    return p + 4
-
-
-cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
-
-
 cdef inline void store_id(unsigned char* p, uint64_t value) noexcept nogil:
     cdef int i
     for i in range(8):
@@ -65,13 +54,11 @@ cdef inline void store_id(unsigned char* p, uint64_t value) noexcept nogil:
 
 cdef void store_frame(unsigned char* p, const unsigned char* body, Py_ssize_t size,
                       int64_t timestamp_ns, uint64_t id) noexcept nogil:
-    store_u32(p, <uint32_t>(30 + size))
-    store_u32(p + 4, FRAME_TYPE_MESSAGE)
-    store_u32(p + 8, <uint32_t>(<uint64_t>timestamp_ns >> 32))
-    store_u32(p + 12, <uint32_t>timestamp_ns)
-    p[16] = 0
-    p[17] = 1
-    store_id(p + 18, id)
+    store_u32(p, <uint32_t>(FRAME_HEADER - 4 + size))
+    store_u32(p + FRAME_TYPE, FRAME_TYPE_MESSAGE)
+    store_u64(p + FRAME_TIMESTAMP, <uint64_t>timestamp_ns)
+    store_u16(p + FRAME_ATTEMPTS, 1)
+    store_id(p + FRAME_ID, id)
     memcpy(p + FRAME_HEADER, body, size)
 
 
@@ -105,7 +92,7 @@ cdef class Batch:
     cpdef Block block(self, int node_id):
         """The messages as readers have them."""
         # Behind the frames of deferred messages stand their ordinals (core/batches.pyx).
-        cdef int64_t tables_size = 4 * self.count if self.flags & HAS_ORIGINS else 0
+        cdef int64_t tables_size = ORDINAL_SIZE * self.count if self.flags & FLAG_ORIGINS else 0
         return dense_block(
             self.payload, self.first, self.count, len(self.payload) - tables_size, node_id)
 
@@ -259,7 +246,7 @@ cdef class Appender:
         return 0
 
     cdef uint64_t next_id(self) noexcept:
-        return <uint64_t>self.node_id << 54 | <uint64_t>(self.first + self.count)
+        return <uint64_t>self.node_id << ID_INDEX_BITS | <uint64_t>(self.first + self.count)
 
     cdef int begin(self, int64_t timestamp_ns, Py_ssize_t size) except -1:
         # There is a batch, with room for ``size`` more bytes.

@@ -8,14 +8,11 @@
 # Rule 3: frames come from our own log, checksummed; their sizes are still checked against the span.
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t
 
+from penstock.core.bytes cimport load_u32
 
 cdef list NOTHING = []
-
-
-cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
 
 
 cdef class Block:

@@ -17,7 +17,13 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from penstock.core.batches cimport BATCH_HEADER, FRAME_HEADER, HAS_ORIGINS, crc32c, header_good
+from penstock.core.batches cimport header_good, ordinals_size
+from penstock.core.bytes cimport load_i64, load_u32, store_u32, store_u64
+from penstock.core.crc32c cimport extend_crc
+from penstock.core.layouts cimport (
+    BATCH_COUNT, BATCH_FIRST, BATCH_HEADER, BATCH_PAYLOAD_CRC, BATCH_SIZE, FRAME_HEADER,
+    FRAME_ID, FRAME_TIMESTAMP, FRAME_TYPE, FRAME_TYPE_MESSAGE, ID_SIZE,
+)
 
 from penstock.errors import CorruptError
 
@@ -32,25 +38,9 @@ cdef enum:
     WANT_TIMESTAMP = 2
     WANT_ID = 4
     WANT_BODY = 8
-    ID_SIZE = 16
     # Offsets of Arrow's binary columns have 31 bits.
     COLUMN_SIZE_MAX = 0x7FFFFFFF
     CAPACITY_MIN = 4096
-
-
-cdef inline uint32_t load_u32(const unsigned char* p) noexcept nogil:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
-
-
-cdef inline int64_t load_i64(const unsigned char* p) noexcept nogil:
-    return <int64_t>((<uint64_t>load_u32(p) << 32) | load_u32(p + 4))
-
-
-cdef inline void store_u32(unsigned char* p, uint32_t value) noexcept nogil:
-    p[0] = <unsigned char>(value >> 24)
-    p[1] = <unsigned char>(value >> 16)
-    p[2] = <unsigned char>(value >> 8)
-    p[3] = <unsigned char>value
 
 
 cdef inline int64_t floor_us(int64_t time_ns) noexcept nogil:
@@ -90,18 +80,16 @@ cdef bint read_header(const unsigned char* p, Py_ssize_t offset, Py_ssize_t size
     cdef int64_t payload, first, last
     if size - offset < BATCH_HEADER or not header_good(at):
         return False
-    payload = load_u32(at + 8)
+    payload = load_u32(at + BATCH_SIZE)
     span.start = offset + BATCH_HEADER
     span.payload_end = span.start + payload
-    span.crc = load_u32(at + 12)
-    span.total = load_u32(at + 24)
+    span.crc = load_u32(at + BATCH_PAYLOAD_CRC)
+    span.total = load_u32(at + BATCH_COUNT)
     span.frames = p + span.start
-    span.frames_end = span.frames + payload
-    if at[29] & HAS_ORIGINS:
-        span.frames_end -= 4 * span.total
+    span.frames_end = span.frames + payload - ordinals_size(at)
     if span.payload_end > size or span.frames_end - span.frames < span.total * FRAME_HEADER:
         return False
-    first = load_i64(at + 16)
+    first = load_i64(at + BATCH_FIRST)
     last = min(end, first + span.total)
     span.first = max(start, first)
     span.skip = span.first - first
@@ -118,16 +106,17 @@ cdef bint copy_span(Span* span, Target* target) noexcept nogil:
         if span.frames_end - at < FRAME_HEADER:
             return False
         frame = 4 + <int64_t>load_u32(at)
-        if frame < FRAME_HEADER or frame > span.frames_end - at or load_u32(at + 4) != 2:
+        if (frame < FRAME_HEADER or frame > span.frames_end - at
+                or load_u32(at + FRAME_TYPE) != FRAME_TYPE_MESSAGE):
             return False
         if i >= span.skip:
             size = <Py_ssize_t>frame - FRAME_HEADER
             if target.index != NULL:
                 target.index[row] = span.first - span.skip + i
             if target.timestamp != NULL:
-                target.timestamp[row] = floor_us(load_i64(at + 8))
+                target.timestamp[row] = floor_us(load_i64(at + FRAME_TIMESTAMP))
             if target.id != NULL:
-                memcpy(target.id + row * ID_SIZE, at + 18, ID_SIZE)
+                memcpy(target.id + row * ID_SIZE, at + FRAME_ID, ID_SIZE)
                 target.id_offsets[row + 1] = <int32_t>((row + 1) * ID_SIZE)
             if target.body != NULL:
                 memcpy(target.body + target.size, at + FRAME_HEADER, size)
@@ -196,7 +185,7 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize
 
 
 cdef bint checked(const unsigned char* p, Span* span) noexcept nogil:
-    return crc32c(p + span.start, span.payload_end - span.start) == span.crc
+    return extend_crc(0, p + span.start, span.payload_end - span.start) == span.crc
 
 
 cdef Columns allocate(Target* target, Py_ssize_t count, Py_ssize_t body_size, int wanted):
@@ -264,8 +253,7 @@ cdef void pack(Rows* rows, Py_ssize_t row, Py_ssize_t end, unsigned char* to) no
         begin = stop
         stop = begin_of(rows, row + 1)
         if rows.due != NULL:
-            store_u32(to, <uint32_t>(<uint64_t>rows.due[row] >> 32))
-            store_u32(to + 4, <uint32_t>rows.due[row])
+            store_u64(to, <uint64_t>rows.due[row])
             to += 8
         store_u32(to, <uint32_t>(stop - begin))
         memcpy(to + 4, rows.values + begin, stop - begin)

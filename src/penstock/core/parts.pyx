@@ -9,17 +9,11 @@
 #         stored under a checksum, and still never reads past the end.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from penstock.core.appender cimport store_frame
-from penstock.core.batches cimport FRAME_HEADER
-
-cdef inline uint32_t load_u32(const unsigned char* p) noexcept nogil:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
-
-
-cdef inline int64_t load_i64(const unsigned char* p) noexcept nogil:
-    return <int64_t>((<uint64_t>load_u32(p) << 32) | load_u32(p + 4))
+from penstock.core.bytes cimport load_i64, load_u32
+from penstock.core.layouts cimport FRAME_HEADER, ID_INDEX_BITS
 
 
 def measure(bytes body not None, bint deferred, int64_t size_max, int64_t due_max_ns=0):
@@ -66,7 +60,7 @@ def frames(bytes body not None, int node_id, int64_t first, int64_t timestamp_ns
         raise ValueError("BAD_BODY")
     cdef bytes payload = PyBytes_FromStringAndSize(NULL, room)
     cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(payload)
-    cdef uint64_t id = <uint64_t>node_id << 54 | <uint64_t>first
+    cdef uint64_t id = <uint64_t>node_id << ID_INDEX_BITS | <uint64_t>first
     cdef bint good
     with nogil:
         good = build(p + 4, p + end, out, count, id, timestamp_ns)

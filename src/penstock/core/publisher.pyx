@@ -21,19 +21,13 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy
 
+from penstock.core.bytes cimport store_u32
 from penstock.core.frames cimport Reply
 
 from penstock.errors import RefusedError
 
 # A size is a signed 32-bit integer on the wire.
 cdef Py_ssize_t SIZE_MAX = 2**31 - 1
-
-
-cdef inline void store_u32(char* p, uint32_t value) noexcept:
-    p[0] = <char>(value >> 24)
-    p[1] = <char>(value >> 16)
-    p[2] = <char>(value >> 8)
-    p[3] = <char>value
 
 
 def mpub(bytes head not None, bodies):
@@ -56,7 +50,7 @@ def mpub(bytes head not None, bodies):
         raise RefusedError("E_BAD_BODY", "MPUB body too big %d" % total)
     cdef Py_ssize_t head_size = PyBytes_GET_SIZE(head)
     cdef bytes command = PyBytes_FromStringAndSize(NULL, head_size + 4 + total)
-    cdef char* p = PyBytes_AS_STRING(command)
+    cdef unsigned char* p = <unsigned char*>PyBytes_AS_STRING(command)
     memcpy(p, PyBytes_AS_STRING(head), head_size)
     store_u32(p + head_size, <uint32_t>total)
     store_u32(p + head_size + 4, <uint32_t>count)
@@ -111,7 +105,7 @@ def single(bytes head not None, bytes body not None, future, Py_ssize_t retries,
     if size > SIZE_MAX:
         raise RefusedError("E_BAD_MESSAGE", "PUB message too big %d" % size)
     cdef bytes command = PyBytes_FromStringAndSize(NULL, head_size + 4 + size)
-    cdef char* p = PyBytes_AS_STRING(command)
+    cdef unsigned char* p = <unsigned char*>PyBytes_AS_STRING(command)
     memcpy(p, PyBytes_AS_STRING(head), head_size)
     store_u32(p + head_size, <uint32_t>size)
     memcpy(p + head_size + 4, PyBytes_AS_STRING(body), size)

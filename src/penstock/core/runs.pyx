@@ -21,12 +21,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport qsort
 
-
-cdef inline unsigned char* store_u64(unsigned char* p, uint64_t value) noexcept:
-    cdef int i
-    for i in range(8):
-        p[i] = <unsigned char>(value >> (56 - 8 * i))
-    return p + 8
+from penstock.core.bytes cimport store_u64
 
 
 cdef int by_start(const void* a, const void* b) noexcept nogil:
@@ -93,8 +88,8 @@ cdef class RunList:
         cdef unsigned char* p = <unsigned char*>PyBytes_AS_STRING(data)
         cdef Py_ssize_t i
         for i in range(self.size):
-            p = store_u64(p, <uint64_t>self.runs[i].start)
-            p = store_u64(p, <uint64_t>self.runs[i].end)
+            store_u64(p + 16 * i, <uint64_t>self.runs[i].start)
+            store_u64(p + 16 * i + 8, <uint64_t>self.runs[i].end)
         return data
 
 

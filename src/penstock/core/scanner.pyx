@@ -19,10 +19,12 @@
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
-from libc.stdint cimport UINT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int32_t, int64_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memmove
 
 from penstock.core.appender cimport Appender
+from penstock.core.bytes cimport load_u32
+from penstock.core.layouts cimport ID_INDEX_BITS, ID_SIZE
 from penstock.core.ticket cimport Ticket
 from penstock.core.window cimport DONE, NOT_IN_FLIGHT, Consumer, Window
 
@@ -39,7 +41,6 @@ cdef enum:
     STATE_CLOSING = 4
     LINE_SIZE_MAX = 16384       # nsqd's read buffer; a longer line closes without an error frame
     TOKEN_COUNT_MAX = 4
-    ID_SIZE = 16
     FIN_LINE_SIZE = 21
     REST_KEPT_MAX = 65536
     # Bodies that are read by Python; nsqd takes --max-body-size of each.
@@ -56,14 +57,11 @@ cdef enum:
     NOT_DECIMAL
     TOO_LARGE       # beyond 64 bits
 
+cdef int64_t INDEX_MASK = (<int64_t>1 << ID_INDEX_BITS) - 1
 cdef object CONTINUE = object()
 cdef object MORE = object()
 WORKED = object()
 cdef tuple LINE_TOO_LONG = ("LINE_TOO_LONG",)
-
-
-cdef inline int32_t load_i32(const unsigned char* p) noexcept:
-    return <int32_t>((<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3])
 
 
 cdef inline bint is_word(Token* token, const char* word, Py_ssize_t size) noexcept:
@@ -252,8 +250,8 @@ cdef class Scanner:
                 and self.consumer is not None and self.window is not None):
             value = parse_id(p + 4)
             if value != -1 and self.window.finish(
-                    self.consumer, value & ((<int64_t>1 << 54) - 1),
-                    <int>(<uint64_t>value >> 54), self.wall_ns) == DONE:
+                    self.consumer, value & INDEX_MASK,
+                    <int>(<uint64_t>value >> ID_INDEX_BITS), self.wall_ns) == DONE:
                 self.answered = True
                 self.consume(FIN_LINE_SIZE)
                 return CONTINUE
@@ -386,7 +384,7 @@ cdef class Scanner:
         cdef Py_ssize_t have = self.end - self.at - body_at
         if have < 4:
             return self.need(("E_BAD_MESSAGE", f"{name} failed to read message body size"))
-        size[0] = load_i32(self.at + body_at)
+        size[0] = <int32_t>load_u32(self.at + body_at)
         if size[0] <= 0:
             return ProtocolError("E_BAD_MESSAGE", f"{name} invalid message body size {size[0]}")
         if size[0] > self.message_size_max:
@@ -412,7 +410,7 @@ cdef class Scanner:
             return ("TOPIC", "MPUB", as_text(&tokens[1]))
         if have < 4:
             return self.need(("E_BAD_BODY", "MPUB failed to read body size"))
-        size = load_i32(self.at + body_at)
+        size = <int32_t>load_u32(self.at + body_at)
         if size <= 0:
             return ProtocolError("E_BAD_BODY", f"MPUB invalid body size {size}")
         if size > self.body_size_max:
@@ -420,7 +418,7 @@ cdef class Scanner:
         self.wanted = body_at + 4 + size
         if have < 8:
             return self.need(("E_BAD_BODY", "MPUB failed to read message count"))
-        message_count = load_i32(self.at + body_at + 4)
+        message_count = <int32_t>load_u32(self.at + body_at + 4)
         if not 1 <= message_count <= (self.body_size_max - 4) // 5:
             return ProtocolError("E_BAD_BODY", f"MPUB invalid message count {message_count}")
         missing = self.check_multi(message_count, body_at + 8)
@@ -444,7 +442,7 @@ cdef class Scanner:
             if have < self.multi_at + 4:
                 return self.need(("E_BAD_MESSAGE",
                                   f"MPUB failed to read message({self.multi_done}) body size"))
-            size = load_i32(self.at + self.multi_at)
+            size = <int32_t>load_u32(self.at + self.multi_at)
             if size <= 0:
                 return ProtocolError(
                     "E_BAD_MESSAGE", f"MPUB invalid message({self.multi_done}) body size {size}")
@@ -551,8 +549,8 @@ cdef class Scanner:
         value = parse_id(tokens[1].at)
         assert self.window is not None and self.consumer is not None
         if value != -1:
-            index = value & ((<int64_t>1 << 54) - 1)
-            node_id = <int>(<uint64_t>value >> 54)
+            index = value & INDEX_MASK
+            node_id = <int>(<uint64_t>value >> ID_INDEX_BITS)
             if name == "REQ":
                 status = self.window.requeue(self.consumer, index, node_id, due_ns)
             elif name == "FIN":
@@ -601,7 +599,7 @@ cdef class Scanner:
             return invalid(f"cannot {name} in current state")
         if have < 4:
             return self.need(("E_BAD_BODY", f"{name} failed to read body size"))
-        size = load_i32(self.at + body_at)
+        size = <int32_t>load_u32(self.at + body_at)
         if size > self.body_size_max:
             # What nsqd refuses as well, in its words.
             size_max = self.body_size_max

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Batch
-from penstock.core.batches cimport BATCH_HEADER, HAS_ORIGINS, SEGMENT_HEADER
+from penstock.core.layouts cimport BATCH_HEADER, FLAG_ORIGINS, SEGMENT_HEADER
 
 # One entry of the sparse index for at least so many bytes: a lookup reads about as much, and 10 GB
 # of log cost 8 MB of tables.
@@ -84,7 +84,7 @@ cdef class Tally:
             tables.indexes.append(first)
             tables.offsets.append(offset)
             tables.times.append(append_ns)
-        if flags & HAS_ORIGINS:
+        if flags & FLAG_ORIGINS:
             tables.origins.append(offset)
             self.slots.add(slot)
         self.end = first + count

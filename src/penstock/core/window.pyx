@@ -24,12 +24,13 @@
 # to the journal by drain().  No I/O, no clock: times come in as arguments.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint16_t, uint64_t
 
 from penstock.core.block cimport Block, Span
+from penstock.core.bytes cimport load_i64, load_u32, store_u16, store_u64
 from penstock.core.deadlines cimport DeadlineQueue
 from penstock.core.latency cimport Latency
-from penstock.core.batches cimport FRAME_HEADER
+from penstock.core.layouts cimport FRAME_ATTEMPTS, FRAME_HEADER, FRAME_ID, FRAME_TIMESTAMP
 
 cdef enum:
     IN_FLIGHT = 1
@@ -37,28 +38,11 @@ cdef enum:
     DEFERRED = 3
 
 cdef enum:
-    ATTEMPTS_AT = 16
     ATTEMPTS_MAX = 65535
-    ID_AT = 18
     RUN_COUNT_MAX = 65536   # finished runs kept between two drains before they are merged
     VIEW_SIZE_MIN = 8192
 
 STATE_NAMES = {IN_FLIGHT: "in flight", READY: "ready", DEFERRED: "deferred"}
-
-
-cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
-
-
-cdef inline int64_t load_i64(const unsigned char* p) noexcept:
-    return <int64_t>((<uint64_t>load_u32(p) << 32) | load_u32(p + 4))
-
-
-cdef inline unsigned char* store_u64(unsigned char* p, uint64_t value) noexcept:
-    cdef int i
-    for i in range(8):
-        p[i] = <unsigned char>(value >> (56 - 8 * i))
-    return p + 8
 
 
 cdef inline int hex_digit(unsigned char c) noexcept:
@@ -270,7 +254,7 @@ cdef class Window(Entries):
             if next_at - start > size_max and count:
                 break
             slot = self.append_entry(self.cursor)
-            self.entries[slot].timestamp_ns = load_i64(data + at + 8)
+            self.entries[slot].timestamp_ns = load_i64(data + at + FRAME_TIMESTAMP)
             self.entries[slot].node_id = <uint16_t>block.node_id
             self.send_entry(slot, consumer, now_ns)
             at = next_at
@@ -313,7 +297,8 @@ cdef class Window(Entries):
             self.queued_count -= 1
             if <int>(self.random() % 100) <= consumer.sample_rate:
                 slot = self.append_entry(self.cursor)
-                self.entries[slot].timestamp_ns = load_i64(self.block.bytes_at + at + 8)
+                self.entries[slot].timestamp_ns = load_i64(
+                    self.block.bytes_at + at + FRAME_TIMESTAMP)
                 self.entries[slot].node_id = <uint16_t>self.block.node_id
                 self.send_entry(slot, consumer, now_ns)
                 kept.append(self.block.data[at:next_at])
@@ -396,12 +381,12 @@ cdef class Window(Entries):
         entry = &self.entries[slot]
         copy = PyBytes_FromStringAndSize(PyBytes_AS_STRING(frame), len(frame))
         p = <unsigned char*>PyBytes_AS_STRING(copy)
-        entry.timestamp_ns = load_i64(p + 8)
+        entry.timestamp_ns = load_i64(p + FRAME_TIMESTAMP)
         entry.node_id = <uint16_t>(
-            hex_digit(p[ID_AT]) << 6 | hex_digit(p[ID_AT + 1]) << 2 | hex_digit(p[ID_AT + 2]) >> 2)
+            hex_digit(p[FRAME_ID]) << 6 | hex_digit(p[FRAME_ID + 1]) << 2
+            | hex_digit(p[FRAME_ID + 2]) >> 2)
         self.send_entry(slot, consumer, now_ns)
-        p[ATTEMPTS_AT] = <unsigned char>(entry.attempts >> 8)
-        p[ATTEMPTS_AT + 1] = <unsigned char>(entry.attempts & 0xFF)
+        store_u16(p + FRAME_ATTEMPTS, entry.attempts)
         return copy
 
     def rotate_ready(self):
@@ -628,10 +613,10 @@ cdef class Window(Entries):
             slot = self.find(index)
             if slot < 0:
                 continue
-            p = store_u64(p, <uint64_t>self.entries[slot].index)
-            p[0] = <unsigned char>(self.entries[slot].attempts >> 8)
-            p[1] = <unsigned char>(self.entries[slot].attempts & 0xFF)
-            p = store_u64(p + 2, <uint64_t>self.entries[slot].due_ns)
+            store_u64(p, <uint64_t>self.entries[slot].index)
+            store_u16(p + 8, self.entries[slot].attempts)
+            store_u64(p + 10, <uint64_t>self.entries[slot].due_ns)
+            p += 18
         return marks[:p - start]
 
     cdef int note_finished(self, int64_t start, int64_t end) except -1:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
-from google_crc32c import value as crc32c
+from penstock.core.crc32c import crc32c
 
 NAME_SIZE_MAX = 255
 SINCE_MS_MAX = 253_402_300_799_999  # the end of the year 9999

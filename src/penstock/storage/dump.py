@@ -70,9 +70,9 @@ def dump_file(files: Files, path: str, out: TextIO, *, brief: bool = False) -> i
         return _dump_metadata(files, path, out)
     if name.endswith(".staging"):
         return dump_staging(files, path, out, brief)
-    if name == "ledger" or start.startswith(ledger.MAGIC):
+    if name == "ledger" or start.startswith(ledger.FRAMING.magic):
         return dump_ledger(files.read(path), out)
-    if name.startswith("journal") or start.startswith(journal.MAGIC):
+    if name.startswith("journal") or start.startswith(journal.FRAMING.magic):
         return _dump_journal(files.read(path), out)
     raise StorageError(f"{path}: not a file of Penstock's that can be shown")
 
@@ -178,7 +178,7 @@ def _table_lines(tables: Tables) -> Iterator[tuple[int, str]]:
 
 def _dump_journal(data: bytes, out: TextIO) -> int:
     damage = 0
-    for offset, kind, payload in journal.records(data):
+    for offset, _, kind, payload, _ in journal.records(data):
         if payload is None:
             damage += 1
             print(f"!! {offset:>9}  bytes that are no record", file=out)

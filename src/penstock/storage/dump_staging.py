@@ -75,7 +75,7 @@ def dump_ledger(data: bytes, out: TextIO) -> int:
     """Write what the ledger, or the notes, say; the number of damaged places."""
     damage = 0
     names = {**ledger.NAMES, **staging_notes.NAMES}
-    for offset, kind, payload in ledger.records(data):
+    for offset, _, kind, payload, _ in ledger.records(data):
         if payload is None:
             damage += 1
             print(f"!! {offset:>9}  bytes that are no record", file=out)

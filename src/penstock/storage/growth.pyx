@@ -11,7 +11,7 @@
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Batch
-from penstock.core.batches cimport BATCH_HEADER
+from penstock.core.layouts cimport BATCH_HEADER
 from penstock.core.tables cimport Visible
 
 from penstock.errors import UncutError

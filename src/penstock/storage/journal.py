@@ -15,14 +15,10 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from google_crc32c import value as crc32c
-
 from penstock.record import record
 from penstock.storage.channel_reader import ChannelReader, decode_reader
 from penstock.storage.files import Files
-
-MAGIC = b"PJ"
-HEADER_SIZE = 12
+from penstock.storage.records import Framing
 
 TOPIC = 1
 CHANNEL = 2
@@ -37,7 +33,8 @@ READER = 8
 # field that lies cannot make a reader skip the rest of the file.
 RUNS_PER_RECORD = 4096
 MARKS_PER_RECORD = 4096
-PAYLOAD_SIZE_MAX = 256 * 1024
+FRAMING = Framing(b"PJ", payload_size_max=256 * 1024)
+records = FRAMING.records
 
 # A topic's ``frozen`` byte: 0 no, 1 paused or without channels, and
 AWAITING = 2  # new: whether others know channels of it is still being asked
@@ -52,8 +49,6 @@ PULLED = 2  # read by index over HTTP, see engine/pull/channel.py
 NAMED = 4  # made because an nsqlookupd named it; nobody has used it.  Older versions ignore it.
 PARTIAL = 8  # made below whole_from: what it has not read may lack messages.  Ignored before.
 
-_HEADER = struct.Struct(">2sBBII")
-_HEAD_CRC = struct.Struct(">BBI")
 _TOPIC = struct.Struct(">QBBq")
 _CHANNEL = struct.Struct(">IQBq")
 _ID = struct.Struct(">I")
@@ -121,7 +116,7 @@ class TopicState:
 
 
 def encode_topic(released: int, frozen: int, paused: bool, void_stamp: int) -> bytes:
-    return _record(TOPIC, _TOPIC.pack(released, frozen, paused, void_stamp))
+    return FRAMING.encode(TOPIC, _TOPIC.pack(released, frozen, paused, void_stamp))
 
 
 def encode_channel(
@@ -135,15 +130,15 @@ def encode_channel(
     partial: bool = False,
 ) -> bytes:
     flags = PAUSED * paused | PULLED * pulled | NAMED * named | PARTIAL * partial
-    return _record(CHANNEL, _CHANNEL.pack(id, start, flags, defer_stamp) + name.encode())
+    return FRAMING.encode(CHANNEL, _CHANNEL.pack(id, start, flags, defer_stamp) + name.encode())
 
 
 def encode_reader(id: int, reader: ChannelReader) -> bytes:
-    return _record(READER, _ID.pack(id) + reader.encode())
+    return FRAMING.encode(READER, _ID.pack(id) + reader.encode())
 
 
 def encode_gone(id: int) -> bytes:
-    return _record(GONE, _ID.pack(id))
+    return FRAMING.encode(GONE, _ID.pack(id))
 
 
 def encode_progress(
@@ -162,7 +157,7 @@ def encode_progress(
         parts += [_RUN.pack(*run) for run in some_runs]
         parts.append(_ID.pack(len(some_marks)))
         parts += [_MARK.pack(index, *mark) for index, mark in some_marks]
-        encoded.append(_record(PROGRESS, b"".join(parts)))
+        encoded.append(FRAMING.encode(PROGRESS, b"".join(parts)))
         at += 1
 
 
@@ -178,22 +173,22 @@ def encode_packed_progress(id: int, low: int, runs: bytes, marks: bytes) -> byte
         run_count, mark_count = len(some_runs) // _RUN.size, len(some_marks) // _MARK.size
         parts = [_PROGRESS.pack(id, low), _ID.pack(run_count), some_runs]
         parts += [_ID.pack(mark_count), some_marks]
-        encoded.append(_record(PROGRESS, b"".join(parts)))
+        encoded.append(FRAMING.encode(PROGRESS, b"".join(parts)))
         run_at += len(some_runs)
         mark_at += len(some_marks)
 
 
 def encode_synced(base: int, offset: int) -> bytes:
-    return _record(SYNCED, _SYNCED.pack(base, offset))
+    return FRAMING.encode(SYNCED, _SYNCED.pack(base, offset))
 
 
 def encode_removed(whole_from: int) -> bytes:
-    return _record(REMOVED, _REMOVED.pack(whole_from))
+    return FRAMING.encode(REMOVED, _REMOVED.pack(whole_from))
 
 
 def encode_file(base: int, state: FileState) -> bytes:
     flags = UNSYNCED * state.unsynced | SIDE * state.side
-    return _record(FILE, _FILE.pack(base, state.first, state.end, state.count, flags))
+    return FRAMING.encode(FILE, _FILE.pack(base, state.first, state.end, state.count, flags))
 
 
 def decode_topic(payload: bytes) -> tuple[int, int, bool, int]:
@@ -280,31 +275,6 @@ def snapshot(state: TopicState) -> list[bytes]:
     return encoded
 
 
-def records(data: bytes) -> Iterable[tuple[int, int, bytes | None]]:
-    """(offset, type, payload) of each record; a payload of None stands for bad bytes.
-
-    Bad bytes at the very end come out too: the offset is where the good ones end.
-    """
-    at = 0
-    bad_at = -1
-    while at < len(data):
-        payload = _payload_at(data, at)
-        if payload is None:
-            if bad_at < 0:
-                bad_at = at
-            at = data.find(MAGIC, at + 1)
-            if at < 0:
-                break
-            continue
-        if bad_at >= 0:
-            yield bad_at, 0, None
-            bad_at = -1
-        yield at, data[at + 2], payload
-        at += HEADER_SIZE + len(payload)
-    if bad_at >= 0:
-        yield bad_at, 0, None
-
-
 def replay(data: bytes) -> TopicState:
     """What a journal says.  Bad records are counted, bad bytes at the end measured."""
     return _Replay().run(data)
@@ -325,20 +295,16 @@ class _Replay:
         self.ids: dict[str, int] = {}  # by name, also of channels that are gone
 
     def run(self, data: bytes) -> TopicState:
-        bad_at = -1
-        for at, kind, payload in records(data):
-            if payload is None:
-                bad_at = at
-                continue
-            if bad_at >= 0:
+        for found in records(data):
+            if found.torn:
+                self.state.torn_size = found.end - found.start
+            elif found.payload is None:
                 self.state.corrupt_count += 1
-                bad_at = -1
-            try:
-                self.apply(kind, payload)
-            except (struct.error, UnicodeDecodeError):
-                self.state.corrupt_count += 1
-        if bad_at >= 0:
-            self.state.torn_size = len(data) - bad_at
+            else:
+                try:
+                    self.apply(found.kind, found.payload)
+                except (struct.error, UnicodeDecodeError):
+                    self.state.corrupt_count += 1
         for channel in self.channels.values():
             _settle(channel)
             self.state.channels[channel.name] = channel
@@ -436,22 +402,6 @@ def _settle(channel: ChannelState) -> None:
         if place == len(merged) or index < merged[place][0]:
             marks[index] = channel.marks[index]
     channel.marks = marks
-
-
-def _record(kind: int, payload: bytes) -> bytes:
-    assert len(payload) <= PAYLOAD_SIZE_MAX
-    crc = crc32c(_HEAD_CRC.pack(kind, 0, len(payload)) + payload)
-    return _HEADER.pack(MAGIC, kind, 0, len(payload), crc) + payload
-
-
-def _payload_at(data: bytes, at: int) -> bytes | None:
-    if data[at : at + 2] != MAGIC or at + HEADER_SIZE > len(data):
-        return None
-    _, _, _, size, crc = _HEADER.unpack_from(data, at)
-    if size > PAYLOAD_SIZE_MAX or at + HEADER_SIZE + size > len(data):
-        return None
-    payload = data[at + HEADER_SIZE : at + HEADER_SIZE + size]
-    return payload if crc32c(data[at + 2 : at + 8] + payload) == crc else None
 
 
 class Journal:

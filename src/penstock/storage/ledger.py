@@ -23,16 +23,13 @@ from __future__ import annotations
 
 import json
 import re
-import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from google_crc32c import value as crc32c
-
 from penstock.record import record
+from penstock.storage.records import Framing
 
-MAGIC = b"PL"
 COORDINATOR, DECISION, INTENT, PUBLISHED, FORGOTTEN, GIVEN_UP, DAMAGED = 1, 2, 3, 4, 5, 6, 7
 NAMES = {
     1: "coordinator",
@@ -47,10 +44,9 @@ NAMES = {
 ANY_WINNERS = "*"
 
 # The winners of 10,000 tasks on several nodes are a few megabytes.
-PAYLOAD_SIZE_MAX = 64 << 20
+FRAMING = Framing(b"PL", payload_size_max=64 << 20)
+records = FRAMING.records
 
-_HEADER = struct.Struct(">2sBBII")
-_HEAD_CRC = struct.Struct(">BBI")
 _QUERY = re.compile(rb'"query":"([!#-\[\]-~]{1,200})"')
 
 
@@ -231,66 +227,24 @@ def snapshot(queries: Iterable[tuple[str, QueryState]]) -> list[bytes]:
 def _record(kind: int, query: str, time_ns: int, **fields: Any) -> bytes:
     told = {"query": query, "time": time_ns, **fields}
     payload = json.dumps(told, separators=(",", ":")).encode()
-    assert len(payload) <= PAYLOAD_SIZE_MAX
-    crc = crc32c(_HEAD_CRC.pack(kind, 0, len(payload)) + payload)
-    return _HEADER.pack(MAGIC, kind, 0, len(payload), crc) + payload
-
-
-def records(data: bytes) -> Iterator[tuple[int, int, bytes | None]]:
-    """(offset, type, payload) of each record; a payload of None stands for bad bytes."""
-    at, bad_at = 0, -1
-    while at < len(data):
-        payload = _payload_at(data, at)
-        if payload is None:
-            bad_at = at if bad_at < 0 else bad_at
-            at = data.find(MAGIC, at + 1)
-            if at < 0:
-                break
-            continue
-        if bad_at >= 0:
-            yield bad_at, 0, None
-            bad_at = -1
-        yield at, data[at + 2], payload
-        at += _HEADER.size + len(payload)
-    if bad_at >= 0:
-        yield bad_at, 0, None
-
-
-def _payload_at(data: bytes, at: int) -> bytes | None:
-    if data[at : at + 2] != MAGIC or at + _HEADER.size > len(data):
-        return None
-    _, _, _, size, crc = _HEADER.unpack_from(data, at)
-    start = at + _HEADER.size
-    if size > PAYLOAD_SIZE_MAX or start + size > len(data):
-        return None
-    payload = data[start : start + size]
-    return payload if crc32c(data[at + 2 : at + 8] + payload) == crc else None
+    return FRAMING.encode(kind, payload)
 
 
 def replay(data: bytes) -> LedgerState:
     """What a ledger says; bad records are counted, bad bytes at the end measured."""
     state = LedgerState()
-    for at, kind, payload in records(data):
-        if payload is None:
-            state.corrupt_count += 1
-            state.torn_size = len(data) - at
-            state.bad.append((at, len(data)))
+    for found in records(data):
+        if found.torn:
+            state.torn_size = found.end - found.start
             continue
-        if state.torn_size:
-            start, _ = state.bad.pop()
-            state.bad.append((start, at))
-        state.torn_size = 0
         try:
-            told = json.loads(payload)
-            _apply(state.queries, kind, told)
-            if kind == PUBLISHED:
-                state.published_at[told["query"]] = at
+            told = json.loads(found.payload or b"")  # bad bytes are no JSON either
+            _apply(state.queries, found.kind, told)
+            if found.kind == PUBLISHED:
+                state.published_at[told["query"]] = found.start
         except (ValueError, TypeError, KeyError):
             state.corrupt_count += 1
-            state.bad.append((at, at + _HEADER.size + len(payload)))
-    if state.torn_size:
-        state.corrupt_count -= 1
-        state.bad.pop()
+            state.bad.append((found.start, found.end))
     state.good_size = len(data) - state.torn_size
     return state
 

@@ -19,8 +19,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from google_crc32c import value as crc32c
-
+from penstock.core.crc32c import crc32c
 from penstock.errors import CorruptError, StorageError
 from penstock.storage.files import Files
 

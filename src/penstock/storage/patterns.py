@@ -18,8 +18,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from google_crc32c import value as crc32c
-
+from penstock.core.crc32c import crc32c
 from penstock.errors import CorruptError, StorageError
 from penstock.storage.channel_reader import ChannelReader, is_identity, reader_of
 from penstock.storage.files import Files

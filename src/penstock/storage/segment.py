@@ -14,12 +14,12 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from google_crc32c import value as crc32c
-
 from penstock.core.batches import HEADER_SIZE
+from penstock.core.crc32c import crc32c
 from penstock.core.tables import Tables, Tally, Visible
 from penstock.record import record
 from penstock.storage.growth import Growth
+from penstock.storage.records import checked, is_checked
 
 if TYPE_CHECKING:
     from penstock.storage.files import Files
@@ -30,7 +30,7 @@ TRAILER_MAGIC = b"PSFOOTER"
 TRAILER_SIZE = 96
 
 _HEADER = struct.Struct(">HHQQqQQ8x")
-_TRAILER = struct.Struct(">QQQQqqIII4xqq")
+_TRAILER = struct.Struct(">IQQQQqqIII4xqq")
 _SPARSE = struct.Struct(">QQq")
 _GAP = struct.Struct(">QQ")
 _OFFSET = struct.Struct(">Q")
@@ -70,7 +70,11 @@ class Trailer:
 
     @property
     def tables_size(self) -> int:
-        return self.sparse_count * 24 + self.gap_count * 16 + self.origin_count * 8
+        return (
+            self.sparse_count * _SPARSE.size
+            + self.gap_count * _GAP.size
+            + self.origin_count * _OFFSET.size
+        )
 
 
 class Segment(Growth):
@@ -200,36 +204,25 @@ class Segment(Growth):
             self.tables = self.tally = None
 
 
-def _crc(data: bytes) -> bytes:
-    crc: int = crc32c(data)
-    return crc.to_bytes(4, "big")
-
-
 def encode_header(
     node_id: int, base: int, previous_end: int, created_ns: int, instance: int, origin: int = 0
 ) -> bytes:
     rest = _HEADER.pack(VERSION, node_id, base, previous_end, created_ns, instance, origin)
-    return MAGIC + _crc(rest) + rest
+    return checked(MAGIC, rest)
 
 
 def decode_header(data: bytes) -> Header | None:
     """The header, or None if these are not 64 good bytes of one that this version can read."""
-    if len(data) < HEADER_SIZE or data[:8] != MAGIC:
+    if not is_checked(data, MAGIC, HEADER_SIZE):
         return None
-    rest = data[12:HEADER_SIZE]
-    if crc32c(rest) != int.from_bytes(data[8:12], "big"):
-        return None
-    return Header(*_HEADER.unpack(rest))
+    return Header(*_HEADER.unpack_from(data, 12))
 
 
 def decode_trailer(data: bytes, file_size: int) -> Trailer | None:
     """The trailer in the last 96 bytes of a file, or None if it is not sealed or not readable."""
-    if len(data) != TRAILER_SIZE or data[:8] != TRAILER_MAGIC:
+    if len(data) != TRAILER_SIZE or not is_checked(data, TRAILER_MAGIC, TRAILER_SIZE):
         return None
-    checked = data[12:]
-    if crc32c(checked) != int.from_bytes(data[8:12], "big"):
-        return None
-    trailer = Trailer(int.from_bytes(checked[:4], "big"), *_TRAILER.unpack(checked[4:]))
+    trailer = Trailer(*_TRAILER.unpack_from(data, 12))
     if trailer.tables_offset + trailer.tables_size + TRAILER_SIZE != file_size:
         return None
     return trailer
@@ -245,8 +238,8 @@ def encode_tables(tables: Tables) -> bytes:
 
 def decode_tables(data: bytes, trailer: Trailer) -> Tables:
     tables = Tables()
-    gaps_at = trailer.sparse_count * 24
-    origins_at = gaps_at + trailer.gap_count * 16
+    gaps_at = trailer.sparse_count * _SPARSE.size
+    origins_at = gaps_at + trailer.gap_count * _GAP.size
     for index, offset, append_ns in _SPARSE.iter_unpack(data[:gaps_at]):
         tables.indexes.append(index)
         tables.offsets.append(offset)
@@ -259,7 +252,8 @@ def decode_tables(data: bytes, trailer: Trailer) -> Tables:
 def footer(tally: Tally) -> bytes:
     """The bytes that seal a segment whose batches end at the tally's size."""
     tables = encode_tables(tally.tables)
-    fields = _TRAILER.pack(
+    trailer = _TRAILER.pack(
+        crc32c(tables),
         tally.size,
         tally.first,
         tally.end,
@@ -272,12 +266,11 @@ def footer(tally: Tally) -> bytes:
         min(tally.slots, default=NO_SLOT_MIN),
         max(tally.slots, default=NO_SLOT_MAX),
     )
-    checked = _crc(tables) + fields
-    return tables + TRAILER_MAGIC + _crc(checked) + checked
+    return tables + checked(TRAILER_MAGIC, trailer)
 
 
 def tables_good(data: bytes, trailer: Trailer) -> bool:
-    return len(data) == trailer.tables_size and bool(crc32c(data) == trailer.tables_crc)
+    return len(data) == trailer.tables_size and crc32c(data) == trailer.tables_crc
 
 
 def segment_path(folder: str, base: int) -> str:

@@ -27,18 +27,19 @@ from typing import NamedTuple, cast
 from penstock.errors import CorruptError, StorageError
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
-from penstock.storage.slots import FilesLike, SlotName, crc32c
+from penstock.storage.records import checked, is_checked
+from penstock.storage.slots import FilesLike, SlotName
 
 VERSION = 1
-HEADER = struct.Struct(">8sIHHI60x")
 HEADER_MAGIC = b"PENSTCNT"
-ENTRY = struct.Struct(">4sIB3xIqqIIIIqqqq")
 ENTRY_MAGIC = b"PSC1"
-ENTRY_SIZE = ENTRY.size
+ENTRY_SIZE = 80
+_HEADER = struct.Struct(">HHI60x")
+_ENTRY = struct.Struct(">B3xIqqIIIIqqqq")
 KIND_SLOT, KIND_GONE = 1, 2
 ORDINAL_END = (1 << 32) - 1
 
-assert HEADER.size == ENTRY_SIZE == 80
+assert 12 + _HEADER.size == 8 + _ENTRY.size == ENTRY_SIZE
 
 
 class SlotCount(NamedTuple):
@@ -68,15 +69,12 @@ class Loaded(NamedTuple):
 
 
 def pack_counts_header(entry_count: int) -> bytes:
-    rest = HEADER.pack(b"", 0, VERSION, 0, entry_count)[12:]
-    return b"".join((HEADER_MAGIC, crc32c(rest).to_bytes(4, "big"), rest))
+    return checked(HEADER_MAGIC, _HEADER.pack(VERSION, 0, entry_count))
 
 
 def pack_entry(count: SlotCount, synced_count: int, kind: int = KIND_SLOT) -> bytes:
     name = count.name
-    rest = ENTRY.pack(
-        b"",
-        0,
+    rest = _ENTRY.pack(
         kind,
         synced_count,
         name.start_ms,
@@ -89,8 +87,8 @@ def pack_entry(count: SlotCount, synced_count: int, kind: int = KIND_SLOT) -> by
         count.whole_size,
         count.bad_size,
         count.fired_size,
-    )[8:]
-    return b"".join((ENTRY_MAGIC, crc32c(rest).to_bytes(4, "big"), rest))
+    )
+    return checked(ENTRY_MAGIC, rest)
 
 
 def unpack_counts(data: bytes, path: str) -> Loaded:
@@ -102,11 +100,10 @@ def unpack_counts(data: bytes, path: str) -> Loaded:
     whole_count = max(0, len(data) // ENTRY_SIZE - 1)
     for place in range(whole_count):
         at = (place + 1) * ENTRY_SIZE
-        raw = data[at : at + ENTRY_SIZE]
-        if raw[:4] != ENTRY_MAGIC or int.from_bytes(raw[4:8], "big") != crc32c(raw[8:]):
+        if is_checked(data, ENTRY_MAGIC, at + ENTRY_SIZE, at=at):
+            synced_count = max(synced_count, _take_entry(data, at, counts))
+        else:
             bad.append(place)
-            continue
-        synced_count = max(synced_count, _take_entry(raw, counts))
     lost = sum(place < synced_count for place in bad) + max(0, synced_count - whole_count)
     damage = []
     if made_count is None:
@@ -119,22 +116,17 @@ def unpack_counts(data: bytes, path: str) -> Loaded:
 
 def _made_count(data: bytes, path: str) -> int | None:
     """The count in the header, None if that is damaged."""
-    header = data[: HEADER.size]
-    if len(header) < HEADER.size or header[:8] != HEADER_MAGIC:
+    if not is_checked(data, HEADER_MAGIC, ENTRY_SIZE):
         return None
-    _, crc, version, _, count = HEADER.unpack(header)
-    if crc32c(header[12:]) != crc:
-        return None
+    version, _, count = _HEADER.unpack_from(data, 12)
     if version > VERSION:
         raise StorageError(f"{path}: written by a later version (format {version})")
     return int(count)
 
 
-def _take_entry(raw: bytes, counts: dict[int, SlotCount]) -> int:
-    """Put an entry into ``counts``; returns how many entries before it are synced."""
+def _take_entry(data: bytes, at: int, counts: dict[int, SlotCount]) -> int:
+    """Put the entry at ``at`` into ``counts``; returns how many entries before it are synced."""
     (
-        _magic,
-        _crc,
         kind,
         synced_count,
         start_ms,
@@ -147,7 +139,7 @@ def _take_entry(raw: bytes, counts: dict[int, SlotCount]) -> int:
         whole_size,
         bad_size,
         fired_size,
-    ) = ENTRY.unpack(raw)
+    ) = _ENTRY.unpack_from(data, at + 8)
     name = SlotName(start_ms, length_ms, generation)
     if kind == KIND_GONE:
         counts.pop(name.number, None)

@@ -31,24 +31,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol, cast
 
-import google_crc32c
-
 from penstock.core.schedule import pack_runs
 from penstock.core.slots import Records, scan
 from penstock.storage.evidence import keep_evidence, set_aside
 from penstock.storage.files import Files
+from penstock.storage.records import FoundRecord, checked, find_records, is_checked
 
 VERSION = 1
 COUNTED = 1  # a flag: the process that made the file keeps deferred.counts
-HEADER = struct.Struct(">8sIHHqqq")
 HEADER_MAGIC = b"PENSTSLT"
-FIRED = struct.Struct(">4sIII")
+HEADER_SIZE = 40
 FIRED_MAGIC = b"PSF1"
+FIRED_HEADER_SIZE = 16
 GENERATION_BITS = 30
 
 # One read of a scan: a few thousand records, under a millisecond of the loop's time to take in.
 PIECE_SIZE = 512 * 1024
 
+_HEADER = struct.Struct(">HHqqq")
+_FIRED = struct.Struct(">II")
 _NAME = re.compile(r"(\d{1,16})-(\d{1,12})-([0-9a-f]{8})\.(slot|fired)\Z")
 
 
@@ -107,18 +108,14 @@ def slot_name(file: str) -> SlotName | None:
     return name if good else None
 
 
-def crc32c(data: bytes) -> int:
-    return int(google_crc32c.value(data))
-
-
 def new_generation() -> int:
     return int.from_bytes(os.urandom(4), "big") >> (32 - GENERATION_BITS)
 
 
 def pack_header(name: SlotName, *, counted: bool = True) -> bytes:
     flags = COUNTED if counted else 0
-    rest = HEADER.pack(b"", 0, VERSION, flags, name.start_ms, name.length_ms, name.number)[12:]
-    return b"".join((HEADER_MAGIC, crc32c(rest).to_bytes(4, "big"), rest))
+    rest = _HEADER.pack(VERSION, flags, name.start_ms, name.length_ms, name.number)
+    return checked(HEADER_MAGIC, rest)
 
 
 class SlotHeader(NamedTuple):
@@ -130,19 +127,16 @@ class SlotHeader(NamedTuple):
 
 def read_header(header: bytes) -> SlotHeader | None:
     """The header of a slot file, None if it is damaged."""
-    if len(header) < HEADER.size or header[:8] != HEADER_MAGIC:
+    if not is_checked(header, HEADER_MAGIC, HEADER_SIZE):
         return None
-    if crc32c(header[12 : HEADER.size]) != int.from_bytes(header[8:12], "big"):
-        return None
-    flags = int.from_bytes(header[14:16], "big")
-    return SlotHeader(int.from_bytes(header[12:14], "big"), bool(flags & COUNTED))
+    version, flags, *_ = _HEADER.unpack_from(header, 12)
+    return SlotHeader(version, bool(flags & COUNTED))
 
 
 def pack_fired(number: int, ordinals: Iterable[int]) -> bytes:
     runs = pack_runs(ordinals)
-    rest = FIRED.pack(b"", 0, len(runs) // 8, 0)[8:] + runs
-    crc = crc32c(number.to_bytes(8, "big") + rest)
-    return b"".join((FIRED_MAGIC, crc.to_bytes(4, "big"), rest))
+    rest = _FIRED.pack(len(runs) // 8, 0) + runs
+    return checked(FIRED_MAGIC, rest, number.to_bytes(8, "big"))
 
 
 class FiredRuns(NamedTuple):
@@ -165,31 +159,26 @@ class FiredRuns(NamedTuple):
 
 def unpack_fired(number: int, data: bytes) -> FiredRuns:
     """Read checkpoints; damaged ones are stepped over to the next good one."""
-    runs: list[tuple[int, int]] = []
     seed = number.to_bytes(8, "big")
-    at = bad_size = corrupt_size = 0
-    bad_offset = -1
-    while at < len(data):
-        end = _fired_end(seed, data, at)
-        if end is None:
-            next_at = data.find(FIRED_MAGIC, at + 1)
-            next_at = len(data) if next_at < 0 else next_at
-            bad_size += next_at - at
-            bad_offset = at if bad_offset < 0 else bad_offset
-            at = next_at
-            continue
-        runs.extend(struct.iter_unpack(">II", data[at + FIRED.size : end]))
-        at = end
-        corrupt_size = bad_size
-    return FiredRuns(runs, bad_size, corrupt_size, bad_offset, len(data))
 
+    def checkpoint_at(data: bytes, at: int) -> FoundRecord | None:
+        if len(data) - at < FIRED_HEADER_SIZE:
+            return None
+        count, _ = _FIRED.unpack_from(data, at + 8)
+        end = at + FIRED_HEADER_SIZE + 8 * count
+        good = is_checked(data, FIRED_MAGIC, end, seed, at)
+        return FoundRecord(at, end, payload=data[at + FIRED_HEADER_SIZE : end]) if good else None
 
-def _fired_end(seed: bytes, data: bytes, at: int) -> int | None:
-    if len(data) - at < FIRED.size or data[at : at + 4] != FIRED_MAGIC:
-        return None
-    _, crc, count, _ = FIRED.unpack_from(data, at)
-    end: int = at + FIRED.size + 8 * count
-    return end if end <= len(data) and crc32c(seed + data[at + 8 : end]) == crc else None
+    runs: list[tuple[int, int]] = []
+    bad: list[FoundRecord] = []
+    for found in find_records(data, FIRED_MAGIC, checkpoint_at):
+        if found.payload is None:
+            bad.append(found)
+        else:
+            runs.extend(struct.iter_unpack(">II", found.payload))
+    bad_size = sum(each.end - each.start for each in bad)
+    corrupt_size = sum(each.end - each.start for each in bad if not each.torn)
+    return FiredRuns(runs, bad_size, corrupt_size, bad[0].start if bad else -1, len(data))
 
 
 class SlotStore:
@@ -281,14 +270,14 @@ class SlotStore:
 
     def scan_all(self, name: SlotName) -> Iterator[Records]:
         """All pieces of a file, for tests and dumps."""
-        offset, end = HEADER.size, self.size(name)
+        offset, end = HEADER_SIZE, self.size(name)
         while offset < end:
             records = self.scan(name, offset, end)
             yield records
             offset = max(records.next_offset, offset + 1)
 
     def header(self, name: SlotName) -> SlotHeader | None:
-        return read_header(self.files.pread(self.path(name.slot_file), 0, HEADER.size, True) or b"")
+        return read_header(self.files.pread(self.path(name.slot_file), 0, HEADER_SIZE, True) or b"")
 
     def read_now(self, name: SlotName, offset: int, size: int) -> bytes | None:
         """Bytes if they can be had without waiting, else None."""

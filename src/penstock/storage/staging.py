@@ -25,13 +25,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from google_crc32c import extend, value
-
+from penstock.core.crc32c import crc32c
 from penstock.errors import CorruptError, StorageError
 from penstock.record import record
 from penstock.storage.evidence import SUFFIX as CORRUPT
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
+from penstock.storage.records import checked, is_checked
 
 MAGIC = b"PENSTSTG"
 RECORD_MAGIC = b"PST1"
@@ -121,7 +121,7 @@ def encode_header(number: int, key: Key, created_ns: int) -> bytes:
         bytes.fromhex(key.attempt),
         created_ns,
     )
-    return MAGIC + _crc(rest + query) + rest + query
+    return checked(MAGIC, rest + query)
 
 
 def decode_header(data: bytes) -> tuple[int, Key, int, int] | None:
@@ -136,12 +136,10 @@ def decode_header(data: bytes) -> tuple[int, Key, int, int] | None:
 
 def version_of(data: bytes) -> int | None:
     """The version that a good header tells, this one's or a later one's; None if it is damaged."""
-    if len(data) < HEADER_SIZE or data[:8] != MAGIC:
+    if len(data) < HEADER_SIZE:
         return None
     version, query_size = struct.unpack_from(">HH", data, 12)
-    end = HEADER_SIZE + query_size
-    good = len(data) >= end and _crc(data[12:end]) == data[8:12]
-    return version if good else None
+    return version if is_checked(data, MAGIC, HEADER_SIZE + query_size) else None
 
 
 def encode_part(
@@ -154,7 +152,7 @@ def encode_part(
 
 def encode_seal(number: int, seal: Seal) -> bytes:
     payload = _SEAL.pack(seal.part_count, seal.count)
-    return _encode_record(number, SEAL, 0, 0, 0, "", len(payload), value(payload)) + payload
+    return _encode_record(number, SEAL, 0, 0, 0, "", len(payload), crc32c(payload)) + payload
 
 
 def _encode_record(
@@ -162,7 +160,7 @@ def _encode_record(
 ) -> bytes:
     name = topic.encode()
     rest = _RECORD.pack(size, crc, kind, flags, part, count, len(name)) + name
-    return RECORD_MAGIC + _crc(number.to_bytes(8, "big") + rest) + rest
+    return checked(RECORD_MAGIC, rest, number.to_bytes(8, "big"))
 
 
 @record
@@ -181,24 +179,14 @@ class Record:
 
 def decode_record(data: bytes, number: int) -> Record | None:
     """The record that ``data`` begins with, None if its head is damaged or cut."""
-    if len(data) < RECORD_SIZE or data[:4] != RECORD_MAGIC:
+    if len(data) < RECORD_SIZE:
         return None
     size, crc, kind, flags, part, count, topic_size = _RECORD.unpack_from(data, 8)
     end = RECORD_SIZE + topic_size
-    if len(data) < end or _crc(number.to_bytes(8, "big") + data[8:end]) != data[4:8]:
+    if not is_checked(data, RECORD_MAGIC, end, number.to_bytes(8, "big")):
         return None
     topic = data[RECORD_SIZE:end].decode("ascii", "replace")
     return Record(size, crc, kind, flags, part, count, topic, end)
-
-
-def _crc(data: bytes) -> bytes:
-    crc: int = value(data)
-    return crc.to_bytes(4, "big")
-
-
-def crc_of(body: bytes) -> int:
-    crc: int = extend(0, body)
-    return crc
 
 
 class StagingStore:
@@ -242,7 +230,7 @@ class StagingStore:
         """The body of a part; CorruptError if it is not what was staged."""
         path = self.path(number)
         body = self.files.pread(path, part.offset, part.size, True) or b""
-        if len(body) != part.size or crc_of(body) != part.crc:
+        if len(body) != part.size or crc32c(body) != part.crc:
             raise CorruptError(f"{path}: part {part.part} at {part.offset} is damaged")
         return body
 
@@ -277,7 +265,7 @@ class StagingStore:
         data = self.files.pread(path, start, SEAL_SIZE, True) or b"" if start > 0 else b""
         record = decode_record(data, number)
         payload = data[RECORD_SIZE:]
-        if record is None or record.kind != SEAL or crc_of(payload) != record.crc:
+        if record is None or record.kind != SEAL or crc32c(payload) != record.crc:
             return None
         return Seal(*_SEAL.unpack(payload)) if len(payload) == _SEAL.size else None
 
@@ -337,7 +325,7 @@ class StagingStore:
                 )
             elif record.kind == SEAL:
                 payload = self.files.pread(path, offset, record.size, True) or b""
-                if record.size != _SEAL.size or crc_of(payload) != record.crc:
+                if record.size != _SEAL.size or crc32c(payload) != record.crc:
                     break
                 found.seal = Seal(*_SEAL.unpack(payload))
             at = offset + record.size

@@ -87,16 +87,14 @@ class StagingNotes:
             return
         data = self.files.read(self.path)
         self._size, self.whole = len(data), True
-        bad_at = -1
-        for at, kind, payload in records(data):
-            if payload is None:
-                self.whole, bad_at = False, at
+        for found in records(data):
+            if found.payload is not None:
+                self._apply(found.kind, json.loads(found.payload))
                 continue
+            self.whole = False
             # A power cut leaves a short end, or zeros.
-            if bad_at >= 0 and bytes(16) not in data[bad_at:at]:
+            if not found.torn and bytes(16) not in data[found.start : found.end]:
                 self.damaged = True
-            bad_at = -1
-            self._apply(kind, json.loads(payload))
         if not self.whole:
             with self._lock:
                 self._on = False

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import cramjam
-import google_crc32c
 
+from penstock.core.crc32c import crc32c
 from penstock.errors import StreamError
 
 UNPACKED_SIZE_MAX = 256 << 10
@@ -193,7 +193,7 @@ class Snappy:
 
 
 def masked_crc(block: bytes) -> int:
-    crc: int = google_crc32c.value(block)
+    crc = crc32c(block)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

@@ -21,7 +21,7 @@ from penstock.engine.deferred.piece import Piece, Primed, read_piece
 from penstock.engine.deferred.slot import SlotFile, SlotTable
 from penstock.engine.deferred.syncer import SlotSync
 from penstock.engine.deferred.writer import NEAR_NS
-from penstock.storage.slots import HEADER
+from penstock.storage.slots import HEADER_SIZE
 
 LATER_VERSION_LOOK_NS = 60_000_000_000
 
@@ -172,7 +172,7 @@ class SlotLoader:
         file.floor_ns = floor_ns
         file.loading = True
         self._current = file
-        self._offset = HEADER.size
+        self._offset = HEADER_SIZE
         self._end = file.size
 
     def _read(self, file: SlotFile, offset: int, end: int) -> None:
@@ -217,9 +217,9 @@ class SlotLoader:
         lacking = self._counts.missing or self._counts.damaged
         counted = primed.header.counted if primed.header is not None else not lacking
         file.uncounted = stated is None and (lacking or not counted)
-        if primed.header is None and file.size >= HEADER.size:
+        if primed.header is None and file.size >= HEADER_SIZE:
             file.bad_header = True
-            file.bad_size += HEADER.size
+            file.bad_size += HEADER_SIZE
         if stated is not None:
             file.whole_size = stated.whole_size
             file.sure_end = stated.ordinal_end

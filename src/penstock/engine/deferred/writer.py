@@ -24,7 +24,7 @@ from penstock.engine.deferred.counts import SlotCounts
 from penstock.engine.deferred.slot import SlotFile, SlotTable
 from penstock.engine.deferred.syncer import SlotSync
 from penstock.errors import StorageError, UncutError
-from penstock.storage.slots import HEADER, SlotName, new_generation
+from penstock.storage.slots import HEADER_SIZE, SlotName, new_generation
 
 MS = 1_000_000
 MINUTE_MS = 60_000
@@ -342,7 +342,7 @@ class SlotWriter:
 
     def _take_in(self, file: SlotFile, batch: Batch, size: int) -> None:
         base = size - batch.size
-        if base != (file.size or HEADER.size):
+        if base != (file.size or HEADER_SIZE):
             self._seal(file)  # somebody cut or removed it; what is gone is found when it is due
         batch.settle(base)
         file.size = size
