@@ -11,7 +11,7 @@ import pytest
 from penstock.cli.dump import main
 from penstock.core.batches import STAGED
 from penstock.core.crc32c import crc32c
-from penstock.core.slots import Batch
+from penstock.core.slots import SlotBatch
 from penstock.storage import ledger
 from penstock.storage.channel_reader import ChannelReader
 from penstock.storage.files import Files
@@ -175,7 +175,7 @@ def test_a_slot_file_and_its_checkpoints_are_told(
 ) -> None:
     name = SlotName(1_800_000_000_000, 60_000, 7)
     store = SlotStore(Files(), str(tmp_path))
-    records = Batch(name.number)
+    records = SlotBatch(name.number)
     due_ns = 1_800_000_001_000_000_000
     records.add(0, b"orders", 0xAB, b"hello", due_ns - 5, due_ns, 1)
     store.append(name, records.packed(), fresh=True)

@@ -11,10 +11,10 @@ PARTIAL: Final = 1
 BAD_HEADER: Final = 2
 BAD_PAYLOAD: Final = 3
 
-Batch = tuple[int, int, int, int, int, int, int]
+ScannedBatch = tuple[int, int, int, int, int, int, int]
 
 class ScanResult:
-    batches: list[Batch]
+    batches: list[ScannedBatch]
     stop: int
     reason: int
     size: int

@@ -49,7 +49,7 @@ cdef inline int64_t floor_us(int64_t time_ns) noexcept nogil:
     return time_us - 1 if time_ns % 1000 < 0 else time_us
 
 
-cdef struct Span:
+cdef struct BatchSpan:
     # One batch, and which of its messages are wanted: ``skip`` are not, then ``count`` are.
     Py_ssize_t start
     Py_ssize_t payload_end
@@ -74,7 +74,7 @@ cdef struct Target:
 
 
 cdef bint read_header(const unsigned char* p, Py_ssize_t offset, Py_ssize_t size, int64_t start,
-                      int64_t end, Span* span) noexcept nogil:
+                      int64_t end, BatchSpan* span) noexcept nogil:
     # Take a batch's header apart; whether there is a whole batch at ``offset``.
     cdef const unsigned char* at = p + offset
     cdef int64_t payload, first, last
@@ -97,7 +97,7 @@ cdef bint read_header(const unsigned char* p, Py_ssize_t offset, Py_ssize_t size
     return True
 
 
-cdef bint copy_span(Span* span, Target* target) noexcept nogil:
+cdef bint copy_span(BatchSpan* span, Target* target) noexcept nogil:
     # Copy what is wanted of a batch; False if its frames are not what its header says.
     cdef const unsigned char* at = span.frames
     cdef int64_t frame, i, stop = span.skip + span.count
@@ -147,7 +147,7 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize
     cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = offset, count = 0, body_size = 0, stop
     cdef int64_t next = start
-    cdef Span span
+    cdef BatchSpan span
     cdef Target target
     cdef Columns columns
     cdef bint good = True
@@ -184,7 +184,7 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize
     return columns
 
 
-cdef bint checked(const unsigned char* p, Span* span) noexcept nogil:
+cdef bint checked(const unsigned char* p, BatchSpan* span) noexcept nogil:
     return extend_crc(0, p + span.start, span.payload_end - span.start) == span.crc
 
 

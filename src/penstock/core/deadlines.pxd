@@ -2,13 +2,13 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t
 
 
 
-cdef struct Due:
+cdef struct Deadline:
     int64_t deadline_ns
     int32_t item
 
 
 cdef class DeadlineQueue:
-    cdef Due* heap
+    cdef Deadline* heap
     cdef Py_ssize_t size
     cdef Py_ssize_t capacity
     cdef int32_t* places

@@ -82,7 +82,7 @@ cdef class DeadlineQueue:
                 self._grow_heap()
             place = self.size
             self.size += 1
-            self.heap[place] = Due(deadline_ns, item)
+            self.heap[place] = Deadline(deadline_ns, item)
             self.places[item] = <int32_t>place
             self.sift_up(place)
         elif deadline_ns < self.heap[place].deadline_ns:
@@ -95,7 +95,7 @@ cdef class DeadlineQueue:
 
     cdef void drop(self, int32_t item) noexcept:
         cdef Py_ssize_t place
-        cdef Due last
+        cdef Deadline last
         if not self.holds(item):
             return
         place = self.places[item]
@@ -112,7 +112,7 @@ cdef class DeadlineQueue:
             self.sift_down(place)
 
     cdef void sift_up(self, Py_ssize_t place) noexcept:
-        cdef Due due = self.heap[place]
+        cdef Deadline due = self.heap[place]
         cdef Py_ssize_t parent
         while place:
             parent = (place - 1) // 4
@@ -125,7 +125,7 @@ cdef class DeadlineQueue:
         self.places[due.item] = <int32_t>place
 
     cdef void sift_down(self, Py_ssize_t place) noexcept:
-        cdef Due due = self.heap[place]
+        cdef Deadline due = self.heap[place]
         cdef Py_ssize_t child, best, last
         while True:
             child = 4 * place + 1
@@ -148,7 +148,7 @@ cdef class DeadlineQueue:
 
     cdef int _grow_heap(self) except -1:
         cdef Py_ssize_t capacity = max(16, self.capacity * 2)
-        cdef Due* heap = <Due*>PyMem_Realloc(self.heap, capacity * sizeof(Due))
+        cdef Deadline* heap = <Deadline*>PyMem_Realloc(self.heap, capacity * sizeof(Deadline))
         if heap == NULL:
             raise MemoryError
         self.heap = heap

@@ -1,5 +1,5 @@
 # Parts of a staging (R19): many messages in one body, checked when it comes and made into frames
-# when it is published.  Deferred ones become records of slot files: see Batch.add_rows.
+# when it is published.  Deferred ones become records of slot files: see SlotBatch.add_rows.
 #
 #     plain:     count u32 | (size u32, body) ...                the body of MPUB, without its size
 #     deferred:  count u32 | (due_ns i64, size u32, body) ...

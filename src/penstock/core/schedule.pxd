@@ -4,7 +4,7 @@ from penstock.core.tally cimport Tallies
 
 
 # One deferred message that is near: where it lies and when it is due.  32 bytes, no Python object.
-cdef struct Entry:
+cdef struct NearEntry:
     int64_t due_ns
     int64_t offset
     uint32_t ordinal
@@ -41,19 +41,19 @@ cdef class Slot:
 
 
 cdef class Taken:
-    cdef Entry* items
+    cdef NearEntry* items
     cdef readonly Py_ssize_t count
     cdef list slots
     cdef Tallies tallies
 
 
 cdef class Schedule:
-    cdef Entry* items
+    cdef NearEntry* items
     cdef readonly Py_ssize_t count
     cdef Py_ssize_t room
     cdef readonly Py_ssize_t count_max
     cdef readonly bint limited
-    cdef Entry limit
+    cdef NearEntry limit
     cdef list slots
     cdef list free_places
     cdef readonly list fallen
@@ -61,7 +61,7 @@ cdef class Schedule:
 
     cdef uint32_t place_of(self, Slot slot) except? 0
     cdef int resize(self, Py_ssize_t room) except -1
-    cdef int push(self, Entry entry) except -1
+    cdef int push(self, NearEntry entry) except -1
     cdef void pop_top(self) noexcept
     cdef void sift_up(self, Py_ssize_t at) noexcept
     cdef void sift_down(self, Py_ssize_t at) noexcept

@@ -24,7 +24,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memset
 
-from penstock.core.slots cimport Due, Record, Records, parse
+from penstock.core.slots cimport Due, SlotRecord, SlotRecords, parse
 from penstock.core.tally cimport Tallies
 
 NEVER = 0x7FFFFFFFFFFFFFFF
@@ -104,7 +104,7 @@ cdef class Slot:
         self.place = -1
 
 
-cdef inline bint earlier(Entry* a, Entry* b) noexcept nogil:
+cdef inline bint earlier(NearEntry* a, NearEntry* b) noexcept nogil:
     if a.due_ns != b.due_ns:
         return a.due_ns < b.due_ns
     if a.slot != b.slot:
@@ -113,17 +113,17 @@ cdef inline bint earlier(Entry* a, Entry* b) noexcept nogil:
 
 
 cdef int by_place(const void* a, const void* b) noexcept nogil:
-    cdef Entry* x = <Entry*>a
-    cdef Entry* y = <Entry*>b
+    cdef NearEntry* x = <NearEntry*>a
+    cdef NearEntry* y = <NearEntry*>b
     if x.slot != y.slot:
         return -1 if x.slot < y.slot else 1
     return -1 if x.offset < y.offset else 1
 
 
-cdef void select(Entry* items, Py_ssize_t count, Py_ssize_t keep) noexcept nogil:
+cdef void select(NearEntry* items, Py_ssize_t count, Py_ssize_t keep) noexcept nogil:
     # Reorders so that the ``keep`` earliest come first (quickselect, middle element as pivot).
     cdef Py_ssize_t low = 0, high = count - 1, i, j
-    cdef Entry pivot
+    cdef NearEntry pivot
     while low < high:
         pivot = items[(low + high) // 2]
         i = low
@@ -157,7 +157,7 @@ cdef class Taken:
         cdef int64_t start, stop
         cdef list found = []
         if self.count > 1:
-            qsort(self.items, self.count, sizeof(Entry), by_place)
+            qsort(self.items, self.count, sizeof(NearEntry), by_place)
         while i < self.count:
             first = i
             start = self.items[i].offset
@@ -186,7 +186,7 @@ cdef class Taken:
         cdef Py_ssize_t i, at
         cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        cdef Entry* entry
+        cdef NearEntry* entry
         cdef Due due
         cdef list void = [], damaged = []
         if not 0 <= first <= end <= self.count or len(out) < self.count:
@@ -248,15 +248,15 @@ cdef class Schedule:
         self.free_places.append(slot.place)
         slot.place = -1
 
-    def index(self, Slot slot, Records records):
+    def index(self, Slot slot, SlotRecords records):
         """Count what was not counted yet, and take in what is near; returns what has fired already.
 
         The latter are (ordinal, topic, instance) of records whose origins were found in a topic log
         after a restart.
         """
         cdef Py_ssize_t i
-        cdef Record* record
-        cdef Entry entry
+        cdef SlotRecord* record
+        cdef NearEntry entry
         cdef list fired = []
         cdef bint done
         cdef Bits known = slot.known
@@ -313,7 +313,7 @@ cdef class Schedule:
         cdef Py_ssize_t room = min(count_max, self.count)
         taken.slots = self.slots
         taken.tallies = self.tallies
-        taken.items = <Entry*>malloc(max(1, room) * sizeof(Entry))
+        taken.items = <NearEntry*>malloc(max(1, room) * sizeof(NearEntry))
         if taken.items == NULL:
             raise MemoryError
         while taken.count < room and self.items[0].due_ns <= until_ns:
@@ -348,7 +348,7 @@ cdef class Schedule:
 
     def retry(self, Slot slot, Due due, int64_t due_ns):
         """A message that was taken could not be fired: it is taken again at ``due_ns``."""
-        cdef Entry entry
+        cdef NearEntry entry
         entry.due_ns = max(due.due_ns, due_ns)
         entry.offset = due.offset
         entry.ordinal = due.ordinal
@@ -386,14 +386,14 @@ cdef class Schedule:
         return groups
 
     cdef int resize(self, Py_ssize_t room) except -1:
-        cdef Entry* items = <Entry*>realloc(self.items, room * sizeof(Entry))
+        cdef NearEntry* items = <NearEntry*>realloc(self.items, room * sizeof(NearEntry))
         if items == NULL:
             raise MemoryError
         self.items = items
         self.room = room
         return 0
 
-    cdef int push(self, Entry entry) except -1:
+    cdef int push(self, NearEntry entry) except -1:
         if self.count >= self.count_max:
             self.shrink()
         if self.count >= self.room:
@@ -410,7 +410,7 @@ cdef class Schedule:
             self.sift_down(0)
 
     cdef void sift_up(self, Py_ssize_t at) noexcept:
-        cdef Entry entry = self.items[at]
+        cdef NearEntry entry = self.items[at]
         cdef Py_ssize_t parent
         while at:
             parent = (at - 1) >> 1
@@ -421,7 +421,7 @@ cdef class Schedule:
         self.items[at] = entry
 
     cdef void sift_down(self, Py_ssize_t at) noexcept:
-        cdef Entry entry = self.items[at]
+        cdef NearEntry entry = self.items[at]
         cdef Py_ssize_t child = 2 * at + 1
         while child < self.count:
             if child + 1 < self.count and earlier(&self.items[child + 1], &self.items[child]):

@@ -2,17 +2,17 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 
 # What is known of one record without its body.
-cdef struct Record:
+cdef struct SlotRecord:
     int64_t due_ns
-    int64_t offset        # from the start of the bytes it was found in, plus Records.base
+    int64_t offset        # from the start of the bytes it was found in, plus SlotRecords.base
     uint64_t instance
     int64_t stamp
     uint32_t ordinal
     uint32_t size
 
 
-cdef class Records:
-    cdef Record* items
+cdef class SlotRecords:
+    cdef SlotRecord* items
     cdef readonly Py_ssize_t count
     cdef Py_ssize_t room
     cdef readonly int64_t base
@@ -29,7 +29,7 @@ cdef class Records:
     cdef str topic_at(self, Py_ssize_t i)
 
 
-cdef class Batch(Records):
+cdef class SlotBatch(SlotRecords):
     cdef readonly int64_t number
     cdef uint8_t* buffer
     cdef readonly Py_ssize_t size

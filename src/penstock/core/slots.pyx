@@ -61,7 +61,7 @@ cdef str decode_topic(const uint8_t* p):
     return topic
 
 
-cdef class Records:
+cdef class SlotRecords:
     """Records found in ``data``, which starts at offset ``base`` of its file."""
 
     def __cinit__(self):
@@ -72,10 +72,10 @@ cdef class Records:
 
     cdef int reserve(self, Py_ssize_t count) except -1 nogil:
         cdef Py_ssize_t room
-        cdef Record* items
+        cdef SlotRecord* items
         if count > self.room:
             room = max(count, self.room * 2, 16)
-            items = <Record*>realloc(self.items, room * sizeof(Record))
+            items = <SlotRecord*>realloc(self.items, room * sizeof(SlotRecord))
             if items == NULL:
                 with gil:
                     raise MemoryError
@@ -103,7 +103,7 @@ cdef class Records:
         ]
 
 
-cdef class Batch(Records):
+cdef class SlotBatch(SlotRecords):
     """Records on their way into the slot file ``number``."""
 
     def __init__(self, int64_t number):
@@ -174,7 +174,7 @@ cdef class Batch(Records):
         memcpy(p + SLOT_HEADER, PyBytes_AS_STRING(topic), topic_size)
         memcpy(p + SLOT_HEADER + topic_size, PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body))
         store_u32(p + SLOT_CRC, header_crc(p, self.number))
-        self.items[self.count] = Record(due_ns, self.size, instance, stamp, ordinal, <uint32_t>size)
+        self.items[self.count] = SlotRecord(due_ns, self.size, instance, stamp, ordinal, <uint32_t>size)
         self.count += 1
         self.size += size
         return 0
@@ -212,7 +212,7 @@ def scan(bytes data not None, int64_t base, int64_t end, int64_t number):
     by the end of ``data`` is left to the next call, a body is stepped over.  Damage is searched
     through for the next good header; what no good record follows is torn, not corrupt.
     """
-    cdef Records found = Records()
+    cdef SlotRecords found = SlotRecords()
     cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
     found.base = base
@@ -223,7 +223,7 @@ def scan(bytes data not None, int64_t base, int64_t end, int64_t number):
 
 
 cdef int scan_into(
-    Records found, const uint8_t* start, Py_ssize_t size, int64_t end, int64_t number
+    SlotRecords found, const uint8_t* start, Py_ssize_t size, int64_t end, int64_t number
 ) except -1 nogil:
     cdef Py_ssize_t at = 0, bad_at = -1
     cdef bint last = found.base + size >= end
@@ -241,7 +241,7 @@ cdef int scan_into(
                 bad_at = -1
             record_size = load_u32(p + SLOT_SIZE)
             found.reserve(found.count + 1)
-            found.items[found.count] = Record(
+            found.items[found.count] = SlotRecord(
                 load_i64(p + SLOT_DUE), at, load_u64(p + SLOT_INSTANCE), load_i64(p + SLOT_STAMP),
                 load_u32(p + SLOT_ORDINAL), record_size,
             )

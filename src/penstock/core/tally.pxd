@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 
-cdef class Tally:
+cdef class InstanceTally:
     cdef readonly int64_t void_before
     cdef readonly int64_t count
     cdef int64_t newest
@@ -18,7 +18,7 @@ cdef class Tallies:
     cdef readonly int64_t total
     cdef Py_ssize_t sweep_at
     cdef uint64_t last_instance
-    cdef Tally last
+    cdef InstanceTally last
 
-    cdef Tally tally(self, uint64_t instance)
+    cdef InstanceTally tally(self, uint64_t instance)
     cdef int change(self, uint64_t instance, int64_t due_ns, int64_t stamp, int64_t step) except -1

@@ -18,7 +18,7 @@ from libc.stdint cimport int64_t, uint64_t
 cdef int64_t HOUR_NS = 3_600_000_000_000
 
 
-cdef class Tally:
+cdef class InstanceTally:
     """The counts of one topic instance."""
 
     def __init__(self, int64_t void_before):
@@ -100,21 +100,21 @@ cdef class Tallies:
         self.tallies = {}
         self.sweep_at = 1000
 
-    cdef Tally tally(self, uint64_t instance):
-        cdef Tally tally
+    cdef InstanceTally tally(self, uint64_t instance):
+        cdef InstanceTally tally
         if self.last is not None and self.last_instance == instance:
             return self.last
         tally = self.tallies.get(instance)
         if tally is None:
             if len(self.tallies) >= self.sweep_at:
                 self.sweep()
-            tally = self.tallies[instance] = Tally(self.void_before(instance))
+            tally = self.tallies[instance] = InstanceTally(self.void_before(instance))
         self.last = tally
         self.last_instance = instance
         return tally
 
     cdef int change(self, uint64_t instance, int64_t due_ns, int64_t stamp, int64_t step) except -1:
-        cdef Tally tally = self.tally(instance)
+        cdef InstanceTally tally = self.tally(instance)
         if stamp >= tally.void_before:
             tally.change(due_ns, stamp, step)
             self.total += step
@@ -125,7 +125,7 @@ cdef class Tallies:
         self.tallies = {
             instance: tally
             for instance, tally in self.tallies.items()
-            if (<Tally>tally).count or (<Tally>tally).cuts
+            if (<InstanceTally>tally).count or (<InstanceTally>tally).cuts
         }
         self.last = None
         self.sweep_at = 1000 + 2 * len(self.tallies)
@@ -137,11 +137,11 @@ cdef class Tallies:
         self.change(instance, due_ns, stamp, -1)
 
     def count(self, uint64_t instance):
-        cdef Tally tally = self.tallies.get(instance)
+        cdef InstanceTally tally = self.tallies.get(instance)
         return 0 if tally is None else tally.count
 
     def before(self, uint64_t instance, int64_t stamp):
-        cdef Tally tally = self.tallies.get(instance)
+        cdef InstanceTally tally = self.tallies.get(instance)
         return 0 if tally is None else tally.before(stamp)
 
     def void_stamp(self, uint64_t instance):
@@ -149,7 +149,7 @@ cdef class Tallies:
         return self.tally(instance).void_before
 
     def cut(self, uint64_t instance, int64_t stamp, bint counted):
-        cdef Tally tally = self.tally(instance)
+        cdef InstanceTally tally = self.tally(instance)
         if counted and len(tally.cuts) >= 16:
             tally.prune()
         tally.cut(stamp)
@@ -161,7 +161,7 @@ cdef class Tallies:
 
     def due_hours(self, uint64_t instance):
         """Pending messages of one instance by the hour in which they fall due."""
-        cdef Tally tally = self.tallies.get(instance)
+        cdef InstanceTally tally = self.tallies.get(instance)
         cdef dict total = {}
         for hours in tally.hours if tally is not None else ():
             for hour, count in (<dict>hours).items():
@@ -172,7 +172,7 @@ cdef class Tallies:
         """Pending messages by the hour (since 1970, UTC) in which they fall due."""
         cdef dict total = {}
         for tally in self.tallies.values():
-            for hours in (<Tally>tally).hours:
+            for hours in (<InstanceTally>tally).hours:
                 for hour, count in (<dict>hours).items():
                     total[hour] = total.get(hour, 0) + count
         return dict(sorted(total.items()))

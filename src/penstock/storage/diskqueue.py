@@ -49,7 +49,7 @@ class Meta(NamedTuple):
     write_offset: int
 
 
-class Record(NamedTuple):
+class QueuedMessage(NamedTuple):
     """A message in a file: where its body is, and what stands before it."""
 
     offset: int
@@ -60,7 +60,7 @@ class Record(NamedTuple):
 
 
 @record
-class Extent:
+class QueueExtent:
     """The part of a file to be read; from ``vouched_end`` on no meta file vouches for it."""
 
     path: str
@@ -70,7 +70,7 @@ class Extent:
 
 
 @record
-class Damage:
+class QueueDamage:
     """Bytes of a file that are not taken, and why.  A size of 0: nobody knows how many."""
 
     path: str
@@ -101,8 +101,8 @@ class Plan:
     """What to read of a queue."""
 
     meta: Meta | None = None
-    extents: list[Extent] = field(default_factory=list)
-    damage: list[Damage] = field(default_factory=list)
+    extents: list[QueueExtent] = field(default_factory=list)
+    damage: list[QueueDamage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -151,7 +151,7 @@ def plan_queue(files: Files, queue: Queue, *, salvage: bool = True) -> Plan:
         plan.meta = parse_meta(data)
         if plan.meta is None:
             what = "meta file cannot be understood"
-            plan.damage.append(Damage(queue.meta_path, 0, len(data), what))
+            plan.damage.append(QueueDamage(queue.meta_path, 0, len(data), what))
     if plan.meta is not None:
         _plan_by_meta(files, queue, plan, plan.meta, salvage)
     elif queue.numbers:
@@ -198,10 +198,10 @@ def _add_extent(
     if vouched_end > size or start > size:
         missing = max(vouched_end, start) - size
         what = f"{missing} bytes missing at the end"
-        plan.damage.append(Damage(path, size, missing, what))
+        plan.damage.append(QueueDamage(path, size, missing, what))
     end = size if salvage else min(size, vouched_end)
     if start < end:
-        plan.extents.append(Extent(path, start, end, min(vouched_end, end)))
+        plan.extents.append(QueueExtent(path, start, end, min(vouched_end, end)))
 
 
 def _note_missing(queue: Queue, plan: Plan, meta: Meta) -> None:
@@ -214,13 +214,13 @@ def _note_missing(queue: Queue, plan: Plan, meta: Meta) -> None:
     for number in [*present, last + 1]:
         if number > expected:
             what = f"{number - expected} files missing, from number {expected} on"
-            plan.damage.append(Damage(queue.path(expected), 0, 0, what))
+            plan.damage.append(QueueDamage(queue.path(expected), 0, 0, what))
         expected = number + 1
 
 
 def records(
-    files: Files, extent: Extent, damage: list[Damage], msg_size_max: int = MSG_SIZE_MAX
-) -> Iterator[Record]:
+    files: Files, extent: QueueExtent, damage: list[QueueDamage], msg_size_max: int = MSG_SIZE_MAX
+) -> Iterator[QueuedMessage]:
     """The messages of an extent, in order; what ends it early is added to ``damage``.  Blocking.
 
     Bodies are stepped over: one reads them by offset.
@@ -246,11 +246,11 @@ def records(
         if at >= extent.vouched_end and _ID.fullmatch(id) is None:
             damage.append(_stop(extent, at, "no message"))
             return
-        yield Record(at + _RECORD.size, length - HEAD_SIZE, timestamp_ns, attempts, id)
+        yield QueuedMessage(at + _RECORD.size, length - HEAD_SIZE, timestamp_ns, attempts, id)
         at += 4 + length
 
 
-def _read_block(files: Files, extent: Extent, at: int, damage: list[Damage]) -> bytes:
+def _read_block(files: Files, extent: QueueExtent, at: int, damage: list[QueueDamage]) -> bytes:
     # A block that comes short is told here, so that the caller has nothing to add.
     size = min(BLOCK_SIZE, extent.end - at)
     try:
@@ -263,8 +263,8 @@ def _read_block(files: Files, extent: Extent, at: int, damage: list[Damage]) -> 
     return block
 
 
-def _stop(extent: Extent, at: int, what: str) -> Damage:
-    return Damage(extent.path, at, extent.end - at, what)
+def _stop(extent: QueueExtent, at: int, what: str) -> QueueDamage:
+    return QueueDamage(extent.path, at, extent.end - at, what)
 
 
 def _short_what(rest: bytes, length_max: int) -> str:

@@ -33,7 +33,7 @@ from penstock.storage.survey import BadBytes, Walk, decode_ordinals
 from penstock.storage.text import body_of, short, signed, time_of
 
 if TYPE_CHECKING:
-    from penstock.core.batches import Batch
+    from penstock.core.batches import ScannedBatch
 
 _RECORDS = {
     journal.TOPIC: "topic",
@@ -83,7 +83,7 @@ class _Printer(Walk):
     out: TextIO
     brief: bool
 
-    def saw_batch(self, offset: int, piece: bytes, batch: Batch) -> None:
+    def saw_batch(self, offset: int, piece: bytes, batch: ScannedBatch) -> None:
         first, count, start, end, append_ns, slot, flags = batch
         publish_ns = signed(piece[start - 16 : start - 8])
         ordinals = decode_ordinals(piece[end : end + 4 * count]) if flags & ORIGINS else []

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from penstock.errors import CorruptError, LockedError, StorageError
 from penstock.storage.datapath import DataPath
-from penstock.storage.diskqueue import MSG_SIZE_MAX, Damage, Queue, find_queues, plan_queue
+from penstock.storage.diskqueue import MSG_SIZE_MAX, Queue, QueueDamage, find_queues, plan_queue
 from penstock.storage.files import Files
 from penstock.storage.import_report import ImportReport
 from penstock.storage.import_topic import (
@@ -49,7 +49,7 @@ class Source:
     """What a Go nsqd's data path holds."""
 
     topics: dict[str, SourceTopic] = field(default_factory=dict)
-    damage: list[Damage] = field(default_factory=list)
+    damage: list[QueueDamage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 

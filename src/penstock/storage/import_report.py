@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.storage.diskqueue import Damage
+from penstock.storage.diskqueue import QueueDamage
 
 
 @dataclass
@@ -58,7 +58,7 @@ class ImportReport:
     dry_run: bool = False
     seconds: float = 0.0
     topics: list[TopicReport] = field(default_factory=list)
-    damage: list[Damage] = field(default_factory=list)
+    damage: list[QueueDamage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property

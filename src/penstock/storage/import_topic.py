@@ -31,7 +31,7 @@ from typing import Protocol
 
 from penstock.core.appender import Appender
 from penstock.storage import journal as records_of
-from penstock.storage.diskqueue import MSG_SIZE_MAX, Damage, Plan, records
+from penstock.storage.diskqueue import MSG_SIZE_MAX, Plan, QueueDamage, records
 from penstock.storage.files import Files
 from penstock.storage.import_report import ChannelReport, QueueReport, TopicReport
 from penstock.storage.journal import Journal
@@ -164,7 +164,7 @@ class TopicImport:
         topic: SourceTopic,
         work_files: Files,
         work_folder: str,
-        damage: list[Damage],
+        damage: list[QueueDamage],
         progress: Progress,
         msg_size_max: int = MSG_SIZE_MAX,
     ) -> None:
@@ -288,7 +288,7 @@ class TopicImport:
                 return bodies.read(number, offset, size)
             except OSError as error:
                 what = f"cannot be read: {error.strerror or error}"
-                failed.append(Damage(self._paths[number], offset, size, what))
+                failed.append(QueueDamage(self._paths[number], offset, size, what))
         self._damage.extend(failed)
         return None
 

@@ -29,7 +29,7 @@ from penstock.storage.files import Files
 from penstock.storage.segment import Segment
 
 if TYPE_CHECKING:
-    from penstock.core.batches import Batch
+    from penstock.core.batches import ScannedBatch
 
 # Where a sequential reader stopped, so that its next read starts at the byte.  Each entry saves
 # re-reading up to one stride; losing them all costs nothing else.
@@ -146,7 +146,7 @@ class LogReader:
 
     def _batches(
         self, segment: Segment, index: int, notes: list[Damage]
-    ) -> Iterator[tuple[bytes, Batch]]:
+    ) -> Iterator[tuple[bytes, ScannedBatch]]:
         """All batches that end behind ``index``, with the bytes they lie in; waits."""
         while index < segment.visible.end:
             found = self.find(segment, index, SEEK_SIZE, True, notes)

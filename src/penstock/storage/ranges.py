@@ -23,7 +23,7 @@ from penstock.storage.log_reader import Damage, Found, LogReader, locate, missin
 from penstock.storage.segment import Segment
 
 if TYPE_CHECKING:
-    from penstock.core.batches import Batch
+    from penstock.core.batches import ScannedBatch
     from penstock.storage.files import Files
 
 
@@ -127,13 +127,13 @@ def _cut(
     return memoryview(found.data)[start:stop], reached
 
 
-def _first_of(batch: Batch) -> int:
+def _first_of(batch: ScannedBatch) -> int:
     return batch[0]
 
 
-def _end_of(batch: Batch) -> int:
+def _end_of(batch: ScannedBatch) -> int:
     return batch[0] + batch[1]
 
 
-def _start_of(batch: Batch) -> int:
+def _start_of(batch: ScannedBatch) -> int:
     return batch[2] - BATCH_HEADER_SIZE

@@ -32,7 +32,7 @@ from functools import cached_property
 from typing import NamedTuple, Protocol, cast
 
 from penstock.core.schedule import pack_runs
-from penstock.core.slots import Records, scan
+from penstock.core.slots import SlotRecords, scan
 from penstock.storage.evidence import keep_evidence, set_aside
 from penstock.storage.files import Files
 from penstock.storage.records import FoundRecord, checked, find_records, is_checked
@@ -255,11 +255,11 @@ class SlotStore:
         path = self.path(name.slot_file)
         self.files.write_new(path, self.files.read(path))
 
-    def scan(self, name: SlotName, offset: int, end: int) -> Records:
+    def scan(self, name: SlotName, offset: int, end: int) -> SlotRecords:
         """The records found in the piece of the file at ``offset``."""
         return self.scan_piece(name, offset, end)[0]
 
-    def scan_piece(self, name: SlotName, offset: int, end: int) -> tuple[Records, int]:
+    def scan_piece(self, name: SlotName, offset: int, end: int) -> tuple[SlotRecords, int]:
         """The same, and where the file ends: before ``end`` if it was cut."""
         path = self.path(name.slot_file)
         size = min(self.piece_size, end - offset)
@@ -268,7 +268,7 @@ class SlotStore:
             end = offset + len(data)
         return scan(data, offset, end, name.number), end
 
-    def scan_all(self, name: SlotName) -> Iterator[Records]:
+    def scan_all(self, name: SlotName) -> Iterator[SlotRecords]:
         """All pieces of a file, for tests and dumps."""
         offset, end = HEADER_SIZE, self.size(name)
         while offset < end:

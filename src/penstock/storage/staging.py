@@ -164,7 +164,7 @@ def _encode_record(
 
 
 @record
-class Record:
+class StagingRecord:
     """The head of a record."""
 
     size: int
@@ -177,7 +177,7 @@ class Record:
     head_size: int
 
 
-def decode_record(data: bytes, number: int) -> Record | None:
+def decode_record(data: bytes, number: int) -> StagingRecord | None:
     """The record that ``data`` begins with, None if its head is damaged or cut."""
     if len(data) < RECORD_SIZE:
         return None
@@ -186,7 +186,7 @@ def decode_record(data: bytes, number: int) -> Record | None:
     if not is_checked(data, RECORD_MAGIC, end, number.to_bytes(8, "big")):
         return None
     topic = data[RECORD_SIZE:end].decode("ascii", "replace")
-    return Record(size, crc, kind, flags, part, count, topic, end)
+    return StagingRecord(size, crc, kind, flags, part, count, topic, end)
 
 
 class StagingStore:

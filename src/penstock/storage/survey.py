@@ -27,7 +27,7 @@ from penstock.core.tables import Tally
 from penstock.storage.files import Files
 
 if TYPE_CHECKING:
-    from penstock.core.batches import Batch
+    from penstock.core.batches import ScannedBatch
 
 PIECE_SIZE = 4 * 1024 * 1024
 
@@ -67,7 +67,7 @@ class Walk:
         self.index = 0  # one past the last good batch
         self.base = base
 
-    def keep(self, piece: bytes, at: int, batch: Batch) -> bool:
+    def keep(self, piece: bytes, at: int, batch: ScannedBatch) -> bool:
         first, count, start, end, append_ns, slot, flags = batch
         if first >= self.index_limit:
             return False
@@ -84,7 +84,7 @@ class Walk:
         self.saw_batch(offset, piece, batch)
         return True
 
-    def saw_batch(self, offset: int, piece: bytes, batch: Batch) -> None:
+    def saw_batch(self, offset: int, piece: bytes, batch: ScannedBatch) -> None:
         """A good batch at ``offset``; its own offsets count from the start of ``piece``."""
 
     def saw_bad(self, bad: BadBytes) -> None:

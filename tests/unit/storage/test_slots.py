@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from penstock.core.slots import Batch
+from penstock.core.slots import SlotBatch
 from penstock.storage.slots import (
     HEADER_SIZE,
     SlotName,
@@ -35,7 +35,7 @@ def store() -> SlotStore:
 
 
 def packed(name: SlotName, count: int) -> bytes:
-    batch = Batch(name.number)
+    batch = SlotBatch(name.number)
     for ordinal in range(count):
         batch.add(ordinal, b"orders", 1, b"body %d" % ordinal, 0, name.start_ns, ordinal + 1)
     return batch.packed()

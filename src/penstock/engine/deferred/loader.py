@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.core.schedule import NEVER
-from penstock.core.slots import Records
+from penstock.core.slots import SlotRecords
 from penstock.engine.deferred.counts import SlotCounts
 from penstock.engine.deferred.damage import SlotDamage
 from penstock.engine.deferred.piece import Piece, Primed, read_piece
@@ -227,7 +227,7 @@ class SlotLoader:
         elif file.uncounted:
             file.whole_size = file.size
 
-    def _index(self, file: SlotFile, records: Records, end: int) -> None:
+    def _index(self, file: SlotFile, records: SlotRecords, end: int) -> None:
         table = self._table
         for ordinal, topic, instance in table.schedule.index(file, records):
             self._fired(file, ordinal, topic, instance)
@@ -249,7 +249,7 @@ class SlotLoader:
             self._judge(file)
         self._changed(file)
 
-    def _note_bad(self, file: SlotFile, records: Records) -> None:
+    def _note_bad(self, file: SlotFile, records: SlotRecords) -> None:
         if records.bad_offset >= 0:
             if file.bad_offset < 0:
                 file.bad_offset = records.bad_offset

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.clock import Clock
 from penstock.core.schedule import NEVER, Bits, Schedule, Slot
-from penstock.core.slots import Batch
+from penstock.core.slots import SlotBatch
 from penstock.core.tally import Tallies
 from penstock.core.ticket import Ticket
 from penstock.engine.deferred.counts import Reports
@@ -32,7 +32,7 @@ class SlotFile(Slot):
         self.size = 0  # of what is written; 0 before the first append
         self.synced_size = 0  # how much of it this process has synced
         self.ordinal = 0  # of the next record
-        self.batch: Batch | None = None  # accepted, not yet on its way
+        self.batch: SlotBatch | None = None  # accepted, not yet on its way
         self.ticket: Ticket | None = None
         self.begun = found  # there may be a file on disk
         self.queued = False  # waits for a thread to write it
