@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from penstock.core.appender import Appender
 from penstock.core.ticket import Ticket
@@ -30,8 +30,8 @@ class Scanner:
     def wanted(self) -> int: ...
     @property
     def command_count(self) -> int: ...
-    def __init__(
-        self,
+    def __new__(
+        cls,
         appenders: dict[bytes, Appender],
         on_settled: Callable[[Ticket], None],
         *,
@@ -41,7 +41,7 @@ class Scanner:
         requeue_ms_max: int,
         defer_ms_max: int,
         msg_timeout_max_ns: int,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def buffered_size(self) -> int: ...
     @property

@@ -41,7 +41,7 @@ cdef class Visible:
 cdef class Tables:
     """Where things are in a segment; ascending."""
 
-    def __init__(self):
+    def __cinit__(self):
         self.indexes = array("Q")
         self.offsets = array("Q")
         self.times = array("q")

@@ -21,4 +21,5 @@ cdef class Tallies:
     cdef InstanceTally last
 
     cdef InstanceTally tally(self, uint64_t instance)
+    cdef int sweep(self) except -1
     cdef int change(self, uint64_t instance, int64_t due_ns, int64_t stamp, int64_t step) except -1

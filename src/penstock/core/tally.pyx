@@ -120,7 +120,7 @@ cdef class Tallies:
             self.total += step
         return 0
 
-    def sweep(self):
+    cdef int sweep(self) except -1:
         # Instances come and go; one without counts or cuts is made again from void_before().
         self.tallies = {
             instance: tally
@@ -129,6 +129,7 @@ cdef class Tallies:
         }
         self.last = None
         self.sweep_at = 1000 + 2 * len(self.tallies)
+        return 0
 
     def add(self, uint64_t instance, int64_t due_ns, int64_t stamp):
         self.change(instance, due_ns, stamp, 1)

@@ -42,7 +42,7 @@ cdef enum:
     RUN_COUNT_MAX = 65536   # finished runs kept between two drains before they are merged
     VIEW_SIZE_MIN = 8192
 
-STATE_NAMES = {IN_FLIGHT: "in flight", READY: "ready", DEFERRED: "deferred"}
+cdef dict STATE_NAMES = {IN_FLIGHT: "in flight", READY: "ready", DEFERRED: "deferred"}
 
 
 cdef inline int hex_digit(unsigned char c) noexcept:
