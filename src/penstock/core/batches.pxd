@@ -8,9 +8,10 @@ cdef bytes encode_header(bytes payload, int64_t first, uint32_t count, int64_t a
 
 
 cdef class ScanResult:
+    # (first, count, frames start, frames end, append_ns, slot, flags).
     cdef readonly list batches
-    cdef readonly Py_ssize_t stop
-    cdef readonly int reason
-    cdef readonly Py_ssize_t size
-    cdef readonly int64_t first
-    cdef readonly int64_t count
+    cdef readonly Py_ssize_t stop  # offset after the last good batch
+    cdef readonly int reason       # END, PARTIAL, BAD_HEADER or BAD_PAYLOAD
+    cdef readonly Py_ssize_t size  # bytes of the batch at ``stop``, 0 if its header is bad
+    cdef readonly int64_t first    # its first index
+    cdef readonly int64_t count    # its messages

@@ -29,12 +29,12 @@ STAGED = FLAG_STAGED
 
 # Why a scan stopped.
 END = 0          # at the end of the bytes, after a whole batch
-PARTIAL = 1      # the last batch goes on behind the bytes
+PARTIAL = 1      # the last batch continues after the bytes
 BAD_HEADER = 2   # no batch starts here
-BAD_PAYLOAD = 3  # the header is good; its payload is not
+BAD_PAYLOAD = 3  # the header is good, its payload is not
 
 cdef enum:
-    # Below this a walk is shorter than it takes to get the interpreter's lock back.
+    # Below this a scan takes less time than to get the interpreter's lock back.
     UNLOCKED_SIZE_MIN = 65536
 
 cdef const char* MAGIC = b"PSB1"
@@ -45,7 +45,7 @@ def encode_batch_header(
     bytes payload not None, int64_t first, uint32_t count, int64_t append_ns, int64_t publish_ns,
     int64_t slot=0, uint16_t flags=0,
 ):
-    """The 56 bytes that go before ``payload``; both checksums are filled in."""
+    """The 56 bytes before ``payload``, with both checksums."""
     return encode_header(payload, first, count, append_ns, publish_ns, slot, flags)
 
 
@@ -73,7 +73,7 @@ cdef bytes encode_header(bytes payload, int64_t first, uint32_t count, int64_t a
 
 
 cdef bint header_good(const unsigned char* p) noexcept nogil:
-    # Whether the 56 bytes at p are a batch header: magic, checksum, and fields that can be true.
+    # Whether the 56 bytes at p are a batch header: magic, checksum, and plausible fields.
     cdef int64_t first, count, size
     if memcmp(p, MAGIC, 4) != 0 or load_u32(p + BATCH_CRC) != header_crc(p):
         return False
@@ -106,7 +106,7 @@ cdef int64_t ordinals_size(const unsigned char* header) noexcept nogil:
 
 
 cdef bint payload_good(const unsigned char* header) noexcept nogil:
-    # Whether what follows a good header is what was written.
+    # Whether the payload after a good header is intact.
     cdef const unsigned char* payload = header + BATCH_HEADER
     cdef int64_t size = load_u32(header + BATCH_SIZE), count = load_u32(header + BATCH_COUNT)
     return (extend_crc(0, payload, size) == load_u32(header + BATCH_PAYLOAD_CRC)
@@ -116,7 +116,7 @@ cdef bint payload_good(const unsigned char* header) noexcept nogil:
 cdef Py_ssize_t good_until(
     const unsigned char* p, Py_ssize_t offset, Py_ssize_t size, int64_t index_min
 ) noexcept nogil:
-    # The offset behind the last of the batches that are whole and good one after the other.
+    # The offset after the last batch of the run of good ones that starts at ``offset``.
     cdef Py_ssize_t end
     while size - offset >= BATCH_HEADER:
         if not header_good(p + offset) or load_i64(p + offset + BATCH_FIRST) < index_min:
@@ -130,16 +130,14 @@ cdef Py_ssize_t good_until(
 
 
 cdef class ScanResult:
-    """What a walk over batches found.
+    """The batches that a scan found, where it stopped and why.
 
-    ``batches`` holds (first, count, frames start, frames end, append_ns, slot, flags) each.
-    ``stop`` is the offset behind the last good batch, ``reason`` why the walk ended there.  If
-    the header at ``stop`` is readable, ``size`` is its whole batch's and ``first`` and ``count``
-    are its indexes; otherwise all three are 0.
+    If the header at ``stop`` is good, ``size``, ``first`` and ``count`` are those of its batch;
+    otherwise they are 0.
     """
 
     def spans(self, int64_t index):
-        """The batches that end behind ``index``, as a Block takes them."""
+        """The batches that end after ``index``, as spans of a Block."""
         cdef list spans = []
         cdef tuple batch
         for batch in self.batches:
@@ -149,10 +147,10 @@ cdef class ScanResult:
 
 
 def scan(bytes data not None, Py_ssize_t offset, bint verify, int64_t index_min=0):
-    """Walk the whole batches of ``data`` from ``offset`` on.
+    """Find the whole batches of ``data`` from ``offset`` on.
 
-    With ``verify`` payload checksums are compared and frames walked; headers always are.  A batch
-    that starts below ``index_min`` or below the batch before it ends the walk as a bad header.
+    Headers are always verified, payload checksums and frames with ``verify``.  A batch that starts
+    below ``index_min``, or below the end of the batch before it, counts as a bad header.
     """
     cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data), start, end
@@ -162,9 +160,9 @@ def scan(bytes data not None, Py_ssize_t offset, bint verify, int64_t index_min=
     cdef ScanResult result = ScanResult.__new__(ScanResult)
     cdef list batches = []
     if offset < 0 or offset > size:
-        raise ValueError(f"offset {offset} lies outside of {size} bytes")
+        raise ValueError(f"offset {offset} is outside of {size} bytes")
     if verify and size - offset >= UNLOCKED_SIZE_MIN:
-        # Checksums of a megabyte take as long as fifty requests, which should not wait for them.
+        # Checksums of a megabyte take as long as fifty requests, which must not wait for them.
         with nogil:
             verified = good_until(p, offset, size, index_min)
     result.batches = batches
@@ -200,9 +198,9 @@ def scan(bytes data not None, Py_ssize_t offset, bint verify, int64_t index_min=
 
 
 def resync(bytes data not None, Py_ssize_t offset, int64_t index_min=0):
-    """The offset of the next good batch header at or behind ``offset``, or -1.
+    """The offset of the next good batch header at or after ``offset``, or -1.
 
-    ``index_min`` refuses batches that lie in front of what was read already.
+    ``index_min`` rejects batches from before what was read already.
     """
     cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t last = PyBytes_GET_SIZE(data) - BATCH_HEADER

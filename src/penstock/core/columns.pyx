@@ -1,15 +1,15 @@
-# Between the broker's bytes and Arrow's columns: log batches in, columns out, and the other way a
-# column of bodies in, bodies of MPUB out.
+# Conversion between the broker's bytes and Arrow's columns: log batches to columns, and a column of
+# bodies to MPUB bodies.
 #
-#     log batch     header 56 | frames back to back (core/segment, docs/storage-format.md)
+#     log batch     header 56 | frames back to back (core/layouts.pxd)
 #     Arrow         int64 column:   8 bytes a row, native
 #                   binary column:  count + 1 offsets of 4 bytes, and the values back to back
 #     MPUB body     count u32 | (size u32 | body)...            deferred: (due_ns i64 | size | body)
 #
-# Rule 1: no I/O, no clock.  What comes from the network is checked before it is believed: batches
-#         by their checksums, every frame by its size.
+# Rule 1: no I/O, no clock.  Input from the network is verified: batches by their checksums, every
+#         frame by its size.
 # Rule 2: no Python object a message.  Loops run without the interpreter's lock.
-# Rule 3: only the columns that are asked for cost anything.
+# Rule 3: columns that are not requested cost nothing.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -27,7 +27,7 @@ from penstock.core.layouts cimport (
 
 from penstock.errors import CorruptError
 
-# Columns to decode, to be added up.
+# Columns to decode; flags that can be combined.
 INDEX = 1
 TIMESTAMP = 2
 ID = 4
@@ -44,13 +44,13 @@ cdef enum:
 
 
 cdef inline int64_t floor_us(int64_t time_ns) noexcept nogil:
-    # C divides towards zero, and times before 1970 are not wrong.
+    # Rounds down, also times before 1970: C divides towards zero.
     cdef int64_t time_us = time_ns // 1000
     return time_us - 1 if time_ns % 1000 < 0 else time_us
 
 
 cdef struct BatchSpan:
-    # One batch, and which of its messages are wanted: ``skip`` are not, then ``count`` are.
+    # One batch; ``skip`` messages are left out, the next ``count`` are decoded.
     Py_ssize_t start
     Py_ssize_t payload_end
     const unsigned char* frames
@@ -75,7 +75,7 @@ cdef struct Target:
 
 cdef bint read_header(const unsigned char* p, Py_ssize_t offset, Py_ssize_t size, int64_t start,
                       int64_t end, BatchSpan* span) noexcept nogil:
-    # Take a batch's header apart; whether there is a whole batch at ``offset``.
+    # Decode a batch's header; return whether there is a whole batch at ``offset``.
     cdef const unsigned char* at = p + offset
     cdef int64_t payload, first, last
     if size - offset < BATCH_HEADER or not header_good(at):
@@ -98,7 +98,7 @@ cdef bint read_header(const unsigned char* p, Py_ssize_t offset, Py_ssize_t size
 
 
 cdef bint copy_span(BatchSpan* span, Target* target) noexcept nogil:
-    # Copy what is wanted of a batch; False if its frames are not what its header says.
+    # Copy the requested part of a batch; False if its frames do not match its header.
     cdef const unsigned char* at = span.frames
     cdef int64_t frame, i, stop = span.skip + span.count
     cdef Py_ssize_t row = target.row, size
@@ -129,10 +129,10 @@ cdef bint copy_span(BatchSpan* span, Target* target) noexcept nogil:
 
 
 cdef class Columns:
-    """Rows as Arrow's buffers; None for a column that was not asked for.
+    """Rows as Arrow's buffers; None for a column that was not requested.
 
-    ``index`` and ``timestamp`` (microseconds) are int64, ``id`` and ``body`` go with offsets.
-    ``stop`` is the byte behind the last batch that was decoded, ``next`` the index.
+    ``index`` and ``timestamp`` (microseconds) are int64, ``id`` and ``body`` have offsets.
+    ``stop`` is the offset after the last batch that was decoded, ``next`` the index after it.
     """
 
 
@@ -140,9 +140,9 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize
            Py_ssize_t size_max=COLUMN_SIZE_MAX):
     """The messages of ``data`` with ``start <= index < end`` as columns.
 
-    ``data`` are whole log batches; anything else, or a checksum that is wrong, is a CorruptError.
-    Of them those from byte ``offset`` on are taken, about ``size_max`` bytes and one at least;
-    ``columns.stop`` is where to go on.  Small steps stay in the CPU's cache.
+    ``data`` must be whole log batches; raises CorruptError if it is not, or if a checksum is wrong.
+    Decoding starts at byte ``offset`` and stops after about ``size_max`` bytes, but at least one
+    batch; ``columns.stop`` is where to resume.  Small steps stay in the CPU's cache.
     """
     cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = offset, count = 0, body_size = 0, stop
@@ -152,7 +152,7 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize
     cdef Columns columns
     cdef bint good = True
     if offset < 0 or offset > size or size_max < 0:
-        raise ValueError(f"offset {offset} lies outside of {size} bytes")
+        raise ValueError(f"offset {offset} is outside of {size} bytes")
     stop = min(size, offset + size_max)
     with nogil:
         while good and at < stop:
@@ -179,7 +179,7 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize
     if not good:
         raise CorruptError(f"log batches are damaged at byte {at} of {size}")
     if columns.body is not None and target.size < body_size:
-        # A batch was cut: what its other messages would have needed is too much.
+        # Messages outside of the range were counted too.
         columns.body = columns.body[:target.size]
     return columns
 
@@ -228,8 +228,8 @@ cdef inline Py_ssize_t head_of(Rows* rows) noexcept nogil:
 
 cdef Py_ssize_t fitting(Rows* rows, Py_ssize_t row, Py_ssize_t end, Py_ssize_t room, bint begun,
                         Py_ssize_t* size) noexcept nogil:
-    # The row behind the last whose frame fits into ``room``, and in ``size`` what they take here;
-    # at least one fits unless ``begun``.  A row that cannot be sent gives -1 - row.
+    # The row after the last whose frame fits into ``room``; adds the bytes they take in the body to
+    # ``size``.  Unless ``begun``, the first row always fits.  Returns -1 - row for an invalid row.
     cdef int64_t begin, stop = begin_of(rows, row)
     cdef Py_ssize_t each
     while row < end:
@@ -262,10 +262,10 @@ cdef void pack(Rows* rows, Py_ssize_t row, Py_ssize_t end, unsigned char* to) no
 
 
 cdef class Packer:
-    """Gathers bodies into MPUB bodies of at most ``size_max`` bytes of frames.
+    """Collects bodies into MPUB bodies of at most ``size_max`` bytes of frames.
 
-    Frames, because a part becomes a batch of the log: small bodies are much larger there.  A body
-    that alone is too large makes one of its own: nsqd knows what it accepts, and says so.
+    The limit is on frames because a part becomes a batch of the log, where small bodies take much
+    more room.  A body over the limit is sent alone: nsqd decides whether to accept it.
     """
 
     def __cinit__(self, Py_ssize_t size_max, bint deferred):
@@ -279,11 +279,11 @@ cdef class Packer:
         PyMem_Free(self.buffer)
 
     def add(self, offsets, bint wide, values, Py_ssize_t first, Py_ssize_t count, due_ns=None):
-        """Take ``count`` bodies from row ``first`` on; return those (MPUB body, count) now full.
+        """Add ``count`` bodies from row ``first`` on; return the full ones as (MPUB body, count).
 
-        ``offsets`` and ``values`` are an Arrow binary column's buffers, ``wide`` says that the
-        offsets have 8 bytes.  ``due_ns`` has an int64 for each of the rows 0 to ``first + count``.
-        An empty body is a ValueError, because NSQ has no such messages.
+        ``offsets`` and ``values`` are an Arrow binary column's buffers; ``wide``: offsets have 8
+        bytes.  ``due_ns`` has an int64 for each of the rows 0 to ``first + count``.  Raises
+        ValueError for an empty body, because NSQ has no empty messages.
         """
         cdef Py_buffer at, of, due
         cdef Rows rows
@@ -328,7 +328,7 @@ cdef class Packer:
             row = -stop - 1
             if begin_of(rows, row) == begin_of(rows, row + 1):
                 raise ValueError(f"row {row}: the body is empty, and NSQ has no empty messages")
-            raise ValueError(f"row {row}: its offsets lie outside of the column")
+            raise ValueError(f"row {row}: its offsets are outside of the column")
         self.reserve(size)
         with nogil:
             pack(rows, row, stop, self.buffer + self.size)
@@ -349,7 +349,7 @@ cdef class Packer:
         return 0
 
     def take(self):
-        """The bodies so far as (MPUB body, count), and begin anew; the count may be 0."""
+        """Return the open body as (MPUB body, count) and start a new one; the count may be 0."""
         cdef uint32_t count = self.count
         self.reserve(0)
         store_u32(self.buffer, count)

@@ -1,18 +1,17 @@
-# Deadlines in order: a heap of (deadline, item) whose items can be moved and taken out.
+# A priority queue of deadlines: a heap of (deadline, item) whose items can be moved and removed.
 #
-# Items are small integers (the slot of a message in its window, the number of a channel), so
-# where an item lies in the heap is an array look-up and nothing is allocated per deadline.
+# Items are small integers (the slot of a message in its window, the number of a channel), so an
+# item's place in the heap is an array lookup, and nothing is allocated per deadline.
 #
 # Invariants (check):
 #   1. heap[parent].deadline <= heap[child].deadline
 #   2. places[heap[i].item] == i, and places[item] == -1 for every item that is absent
 #
-# Four children a node, not two: deadlines arrive nearly in order, so an insert is one
-# comparison, and taking the soonest out walks half as many levels.
+# Four children a node, not two: deadlines arrive nearly in order, so an insert is one comparison,
+# and removing the soonest visits half as many levels.
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
-
 
 
 NEVER_NS = INT64_MAX
@@ -41,7 +40,7 @@ cdef class DeadlineQueue:
         self.put(item, deadline_ns)
 
     def remove(self, int32_t item):
-        """Take ``item`` out; nothing happens if it is absent."""
+        """Remove ``item``, if it is there."""
         self.drop(item)
 
     def expire(self, int64_t now_ns, Py_ssize_t count_max):

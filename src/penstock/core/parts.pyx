@@ -1,12 +1,12 @@
-# Parts of a staging (R19): many messages in one body, checked when it comes and made into frames
+# Parts of a staging (R19): many messages in one body, checked on arrival and turned into frames
 # when it is published.  Deferred ones become records of slot files: see SlotBatch.add_rows.
 #
 #     plain:     count u32 | (size u32, body) ...                the body of MPUB, without its size
 #     deferred:  count u32 | (due_ns i64, size u32, body) ...
 #
-# Rule 1: no I/O, no clock.  What is long runs without the interpreter's lock, on a disk thread.
-# Rule 2: `measure` judges bytes of a peer.  Everything else gets what `measure` let pass and was
-#         stored under a checksum, and still never reads past the end.
+# Rule 1: no I/O, no clock.  Long loops run without the interpreter's lock, on a disk thread.
+# Rule 2: `measure` validates bytes from a peer.  The other functions get what it has accepted and
+#         what was stored under a checksum, and still never read past the end.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint64_t
@@ -17,11 +17,11 @@ from penstock.core.layouts cimport FRAME_HEADER, ID_INDEX_BITS
 
 
 def measure(bytes body not None, bint deferred, int64_t size_max, int64_t due_max_ns=0):
-    """How many messages, and how many bytes they have together.
+    """The number of messages, and of bytes in their bodies.
 
-    ValueError says BAD_BODY, BAD_MESSAGE, MSG_TOO_BIG, or INVALID_DEFER for a due time below 0 or
-    behind ``due_max_ns``.  Unlike MPUB's, a body with bytes left over is refused: they would be
-    rows that somebody miscounted.
+    Raises ValueError with BAD_BODY, BAD_MESSAGE, MSG_TOO_BIG, or INVALID_DEFER for a due time below
+    0 or after ``due_max_ns``.  Unlike with MPUB, bytes after the last message are an error: the
+    writer has miscounted its rows.
     """
     cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(body)
     cdef Py_ssize_t at = 4, end = PyBytes_GET_SIZE(body), head = 12 if deferred else 4
@@ -54,7 +54,7 @@ def frames(bytes body not None, int node_id, int64_t first, int64_t timestamp_ns
     cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(body)
     cdef Py_ssize_t end = PyBytes_GET_SIZE(body)
     cdef int64_t count = load_u32(p) if end >= 4 else 0
-    # Each message brings 4 bytes of size and gets a frame's head for them.
+    # Each message has a size of 4 bytes here, and a whole header in its frame.
     cdef Py_ssize_t room = end - 4 + count * (FRAME_HEADER - 4)
     if count < 1 or count > end // 5:
         raise ValueError("BAD_BODY")

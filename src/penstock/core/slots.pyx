@@ -85,7 +85,7 @@ cdef class SlotRecords:
 
     cdef str topic_at(self, Py_ssize_t i):
         if self.data is None:
-            raise ValueError("the records of a batch have no bytes here")
+            raise ValueError("a batch keeps no bytes to read a topic from")
         return decode_topic(<const uint8_t*>PyBytes_AS_STRING(self.data) + self.items[i].offset)
 
     def __len__(self):
@@ -104,7 +104,7 @@ cdef class SlotRecords:
 
 
 cdef class SlotBatch(SlotRecords):
-    """Records on their way into the slot file ``number``."""
+    """Records to be appended to the slot file ``number``."""
 
     def __init__(self, int64_t number):
         self.number = number
@@ -116,7 +116,7 @@ cdef class SlotBatch(SlotRecords):
         self, uint32_t ordinal, bytes topic, uint64_t instance, bytes body,
         int64_t timestamp_ns, int64_t due_ns, int64_t stamp,
     ):
-        """Pack one more record; the size of the batch is bounded by the caller."""
+        """Pack a record; the caller bounds the size of the batch."""
         if topic is None or body is None:
             raise ValueError("a record has a topic and a body")
         self.pack(ordinal, topic, instance, body, timestamp_ns, due_ns, stamp)
@@ -126,10 +126,10 @@ cdef class SlotBatch(SlotRecords):
         bytes topic not None, uint64_t instance, int64_t timestamp_ns, int64_t stamp,
         int64_t start_ns, int64_t end_ns,
     ):
-        """Pack rows of a deferred part (core/parts.pyx) from ``at`` on, while they are due in time.
+        """Pack rows of a deferred part (core/parts.pyx) from ``at`` on while due in this slot.
 
-        That is in [start_ns, end_ns); a row due before ``timestamp_ns`` is due then.  Ordinals and
-        stamps count up.  Returns how many were packed, and where the next row is.
+        That is, in [start_ns, end_ns); a due time before ``timestamp_ns`` counts as that.  Ordinals
+        and stamps increase by one.  Returns how many were packed, and the offset of the next row.
         """
         cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(part)
         cdef Py_ssize_t end = PyBytes_GET_SIZE(part), size
@@ -174,7 +174,8 @@ cdef class SlotBatch(SlotRecords):
         memcpy(p + SLOT_HEADER, PyBytes_AS_STRING(topic), topic_size)
         memcpy(p + SLOT_HEADER + topic_size, PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body))
         store_u32(p + SLOT_CRC, header_crc(p, self.number))
-        self.items[self.count] = SlotRecord(due_ns, self.size, instance, stamp, ordinal, <uint32_t>size)
+        self.items[self.count] = SlotRecord(
+            due_ns, self.size, instance, stamp, ordinal, <uint32_t>size)
         self.count += 1
         self.size += size
         return 0
@@ -198,7 +199,7 @@ cdef class SlotBatch(SlotRecords):
         return PyBytes_FromStringAndSize(<char*>self.buffer, self.size)
 
     def settle(self, int64_t base):
-        """The bytes now lie at offset ``base`` of the file."""
+        """The batch was written at offset ``base`` of the file; its bytes are freed."""
         self.base = base
         free(self.buffer)
         self.buffer = NULL
@@ -208,9 +209,9 @@ cdef class SlotBatch(SlotRecords):
 def scan(bytes data not None, int64_t base, int64_t end, int64_t number):
     """Find the records of slot ``number`` in ``data``, which starts at offset ``base`` of its file.
 
-    ``end`` is where the file ends.  ``next_offset`` of the result is where to read on: a header cut
-    by the end of ``data`` is left to the next call, a body is stepped over.  Damage is searched
-    through for the next good header; what no good record follows is torn, not corrupt.
+    ``end`` is the size of the file.  ``next_offset`` of the result is where to resume: a header cut
+    by the end of ``data`` is left to the next call, a body is skipped.  After bad bytes the next
+    good header is searched for; bad bytes at the end of the file are torn, not corrupt.
     """
     cdef SlotRecords found = SlotRecords()
     cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
@@ -269,7 +270,7 @@ cdef int scan_into(
 
 @cython.freelist(256)
 cdef class Due:
-    """One deferred message whose time has come, or which is held in memory until then (slot 0)."""
+    """A deferred message that is due, or that is held in memory until then (slot 0)."""
 
     def __init__(
         self, int64_t slot, uint32_t ordinal, str topic, uint64_t instance,
@@ -297,16 +298,17 @@ cdef class Due:
 
 
 cdef Due parse(const uint8_t* p, Py_ssize_t room, int64_t number, uint32_t ordinal, int64_t offset):
-    # The message at ``p``; without a body if that is damaged, None if even the header is.
+    # The message at ``p``; without a body if that is damaged, None if the header is.
     cdef Due due
     cdef uint32_t size
+    cdef Py_ssize_t body_at = SLOT_HEADER + p[SLOT_TOPIC_SIZE] if room >= SLOT_HEADER else 0
     cdef bytes body
     if not is_header(p, room, number) or load_u32(p + SLOT_ORDINAL) != ordinal:
         return None
     size = load_u32(p + SLOT_SIZE)
     if size > room:
         return None
-    body = PyBytes_FromStringAndSize(<const char*>p + SLOT_HEADER + p[SLOT_TOPIC_SIZE], size - SLOT_HEADER - p[SLOT_TOPIC_SIZE])
+    body = PyBytes_FromStringAndSize(<const char*>p + body_at, size - body_at)
     if bytes_crc(body) != load_u32(p + SLOT_BODY_CRC):
         body = None
     due = Due.__new__(Due)
@@ -324,7 +326,7 @@ cdef Due parse(const uint8_t* p, Py_ssize_t room, int64_t number, uint32_t ordin
 
 
 def parse_record(bytes data not None, int64_t number, uint32_t ordinal):
-    """The message whose record ``data`` is, or None if it is damaged; for tests and dumps."""
+    """Decode the record ``data``; None if it is damaged; for tests and dumps."""
     cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(data)
     cdef Due due = parse(p, PyBytes_GET_SIZE(data), number, ordinal, 0)
     return None if due is None or due.body is None else due

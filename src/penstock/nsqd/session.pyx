@@ -86,7 +86,7 @@ cdef class Session:
         scanner.take_in(INPUT, data, nbytes)
         if not self.is_stopped():
             self._run()
-        scanner.keep_rest(0)
+        scanner.keep_held(0)
         if scanner.end != scanner.at and not self.is_stopped():
             self._lookout.expect()
         self._hold_back()
