@@ -79,7 +79,7 @@ def test_damage_is_shown_where_it_is(segment: Path, capsys: pytest.CaptureFixtur
     segment.write_bytes(bytes(data))
     assert main([str(segment)]) == 1
     out, err = capsys.readouterr()
-    assert "!!        64  324 bytes are no batch, index 100 up to 110" in out
+    assert "!!        64  324 bytes are not a batch, index 100 up to 110" in out
     assert "batch 110..110" in out
     assert "1 damaged places" in err
 
@@ -112,7 +112,7 @@ def test_a_journal_is_told_record_by_record(
     assert told == [
         "topic released=100 frozen=False paused=True void_stamp=7",
         "channel id=1 name=billing start=100 paused=False defer_stamp=0",
-        "70  bytes that are no record",
+        "70  bytes that are not a record",
         "progress id=1 low=110 runs=[115..119]"
         " marks=[112(attempts=3),113(attempts=1 due=2027-01-15T08:00:00.000000Z)]",
         "gone id=1",
@@ -243,7 +243,9 @@ def test_a_staging_file_is_told_part_by_part(
     path.write_bytes(bytes(data[:-1]))
     assert main([str(path)]) == 1
     out = capsys.readouterr().out
-    assert "the part is damaged" in out and "39 bytes are no record" in out and "not sealed" in out
+    assert (
+        "the part is damaged" in out and "39 bytes are not a record" in out and "not sealed" in out
+    )
 
 
 def test_the_ledger_is_told_record_by_record(

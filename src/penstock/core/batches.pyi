@@ -3,6 +3,8 @@ from typing import Final
 HEADER_SIZE: Final = 64
 BATCH_HEADER_SIZE: Final = 56
 FRAME_SIZE_MIN: Final = 34
+TIMESTAMP_FIELD: Final[slice]
+ID_FIELD: Final[slice]
 INDEX_MAX: Final = 18014398509481984
 ORIGINS: Final = 1
 STAGED: Final = 2

@@ -1,21 +1,21 @@
-# The disk queues of a Go nsqd (go-diskqueue), read and never written.
+# Reader of the disk queues of a Go nsqd (go-diskqueue).
 #
 #     <name>.diskqueue.meta.dat      depth \n readFile,readPos \n writeFile,writePos \n     as text
 #     <name>.diskqueue.%06d.dat      records back to back, big-endian:
 #                                    length i32 | timestamp i64 | attempts u16 | id 16 | body
-#     <file>.bad                     what nsqd gave up; not read
+#     <file>.bad                     discarded by nsqd; not read
 #
-# <name> is a topic, or `topic:channel` (`;` on Windows).  There are no checksums: a length outside
-# of 26 .. max-msg-size + 26 is all there is to know damage by, and behind it the file is lost,
-# because nothing tells where the next record starts.
+# <name> is a topic, or `topic:channel` (`;` on Windows).  There are no checksums: the only sign of
+# damage is a length outside of 26 .. max-msg-size + 26, and everything after it in the file is
+# lost, because the start of the next record is unknown.
 #
-# Rule 1: from readFile,readPos on everything is read that nsqd would read, the bytes behind
-#         writePos included: nsqd writes its meta file every 2,500 messages or 2 s, so after a crash
-#         these are messages it had accepted.
-# Rule 2: with `salvage` also what nsqd would overwrite: files behind the write file, and files
-#         without a meta file.  At least once, never less; some of it may have been finished.
-# Rule 3: what no meta file vouches for must at least have an id of 16 hex digits.
-# Rule 4: memory is one block, however large a file or a record is.
+# Rule 1: everything from readFile,readPos on is read that nsqd would read, and the bytes after
+#         writePos: nsqd writes its meta file every 2,500 messages or 2 s, so after a crash these
+#         are messages it had accepted.
+# Rule 2: with `salvage`, what nsqd would overwrite is read too: files after the write file, and
+#         files without a meta file.  Delivery is at least once; some of it may have been finished.
+# Rule 3: records that no meta file covers must at least have an id of 16 hex digits.
+# Rule 4: memory use is one block, for any size of files and records.
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ID = re.compile(rb"[0-9a-f]{16}")
 
 
 class Meta(NamedTuple):
-    """What a meta file says."""
+    """The contents of a meta file."""
 
     depth: int
     read_file: int
@@ -50,7 +50,7 @@ class Meta(NamedTuple):
 
 
 class QueuedMessage(NamedTuple):
-    """A message in a file: where its body is, and what stands before it."""
+    """A message in a file: the place of its body, and its header."""
 
     offset: int
     body_size: int
@@ -61,7 +61,7 @@ class QueuedMessage(NamedTuple):
 
 @record
 class QueueExtent:
-    """The part of a file to be read; from ``vouched_end`` on no meta file vouches for it."""
+    """The part of a file to read; from ``vouched_end`` on, no meta file covers it."""
 
     path: str
     start: int
@@ -71,7 +71,7 @@ class QueueExtent:
 
 @record
 class QueueDamage:
-    """Bytes of a file that are not taken, and why.  A size of 0: nobody knows how many."""
+    """Bytes of a file that are not imported, and why.  A size of 0: unknown."""
 
     path: str
     offset: int
@@ -81,7 +81,7 @@ class QueueDamage:
 
 @dataclass
 class Queue:
-    """The files of one queue, by what their names say."""
+    """The files of one queue, found by name."""
 
     name: str
     folder: str
@@ -98,7 +98,7 @@ class Queue:
 
 @dataclass
 class Plan:
-    """What to read of a queue."""
+    """The parts of a queue to read."""
 
     meta: Meta | None = None
     extents: list[QueueExtent] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Plan:
 
 
 def is_queue_file(name: str) -> bool:
-    """Whether a file of this name is a queue's of a Go nsqd."""
+    """Whether this is the name of a queue file of a Go nsqd."""
     return _FILE.fullmatch(name) is not None
 
 
@@ -133,7 +133,7 @@ def find_queues(folder: str, names: Iterable[str]) -> list[Queue]:
 
 
 def parse_meta(data: bytes) -> Meta | None:
-    """What the bytes of a meta file say; None if nsqd did not write them so."""
+    """Parse a meta file; None if it is malformed."""
     match = _META.fullmatch(data)
     if match is None:
         return None
@@ -144,7 +144,7 @@ def parse_meta(data: bytes) -> Meta | None:
 
 
 def plan_queue(files: Files, queue: Queue, *, salvage: bool = True) -> Plan:
-    """Look at the meta file and the sizes of a queue's files; blocking."""
+    """Decide what to read, by the meta file and the sizes of a queue's files; blocking."""
     plan = Plan()
     if queue.has_meta:
         data = files.pread(queue.meta_path, 0, META_SIZE_MAX) or b""
@@ -170,7 +170,7 @@ def _plan_by_meta(files: Files, queue: Queue, plan: Plan, meta: Meta, salvage: b
     for number in queue.numbers:
         path = queue.path(number)
         if number < meta.read_file:
-            plan.notes.append(f"{path}: was read to its end already; not read again")
+            plan.notes.append(f"{path}: already read to its end; not read again")
         elif number > meta.write_file:
             if salvage:
                 plan.notes.append(f"{path}: not known to the meta file; read")
@@ -192,7 +192,7 @@ def _add_extent(
     *,
     salvage: bool = True,
 ) -> None:
-    """``vouched`` is how far the meta file knows the file; None: to its end, wherever that is."""
+    """``vouched``: the bytes of the file that the meta file covers; None: all."""
     size = files.size(path)
     vouched_end = size if vouched is None else vouched
     if vouched_end > size or start > size:
@@ -205,7 +205,7 @@ def _add_extent(
 
 
 def _note_missing(queue: Queue, plan: Plan, meta: Meta) -> None:
-    # A meta file may name any range at all, so what is missing is told by ranges.
+    # A meta file may name a huge range, so missing files are reported as ranges.
     last = meta.write_file if meta.write_offset else meta.write_file - 1
     if (meta.read_file, meta.read_offset) == (meta.write_file, meta.write_offset):
         return
@@ -221,9 +221,9 @@ def _note_missing(queue: Queue, plan: Plan, meta: Meta) -> None:
 def records(
     files: Files, extent: QueueExtent, damage: list[QueueDamage], msg_size_max: int = MSG_SIZE_MAX
 ) -> Iterator[QueuedMessage]:
-    """The messages of an extent, in order; what ends it early is added to ``damage``.  Blocking.
+    """The messages of an extent, in order; damage that ends it is added to ``damage``.  Blocking.
 
-    Bodies are stepped over: one reads them by offset.
+    Bodies are skipped; read them by offset.
     """
     length_max = msg_size_max + HEAD_SIZE
     at, end = extent.start, extent.end
@@ -251,7 +251,7 @@ def records(
 
 
 def _read_block(files: Files, extent: QueueExtent, at: int, damage: list[QueueDamage]) -> bytes:
-    # A block that comes short is told here, so that the caller has nothing to add.
+    # Reports a short block itself; the caller has nothing to add.
     size = min(BLOCK_SIZE, extent.end - at)
     try:
         block = files.pread(extent.path, at, size) or b""
@@ -267,12 +267,12 @@ def _stop(extent: QueueExtent, at: int, what: str) -> QueueDamage:
     return QueueDamage(extent.path, at, extent.end - at, what)
 
 
-def _short_what(rest: bytes, length_max: int) -> str:
-    # Fewer bytes than the smallest record has: if there is a length, it may still be wrong.
-    if len(rest) >= 4:
-        length = int.from_bytes(rest[:4], "big", signed=True)
+def _short_what(tail: bytes, length_max: int) -> str:
+    # Fewer bytes than the smallest record: the length, if complete, may still be invalid.
+    if len(tail) >= 4:
+        length = int.from_bytes(tail[:4], "big", signed=True)
         if not HEAD_SIZE <= length <= length_max:
-            return _length_what(length, len(rest), length_max)
+            return _length_what(length, len(tail), length_max)
     return "record cut off"
 
 

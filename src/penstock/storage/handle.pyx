@@ -33,7 +33,7 @@ cdef Py_ssize_t put(int fd, const iovec* pieces, int count, int64_t offset) exce
         if written > 0:
             return written
         if written == 0:
-            raise OSError(EIO, "the disk takes no more bytes")
+            raise OSError(EIO, "pwritev wrote 0 bytes")
         if errno != EINTR:
             PyErr_SetFromErrno(OSError)
         PyErr_CheckSignals()

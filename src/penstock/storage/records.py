@@ -3,12 +3,12 @@
     Framing   magic | kind u8 | zero u8 | payload size u32 | crc u32 of kind .. size and the payload
               | payload
               in the journal ("PJ"), the ledger and the staging notes (both "PL")
-    checked   magic | crc u32 of a seed and the rest | rest
+    checked   magic | crc u32 of a seed and the content | content
               headers of files, a segment's trailer, entries of deferred.counts, checkpoints of
               .fired, heads of staged parts
 
-Integers are big-endian, a crc is a CRC-32C.  A seed is not stored: who does not know it can write
-no record into a body.  Batches of a log and records of slot files are in compiled code
+Integers are big-endian, a crc is a CRC-32C.  A seed is not stored: without it, nobody can put a
+valid record into a body.  Batches of a log and records of slot files are handled by compiled code
 (core/batches.pyx, core/slots.pyx).
 
 Rule 1 (R3): bad bytes before a good record are corrupt: no crash leaves that.  Those at the end are
@@ -92,16 +92,16 @@ def find_records(
         yield FoundRecord(bad_at, len(data), torn=True)
 
 
-def checked(magic: bytes, rest: bytes, seed: bytes = b"") -> bytes:
-    """``magic``, the crc of ``seed`` and ``rest``, and ``rest``."""
-    crc = crc32c(rest, crc32c(seed))
-    return b"".join((magic, crc.to_bytes(_CRC_SIZE, "big"), rest))
+def checked(magic: bytes, content: bytes, seed: bytes = b"") -> bytes:
+    """``magic``, the crc of ``seed`` and ``content``, and ``content``."""
+    crc = crc32c(content, crc32c(seed))
+    return b"".join((magic, crc.to_bytes(_CRC_SIZE, "big"), content))
 
 
 def is_checked(data: bytes, magic: bytes, end: int, seed: bytes = b"", at: int = 0) -> bool:
     """Whether ``data`` has at [at, end) what ``checked`` gives for ``magic`` and ``seed``."""
-    rest_at = at + len(magic) + _CRC_SIZE
-    if not data.startswith(magic, at) or not rest_at <= end <= len(data):
+    content_at = at + len(magic) + _CRC_SIZE
+    if not data.startswith(magic, at) or not content_at <= end <= len(data):
         return False
-    crc = int.from_bytes(data[rest_at - _CRC_SIZE : rest_at], "big")
-    return crc32c(data[rest_at:end], crc32c(seed)) == crc
+    crc = int.from_bytes(data[content_at - _CRC_SIZE : content_at], "big")
+    return crc32c(data[content_at:end], crc32c(seed)) == crc
