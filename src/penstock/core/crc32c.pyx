@@ -2,11 +2,11 @@
 #
 # The processor has an instruction for it, which takes eight bytes but waits three cycles for the
 # one before it: so long inputs are computed in three lanes at once, and the lanes are joined by
-# tables.  Three lane lengths: joining costs 5 ns, and what is too short for lanes three times the
-# time.  Processors without the instruction take eight bytes a step through tables.
+# tables.  Three lane lengths: joining costs 5 ns, and bytes outside of lanes take three times as
+# long.  Processors without the instruction take eight bytes a step through tables.
 #
-# google_crc32c, which was used before, is as fast, but holds the interpreter's lock, cannot be
-# called from C, and reads only bytes objects: a header inside of a file needed a copy.
+# Why not google_crc32c: it is as fast, but holds the interpreter's lock and takes a Python object,
+# so that each header inside a file would have to be sliced out first.
 #
 # Rule 1: the instruction is used only if it computes the known sum of "123456789" at import.
 
