@@ -10,7 +10,8 @@ import pytest
 
 from penstock.cli.dump import main
 from penstock.core.batches import STAGED
-from penstock.core.slots import Batch
+from penstock.core.crc32c import crc32c
+from penstock.core.slots import SlotBatch
 from penstock.storage import ledger
 from penstock.storage.channel_reader import ChannelReader
 from penstock.storage.files import Files
@@ -32,7 +33,6 @@ from penstock.storage.staging import (
     Key,
     Seal,
     StagingStore,
-    crc_of,
     encode_header,
     encode_part,
     encode_seal,
@@ -79,7 +79,7 @@ def test_damage_is_shown_where_it_is(segment: Path, capsys: pytest.CaptureFixtur
     segment.write_bytes(bytes(data))
     assert main([str(segment)]) == 1
     out, err = capsys.readouterr()
-    assert "!!        64  324 bytes are no batch, index 100 up to 110" in out
+    assert "!!        64  324 bytes are not a batch, index 100 up to 110" in out
     assert "batch 110..110" in out
     assert "1 damaged places" in err
 
@@ -112,7 +112,7 @@ def test_a_journal_is_told_record_by_record(
     assert told == [
         "topic released=100 frozen=False paused=True void_stamp=7",
         "channel id=1 name=billing start=100 paused=False defer_stamp=0",
-        "70  bytes that are no record",
+        "70  bytes that are not a record",
         "progress id=1 low=110 runs=[115..119]"
         " marks=[112(attempts=3),113(attempts=1 due=2027-01-15T08:00:00.000000Z)]",
         "gone id=1",
@@ -175,7 +175,7 @@ def test_a_slot_file_and_its_checkpoints_are_told(
 ) -> None:
     name = SlotName(1_800_000_000_000, 60_000, 7)
     store = SlotStore(Files(), str(tmp_path))
-    records = Batch(name.number)
+    records = SlotBatch(name.number)
     due_ns = 1_800_000_001_000_000_000
     records.add(0, b"orders", 0xAB, b"hello", due_ns - 5, due_ns, 1)
     store.append(name, records.packed(), fresh=True)
@@ -219,8 +219,8 @@ def test_a_staging_file_is_told_part_by_part(
         0x1F,
         [
             encode_header(0x1F, Key("q", 3, 7, ATTEMPT), 1_800_000_000_000_000_000),
-            *encode_part(0x1F, 0, "t", False, 2, one, crc_of(one)),
-            *encode_part(0x1F, 1, "u", True, 1, two, crc_of(two)),
+            *encode_part(0x1F, 0, "t", False, 2, one, crc32c(one)),
+            *encode_part(0x1F, 1, "u", True, 1, two, crc32c(two)),
             encode_seal(0x1F, Seal(2, 3)),
         ],
     )
@@ -243,7 +243,9 @@ def test_a_staging_file_is_told_part_by_part(
     path.write_bytes(bytes(data[:-1]))
     assert main([str(path)]) == 1
     out = capsys.readouterr().out
-    assert "the part is damaged" in out and "39 bytes are no record" in out and "not sealed" in out
+    assert (
+        "the part is damaged" in out and "39 bytes are not a record" in out and "not sealed" in out
+    )
 
 
 def test_the_ledger_is_told_record_by_record(

@@ -12,7 +12,7 @@ import google_crc32c
 import pytest
 
 from penstock.errors import StorageError
-from penstock.storage.slots import HEADER, pack_header, slot_name
+from penstock.storage.slots import HEADER_SIZE, pack_header, slot_name
 from tests.crash.lossy import KEEP, LossyFiles
 from tests.support.deferred_harness import FOLDER, HOUR, MINUTE, SECOND, World
 
@@ -189,7 +189,7 @@ def test_every_damage_to_the_counts_is_told_and_costs_no_message() -> None:
         # The entries after those it was made with may be what a power cut left of them.
         at = int(what.rpartition(" ")[2])
         told = [where for _, where, _ in world.damages]
-        if at < 14 or (at < HEADER.size and "zeros" not in what):
+        if at < 14 or (at < HEADER_SIZE and "zeros" not in what):
             assert told == [COUNTS], what
         else:
             assert told in ([COUNTS], []), what
@@ -223,7 +223,7 @@ def test_damage_to_a_slot_is_told_though_the_counts_are_gone() -> None:
     path = near_and_far(world)[1]
     world.files.unlink(COUNTS)
     world.files.edit(
-        path, lambda data: data.__setitem__(HEADER.size + 5, data[HEADER.size + 5] ^ 1)
+        path, lambda data: data.__setitem__(HEADER_SIZE + 5, data[HEADER_SIZE + 5] ^ 1)
     )
     assert sorted(live_on(world)) == sorted([*NEAR, *FAR[1:]])
     assert [where for _, where, _ in world.damages] == [COUNTS, path]

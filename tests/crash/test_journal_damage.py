@@ -88,7 +88,7 @@ def test_a_journal_damaged_at_any_byte_loses_no_channel_and_no_message(change: s
     before = used()
     path = journal_path(before)
     good = before.files.read(path)
-    edges = [at for at, _, _ in records(good)]
+    edges = [found.start for found in records(good)]
     for at in range(len(good)):
         files = copy.deepcopy(before.files)
         files.edit(path, lambda data, at=at: CHANGES[change](data, at))
@@ -251,7 +251,7 @@ def test_channels_that_a_cut_journal_has_lost_are_restored_with_a_warning(
         elif cut == "zeros":
             journal.write_bytes(data[:110] + bytes(len(data) - 110))
         else:
-            edge = max(at for at, _, _ in records(data) if at <= 130)
+            edge = max(found.start for found in records(data) if found.start <= 130)
             journal.write_bytes(data[:edge])
         nsqd.start()
         nsqd.wait_for_log(r"WARN.*topic=t channel=c: not in the journal")

@@ -122,7 +122,7 @@ def test_a_segment_removed_right_after_its_first_message_is_told() -> None:
 
 def without(data: bytes, *kinds: int) -> bytes:
     """A journal as an earlier version wrote it."""
-    spans = [(at, kind) for at, kind, _ in records(data)]
+    spans = [(found.start, found.kind) for found in records(data)]
     ends = [at for at, _ in spans[1:]] + [len(data)]
     return b"".join(
         data[at:end] for (at, kind), end in zip(spans, ends, strict=True) if kind not in kinds
@@ -143,7 +143,7 @@ def test_a_data_path_of_the_version_before_opens_and_headers_tell_what_is_missin
     assert reported(whole) == []
     whole.advance(SECOND)
     whole.crash(KEEP)
-    assert any(kind == FILE for _, kind, _ in records(whole.files.read(f"{folder}/journal")))
+    assert any(found.kind == FILE for found in records(whole.files.read(f"{folder}/journal")))
     for path in files_of(before, ".log")[1:-1]:
         files = copy.deepcopy(before.files)
         files.unlink(path)
@@ -250,7 +250,7 @@ def test_a_missing_segment_of_a_real_nsqd_is_told_everywhere(tmp_path: Path) -> 
         segments = sorted(folder.glob("*.log"))
         journal = folder / "journal"
         wait_until(
-            lambda: sum(kind == FILE for _, kind, _ in records(journal.read_bytes())) >= 4,
+            lambda: sum(found.kind == FILE for found in records(journal.read_bytes())) >= 4,
             10,
             lambda: nsqd.log,
         )

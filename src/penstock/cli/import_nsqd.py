@@ -11,7 +11,7 @@ from typing import TextIO
 
 TYPE_CHECKING = False  # as in typing, without its import
 if TYPE_CHECKING:
-    from penstock.storage.diskqueue import Damage
+    from penstock.storage.diskqueue import QueueDamage
     from penstock.storage.import_report import ImportReport, TopicReport
 
 EPILOG = """\
@@ -213,7 +213,7 @@ def _listed(title: str, items: list[str]) -> list[str]:
     return lines
 
 
-def _damage_line(damage: Damage) -> str:
+def _damage_line(damage: QueueDamage) -> str:
     size = f", {_counted(damage.size, 'byte')}" if damage.size else ""
     return f"{damage.path} at {damage.offset:,}{size}: {damage.what}"
 

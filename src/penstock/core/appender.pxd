@@ -10,39 +10,39 @@ cdef void store_frame(unsigned char* p, const unsigned char* body, Py_ssize_t si
 
 
 cdef class Batch:
-    cdef public bytes payload
-    cdef readonly int64_t first
-    cdef readonly int64_t count
-    cdef readonly int64_t append_ns
-    cdef readonly int64_t publish_ns
-    cdef public int64_t body_size
-    cdef public int64_t origin
-    cdef public int flags
-    cdef public Ticket ticket
-    cdef public object dues
-    cdef public object part
-    cdef public object segment
-    cdef public int64_t segment_size
+    cdef public bytes payload         # frames back to back, then ordinals if it has origins
+    cdef readonly int64_t first       # index of the first message
+    cdef readonly int64_t count       # messages
+    cdef readonly int64_t append_ns   # wall clock, when it was sealed; never goes back in a topic
+    cdef readonly int64_t publish_ns  # wall clock, the smallest timestamp of its messages
+    cdef public int64_t body_size     # bytes of all bodies; for the statistics
+    cdef public int64_t origin        # slot number, or staging and part; 0: plain publishes
+    cdef public int flags             # FLAG_ORIGINS, FLAG_STAGED or 0
+    cdef public Ticket ticket         # settled by the engine once the batch is shown
+    cdef public object dues           # list[Due] it was made of, or None; set by the engine
+    cdef public object part           # staged Part it was made of, or None; set by the engine
+    cdef public object segment        # storage Segment it was written to; set by Growth.wrote
+    cdef public int64_t segment_size  # bytes of that file with it; set by Growth.wrote
 
     cpdef bytes header(self)
     cpdef Block block(self, int node_id)
 
 
 cdef class Appender:
-    cdef readonly int node_id
-    cdef readonly int64_t first
-    cdef readonly int64_t count
-    cdef readonly int64_t publish_ns
-    cdef readonly int64_t body_size
-    cdef readonly Py_ssize_t size
-    cdef public bint closed
-    cdef readonly Ticket ticket
-    cdef public object opened
-    cdef readonly str topic
-    cdef PyObject* payload
-    cdef unsigned char* buffer
-    cdef Py_ssize_t expected
-    cdef Py_ssize_t capacity
+    cdef readonly int node_id         # 10 bits
+    cdef readonly int64_t first       # index of the first message of the open batch
+    cdef readonly int64_t count       # messages in the open batch
+    cdef readonly int64_t publish_ns  # wall clock, the smallest timestamp in the open batch
+    cdef readonly int64_t body_size   # bytes of all bodies in the open batch
+    cdef readonly Py_ssize_t size     # bytes of all frames in the open batch
+    cdef public bint closed           # the topic was deleted: look it up again; set by the topic
+    cdef readonly Ticket ticket       # of the open batch; None if it is empty
+    cdef public object opened         # called when the first message of a batch arrives
+    cdef readonly str topic           # name, for the counts by topic
+    cdef PyObject* payload            # bytes object that frames are built in; NULL: no frame yet
+    cdef unsigned char* buffer        # its bytes
+    cdef Py_ssize_t expected          # bytes of the last batch: the first allocation of the next
+    cdef Py_ssize_t capacity          # bytes of ``buffer``
 
     cpdef Batch seal(self, int64_t append_ns)
     cdef int append(self, const unsigned char* body, Py_ssize_t size,

@@ -1,13 +1,11 @@
-# Builds a topic's next batch: bodies in, frames out, in the form they are stored and sent in.
+# Builds a topic's next batch: bodies in, frames out, as they are stored and sent
+# (core/layouts.pxd).
 #
-#     frame: size u32 = 30 + body | type u32 = 2 | timestamp i64 | attempts u16 = 1 | id | body
-#     id:    (node_id << 54 | index) as 16 lower-case hexadecimal digits
+# Everything published to a topic in one turn of the loop becomes one batch with one checksum, one
+# write and one ticket.
 #
-# Everything published to a topic in one turn of the loop meets here and becomes one batch with
-# one checksum, one write and one ticket.
-#
-# A batch costs whatever is done for it once, divided by its messages: so what is known of it stays
-# in C as well.
+# The cost of a batch is divided by its messages, and many batches have one message: so a batch is a
+# C structure as well.
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.object cimport PyObject
@@ -15,8 +13,13 @@ from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcpy
 
+from penstock.core.batches cimport encode_header
 from penstock.core.block cimport Block, dense_block
-from penstock.core.batches cimport FRAME_HEADER, HAS_ORIGINS, encode_header
+from penstock.core.bytes cimport load_u32, store_u16, store_u32, store_u64
+from penstock.core.layouts cimport (
+    FLAG_ORIGINS, FRAME_ATTEMPTS, FRAME_HEADER, FRAME_ID, FRAME_TIMESTAMP, FRAME_TYPE,
+    FRAME_TYPE_MESSAGE, ID_INDEX_BITS, ORDINAL_SIZE,
+)
 from penstock.core.ticket cimport Ticket
 
 cdef extern from "Python.h":
@@ -24,11 +27,10 @@ cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject** string, Py_ssize_t size) except -1
 
 cdef enum:
-    FRAME_TYPE_MESSAGE = 2
     CAPACITY_MIN = 4096
-    CAPACITY_FIRST_MAX = 1 << 20    # what a new batch may take at once, going by the last one
+    CAPACITY_FIRST_MAX = 1 << 20    # the most that a new batch allocates at once
 
-INDEX_BITS = 54
+INDEX_BITS = ID_INDEX_BITS
 
 # The two hexadecimal digits of each byte value.
 cdef unsigned char[512] HEX
@@ -45,18 +47,6 @@ cdef void fill_hex() noexcept:
 fill_hex()
 
 
-cdef inline unsigned char* store_u32(unsigned char* p, uint32_t value) noexcept nogil:
-    p[0] = <unsigned char>(value >> 24)
-    p[1] = <unsigned char>(value >> 16)
-    p[2] = <unsigned char>(value >> 8)
-    p[3] = <unsigned char>value
-    return p + 4
-
-
-cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
-
-
 cdef inline void store_id(unsigned char* p, uint64_t value) noexcept nogil:
     cdef int i
     for i in range(8):
@@ -65,13 +55,11 @@ cdef inline void store_id(unsigned char* p, uint64_t value) noexcept nogil:
 
 cdef void store_frame(unsigned char* p, const unsigned char* body, Py_ssize_t size,
                       int64_t timestamp_ns, uint64_t id) noexcept nogil:
-    store_u32(p, <uint32_t>(30 + size))
-    store_u32(p + 4, FRAME_TYPE_MESSAGE)
-    store_u32(p + 8, <uint32_t>(<uint64_t>timestamp_ns >> 32))
-    store_u32(p + 12, <uint32_t>timestamp_ns)
-    p[16] = 0
-    p[17] = 1
-    store_id(p + 18, id)
+    store_u32(p, <uint32_t>(FRAME_HEADER - 4 + size))
+    store_u32(p + FRAME_TYPE, FRAME_TYPE_MESSAGE)
+    store_u64(p + FRAME_TIMESTAMP, <uint64_t>timestamp_ns)
+    store_u16(p + FRAME_ATTEMPTS, 1)
+    store_id(p + FRAME_ID, id)
     memcpy(p + FRAME_HEADER, body, size)
 
 
@@ -81,12 +69,7 @@ cdef inline Py_ssize_t line_size(const unsigned char* p, const unsigned char* en
 
 
 cdef class Batch:
-    """One append to a topic's log: frames as they are stored and sent, and what is known of them.
-
-    ``origin`` and ``flags`` are as in the header (core/batches.pyx); ``dues`` and ``part`` are what
-    it was made of, if not of plain publishes.  Once written, it is the last in ``segment``, whose
-    file is ``segment_size`` long with it.
-    """
+    """One append to a topic's log: its frames, and the fields of its header."""
 
     def __init__(self, bytes payload not None, int64_t first, int64_t count, int64_t append_ns,
                  int64_t publish_ns, int64_t origin=0, int flags=0):
@@ -103,21 +86,21 @@ cdef class Batch:
         return self.first + self.count
 
     cpdef Block block(self, int node_id):
-        """The messages as readers have them."""
-        # Behind the frames of deferred messages stand their ordinals (core/batches.pyx).
-        cdef int64_t tables_size = 4 * self.count if self.flags & HAS_ORIGINS else 0
+        """The messages, for readers."""
+        # The frames of deferred messages are followed by their ordinals (core/layouts.pxd).
+        cdef int64_t tables_size = ORDINAL_SIZE * self.count if self.flags & FLAG_ORIGINS else 0
         return dense_block(
             self.payload, self.first, self.count, len(self.payload) - tables_size, node_id)
 
     cpdef bytes header(self):
-        """The bytes that go before the payload in a file."""
+        """The bytes before the payload in a file."""
         return encode_header(self.payload, self.first, <uint32_t>self.count, self.append_ns,
                              self.publish_ns, self.origin, <uint16_t>self.flags)
 
 
 cdef class Appender:
     def __cinit__(self, str topic, int node_id, int64_t first, opened):
-        """``opened()`` is called when a batch begins, which then has a ticket."""
+        """``opened()`` is called when the first message of a batch arrives."""
         assert 0 <= node_id < 1024
         self.topic = topic
         self.node_id = node_id
@@ -146,8 +129,8 @@ cdef class Appender:
                      int64_t timestamp_ns):
         """Append the messages of an MPUB body: count i32, then (length i32, bytes) each.
 
-        ValueError says BAD_BODY or BAD_MESSAGE, and nothing is appended; bytes after the last
-        message are ignored, as in nsqd.
+        Raises ValueError("BAD_BODY" or "BAD_MESSAGE") and appends nothing if it is malformed;
+        bytes after the last message are ignored, as in nsqd.
         """
         cdef const unsigned char* p = body
         cdef Py_ssize_t at = 4, end = len(body)
@@ -168,9 +151,9 @@ cdef class Appender:
         self.append_multi(p + 4, at - 4, count, timestamp_ns)
 
     def extend_lines(self, bytes body not None, int64_t size_max, int64_t timestamp_ns):
-        """Append one message a line and return how many; empty lines do not count.
+        """Append one message for each line that is not empty; return how many.
 
-        ValueError says MSG_TOO_BIG, and nothing is appended.
+        Raises ValueError("MSG_TOO_BIG") and appends nothing if a line is too long.
         """
         cdef const unsigned char* p = body
         cdef const unsigned char* end = p + len(body)
@@ -191,10 +174,10 @@ cdef class Appender:
         return count
 
     cpdef Batch seal(self, int64_t append_ns):
-        """End the batch and return it; a new one begins."""
+        """Close the open batch and return it."""
         cdef Batch batch
         assert self.count
-        # The batch was built inside of a bytes object: cutting it to size copies nothing.
+        # The batch was built inside a bytes object: cutting it to size copies nothing.
         _PyBytes_Resize(&self.payload, self.size)
         batch = Batch.__new__(Batch)
         batch.payload = <bytes>self.payload
@@ -215,7 +198,7 @@ cdef class Appender:
         return batch
 
     def take(self, int64_t count):
-        """Give ``count`` indexes to a batch that is built elsewhere; returns the first of them."""
+        """Reserve ``count`` indexes for a batch that is built elsewhere; return the first."""
         assert not self.count
         self.first += count
         return self.first - count
@@ -240,7 +223,7 @@ cdef class Appender:
 
     cdef int append_multi(self, const unsigned char* p, Py_ssize_t total, int64_t count,
                           int64_t timestamp_ns) except -1:
-        # ``p``: ``count`` times (length u32, body), ``total`` bytes, checked by the scanner.
+        # ``p``: ``count`` times (length u32, body), ``total`` bytes, already checked.
         cdef Py_ssize_t body_size = total - 4 * count, size
         cdef unsigned char* to
         cdef uint64_t id
@@ -259,10 +242,10 @@ cdef class Appender:
         return 0
 
     cdef uint64_t next_id(self) noexcept:
-        return <uint64_t>self.node_id << 54 | <uint64_t>(self.first + self.count)
+        return <uint64_t>self.node_id << ID_INDEX_BITS | <uint64_t>(self.first + self.count)
 
     cdef int begin(self, int64_t timestamp_ns, Py_ssize_t size) except -1:
-        # There is a batch, with room for ``size`` more bytes.
+        # Make sure that a batch is open and has room for ``size`` more bytes.
         if not self.count:
             self.open()
             self.publish_ns = timestamp_ns
@@ -278,7 +261,7 @@ cdef class Appender:
         if self.payload == NULL:
             self.payload = PyBytes_FromStringAndSize(NULL, capacity)
         else:
-            # If it fails the old bytes are gone too, and with them what this batch held.
+            # If this fails, the old bytes and the messages of this batch are lost as well.
             self.buffer = NULL
             self.capacity = 0
             try:

@@ -3,6 +3,8 @@ from typing import Final
 HEADER_SIZE: Final = 64
 BATCH_HEADER_SIZE: Final = 56
 FRAME_SIZE_MIN: Final = 34
+TIMESTAMP_FIELD: Final[slice]
+ID_FIELD: Final[slice]
 INDEX_MAX: Final = 18014398509481984
 ORIGINS: Final = 1
 STAGED: Final = 2
@@ -11,10 +13,10 @@ PARTIAL: Final = 1
 BAD_HEADER: Final = 2
 BAD_PAYLOAD: Final = 3
 
-Batch = tuple[int, int, int, int, int, int, int]
+ScannedBatch = tuple[int, int, int, int, int, int, int]
 
 class ScanResult:
-    batches: list[Batch]
+    batches: list[ScannedBatch]
     stop: int
     reason: int
     size: int
@@ -33,4 +35,3 @@ def encode_batch_header(
 ) -> bytes: ...
 def scan(data: bytes, offset: int, verify: bool, index_min: int = 0) -> ScanResult: ...
 def resync(data: bytes, offset: int, index_min: int = 0) -> int: ...
-def checksum(data: bytes, hardware: bool = True) -> int: ...

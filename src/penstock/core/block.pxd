@@ -2,18 +2,18 @@ from libc.stdint cimport int64_t
 
 # A run of frames that lie back to back: indexes first..first+count in bytes start..end.
 cdef struct Span:
-    int64_t first
-    int64_t count
-    Py_ssize_t start
-    Py_ssize_t end
+    int64_t first     # index of the first message
+    int64_t count     # messages
+    Py_ssize_t start  # offset of the first frame in the data
+    Py_ssize_t end    # offset after the last frame
 
 
 cdef class Block:
-    cdef readonly bytes data
-    cdef readonly int node_id
+    cdef readonly bytes data            # piece of a log file, or the payload of a batch
+    cdef readonly int node_id           # of all messages in it
     cdef readonly Py_ssize_t span_count
-    cdef const unsigned char* bytes_at
-    cdef Span* spans
+    cdef const unsigned char* bytes_at  # the bytes of ``data``
+    cdef Span* spans                    # ascending
 
     cdef int64_t first_index(self) noexcept
     cdef int64_t end_index(self) noexcept

@@ -1,21 +1,19 @@
-# A block is a piece of a topic log in memory: frames in the wire form they are delivered in.
+# A block: a piece of a topic log in memory, frames in wire format.
 #
 #     data:   .. batch header .. | frame | frame | frame | .. batch header .. | frame | frame |
 #     spans:                      `------- span 0 ------'                      `---- span 1 --'
 #
 # Rule 1: spans ascend by index and by position; indexes within a span are dense.
-# Rule 2: a block never changes.  Whoever needs other attempts copies the frame and patches the copy.
-# Rule 3: frames come from our own log, checksummed; their sizes are still checked against the span.
+# Rule 2: a block is immutable.  A redelivery copies the frame and patches the attempts in the copy.
+# Rule 3: frames come from our own log, checksummed; still, their sizes are checked against the
+#         span.
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t
 
+from penstock.core.bytes cimport load_u32
 
 cdef list NOTHING = []
-
-
-cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
 
 
 cdef class Block:
@@ -31,10 +29,10 @@ cdef class Block:
         for i in range(self.span_count):
             first, count, start, end = spans[i]
             if not 0 <= start <= end <= len(data) or count < 1:
-                raise ValueError(f"span {spans[i]} lies outside of {len(data)} bytes")
+                raise ValueError(f"span {spans[i]} is outside of {len(data)} bytes")
             if i and (first < self.spans[i - 1].first + self.spans[i - 1].count
                       or start < self.spans[i - 1].end):
-                raise ValueError(f"span {spans[i]} does not lie behind the one before it")
+                raise ValueError(f"span {spans[i]} overlaps the one before it")
             self.spans[i] = Span(first, count, start, end)
 
     def __dealloc__(self):
@@ -78,7 +76,7 @@ cdef class Block:
         return total
 
     def count_within(self, int64_t size_max):
-        """How many of the first messages have frames of no more than ``size_max`` bytes together."""
+        """How many messages, from the first on, fit into ``size_max`` bytes of frames."""
         cdef Py_ssize_t i, at, size
         cdef int64_t total = 0, count = 0
         for i in range(self.span_count):
@@ -104,7 +102,7 @@ cdef class Block:
         return self.data[at:at + 4 + load_u32(self.bytes_at + at)]
 
     def indexes(self, int64_t start, Py_ssize_t count_max):
-        """The first indexes in the block from ``start`` on, at most ``count_max``."""
+        """Up to ``count_max`` indexes of the block, from ``start`` on."""
         cdef list found = []
         cdef Py_ssize_t span = self.find(start)
         cdef int64_t index
@@ -121,7 +119,7 @@ cdef class Block:
     def head(self, int64_t count):
         """A block of the first ``count`` messages, with a copy of their bytes.
 
-        Over the same bytes it would keep all of them in memory.
+        Without a copy it would keep all bytes of this block in memory.
         """
         cdef Py_ssize_t i
         cdef list spans = []
@@ -142,7 +140,7 @@ cdef class Block:
         return Block(self.data[begin:end], moved, self.node_id)
 
     cdef Py_ssize_t find(self, int64_t index) noexcept:
-        # The span that holds ``index`` or the first one after it; -1 past the end.
+        # The span with ``index`` or the first one after it; -1 past the end.
         cdef Py_ssize_t low = 0, high = self.span_count, middle
         while low < high:
             middle = (low + high) // 2
@@ -153,7 +151,7 @@ cdef class Block:
         return low if low < self.span_count else -1
 
     cdef Py_ssize_t offset_of(self, Py_ssize_t span, int64_t index) except -1:
-        # Frames have no table of their own: a walk from the span's start costs 2 ns a frame.
+        # Frames are not indexed: scanning from the span's start costs 2 ns a frame.
         cdef Py_ssize_t at = self.spans[span].start
         cdef Py_ssize_t end = self.spans[span].end
         cdef int64_t i = self.spans[span].first
@@ -168,7 +166,7 @@ cdef class Block:
 
 
 cdef Block dense_block(bytes data, int64_t first, int64_t count, Py_ssize_t end, int node_id):
-    # A block of one span that begins with ``data``: what a batch becomes, without a list for it.
+    # A block of one span at the start of ``data``, without the list that __cinit__ takes.
     cdef Block block = Block(data, NOTHING, node_id)
     assert 0 <= end <= len(data) and count > 0
     block.spans[0] = Span(first, count, 0, end)

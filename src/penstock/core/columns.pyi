@@ -1,4 +1,4 @@
-from typing import Final
+from typing import Final, Self
 
 from typing_extensions import Buffer
 
@@ -27,7 +27,7 @@ class Packer:
     deferred: bool
     count: int
     size: int
-    def __init__(self, size_max: int, deferred: bool) -> None: ...
+    def __new__(cls, size_max: int, deferred: bool) -> Self: ...
     def add(
         self,
         offsets: Buffer,

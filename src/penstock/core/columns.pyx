@@ -1,15 +1,15 @@
-# Between the broker's bytes and Arrow's columns: log batches in, columns out, and the other way a
-# column of bodies in, bodies of MPUB out.
+# Conversion between the broker's bytes and Arrow's columns: log batches to columns, and a column of
+# bodies to MPUB bodies.
 #
-#     log batch     header 56 | frames back to back (core/segment, docs/storage-format.md)
+#     log batch     header 56 | frames back to back (core/layouts.pxd)
 #     Arrow         int64 column:   8 bytes a row, native
 #                   binary column:  count + 1 offsets of 4 bytes, and the values back to back
 #     MPUB body     count u32 | (size u32 | body)...            deferred: (due_ns i64 | size | body)
 #
-# Rule 1: no I/O, no clock.  What comes from the network is checked before it is believed: batches
-#         by their checksums, every frame by its size.
+# Rule 1: no I/O, no clock.  Input from the network is verified: batches by their checksums, every
+#         frame by its size.
 # Rule 2: no Python object a message.  Loops run without the interpreter's lock.
-# Rule 3: only the columns that are asked for cost anything.
+# Rule 3: columns that are not requested cost nothing.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -17,11 +17,17 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from penstock.core.batches cimport BATCH_HEADER, FRAME_HEADER, HAS_ORIGINS, crc32c, header_good
+from penstock.core.batches cimport header_good, ordinals_size
+from penstock.core.bytes cimport load_i64, load_u32, store_u32, store_u64
+from penstock.core.crc32c cimport extend_crc
+from penstock.core.layouts cimport (
+    BATCH_COUNT, BATCH_FIRST, BATCH_HEADER, BATCH_PAYLOAD_CRC, BATCH_SIZE, FRAME_HEADER,
+    FRAME_ID, FRAME_TIMESTAMP, FRAME_TYPE, FRAME_TYPE_MESSAGE, ID_SIZE,
+)
 
 from penstock.errors import CorruptError
 
-# Columns to decode, to be added up.
+# Columns to decode; flags that can be combined.
 INDEX = 1
 TIMESTAMP = 2
 ID = 4
@@ -32,35 +38,19 @@ cdef enum:
     WANT_TIMESTAMP = 2
     WANT_ID = 4
     WANT_BODY = 8
-    ID_SIZE = 16
     # Offsets of Arrow's binary columns have 31 bits.
     COLUMN_SIZE_MAX = 0x7FFFFFFF
     CAPACITY_MIN = 4096
 
 
-cdef inline uint32_t load_u32(const unsigned char* p) noexcept nogil:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
-
-
-cdef inline int64_t load_i64(const unsigned char* p) noexcept nogil:
-    return <int64_t>((<uint64_t>load_u32(p) << 32) | load_u32(p + 4))
-
-
-cdef inline void store_u32(unsigned char* p, uint32_t value) noexcept nogil:
-    p[0] = <unsigned char>(value >> 24)
-    p[1] = <unsigned char>(value >> 16)
-    p[2] = <unsigned char>(value >> 8)
-    p[3] = <unsigned char>value
-
-
 cdef inline int64_t floor_us(int64_t time_ns) noexcept nogil:
-    # C divides towards zero, and times before 1970 are not wrong.
+    # Rounds down, also times before 1970: C divides towards zero.
     cdef int64_t time_us = time_ns // 1000
     return time_us - 1 if time_ns % 1000 < 0 else time_us
 
 
-cdef struct Span:
-    # One batch, and which of its messages are wanted: ``skip`` are not, then ``count`` are.
+cdef struct BatchSpan:
+    # One batch; ``skip`` messages are left out, the next ``count`` are decoded.
     Py_ssize_t start
     Py_ssize_t payload_end
     const unsigned char* frames
@@ -84,24 +74,22 @@ cdef struct Target:
 
 
 cdef bint read_header(const unsigned char* p, Py_ssize_t offset, Py_ssize_t size, int64_t start,
-                      int64_t end, Span* span) noexcept nogil:
-    # Take a batch's header apart; whether there is a whole batch at ``offset``.
+                      int64_t end, BatchSpan* span) noexcept nogil:
+    # Decode a batch's header; return whether there is a whole batch at ``offset``.
     cdef const unsigned char* at = p + offset
     cdef int64_t payload, first, last
     if size - offset < BATCH_HEADER or not header_good(at):
         return False
-    payload = load_u32(at + 8)
+    payload = load_u32(at + BATCH_SIZE)
     span.start = offset + BATCH_HEADER
     span.payload_end = span.start + payload
-    span.crc = load_u32(at + 12)
-    span.total = load_u32(at + 24)
+    span.crc = load_u32(at + BATCH_PAYLOAD_CRC)
+    span.total = load_u32(at + BATCH_COUNT)
     span.frames = p + span.start
-    span.frames_end = span.frames + payload
-    if at[29] & HAS_ORIGINS:
-        span.frames_end -= 4 * span.total
+    span.frames_end = span.frames + payload - ordinals_size(at)
     if span.payload_end > size or span.frames_end - span.frames < span.total * FRAME_HEADER:
         return False
-    first = load_i64(at + 16)
+    first = load_i64(at + BATCH_FIRST)
     last = min(end, first + span.total)
     span.first = max(start, first)
     span.skip = span.first - first
@@ -109,8 +97,8 @@ cdef bint read_header(const unsigned char* p, Py_ssize_t offset, Py_ssize_t size
     return True
 
 
-cdef bint copy_span(Span* span, Target* target) noexcept nogil:
-    # Copy what is wanted of a batch; False if its frames are not what its header says.
+cdef bint copy_span(BatchSpan* span, Target* target) noexcept nogil:
+    # Copy the requested part of a batch; False if its frames do not match its header.
     cdef const unsigned char* at = span.frames
     cdef int64_t frame, i, stop = span.skip + span.count
     cdef Py_ssize_t row = target.row, size
@@ -118,16 +106,17 @@ cdef bint copy_span(Span* span, Target* target) noexcept nogil:
         if span.frames_end - at < FRAME_HEADER:
             return False
         frame = 4 + <int64_t>load_u32(at)
-        if frame < FRAME_HEADER or frame > span.frames_end - at or load_u32(at + 4) != 2:
+        if (frame < FRAME_HEADER or frame > span.frames_end - at
+                or load_u32(at + FRAME_TYPE) != FRAME_TYPE_MESSAGE):
             return False
         if i >= span.skip:
             size = <Py_ssize_t>frame - FRAME_HEADER
             if target.index != NULL:
                 target.index[row] = span.first - span.skip + i
             if target.timestamp != NULL:
-                target.timestamp[row] = floor_us(load_i64(at + 8))
+                target.timestamp[row] = floor_us(load_i64(at + FRAME_TIMESTAMP))
             if target.id != NULL:
-                memcpy(target.id + row * ID_SIZE, at + 18, ID_SIZE)
+                memcpy(target.id + row * ID_SIZE, at + FRAME_ID, ID_SIZE)
                 target.id_offsets[row + 1] = <int32_t>((row + 1) * ID_SIZE)
             if target.body != NULL:
                 memcpy(target.body + target.size, at + FRAME_HEADER, size)
@@ -140,10 +129,10 @@ cdef bint copy_span(Span* span, Target* target) noexcept nogil:
 
 
 cdef class Columns:
-    """Rows as Arrow's buffers; None for a column that was not asked for.
+    """Rows as Arrow's buffers; None for a column that was not requested.
 
-    ``index`` and ``timestamp`` (microseconds) are int64, ``id`` and ``body`` go with offsets.
-    ``stop`` is the byte behind the last batch that was decoded, ``next`` the index.
+    ``index`` and ``timestamp`` (microseconds) are int64, ``id`` and ``body`` have offsets.
+    ``stop`` is the offset after the last batch that was decoded, ``next`` the index after it.
     """
 
 
@@ -151,19 +140,19 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize
            Py_ssize_t size_max=COLUMN_SIZE_MAX):
     """The messages of ``data`` with ``start <= index < end`` as columns.
 
-    ``data`` are whole log batches; anything else, or a checksum that is wrong, is a CorruptError.
-    Of them those from byte ``offset`` on are taken, about ``size_max`` bytes and one at least;
-    ``columns.stop`` is where to go on.  Small steps stay in the CPU's cache.
+    ``data`` must be whole log batches; raises CorruptError if it is not, or if a checksum is wrong.
+    Decoding starts at byte ``offset`` and stops after about ``size_max`` bytes, but at least one
+    batch; ``columns.stop`` is where to resume.  Small steps stay in the CPU's cache.
     """
     cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = offset, count = 0, body_size = 0, stop
     cdef int64_t next = start
-    cdef Span span
+    cdef BatchSpan span
     cdef Target target
     cdef Columns columns
     cdef bint good = True
     if offset < 0 or offset > size or size_max < 0:
-        raise ValueError(f"offset {offset} lies outside of {size} bytes")
+        raise ValueError(f"offset {offset} is outside of {size} bytes")
     stop = min(size, offset + size_max)
     with nogil:
         while good and at < stop:
@@ -190,13 +179,13 @@ def decode(bytes data not None, int64_t start, int64_t end, int wanted, Py_ssize
     if not good:
         raise CorruptError(f"log batches are damaged at byte {at} of {size}")
     if columns.body is not None and target.size < body_size:
-        # A batch was cut: what its other messages would have needed is too much.
+        # Messages outside of the range were counted too.
         columns.body = columns.body[:target.size]
     return columns
 
 
-cdef bint checked(const unsigned char* p, Span* span) noexcept nogil:
-    return crc32c(p + span.start, span.payload_end - span.start) == span.crc
+cdef bint checked(const unsigned char* p, BatchSpan* span) noexcept nogil:
+    return extend_crc(0, p + span.start, span.payload_end - span.start) == span.crc
 
 
 cdef Columns allocate(Target* target, Py_ssize_t count, Py_ssize_t body_size, int wanted):
@@ -239,8 +228,8 @@ cdef inline Py_ssize_t head_of(Rows* rows) noexcept nogil:
 
 cdef Py_ssize_t fitting(Rows* rows, Py_ssize_t row, Py_ssize_t end, Py_ssize_t room, bint begun,
                         Py_ssize_t* size) noexcept nogil:
-    # The row behind the last whose frame fits into ``room``, and in ``size`` what they take here;
-    # at least one fits unless ``begun``.  A row that cannot be sent gives -1 - row.
+    # The row after the last whose frame fits into ``room``; adds the bytes they take in the body to
+    # ``size``.  Unless ``begun``, the first row always fits.  Returns -1 - row for an invalid row.
     cdef int64_t begin, stop = begin_of(rows, row)
     cdef Py_ssize_t each
     while row < end:
@@ -264,8 +253,7 @@ cdef void pack(Rows* rows, Py_ssize_t row, Py_ssize_t end, unsigned char* to) no
         begin = stop
         stop = begin_of(rows, row + 1)
         if rows.due != NULL:
-            store_u32(to, <uint32_t>(<uint64_t>rows.due[row] >> 32))
-            store_u32(to + 4, <uint32_t>rows.due[row])
+            store_u64(to, <uint64_t>rows.due[row])
             to += 8
         store_u32(to, <uint32_t>(stop - begin))
         memcpy(to + 4, rows.values + begin, stop - begin)
@@ -274,10 +262,10 @@ cdef void pack(Rows* rows, Py_ssize_t row, Py_ssize_t end, unsigned char* to) no
 
 
 cdef class Packer:
-    """Gathers bodies into MPUB bodies of at most ``size_max`` bytes of frames.
+    """Collects bodies into MPUB bodies of at most ``size_max`` bytes of frames.
 
-    Frames, because a part becomes a batch of the log: small bodies are much larger there.  A body
-    that alone is too large makes one of its own: nsqd knows what it accepts, and says so.
+    The limit is on frames because a part becomes a batch of the log, where small bodies take much
+    more room.  A body over the limit is sent alone: nsqd decides whether to accept it.
     """
 
     def __cinit__(self, Py_ssize_t size_max, bint deferred):
@@ -291,11 +279,11 @@ cdef class Packer:
         PyMem_Free(self.buffer)
 
     def add(self, offsets, bint wide, values, Py_ssize_t first, Py_ssize_t count, due_ns=None):
-        """Take ``count`` bodies from row ``first`` on; return those (MPUB body, count) now full.
+        """Add ``count`` bodies from row ``first`` on; return the full ones as (MPUB body, count).
 
-        ``offsets`` and ``values`` are an Arrow binary column's buffers, ``wide`` says that the
-        offsets have 8 bytes.  ``due_ns`` has an int64 for each of the rows 0 to ``first + count``.
-        An empty body is a ValueError, because NSQ has no such messages.
+        ``offsets`` and ``values`` are an Arrow binary column's buffers; ``wide``: offsets have 8
+        bytes.  ``due_ns`` has an int64 for each of the rows 0 to ``first + count``.  Raises
+        ValueError for an empty body, because NSQ has no empty messages.
         """
         cdef Py_buffer at, of, due
         cdef Rows rows
@@ -340,7 +328,7 @@ cdef class Packer:
             row = -stop - 1
             if begin_of(rows, row) == begin_of(rows, row + 1):
                 raise ValueError(f"row {row}: the body is empty, and NSQ has no empty messages")
-            raise ValueError(f"row {row}: its offsets lie outside of the column")
+            raise ValueError(f"row {row}: its offsets are outside of the column")
         self.reserve(size)
         with nogil:
             pack(rows, row, stop, self.buffer + self.size)
@@ -361,7 +349,7 @@ cdef class Packer:
         return 0
 
     def take(self):
-        """The bodies so far as (MPUB body, count), and begin anew; the count may be 0."""
+        """Return the open body as (MPUB body, count) and start a new one; the count may be 0."""
         cdef uint32_t count = self.count
         self.reserve(0)
         store_u32(self.buffer, count)

@@ -1,18 +1,17 @@
-# Deadlines in order: a heap of (deadline, item) whose items can be moved and taken out.
+# A priority queue of deadlines: a heap of (deadline, item) whose items can be moved and removed.
 #
-# Items are small integers (the slot of a message in its window, the number of a channel), so
-# where an item lies in the heap is an array look-up and nothing is allocated per deadline.
+# Items are small integers (the slot of a message in its window, the number of a channel), so an
+# item's place in the heap is an array lookup, and nothing is allocated per deadline.
 #
 # Invariants (check):
 #   1. heap[parent].deadline <= heap[child].deadline
 #   2. places[heap[i].item] == i, and places[item] == -1 for every item that is absent
 #
-# Four children a node, not two: deadlines arrive nearly in order, so an insert is one
-# comparison, and taking the soonest out walks half as many levels.
+# Four children a node, not two: deadlines arrive nearly in order, so an insert is one comparison,
+# and removing the soonest visits half as many levels.
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
-
 
 
 NEVER_NS = INT64_MAX
@@ -41,7 +40,7 @@ cdef class DeadlineQueue:
         self.put(item, deadline_ns)
 
     def remove(self, int32_t item):
-        """Take ``item`` out; nothing happens if it is absent."""
+        """Remove ``item``, if it is there."""
         self.drop(item)
 
     def expire(self, int64_t now_ns, Py_ssize_t count_max):
@@ -82,7 +81,7 @@ cdef class DeadlineQueue:
                 self._grow_heap()
             place = self.size
             self.size += 1
-            self.heap[place] = Due(deadline_ns, item)
+            self.heap[place] = Deadline(deadline_ns, item)
             self.places[item] = <int32_t>place
             self.sift_up(place)
         elif deadline_ns < self.heap[place].deadline_ns:
@@ -95,7 +94,7 @@ cdef class DeadlineQueue:
 
     cdef void drop(self, int32_t item) noexcept:
         cdef Py_ssize_t place
-        cdef Due last
+        cdef Deadline last
         if not self.holds(item):
             return
         place = self.places[item]
@@ -112,7 +111,7 @@ cdef class DeadlineQueue:
             self.sift_down(place)
 
     cdef void sift_up(self, Py_ssize_t place) noexcept:
-        cdef Due due = self.heap[place]
+        cdef Deadline due = self.heap[place]
         cdef Py_ssize_t parent
         while place:
             parent = (place - 1) // 4
@@ -125,7 +124,7 @@ cdef class DeadlineQueue:
         self.places[due.item] = <int32_t>place
 
     cdef void sift_down(self, Py_ssize_t place) noexcept:
-        cdef Due due = self.heap[place]
+        cdef Deadline due = self.heap[place]
         cdef Py_ssize_t child, best, last
         while True:
             child = 4 * place + 1
@@ -148,7 +147,7 @@ cdef class DeadlineQueue:
 
     cdef int _grow_heap(self) except -1:
         cdef Py_ssize_t capacity = max(16, self.capacity * 2)
-        cdef Due* heap = <Due*>PyMem_Realloc(self.heap, capacity * sizeof(Due))
+        cdef Deadline* heap = <Deadline*>PyMem_Realloc(self.heap, capacity * sizeof(Deadline))
         if heap == NULL:
             raise MemoryError
         self.heap = heap

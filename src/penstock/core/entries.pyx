@@ -1,10 +1,10 @@
-# Entries for messages, in the order of their indexes, found by index in constant time.
+# Entries of unfinished messages: a linked list in index order with a hash table by index.
 #
-#     entries   one array; free ones are chained by `after`
+#     entries   one array; free entries are linked by `after`
 #     list      head <-> ... <-> tail by index, through before/after
 #     table     index -> place in the array
 #
-# Appending, finding and removing cost the same whatever the number of entries.
+# Appending, finding and removing take constant time.
 #
 # Invariants (check_entries):
 #   1. Entries ascend by index along before/after, from head to tail.
@@ -65,9 +65,9 @@ cdef class Entries:
         self.unfinished_count -= 1
 
     # The table maps index to slot: open addressing, linear probing, at most half full.
-    # Sixteen neighbours share a cache line, since they are finished one after the other; the
-    # lines are spread by multiplying.  Taking the index as it is would let two dense runs that
-    # meet in the table cost thousands of probes.
+    # Sixteen neighbouring indexes share a cache line, because they are finished one after the
+    # other; lines are spread by multiplicative hashing.  With the index itself as the hash, two
+    # dense runs that collide would cost thousands of probes.
 
     cdef inline Py_ssize_t home(self, int64_t index) noexcept:
         cdef uint64_t line = (<uint64_t>(index >> 4) * <uint64_t>0x9E3779B97F4A7C15)

@@ -1,14 +1,14 @@
-# How long things took: counts by duration, in little memory, whatever the durations are.
+# Histograms of durations with logarithmic buckets: bounded memory, any range.
 #
 #     page 0         0 .. 63             64 buckets, exact
 #     page k - 5     2^k .. 2^(k+1)      64 buckets of 2^(k-6), for k = 6 .. 62
 #
 # A bucket's middle is at most 1/128 = 0.8 % from any value in it; the smallest and the largest
-# value are kept as they are.  A page (512 bytes) is made when first needed: ten times from the
-# shortest to the longest are about four pages, and 58 pages (30 KB) hold everything there is.
+# value are kept exactly.  A page (512 bytes) is allocated when first needed: durations within a
+# factor of ten take about four pages, and 58 pages (30 KB) cover every value.
 #
-# Adding is a few instructions and never sorts or compresses, unlike the quantile streams of nsqd;
-# adding two histograms up loses nothing, so a topic's is as good as its channels'.
+# Adding a value takes a few instructions and never sorts or compresses, unlike nsqd's quantile
+# streams; merging two histograms loses nothing, so a topic's is as precise as its channels'.
 #
 # No clock: times come in as arguments.
 
@@ -43,7 +43,7 @@ cdef class Histogram:
         self.put(value)
 
     def clear(self):
-        """Forget everything."""
+        """Remove all values."""
         self.empty()
 
     @property
@@ -56,7 +56,7 @@ cdef class Histogram:
         return used
 
     def merge(self, Histogram other not None):
-        """Count everything that ``other`` has counted."""
+        """Add all values of ``other``."""
         cdef int number, bucket
         cdef uint64_t* page
         if not other.count:
@@ -72,7 +72,7 @@ cdef class Histogram:
         self.maximum = max(self.maximum, other.maximum)
 
     def quantile(self, double share):
-        """The value below or at which ``share`` (above 0, up to 1) of all values lie; 0 if none.
+        """The value at or below which ``share`` (above 0, up to 1) of all values are; 0 if none.
 
         The nearest rank: of 4 values the median is the second.
         """
@@ -96,7 +96,7 @@ cdef class Histogram:
     def counts_up_to(self, limits not None):
         """How many values are at or below each of the ascending ``limits``.
 
-        A bucket that a limit cuts through belongs to the side its middle is on.
+        A bucket that contains a limit counts on the side of its middle.
         """
         cdef list counts = []
         cdef uint64_t seen = 0
@@ -158,9 +158,9 @@ cdef class Histogram:
 
 
 cdef class Latency:
-    """Durations of the last while: two halves of it, used in turn, as nsqd does.
+    """Durations of a recent window: two histograms, used in turn, as nsqd does.
 
-    What is told covers between a half and all of ``window_ns``.
+    They cover between half and all of ``window_ns``.
     """
 
     def __cinit__(self, int64_t window_ns):
@@ -172,7 +172,7 @@ cdef class Latency:
         self.record(value_ns, wall_ns)
 
     def merge_into(self, Histogram total not None, int64_t wall_ns):
-        """Add what the window holds at ``wall_ns`` to ``total``."""
+        """Add the values of the window that ends at ``wall_ns`` to ``total``."""
         if wall_ns - self.turned_ns >= self.half_ns:
             self.turn(wall_ns)
         total.merge(self.previous)
@@ -186,7 +186,8 @@ cdef class Latency:
     cdef int turn(self, int64_t wall_ns) except -1:
         cdef int64_t halves = (wall_ns - self.turned_ns) // self.half_ns
         if wall_ns < self.turned_ns:
-            # The clock was stepped back; without this the window would not turn for as long.
+            # The clock was stepped back; otherwise the window would not turn until it has caught
+            # up.
             self.turned_ns = wall_ns
             return 0
         self.current, self.previous = self.previous, self.current

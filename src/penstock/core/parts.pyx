@@ -1,33 +1,27 @@
-# Parts of a staging (R19): many messages in one body, checked when it comes and made into frames
-# when it is published.  Deferred ones become records of slot files: see Batch.add_rows.
+# Parts of a staging (R19): many messages in one body, checked on arrival and turned into frames
+# when it is published.  Deferred ones become records of slot files: see SlotBatch.add_rows.
 #
 #     plain:     count u32 | (size u32, body) ...                the body of MPUB, without its size
 #     deferred:  count u32 | (due_ns i64, size u32, body) ...
 #
-# Rule 1: no I/O, no clock.  What is long runs without the interpreter's lock, on a disk thread.
-# Rule 2: `measure` judges bytes of a peer.  Everything else gets what `measure` let pass and was
-#         stored under a checksum, and still never reads past the end.
+# Rule 1: no I/O, no clock.  Long loops run without the interpreter's lock, on a disk thread.
+# Rule 2: `measure` validates bytes from a peer.  The other functions get what it has accepted and
+#         what was stored under a checksum, and still never read past the end.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from penstock.core.appender cimport store_frame
-from penstock.core.batches cimport FRAME_HEADER
-
-cdef inline uint32_t load_u32(const unsigned char* p) noexcept nogil:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
-
-
-cdef inline int64_t load_i64(const unsigned char* p) noexcept nogil:
-    return <int64_t>((<uint64_t>load_u32(p) << 32) | load_u32(p + 4))
+from penstock.core.bytes cimport load_i64, load_u32
+from penstock.core.layouts cimport FRAME_HEADER, ID_INDEX_BITS
 
 
 def measure(bytes body not None, bint deferred, int64_t size_max, int64_t due_max_ns=0):
-    """How many messages, and how many bytes they have together.
+    """The number of messages, and of bytes in their bodies.
 
-    ValueError says BAD_BODY, BAD_MESSAGE, MSG_TOO_BIG, or INVALID_DEFER for a due time below 0 or
-    behind ``due_max_ns``.  Unlike MPUB's, a body with bytes left over is refused: they would be
-    rows that somebody miscounted.
+    Raises ValueError with BAD_BODY, BAD_MESSAGE, MSG_TOO_BIG, or INVALID_DEFER for a due time below
+    0 or after ``due_max_ns``.  Unlike with MPUB, bytes after the last message are an error: the
+    writer has miscounted its rows.
     """
     cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(body)
     cdef Py_ssize_t at = 4, end = PyBytes_GET_SIZE(body), head = 12 if deferred else 4
@@ -60,13 +54,13 @@ def frames(bytes body not None, int node_id, int64_t first, int64_t timestamp_ns
     cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(body)
     cdef Py_ssize_t end = PyBytes_GET_SIZE(body)
     cdef int64_t count = load_u32(p) if end >= 4 else 0
-    # Each message brings 4 bytes of size and gets a frame's head for them.
+    # Each message has a size of 4 bytes here, and a whole header in its frame.
     cdef Py_ssize_t room = end - 4 + count * (FRAME_HEADER - 4)
     if count < 1 or count > end // 5:
         raise ValueError("BAD_BODY")
     cdef bytes payload = PyBytes_FromStringAndSize(NULL, room)
     cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(payload)
-    cdef uint64_t id = <uint64_t>node_id << 54 | <uint64_t>first
+    cdef uint64_t id = <uint64_t>node_id << ID_INDEX_BITS | <uint64_t>first
     cdef bint good
     with nogil:
         good = build(p + 4, p + end, out, count, id, timestamp_ns)

@@ -1,4 +1,4 @@
 cdef class Pins:
-    cdef readonly Py_ssize_t users
-    cdef readonly bint kept
-    cdef public bint recent
+    cdef readonly Py_ssize_t users  # take() without give()
+    cdef readonly bint kept         # False after drop()
+    cdef public bint recent         # used since the flag was cleared, by the search for old ones

@@ -1,6 +1,6 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 from penstock.core.frames import Reply
 
@@ -21,14 +21,14 @@ class Publication:
     begun_s: float
     sent_s: float
     unknown: bool
-    def __init__(
-        self,
+    def __new__(
+        cls,
         command: bytes,
         size: int,
         futures: Sequence[Future],
         retries: int,
         begun_s: float,
-    ) -> None: ...
+    ) -> Self: ...
     def fail(self, error: Exception) -> None: ...
 
 def single(

@@ -1,14 +1,14 @@
 # Runs of indexes.
 #
-# RunList: cheap to extend at the end, sorted and joined when asked.  A window collects what was
-# finished here until the journal hears of it.  Consumers that finish in order make one run, however
-# many messages it is.
+# RunList: cheap to append to, sorted and merged on demand.  A window collects finished messages
+# here until they are written to the journal.  Consumers that finish in order make one run of any
+# number of messages.
 #
-# Runs: which indexes of a topic exist, so that a count is exact (R1: an index difference is never
-# one).
+# Runs: which indexes of a topic exist, so that counts are exact (R1: an index difference is never a
+# count).
 #
 #     runs    [100, 250)      [4096, 9000)   [9010, 9500)
-#     before   0               150            5054           messages in front of each run
+#     before   0               150            5054           messages before each run
 #
 # Invariants of Runs, see check():
 #  1. runs are not empty, ascend and do not touch.
@@ -21,12 +21,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport qsort
 
-
-cdef inline unsigned char* store_u64(unsigned char* p, uint64_t value) noexcept:
-    cdef int i
-    for i in range(8):
-        p[i] = <unsigned char>(value >> (56 - 8 * i))
-    return p + 8
+from penstock.core.bytes cimport store_u64
 
 
 cdef int by_start(const void* a, const void* b) noexcept nogil:
@@ -36,7 +31,7 @@ cdef int by_start(const void* a, const void* b) noexcept nogil:
 
 
 cdef class RunList:
-    """Runs of indexes, cheap to extend at the end, merged when asked."""
+    """Runs of indexes, cheap to append to, merged on demand."""
 
     def __dealloc__(self):
         PyMem_Free(self.runs)
@@ -67,7 +62,7 @@ cdef class RunList:
         return 0
 
     cdef void merge(self, int64_t low) noexcept:
-        # Sort, join what touches, and drop what lies below ``low``.
+        # Sort, join adjacent runs, and drop what is below ``low``.
         cdef Py_ssize_t i, kept = 0
         cdef Run run
         if not self.size:
@@ -93,13 +88,13 @@ cdef class RunList:
         cdef unsigned char* p = <unsigned char*>PyBytes_AS_STRING(data)
         cdef Py_ssize_t i
         for i in range(self.size):
-            p = store_u64(p, <uint64_t>self.runs[i].start)
-            p = store_u64(p, <uint64_t>self.runs[i].end)
+            store_u64(p + 16 * i, <uint64_t>self.runs[i].start)
+            store_u64(p + 16 * i + 8, <uint64_t>self.runs[i].end)
         return data
 
 
 cdef class Runs:
-    """A set of indexes that grows at its end and is cut at its start."""
+    """A set of indexes; usually grows at its end and shrinks at its start."""
 
     def __init__(self, runs=()):
         self.starts = []
@@ -124,10 +119,10 @@ cdef class Runs:
         return self.starts[0] if self.starts else None
 
     cpdef add(self, int64_t start, int64_t end):
-        """Add [start, end), which must lie behind everything there."""
+        """Add [start, end), which must be after all others."""
         cdef Py_ssize_t last = len(self.ends) - 1
         if last >= 0:
-            assert start >= self.ends[last], f"{start} lies in front of {self.ends[last]}"
+            assert start >= self.ends[last], f"{start} is before {self.ends[last]}"
             if start == self.ends[last]:
                 self.ends[last] = end
                 return
@@ -136,7 +131,7 @@ cdef class Runs:
         self.ends.append(end)
 
     def replace(self, start, end, runs=()):
-        """Put ``runs`` in the place of whatever exists in [start, end)."""
+        """Replace everything in [start, end) by ``runs``."""
         cdef Py_ssize_t low = bisect_right(self.ends, start)
         cdef Py_ssize_t high = max(low, bisect_left(self.starts, end))
         kept = []
@@ -145,10 +140,10 @@ cdef class Runs:
         kept += [(a, b) for a, b in runs if a < b]
         if low < high and self.ends[high - 1] > end:
             kept.append((end, self.ends[high - 1]))
-        if low == 0 and not kept:  # the common case, segments that go: O(runs that go)
+        if low == 0 and not kept:  # the common case, removed segments: O(runs removed)
             del self.starts[:high], self.ends[:high], self.before[:high]
             return
-        # One run more on either side, so that neighbours that touch become one.
+        # Include a run before them, so that adjacent runs are joined.
         if low > 0:
             low -= 1
             kept.insert(0, (self.starts[low], self.ends[low]))
@@ -158,7 +153,7 @@ cdef class Runs:
             self.add(a, b)
 
     def next(self, index):
-        """The smallest index here at or above ``index``."""
+        """The smallest index in the set at or above ``index``."""
         place = bisect_right(self.ends, index)
         if place == len(self.starts):
             return None

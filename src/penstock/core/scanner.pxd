@@ -6,59 +6,59 @@ from penstock.core.window cimport Consumer, Window
 
 cdef struct Token:
     const unsigned char* at
-    Py_ssize_t size
+    Py_ssize_t size  # bytes
 
 
-# What advance() returns when there may be more to do without more input.
+# advance() returns this when it stopped before the input was used up.
 cdef object WORKED
 
 
 cdef class Owed:
-    cdef readonly Ticket ticket
-    cdef readonly int64_t count
-    cdef readonly str command
+    cdef readonly Ticket ticket  # of the batch that the messages are in
+    cdef readonly int64_t count  # replies
+    cdef readonly str command    # for the error if the ticket fails
 
 
 cdef class Scanner:
-    cdef public int state
-    cdef public Window window
-    cdef public Consumer consumer
-    cdef public bint tls_required
-    cdef public int64_t msg_timeout_ns
-    cdef public bint progressed
-    cdef public bint answered
-    cdef readonly int64_t command_count
-    cdef readonly list owed
-    # How large the command at hand will be, with its body; 0 if that is not known yet.
+    cdef public int state                # INIT, SUBSCRIBED or CLOSING; set by the connection
+    cdef public Window window            # of the subscribed channel; set by the connection
+    cdef public Consumer consumer        # of the subscription; set by the connection
+    cdef public bint tls_required        # refuse everything but IDENTIFY; set by the connection
+    cdef public int64_t msg_timeout_ns   # what TOUCH extends by; set by the connection
+    cdef public bint progressed          # a command was consumed; cleared by the connection
+    cdef public bint answered            # FIN, REQ, TOUCH or RDY ran; cleared by the connection
+    cdef readonly int64_t command_count  # commands since the connection was made
+    cdef readonly list owed              # Owed replies in order; settle() takes them off
+    # Bytes of the unfinished command with its body; 0: not known yet.
     cdef readonly Py_ssize_t wanted
 
-    cdef dict appenders
-    cdef object on_settled
-    cdef int64_t message_size_max
-    cdef int64_t body_size_max
-    cdef int64_t ready_count_max
-    cdef int64_t requeue_ms_max
-    cdef int64_t defer_ms_max
-    cdef int64_t msg_timeout_max_ns
+    cdef dict appenders              # bytes -> Appender; the connection's, filled by it
+    cdef object on_settled           # called with each settled ticket
+    cdef int64_t message_size_max    # --max-msg-size
+    cdef int64_t body_size_max       # --max-body-size
+    cdef int64_t ready_count_max     # --max-rdy-count
+    cdef int64_t requeue_ms_max      # --max-req-timeout
+    cdef int64_t defer_ms_max        # the longest delay of a DPUB
+    cdef int64_t msg_timeout_max_ns  # --max-msg-timeout
 
-    cdef object chunk
-    cdef unsigned char* rest
-    cdef Py_ssize_t rest_capacity
-    cdef const unsigned char* at
-    cdef const unsigned char* end
-    cdef Py_ssize_t line_scanned
-    cdef int64_t multi_done
-    cdef Py_ssize_t multi_at
-    cdef tuple waiting
+    cdef object chunk              # owner of the bytes at ``at``; None: they are in ``held``
+    cdef unsigned char* held       # copy of received bytes that are not consumed
+    cdef Py_ssize_t held_capacity  # bytes of ``held``
+    cdef const unsigned char* at   # the first byte not consumed
+    cdef const unsigned char* end  # after the last byte received
+    cdef Py_ssize_t line_scanned   # bytes after ``at`` known to hold no line end
+    cdef int64_t multi_done        # messages of an unfinished MPUB that were checked
+    cdef Py_ssize_t multi_at       # bytes of its command that were checked
+    cdef tuple waiting             # error to send if the peer stops here, or None
 
-    cdef Appender last
-    cdef bytes last_name
-    cdef int64_t last_published
-    cdef dict published
+    cdef Appender last           # of the last publish
+    cdef bytes last_name         # its topic
+    cdef int64_t last_published  # messages to it that ``published`` lacks
+    cdef dict published          # topic -> messages, for /stats
 
-    cdef int64_t now_ns
-    cdef int64_t wall_ns
-    cdef int64_t work_count
+    cdef int64_t now_ns      # monotonic, of the current call
+    cdef int64_t wall_ns     # wall clock, of the current call
+    cdef int64_t work_count  # commands run by the current call
 
     cdef int take_in(self, owner, const unsigned char* data, Py_ssize_t size) except -1
     cpdef object next(self, int64_t now_ns, int64_t wall_ns)
@@ -80,4 +80,4 @@ cdef class Scanner:
     cpdef owe_ticket(self, Ticket ticket, str command)
     cdef Owed take_settled(self, int64_t* count)
     cdef void consume(self, Py_ssize_t size) noexcept
-    cdef int keep_rest(self, Py_ssize_t extra) except -1
+    cdef int keep_held(self, Py_ssize_t extra) except -1

@@ -3,26 +3,28 @@
 #     NAME[ SP param]*[CR]LF             every command
 #     size i32, then size bytes          after IDENTIFY, AUTH, PUB, DPUB, MPUB
 #
-# What runs per message (PUB, MPUB, FIN, REQ, TOUCH, RDY) is executed here, on the topic's
-# Appender and the channel's Window.  Everything else is returned by next() to be executed in
-# Python: a tuple whose first item names it, or a ProtocolError.
+# Commands that run per message (PUB, MPUB, FIN, REQ, TOUCH, RDY) are executed here, on the topic's
+# Appender and the channel's Window.  All others are returned by next() and executed in Python: a
+# tuple whose first item is the name, or a ProtocolError.
 #
 # Rule 1: no I/O, no clock, no logging.  The result is a function of the input.
 # Rule 2: where the kernel splits the stream never changes the result.
 # Rule 3: a peer that sends one byte a packet costs O(n), not O(n^2).
 # Rule 4: sizes are checked when declared, before anything is buffered.
-# Rule 5: commands run strictly in order: after next() returned one, the following ones wait
-#         until next() is called again.
-# Rule 6: no command, and no number of commands, is unbounded: advance() returns after a bounded
-#         amount of work, so that whoever has a clock may end the turn.
+# Rule 5: commands run strictly in order: after next() returned one, the following ones wait until
+#         next() is called again.
+# Rule 6: advance() returns after a bounded amount of work, so that the caller, who has a clock, can
+#         end the turn.
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
-from libc.stdint cimport UINT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int32_t, int64_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memmove
 
 from penstock.core.appender cimport Appender
+from penstock.core.bytes cimport load_u32
+from penstock.core.layouts cimport ID_INDEX_BITS, ID_SIZE
 from penstock.core.ticket cimport Ticket
 from penstock.core.window cimport DONE, NOT_IN_FLIGHT, Consumer, Window
 
@@ -39,31 +41,27 @@ cdef enum:
     STATE_CLOSING = 4
     LINE_SIZE_MAX = 16384       # nsqd's read buffer; a longer line closes without an error frame
     TOKEN_COUNT_MAX = 4
-    ID_SIZE = 16
     FIN_LINE_SIZE = 21
-    REST_KEPT_MAX = 65536
-    # Bodies that are read by Python; nsqd takes --max-body-size of each.
+    HELD_KEPT_MAX = 65536
+    # Bodies that Python parses; nsqd accepts up to --max-body-size.
     IDENTIFY_SIZE_MAX = 65536
     AUTH_SIZE_MAX = 8192
-    # Commands after which advance() returns, about a millisecond.  Counted rather than timed: a
-    # machine that is busy with others would end turns early, and each end costs a copy of what is
-    # left.  A packet full of FINs is just below it.
+    # Commands after which advance() returns, about a millisecond.  Counted rather than timed: on a
+    # busy machine turns would end early, and each end copies the bytes that are left.  A packet
+    # full of FINs is just below it.
     WORK_COUNT_MAX = 12_800
-    MULTI_COUNT = 4     # messages of an MPUB that take as long as a command
+    MULTI_COUNT = 4     # messages of an MPUB that count as one command
 
 cdef enum:
     PARSED
     NOT_DECIMAL
     TOO_LARGE       # beyond 64 bits
 
+cdef int64_t INDEX_MASK = (<int64_t>1 << ID_INDEX_BITS) - 1
 cdef object CONTINUE = object()
 cdef object MORE = object()
 WORKED = object()
 cdef tuple LINE_TOO_LONG = ("LINE_TOO_LONG",)
-
-
-cdef inline int32_t load_i32(const unsigned char* p) noexcept:
-    return <int32_t>((<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3])
 
 
 cdef inline bint is_word(Token* token, const char* word, Py_ssize_t size) noexcept:
@@ -75,13 +73,13 @@ cdef inline bytes as_bytes(Token* token):
 
 
 cdef inline str as_text(Token* token):
-    # Bytes that are not UTF-8 come back as they were when the error frame is encoded.
+    # Bytes that are not UTF-8 are restored when the error frame is encoded.
     return as_bytes(token).decode("utf-8", "surrogateescape")
 
 
 cdef int64_t parse_id(const unsigned char* p) noexcept:
-    # 16 lower-case hexadecimal digits, or -1.  nsqd compares the bytes; so do we, by
-    # accepting exactly one spelling of each number.
+    # 16 lower-case hexadecimal digits, or -1.  nsqd compares the bytes; accepting exactly one
+    # spelling of each number is the same.
     cdef uint64_t value = 0
     cdef int i
     cdef unsigned char c
@@ -97,7 +95,7 @@ cdef int64_t parse_id(const unsigned char* p) noexcept:
 
 
 cdef int parse_decimal(Token* token, uint64_t* value) noexcept:
-    # Digits only; the empty string is 0.  nsqd's values wrap: 2^64 + 1 is 1 there.
+    # Digits only; the empty string is 0.  In nsqd values wrap: 2^64 + 1 is 1.
     cdef Py_ssize_t i
     cdef uint64_t digit
     cdef int status = PARSED
@@ -132,7 +130,7 @@ cdef object invalid(str text):
 
 
 cdef class Owed:
-    """``count`` replies OK that wait for ``ticket``."""
+    """``count`` OK replies that wait for ``ticket``."""
 
 
 cdef class Scanner:
@@ -154,7 +152,7 @@ cdef class Scanner:
         self.published = {}
 
     def __dealloc__(self):
-        PyMem_Free(self.rest)
+        PyMem_Free(self.held)
 
     @property
     def buffered_size(self):
@@ -168,20 +166,17 @@ cdef class Scanner:
         return self.published
 
     def feed(self, bytes data not None):
-        """Take in what was received; next() gives what it completes."""
+        """Add received bytes; next() runs the commands they complete."""
         self.take_in(data, <const unsigned char*>PyBytes_AS_STRING(data), len(data))
 
     def feed_from(self, bytearray buffer not None, Py_ssize_t size):
-        """As feed(), for the first ``size`` bytes of a buffer.
-
-        It may be used again only after keep().
-        """
+        """feed() the first ``size`` bytes of a buffer; it may be reused only after keep()."""
         assert 0 <= size <= len(buffer)
         self.take_in(buffer, <const unsigned char*>PyByteArray_AS_STRING(buffer), size)
 
     def keep(self):
-        """Copy what was fed and not consumed, if it is not our own yet."""
-        self.keep_rest(0)
+        """Copy the bytes not yet consumed out of the caller's buffer."""
+        self.keep_held(0)
 
     cdef int take_in(self, owner, const unsigned char* data, Py_ssize_t size) except -1:
         if self.at == self.end:
@@ -189,20 +184,20 @@ cdef class Scanner:
             self.at = data
             self.end = data + size
             return 0
-        self.keep_rest(size)
+        self.keep_held(size)
         memcpy(<unsigned char*>self.end, data, size)
         self.end += size
         return 0
 
     cpdef object next(self, int64_t now_ns, int64_t wall_ns):
-        """Run commands up to one that is not for the core; None when more input is needed."""
+        """Run commands up to one that Python executes; None when more input is needed."""
         cdef object result = WORKED
         while result is WORKED:
             result = self.advance(now_ns, wall_ns)
         return result
 
     cdef object advance(self, int64_t now_ns, int64_t wall_ns):
-        # As next(), but WORKED after a bounded amount of work, more of which may be left.
+        # next(), but returns WORKED after a bounded amount of work.
         cdef object result = CONTINUE
         self.now_ns = now_ns
         self.wall_ns = wall_ns
@@ -212,31 +207,31 @@ cdef class Scanner:
                 return WORKED
             result = self.step()
         if result is MORE:
-            self.keep_rest(0)
+            self.keep_held(0)
             return None
         return result
 
     def eof(self):
-        """The error for a peer that stops sending in the middle of a body, or None."""
+        """The error for a peer that disconnects in the middle of a body, or None."""
         return None if self.waiting is None else ProtocolError(*self.waiting)
 
-    def take_rest(self):
-        """Remove and return what was received and not consumed: it belongs to another stream."""
-        rest = PyBytes_FromStringAndSize(<const char*>self.at, self.end - self.at)
+    def take_held(self):
+        """Remove and return the bytes not consumed: they belong to the upgraded stream."""
+        held = PyBytes_FromStringAndSize(<const char*>self.at, self.end - self.at)
         self.at = self.end
         self.line_scanned = 0
-        self.keep_rest(0)
-        return rest
+        self.keep_held(0)
+        return held
 
-    def drop_rest(self):
-        """Free what was received and not consumed: nobody will execute it."""
+    def drop_held(self):
+        """Discard the bytes not consumed."""
         self.at = self.end
         self.line_scanned = 0
         self.waiting = None
-        self.keep_rest(0)
+        self.keep_held(0)
 
     def forget_topic(self):
-        """Look the topic of the next publish up again, whatever it is."""
+        """Forget the cached topic: the next publish looks it up again."""
         self._count_published()
         self.last = None
 
@@ -252,8 +247,8 @@ cdef class Scanner:
                 and self.consumer is not None and self.window is not None):
             value = parse_id(p + 4)
             if value != -1 and self.window.finish(
-                    self.consumer, value & ((<int64_t>1 << 54) - 1),
-                    <int>(<uint64_t>value >> 54), self.wall_ns) == DONE:
+                    self.consumer, value & INDEX_MASK,
+                    <int>(<uint64_t>value >> ID_INDEX_BITS), self.wall_ns) == DONE:
                 self.answered = True
                 self.consume(FIN_LINE_SIZE)
                 return CONTINUE
@@ -265,7 +260,7 @@ cdef class Scanner:
                 return LINE_TOO_LONG
             self.line_scanned = limit
             return MORE
-        # Until its body is here a command is looked at again with each packet.
+        # Until its body is complete, a command is parsed again with each packet.
         self.line_scanned = line_end - p
         return self.run_line(line_end - p)
 
@@ -382,11 +377,11 @@ cdef class Scanner:
         return CONTINUE
 
     cdef object body_missing(self, str name, Py_ssize_t body_at, int64_t* size):
-        # None when the message body is here whole, else MORE or the error.
+        # None if the message body is complete, otherwise MORE or the error.
         cdef Py_ssize_t have = self.end - self.at - body_at
         if have < 4:
             return self.need(("E_BAD_MESSAGE", f"{name} failed to read message body size"))
-        size[0] = load_i32(self.at + body_at)
+        size[0] = <int32_t>load_u32(self.at + body_at)
         if size[0] <= 0:
             return ProtocolError("E_BAD_MESSAGE", f"{name} invalid message body size {size[0]}")
         if size[0] > self.message_size_max:
@@ -406,13 +401,13 @@ cdef class Scanner:
         appender = self.appender_of(&tokens[1])
         if appender is None:
             if not is_name(tokens[1].at, tokens[1].size):
-                # nsqd says the code twice here, and clients match on it.
+                # nsqd repeats the code here, and clients match on it.
                 return ("BAD_NAME", "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic name",
                         as_bytes(&tokens[1]))
             return ("TOPIC", "MPUB", as_text(&tokens[1]))
         if have < 4:
             return self.need(("E_BAD_BODY", "MPUB failed to read body size"))
-        size = load_i32(self.at + body_at)
+        size = <int32_t>load_u32(self.at + body_at)
         if size <= 0:
             return ProtocolError("E_BAD_BODY", f"MPUB invalid body size {size}")
         if size > self.body_size_max:
@@ -420,7 +415,7 @@ cdef class Scanner:
         self.wanted = body_at + 4 + size
         if have < 8:
             return self.need(("E_BAD_BODY", "MPUB failed to read message count"))
-        message_count = load_i32(self.at + body_at + 4)
+        message_count = <int32_t>load_u32(self.at + body_at + 4)
         if not 1 <= message_count <= (self.body_size_max - 4) // 5:
             return ProtocolError("E_BAD_BODY", f"MPUB invalid message count {message_count}")
         missing = self.check_multi(message_count, body_at + 8)
@@ -434,8 +429,8 @@ cdef class Scanner:
         return CONTINUE
 
     cdef object check_multi(self, int64_t count, Py_ssize_t body_at):
-        # Nothing is published unless all messages parse.  The declared total is not trusted:
-        # as in nsqd, count and lengths drive the parsing.  Goes on where it stopped (rule 3).
+        # Nothing is published unless all messages parse.  The declared total is not used: as in
+        # nsqd, count and lengths drive the parsing.  Resumes where it stopped (rule 3).
         cdef Py_ssize_t have = self.end - self.at
         cdef int64_t size
         if not self.multi_at:
@@ -444,7 +439,7 @@ cdef class Scanner:
             if have < self.multi_at + 4:
                 return self.need(("E_BAD_MESSAGE",
                                   f"MPUB failed to read message({self.multi_done}) body size"))
-            size = load_i32(self.at + self.multi_at)
+            size = <int32_t>load_u32(self.at + self.multi_at)
             if size <= 0:
                 return ProtocolError(
                     "E_BAD_MESSAGE", f"MPUB invalid message({self.multi_done}) body size {size}")
@@ -469,7 +464,7 @@ cdef class Scanner:
             return self.last
         found = self.appenders.get(as_bytes(name))
         if found is not None and found.closed:
-            # A connection's own table of topics does not hear of deletions.
+            # A connection's own table of topics is not updated by deletions.
             found = None
         if found is not None:
             self._count_published()
@@ -489,7 +484,7 @@ cdef class Scanner:
         return 0
 
     cpdef owe_ticket(self, Ticket ticket, str command):
-        """One more reply OK that waits for ``ticket``."""
+        """Owe an OK that waits for ``ticket``."""
         cdef Owed owed = Owed.__new__(Owed)
         owed.ticket = ticket
         owed.count = 1
@@ -498,9 +493,9 @@ cdef class Scanner:
         ticket.add(self.on_settled)
 
     def settle(self):
-        """Take off what is owed and settled, in order: (number of OK, what failed or None).
+        """Remove settled replies, in order, up to the first that failed.
 
-        It ends at the first that failed.
+        Returns (number of OK, the Owed that failed or None).
         """
         cdef int64_t count = 0
         failed = self.take_settled(&count)
@@ -544,15 +539,15 @@ cdef class Scanner:
         if name == "REQ":
             if parse_decimal(&tokens[2], &delay_ms) == NOT_DECIMAL:
                 return invalid(f"REQ could not parse timeout {as_text(&tokens[2])}")
-            # nsqd clamps without a word.
+            # nsqd clamps silently.
             due_ns = <int64_t>min(delay_ms, <uint64_t>self.requeue_ms_max) * 1000000
             if due_ns:
                 due_ns += self.wall_ns
         value = parse_id(tokens[1].at)
         assert self.window is not None and self.consumer is not None
         if value != -1:
-            index = value & ((<int64_t>1 << 54) - 1)
-            node_id = <int>(<uint64_t>value >> 54)
+            index = value & INDEX_MASK
+            node_id = <int>(<uint64_t>value >> ID_INDEX_BITS)
             if name == "REQ":
                 status = self.window.requeue(self.consumer, index, node_id, due_ns)
             elif name == "FIN":
@@ -574,7 +569,7 @@ cdef class Scanner:
         cdef uint64_t value = 1
         cdef int status = PARSED
         if self.state == STATE_CLOSING:
-            # The client is on its way out; nsqd does not even parse the count.
+            # The client is closing; nsqd does not even parse the count.
             self.consume(self.line_scanned + 1)
             return CONTINUE
         if self.state != STATE_SUBSCRIBED:
@@ -592,7 +587,7 @@ cdef class Scanner:
         self.consume(self.line_scanned + 1)
         return CONTINUE
 
-    # ---- the rest
+    # ---- other commands, and the input
 
     cdef object with_body(self, str name, Py_ssize_t body_at, int64_t size_max):
         cdef Py_ssize_t have = self.end - self.at - body_at
@@ -601,9 +596,9 @@ cdef class Scanner:
             return invalid(f"cannot {name} in current state")
         if have < 4:
             return self.need(("E_BAD_BODY", f"{name} failed to read body size"))
-        size = load_i32(self.at + body_at)
+        size = <int32_t>load_u32(self.at + body_at)
         if size > self.body_size_max:
-            # What nsqd refuses as well, in its words.
+            # nsqd rejects this as well, with the same text.
             size_max = self.body_size_max
         if size > size_max:
             return ProtocolError("E_BAD_BODY", f"{name} body too big {size} > {size_max}")
@@ -631,44 +626,44 @@ cdef class Scanner:
         self.wanted = 0
         self.progressed = True
 
-    cdef int keep_rest(self, Py_ssize_t extra) except -1:
-        # Move what is left into our own buffer, with room for ``extra`` more bytes.
+    cdef int keep_held(self, Py_ssize_t extra) except -1:
+        # Copy the bytes not consumed into our own buffer, with room for ``extra`` more.
         cdef Py_ssize_t size = self.end - self.at
         cdef Py_ssize_t capacity
-        cdef unsigned char* rest
-        cdef bint inside = (self.rest != NULL and self.rest <= self.at
-                            and self.end <= self.rest + self.rest_capacity)
+        cdef unsigned char* held
+        cdef bint inside = (self.held != NULL and self.held <= self.at
+                            and self.end <= self.held + self.held_capacity)
         if size == 0 and extra == 0:
             self.chunk = None
             self.at = self.end = NULL
-            if self.rest_capacity > REST_KEPT_MAX or not inside:
-                PyMem_Free(self.rest)
-                self.rest = NULL
-                self.rest_capacity = 0
+            if self.held_capacity > HELD_KEPT_MAX or not inside:
+                PyMem_Free(self.held)
+                self.held = NULL
+                self.held_capacity = 0
             return 0
         if inside and extra == 0:
             return 0
-        if inside and self.at > self.rest:
-            memmove(self.rest, self.at, size)
-            self.at = self.rest
-            self.end = self.rest + size
-        if size + extra > self.rest_capacity:
-            capacity = max(256, 2 * self.rest_capacity)
+        if inside and self.at > self.held:
+            memmove(self.held, self.at, size)
+            self.at = self.held
+            self.end = self.held + size
+        if size + extra > self.held_capacity:
+            capacity = max(256, 2 * self.held_capacity)
             if capacity > self.wanted > 0:
-                # Twice as much as is ever needed, for each body on its way.
+                # Doubling would allocate up to twice what the body needs.
                 capacity = self.wanted
             capacity = max(capacity, size + extra)
-            rest = <unsigned char*>PyMem_Realloc(self.rest, capacity)
-            if rest == NULL:
+            held = <unsigned char*>PyMem_Realloc(self.held, capacity)
+            if held == NULL:
                 raise MemoryError
             if inside:
-                self.at = rest
-                self.end = rest + size
-            self.rest = rest
-            self.rest_capacity = capacity
+                self.at = held
+                self.end = held + size
+            self.held = held
+            self.held_capacity = capacity
         if not inside:
-            memcpy(self.rest, self.at, size)
-            self.at = self.rest
-            self.end = self.rest + size
+            memcpy(self.held, self.at, size)
+            self.at = self.held
+            self.end = self.held + size
             self.chunk = None
         return 0

@@ -1,22 +1,22 @@
-# The near part of the deferred queue: which record is due when, and how many are pending.
+# The in-memory index of the deferred queue: which record is due when, and how many are pending.
 #
-# A schedule is one binary heap of 32-byte entries over all slot files that are near.  A record of a
-# slot file is in exactly one of these states:
+# A schedule is one binary heap of 32-byte entries over all slot files that are due soon ("near"). 
+# A record of a slot file is in exactly one of these states:
 #
-#     unindexed   its bit in ``known`` is clear: in the file only, due at Slot.next_ns or later
+#     unindexed   its bit in ``known`` is clear: only in the file, due at Slot.next_ns or later
 #     near        bit set, an entry in the heap
 #     firing      bit set, taken by the engine, counted in firing_count
 #     done        bit set: fired or void
 #
 # Invariant 1: an unindexed record still to be fired is due at or after Slot.next_ns (NEVER: none).
-# Invariant 2: near_count and firing_count count a slot's entries; a bit is set at most once, so
-#              a record that a second scan of the file finds again is not indexed twice.
-# Invariant 3: at most count_max entries; past that the latest go (``shrink``), their bits are
-#              cleared, next_ns of their slots falls, and the engine scans those files again when
-#              there is room.
-# Invariant 4: of the records seen, pending_count + done_count - len(known) are unindexed.
-# Invariant 5: while ``limited``, a scan takes in nothing later than ``limit``, so that what is in
-#              the heap is earlier than what fell out of it.
+# Invariant 2: near_count and firing_count count a slot's entries; a bit is set at most once, so a
+#              record that a second scan of the file finds is not indexed twice.
+# Invariant 3: there are at most count_max entries; beyond that the latest are dropped (``shrink``):
+#              their bits are cleared, next_ns of their slots is lowered, and the engine scans those
+#              files again when there is room.
+# Invariant 4: of the records scanned, pending_count + done_count - len(known) are unindexed.
+# Invariant 5: while ``limited``, a scan indexes nothing later than ``limit``, so that everything in
+#              the heap is earlier than what was dropped.
 
 from cpython.array cimport array
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -24,7 +24,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memset
 
-from penstock.core.slots cimport Due, Record, Records, parse
+from penstock.core.slots cimport Due, SlotRecord, SlotRecords, parse
 from penstock.core.tally cimport Tallies
 
 NEVER = 0x7FFFFFFFFFFFFFFF
@@ -95,7 +95,7 @@ cdef class Bits:
 
 
 cdef class Slot:
-    """What the schedule knows of one slot file; the engine adds the rest."""
+    """The schedule's state of one slot file; the engine's subclass has more."""
 
     def __init__(self, int64_t number, int64_t next_ns):
         self.number = number
@@ -104,7 +104,7 @@ cdef class Slot:
         self.place = -1
 
 
-cdef inline bint earlier(Entry* a, Entry* b) noexcept nogil:
+cdef inline bint earlier(NearEntry* a, NearEntry* b) noexcept nogil:
     if a.due_ns != b.due_ns:
         return a.due_ns < b.due_ns
     if a.slot != b.slot:
@@ -113,17 +113,17 @@ cdef inline bint earlier(Entry* a, Entry* b) noexcept nogil:
 
 
 cdef int by_place(const void* a, const void* b) noexcept nogil:
-    cdef Entry* x = <Entry*>a
-    cdef Entry* y = <Entry*>b
+    cdef NearEntry* x = <NearEntry*>a
+    cdef NearEntry* y = <NearEntry*>b
     if x.slot != y.slot:
         return -1 if x.slot < y.slot else 1
     return -1 if x.offset < y.offset else 1
 
 
-cdef void select(Entry* items, Py_ssize_t count, Py_ssize_t keep) noexcept nogil:
-    # Reorders so that the ``keep`` earliest come first (quickselect, middle element as pivot).
+cdef void select(NearEntry* items, Py_ssize_t count, Py_ssize_t keep) noexcept nogil:
+    # Quickselect, with the middle element as pivot: the ``keep`` earliest come first.
     cdef Py_ssize_t low = 0, high = count - 1, i, j
-    cdef Entry pivot
+    cdef NearEntry pivot
     while low < high:
         pivot = items[(low + high) // 2]
         i = low
@@ -146,18 +146,18 @@ cdef void select(Entry* items, Py_ssize_t count, Py_ssize_t keep) noexcept nogil
 
 
 cdef class Taken:
-    """Entries taken from a schedule, with the bytes still to be read."""
+    """Entries removed from a schedule; their records have to be read."""
 
     def __dealloc__(self):
         free(self.items)
 
     def ranges(self, Py_ssize_t gap_max, Py_ssize_t size_max):
-        """What to read: (slot, offset, size, first, end), neighbours in a file as one range."""
+        """What to read: (slot, offset, size, first, end); neighbours in a file form one range."""
         cdef Py_ssize_t i = 0, first
         cdef int64_t start, stop
         cdef list found = []
         if self.count > 1:
-            qsort(self.items, self.count, sizeof(Entry), by_place)
+            qsort(self.items, self.count, sizeof(NearEntry), by_place)
         while i < self.count:
             first = i
             start = self.items[i].offset
@@ -178,15 +178,15 @@ cdef class Taken:
         self, Slot slot, bytes data not None, int64_t offset,
         Py_ssize_t first, Py_ssize_t end, list out,
     ):
-        """Put the messages of one range into ``out`` by rank.
+        """Decode the messages of one range into ``out`` by rank.
 
-        Returns what was left out: the ordinals of those that are void, and (ordinal, offset, size)
-        of those that are damaged.
+        Returns those left out: the ordinals of void ones, and (ordinal, offset, size) of damaged
+        ones.
         """
         cdef Py_ssize_t i, at
         cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        cdef Entry* entry
+        cdef NearEntry* entry
         cdef Due due
         cdef list void = [], damaged = []
         if not 0 <= first <= end <= self.count or len(out) < self.count:
@@ -198,7 +198,7 @@ cdef class Taken:
             if 0 <= at and at + <Py_ssize_t>entry.size <= size:
                 due = parse(start + at, entry.size, slot.number, entry.ordinal, entry.offset)
             if due is None:
-                # Whose it was is not known any more: its topic's count stays one too high.
+                # The topic is not known any more: its count stays one too high.
                 damaged.append((entry.ordinal, entry.offset, entry.size))
             elif due.body is None:
                 self.tallies.change(due.instance, due.due_ns, due.stamp, -1)
@@ -211,7 +211,7 @@ cdef class Taken:
 
 
 cdef class Schedule:
-    """The near entries of all slots, soonest first; see the rules above."""
+    """The near entries of all slots, soonest first; see the invariants above."""
 
     def __init__(self, Tallies tallies, Py_ssize_t count_max):
         if count_max < 4:
@@ -248,15 +248,15 @@ cdef class Schedule:
         self.free_places.append(slot.place)
         slot.place = -1
 
-    def index(self, Slot slot, Records records):
-        """Count what was not counted yet, and take in what is near; returns what has fired already.
+    def index(self, Slot slot, SlotRecords records):
+        """Count records not yet counted, and add near ones to the heap.
 
-        The latter are (ordinal, topic, instance) of records whose origins were found in a topic log
-        after a restart.
+        Returns (ordinal, topic, instance) of records that have fired already: their origins were
+        found in a topic log after a restart.
         """
         cdef Py_ssize_t i
-        cdef Record* record
-        cdef Entry entry
+        cdef SlotRecord* record
+        cdef NearEntry entry
         cdef list fired = []
         cdef bint done
         cdef Bits known = slot.known
@@ -297,23 +297,23 @@ cdef class Schedule:
 
     @property
     def top_ns(self):
-        """When the soonest is due."""
+        """When the soonest entry is due."""
         return self.items[0].due_ns if self.count else NEVER_NS
 
     @property
     def limit_ns(self):
-        """Nothing due later than this is taken in now."""
+        """Records due later than this are not indexed now."""
         return self.limit.due_ns if self.limited else NEVER_NS
 
     def take(self, int64_t until_ns, Py_ssize_t count_max, int64_t size_max):
-        """Take up to ``count_max`` entries and ``size_max`` bytes; one may be larger."""
+        """Remove up to ``count_max`` entries of ``size_max`` bytes; the first may be larger."""
         cdef Taken taken = Taken()
         cdef int64_t size = 0
         cdef Slot slot
         cdef Py_ssize_t room = min(count_max, self.count)
         taken.slots = self.slots
         taken.tallies = self.tallies
-        taken.items = <Entry*>malloc(max(1, room) * sizeof(Entry))
+        taken.items = <NearEntry*>malloc(max(1, room) * sizeof(NearEntry))
         if taken.items == NULL:
             raise MemoryError
         while taken.count < room and self.items[0].due_ns <= until_ns:
@@ -334,7 +334,7 @@ cdef class Schedule:
         return taken
 
     def put_back(self, Taken taken, Py_ssize_t first, Py_ssize_t end, int64_t due_ns):
-        """Entries ``first`` to ``end`` could not be read: they are tried again at ``due_ns``."""
+        """Put entries that could not be read back, to be retried at ``due_ns``."""
         cdef Py_ssize_t i
         cdef Slot slot
         if not 0 <= first <= end <= taken.count:
@@ -347,8 +347,8 @@ cdef class Schedule:
             self.push(taken.items[i])
 
     def retry(self, Slot slot, Due due, int64_t due_ns):
-        """A message that was taken could not be fired: it is taken again at ``due_ns``."""
-        cdef Entry entry
+        """Return a message that could not be fired, to be retried at ``due_ns``."""
+        cdef NearEntry entry
         entry.due_ns = max(due.due_ns, due_ns)
         entry.offset = due.offset
         entry.ordinal = due.ordinal
@@ -362,12 +362,12 @@ cdef class Schedule:
         self.push(entry)
 
     def settle(self, Slot slot, int64_t count):
-        """``count`` records of ``slot`` that were taken are fired or void."""
+        """``count`` taken records of ``slot`` were fired or are void."""
         assert 0 <= count <= slot.firing_count
         slot.firing_count -= count
 
     def group(self, list dues):
-        """Uncount the messages; return topic and ordinals by (slot number, instance)."""
+        """Subtract the messages from the counts; return topic, ordinals by (slot, instance)."""
         cdef dict groups = {}
         cdef Due due
         cdef int64_t slot = -1
@@ -386,14 +386,14 @@ cdef class Schedule:
         return groups
 
     cdef int resize(self, Py_ssize_t room) except -1:
-        cdef Entry* items = <Entry*>realloc(self.items, room * sizeof(Entry))
+        cdef NearEntry* items = <NearEntry*>realloc(self.items, room * sizeof(NearEntry))
         if items == NULL:
             raise MemoryError
         self.items = items
         self.room = room
         return 0
 
-    cdef int push(self, Entry entry) except -1:
+    cdef int push(self, NearEntry entry) except -1:
         if self.count >= self.count_max:
             self.shrink()
         if self.count >= self.room:
@@ -410,7 +410,7 @@ cdef class Schedule:
             self.sift_down(0)
 
     cdef void sift_up(self, Py_ssize_t at) noexcept:
-        cdef Entry entry = self.items[at]
+        cdef NearEntry entry = self.items[at]
         cdef Py_ssize_t parent
         while at:
             parent = (at - 1) >> 1
@@ -421,7 +421,7 @@ cdef class Schedule:
         self.items[at] = entry
 
     cdef void sift_down(self, Py_ssize_t at) noexcept:
-        cdef Entry entry = self.items[at]
+        cdef NearEntry entry = self.items[at]
         cdef Py_ssize_t child = 2 * at + 1
         while child < self.count:
             if child + 1 < self.count and earlier(&self.items[child + 1], &self.items[child]):
@@ -434,8 +434,8 @@ cdef class Schedule:
         self.items[at] = entry
 
     cdef int shrink(self) except -1:
-        # The latest quarter goes, in one sweep (25 ms at a million): one by one would need a second
-        # heap.
+        # Drop the latest quarter at once (25 ms for a million): dropping one by one would need a
+        # second heap.
         cdef Py_ssize_t keep = self.count - self.count // 4, i
         cdef Slot slot
         select(self.items, self.count, keep)
@@ -455,7 +455,7 @@ cdef class Schedule:
         return 0
 
     cdef int fall(self, Slot slot, int64_t due_ns) except -1:
-        # A live record of ``slot`` is only in the file now.
+        # A pending record of ``slot`` is not indexed any more.
         if due_ns < slot.next_ns:
             if slot.next_ns == NEVER_NS or not slot.loading:
                 self.fallen.append(slot)
@@ -463,7 +463,7 @@ cdef class Schedule:
         return 0
 
     def check(self):
-        """Raise AssertionError if the heap or the counts of its slots do not hold."""
+        """Assert the heap order and the counts of the slots."""
         cdef Py_ssize_t i
         cdef dict counts = {}
         for i in range(self.count):
@@ -500,7 +500,7 @@ cdef Py_ssize_t find_runs(uint32_t* numbers, Py_ssize_t count, uint32_t* runs) n
 def pack_runs(ordinals):
     """Ordinals as (start u32, count u32) runs, big-endian, ascending.
 
-    Sorts without the interpreter's lock: a checkpoint may cover a million, and the loop goes on.
+    Sorts without the interpreter's lock, because a checkpoint may have a million of them.
     """
     cdef array numbers = array("I", ordinals)
     cdef array runs = array("I", bytes(8 * len(numbers)))

@@ -2,38 +2,38 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 
 # What is known of one record without its body.
-cdef struct Record:
-    int64_t due_ns
-    int64_t offset        # from the start of the bytes it was found in, plus Records.base
-    uint64_t instance
-    int64_t stamp
-    uint32_t ordinal
-    uint32_t size
+cdef struct SlotRecord:
+    int64_t due_ns     # wall clock
+    int64_t offset     # from the start of the bytes it was found in, plus SlotRecords.base
+    uint64_t instance  # of the topic
+    int64_t stamp      # ascends with acceptance
+    uint32_t ordinal   # ascends in the file
+    uint32_t size      # bytes of the whole record
 
 
-cdef class Records:
-    cdef Record* items
-    cdef readonly Py_ssize_t count
-    cdef Py_ssize_t room
-    cdef readonly int64_t base
-    cdef readonly bytes data
-    cdef readonly int64_t next_offset
-    cdef readonly int64_t corrupt_count
-    cdef readonly int64_t corrupt_size
-    cdef readonly int64_t torn_size
-    cdef readonly int64_t bad_offset      # in the file: the first bad byte, -1 if there is none
-    cdef readonly int64_t bad_end         # one past the last one
-    cdef readonly int64_t good_end        # where the last good record ends, 0 if there is none
+cdef class SlotRecords:
+    cdef SlotRecord* items               # in file order
+    cdef readonly Py_ssize_t count       # records
+    cdef Py_ssize_t room                 # records allocated
+    cdef readonly int64_t base           # offset in the file that the bytes start at
+    cdef readonly bytes data             # the bytes; None in a batch
+    cdef readonly int64_t next_offset    # in the file: where the next scan starts
+    cdef readonly int64_t corrupt_count  # places with bad bytes before a good record
+    cdef readonly int64_t corrupt_size   # bytes there
+    cdef readonly int64_t torn_size      # bad bytes at the end of the file
+    cdef readonly int64_t bad_offset     # in the file: the first bad byte, -1 if there is none
+    cdef readonly int64_t bad_end        # one past the last one
+    cdef readonly int64_t good_end       # where the last good record ends, 0 if there is none
 
     cdef int reserve(self, Py_ssize_t count) except -1 nogil
     cdef str topic_at(self, Py_ssize_t i)
 
 
-cdef class Batch(Records):
-    cdef readonly int64_t number
-    cdef uint8_t* buffer
-    cdef readonly Py_ssize_t size
-    cdef Py_ssize_t buffer_room
+cdef class SlotBatch(SlotRecords):
+    cdef readonly int64_t number   # of the slot file
+    cdef uint8_t* buffer           # packed records; NULL once settled
+    cdef readonly Py_ssize_t size  # bytes packed
+    cdef Py_ssize_t buffer_room    # bytes allocated
 
     cdef int grow(self, Py_ssize_t size) except -1
     cdef int pack(
@@ -43,16 +43,16 @@ cdef class Batch(Records):
 
 
 cdef class Due:
-    cdef readonly int64_t slot
-    cdef readonly uint32_t ordinal
-    cdef readonly str topic
-    cdef readonly uint64_t instance
-    cdef readonly int64_t timestamp_ns
-    cdef readonly int64_t due_ns
-    cdef readonly int64_t stamp
-    cdef readonly bytes body
-    cdef readonly int64_t offset
-    cdef readonly uint32_t size
+    cdef readonly int64_t slot          # number of its file; 0: held in memory only
+    cdef readonly uint32_t ordinal      # in that file
+    cdef readonly str topic             # name
+    cdef readonly uint64_t instance     # of the topic
+    cdef readonly int64_t timestamp_ns  # wall clock, when it was published
+    cdef readonly int64_t due_ns        # wall clock
+    cdef readonly int64_t stamp         # ascends with acceptance over all topics
+    cdef readonly bytes body            # None: damaged
+    cdef readonly int64_t offset        # of the record in its file
+    cdef readonly uint32_t size         # bytes of the record
 
 
 cdef Due parse(const uint8_t* p, Py_ssize_t room, int64_t number, uint32_t ordinal, int64_t offset)

@@ -1,13 +1,9 @@
-# Records of deferred messages as they lie in a slot file: packed, found again, read back.
+# Records of deferred messages in a slot file: packing, scanning, reading.  core/layouts.pxd draws a
+# record.
 #
-#     0  magic "PSD1"      4  header crc u32         8  size u32 (whole record)   12 body crc u32
-#     16 ordinal u32       20 topic size u8, zeros   24 instance u64            32 timestamp_ns i64
-#     40 due_ns i64        48 stamp i64              56 topic name, then the body
-#
-# Rule 1: the header crc covers the slot's number and bytes 8 to the end of the topic name.  The
-#         number is partly random, so no body can be made to look like a record when a damaged file
-#         is searched.
-# Rule 2: a scan judges headers and steps over bodies; a body is judged when it is read to be fired.
+# Rule 1: the header crc covers the slot's number as well.  The number is partly random, so no body
+#         can pass for a record when a damaged file is searched.
+# Rule 2: a scan verifies headers and skips bodies; a body is verified when it is read to be fired.
 # Rule 3: no I/O and no clock.
 
 cimport cython
@@ -16,95 +12,47 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy
 
-from google_crc32c import value as _crc32c
+from penstock.core.bytes cimport load_i64, load_u32, load_u64, store_u32, store_u64
+from penstock.core.crc32c cimport extend_crc
+from penstock.core.layouts cimport (
+    SLOT_BODY_CRC, SLOT_CRC, SLOT_DUE, SLOT_HEADER, SLOT_INSTANCE, SLOT_ORDINAL, SLOT_SIZE,
+    SLOT_STAMP, SLOT_TIMESTAMP, SLOT_TOPIC_SIZE,
+)
 
-HEADER_SIZE = 56
+HEADER_SIZE = SLOT_HEADER
 RECORD_SIZE_MAX = 0xFFFFFFFF
 
 cdef enum:
-    HEADER = 56
-    HEADER_MAX = 56 + 255
+    HEADER_MAX = SLOT_HEADER + 255
     TOPIC_CACHE_MAX = 10_000
 
 cdef const char* MAGIC = b"PSD1"
-cdef uint32_t[8][256] crc_table
 cdef dict topic_cache = {}
 
 
-cdef void fill_crc_table() noexcept:
-    # CRC-32C (Castagnoli), eight bytes a step.  Headers are 60 bytes: a call of google_crc32c would
-    # cost twice as much as the sum itself, and needs a bytes object of its own.
-    cdef uint32_t crc
-    cdef int i, k
-    for i in range(256):
-        crc = i
-        for k in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-        crc_table[0][i] = crc
-    for i in range(256):
-        for k in range(1, 8):
-            crc_table[k][i] = (crc_table[k - 1][i] >> 8) ^ crc_table[0][crc_table[k - 1][i] & 255]
-
-
-fill_crc_table()
-
-
-cdef uint32_t extend_crc(uint32_t crc, const uint8_t* p, Py_ssize_t size) noexcept nogil:
-    crc = ~crc
-    while size >= 8:
-        crc ^= <uint32_t>p[0] | <uint32_t>p[1] << 8 | <uint32_t>p[2] << 16 | <uint32_t>p[3] << 24
-        crc = (
-            crc_table[7][crc & 255] ^ crc_table[6][crc >> 8 & 255]
-            ^ crc_table[5][crc >> 16 & 255] ^ crc_table[4][crc >> 24]
-            ^ crc_table[3][p[4]] ^ crc_table[2][p[5]] ^ crc_table[1][p[6]] ^ crc_table[0][p[7]]
-        )
-        p += 8
-        size -= 8
-    while size > 0:
-        crc = (crc >> 8) ^ crc_table[0][(crc ^ p[0]) & 255]
-        p += 1
-        size -= 1
-    return ~crc
-
-
-cdef inline void store_u32(uint8_t* p, uint32_t value) noexcept nogil:
-    p[0] = value >> 24
-    p[1] = value >> 16 & 255
-    p[2] = value >> 8 & 255
-    p[3] = value & 255
-
-
-cdef inline void store_u64(uint8_t* p, uint64_t value) noexcept nogil:
-    store_u32(p, <uint32_t>(value >> 32))
-    store_u32(p + 4, <uint32_t>value)
-
-
-cdef inline uint32_t load_u32(const uint8_t* p) noexcept nogil:
-    return <uint32_t>p[0] << 24 | <uint32_t>p[1] << 16 | <uint32_t>p[2] << 8 | p[3]
-
-
-cdef inline uint64_t load_u64(const uint8_t* p) noexcept nogil:
-    return <uint64_t>load_u32(p) << 32 | load_u32(p + 4)
+cdef inline uint32_t bytes_crc(bytes data) noexcept:
+    return extend_crc(0, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
 
 cdef uint32_t header_crc(const uint8_t* p, int64_t number) noexcept nogil:
     cdef uint8_t[8] seed
     store_u64(seed, <uint64_t>number)
-    return extend_crc(extend_crc(0, seed, 8), p + 8, HEADER - 8 + p[20])
+    return extend_crc(
+        extend_crc(0, seed, 8), p + SLOT_SIZE, SLOT_HEADER - SLOT_SIZE + p[SLOT_TOPIC_SIZE])
 
 
 cdef bint is_header(const uint8_t* p, Py_ssize_t room, int64_t number) noexcept nogil:
     return (
-        room >= HEADER
+        room >= SLOT_HEADER
         and memcmp(p, MAGIC, 4) == 0
-        and room >= HEADER + p[20]
-        and load_u32(p + 8) >= <uint32_t>(HEADER + p[20])
-        and load_u32(p + 4) == header_crc(p, number)
+        and room >= SLOT_HEADER + p[SLOT_TOPIC_SIZE]
+        and load_u32(p + SLOT_SIZE) >= <uint32_t>(SLOT_HEADER + p[SLOT_TOPIC_SIZE])
+        and load_u32(p + SLOT_CRC) == header_crc(p, number)
     )
 
 
 cdef str decode_topic(const uint8_t* p):
-    cdef bytes name = PyBytes_FromStringAndSize(<const char*>p + HEADER, p[20])
+    cdef bytes name = PyBytes_FromStringAndSize(<const char*>p + SLOT_HEADER, p[SLOT_TOPIC_SIZE])
     topic = topic_cache.get(name)
     if topic is None:
         if len(topic_cache) >= TOPIC_CACHE_MAX:
@@ -113,7 +61,7 @@ cdef str decode_topic(const uint8_t* p):
     return topic
 
 
-cdef class Records:
+cdef class SlotRecords:
     """Records found in ``data``, which starts at offset ``base`` of its file."""
 
     def __cinit__(self):
@@ -124,10 +72,10 @@ cdef class Records:
 
     cdef int reserve(self, Py_ssize_t count) except -1 nogil:
         cdef Py_ssize_t room
-        cdef Record* items
+        cdef SlotRecord* items
         if count > self.room:
             room = max(count, self.room * 2, 16)
-            items = <Record*>realloc(self.items, room * sizeof(Record))
+            items = <SlotRecord*>realloc(self.items, room * sizeof(SlotRecord))
             if items == NULL:
                 with gil:
                     raise MemoryError
@@ -137,7 +85,7 @@ cdef class Records:
 
     cdef str topic_at(self, Py_ssize_t i):
         if self.data is None:
-            raise ValueError("the records of a batch have no bytes here")
+            raise ValueError("a batch keeps no bytes to read a topic from")
         return decode_topic(<const uint8_t*>PyBytes_AS_STRING(self.data) + self.items[i].offset)
 
     def __len__(self):
@@ -155,8 +103,8 @@ cdef class Records:
         ]
 
 
-cdef class Batch(Records):
-    """Records on their way into the slot file ``number``."""
+cdef class SlotBatch(SlotRecords):
+    """Records to be appended to the slot file ``number``."""
 
     def __init__(self, int64_t number):
         self.number = number
@@ -168,7 +116,7 @@ cdef class Batch(Records):
         self, uint32_t ordinal, bytes topic, uint64_t instance, bytes body,
         int64_t timestamp_ns, int64_t due_ns, int64_t stamp,
     ):
-        """Pack one more record; the size of the batch is bounded by the caller."""
+        """Pack a record; the caller bounds the size of the batch."""
         if topic is None or body is None:
             raise ValueError("a record has a topic and a body")
         self.pack(ordinal, topic, instance, body, timestamp_ns, due_ns, stamp)
@@ -178,10 +126,10 @@ cdef class Batch(Records):
         bytes topic not None, uint64_t instance, int64_t timestamp_ns, int64_t stamp,
         int64_t start_ns, int64_t end_ns,
     ):
-        """Pack rows of a deferred part (core/parts.pyx) from ``at`` on, while they are due in time.
+        """Pack rows of a deferred part (core/parts.pyx) from ``at`` on while due in this slot.
 
-        That is in [start_ns, end_ns); a row due before ``timestamp_ns`` is due then.  Ordinals and
-        stamps count up.  Returns how many were packed, and where the next row is.
+        That is, in [start_ns, end_ns); a due time before ``timestamp_ns`` counts as that.  Ordinals
+        and stamps increase by one.  Returns how many were packed, and the offset of the next row.
         """
         cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(part)
         cdef Py_ssize_t end = PyBytes_GET_SIZE(part), size
@@ -189,7 +137,7 @@ cdef class Batch(Records):
         while done < count_max and at < end:
             if end - at < 12 or load_u32(p + at + 8) > end - at - 12:
                 raise ValueError("BAD_MESSAGE")
-            due_ns = max(<int64_t>load_u64(p + at), timestamp_ns)
+            due_ns = max(load_i64(p + at), timestamp_ns)
             if not start_ns <= due_ns < end_ns:
                 break
             size = load_u32(p + at + 8)
@@ -208,26 +156,26 @@ cdef class Batch(Records):
         if self.size and self.buffer == NULL:
             raise ValueError("a settled batch takes no more records")
         cdef Py_ssize_t topic_size = PyBytes_GET_SIZE(topic)
-        cdef Py_ssize_t size = HEADER + topic_size + PyBytes_GET_SIZE(body)
+        cdef Py_ssize_t size = SLOT_HEADER + topic_size + PyBytes_GET_SIZE(body)
         if not 1 <= topic_size <= 255 or size > <int64_t>0xFFFFFFFF:
             raise ValueError(f"topic of {topic_size} bytes, record of {size} bytes")
-        cdef uint32_t body_crc = _crc32c(body)
         self.grow(size)
         self.reserve(self.count + 1)
         cdef uint8_t* p = self.buffer + self.size
         memcpy(p, MAGIC, 4)
-        store_u32(p + 8, <uint32_t>size)
-        store_u32(p + 12, body_crc)
-        store_u32(p + 16, ordinal)
-        store_u32(p + 20, <uint32_t>topic_size << 24)
-        store_u64(p + 24, instance)
-        store_u64(p + 32, <uint64_t>timestamp_ns)
-        store_u64(p + 40, <uint64_t>due_ns)
-        store_u64(p + 48, <uint64_t>stamp)
-        memcpy(p + HEADER, PyBytes_AS_STRING(topic), topic_size)
-        memcpy(p + HEADER + topic_size, PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body))
-        store_u32(p + 4, header_crc(p, self.number))
-        self.items[self.count] = Record(due_ns, self.size, instance, stamp, ordinal, <uint32_t>size)
+        store_u32(p + SLOT_SIZE, <uint32_t>size)
+        store_u32(p + SLOT_BODY_CRC, bytes_crc(body))
+        store_u32(p + SLOT_ORDINAL, ordinal)
+        store_u32(p + SLOT_TOPIC_SIZE, <uint32_t>topic_size << 24)
+        store_u64(p + SLOT_INSTANCE, instance)
+        store_u64(p + SLOT_TIMESTAMP, <uint64_t>timestamp_ns)
+        store_u64(p + SLOT_DUE, <uint64_t>due_ns)
+        store_u64(p + SLOT_STAMP, <uint64_t>stamp)
+        memcpy(p + SLOT_HEADER, PyBytes_AS_STRING(topic), topic_size)
+        memcpy(p + SLOT_HEADER + topic_size, PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body))
+        store_u32(p + SLOT_CRC, header_crc(p, self.number))
+        self.items[self.count] = SlotRecord(
+            due_ns, self.size, instance, stamp, ordinal, <uint32_t>size)
         self.count += 1
         self.size += size
         return 0
@@ -251,7 +199,7 @@ cdef class Batch(Records):
         return PyBytes_FromStringAndSize(<char*>self.buffer, self.size)
 
     def settle(self, int64_t base):
-        """The bytes now lie at offset ``base`` of the file."""
+        """The batch was written at offset ``base`` of the file; its bytes are freed."""
         self.base = base
         free(self.buffer)
         self.buffer = NULL
@@ -261,11 +209,11 @@ cdef class Batch(Records):
 def scan(bytes data not None, int64_t base, int64_t end, int64_t number):
     """Find the records of slot ``number`` in ``data``, which starts at offset ``base`` of its file.
 
-    ``end`` is where the file ends.  ``next_offset`` of the result is where to read on: a header cut
-    by the end of ``data`` is left to the next call, a body is stepped over.  Damage is searched
-    through for the next good header; what no good record follows is torn, not corrupt.
+    ``end`` is the size of the file.  ``next_offset`` of the result is where to resume: a header cut
+    by the end of ``data`` is left to the next call, a body is skipped.  After bad bytes the next
+    good header is searched for; bad bytes at the end of the file are torn, not corrupt.
     """
-    cdef Records found = Records()
+    cdef SlotRecords found = SlotRecords()
     cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
     found.base = base
@@ -276,7 +224,7 @@ def scan(bytes data not None, int64_t base, int64_t end, int64_t number):
 
 
 cdef int scan_into(
-    Records found, const uint8_t* start, Py_ssize_t size, int64_t end, int64_t number
+    SlotRecords found, const uint8_t* start, Py_ssize_t size, int64_t end, int64_t number
 ) except -1 nogil:
     cdef Py_ssize_t at = 0, bad_at = -1
     cdef bint last = found.base + size >= end
@@ -286,17 +234,17 @@ cdef int scan_into(
         p = start + at
         if not last and size - at < HEADER_MAX:
             break
-        if is_header(p, size - at, number) and found.base + at + load_u32(p + 8) <= end:
+        if is_header(p, size - at, number) and found.base + at + load_u32(p + SLOT_SIZE) <= end:
             if bad_at >= 0:
                 found.corrupt_count += 1
                 found.corrupt_size += at - bad_at
                 found.bad_end = found.base + at
                 bad_at = -1
-            record_size = load_u32(p + 8)
+            record_size = load_u32(p + SLOT_SIZE)
             found.reserve(found.count + 1)
-            found.items[found.count] = Record(
-                <int64_t>load_u64(p + 40), at, load_u64(p + 24), <int64_t>load_u64(p + 48),
-                load_u32(p + 16), record_size,
+            found.items[found.count] = SlotRecord(
+                load_i64(p + SLOT_DUE), at, load_u64(p + SLOT_INSTANCE), load_i64(p + SLOT_STAMP),
+                load_u32(p + SLOT_ORDINAL), record_size,
             )
             found.count += 1
             at += record_size
@@ -322,7 +270,7 @@ cdef int scan_into(
 
 @cython.freelist(256)
 cdef class Due:
-    """One deferred message whose time has come, or which is held in memory until then (slot 0)."""
+    """A deferred message that is due, or that is held in memory until then (slot 0)."""
 
     def __init__(
         self, int64_t slot, uint32_t ordinal, str topic, uint64_t instance,
@@ -350,26 +298,27 @@ cdef class Due:
 
 
 cdef Due parse(const uint8_t* p, Py_ssize_t room, int64_t number, uint32_t ordinal, int64_t offset):
-    # The message at ``p``; without a body if that is damaged, None if even the header is.
+    # The message at ``p``; without a body if that is damaged, None if the header is.
     cdef Due due
     cdef uint32_t size
+    cdef Py_ssize_t body_at = SLOT_HEADER + p[SLOT_TOPIC_SIZE] if room >= SLOT_HEADER else 0
     cdef bytes body
-    if not is_header(p, room, number) or load_u32(p + 16) != ordinal:
+    if not is_header(p, room, number) or load_u32(p + SLOT_ORDINAL) != ordinal:
         return None
-    size = load_u32(p + 8)
+    size = load_u32(p + SLOT_SIZE)
     if size > room:
         return None
-    body = PyBytes_FromStringAndSize(<const char*>p + HEADER + p[20], size - HEADER - p[20])
-    if <uint32_t>_crc32c(body) != load_u32(p + 12):
+    body = PyBytes_FromStringAndSize(<const char*>p + body_at, size - body_at)
+    if bytes_crc(body) != load_u32(p + SLOT_BODY_CRC):
         body = None
     due = Due.__new__(Due)
     due.slot = number
     due.ordinal = ordinal
     due.topic = decode_topic(p)
-    due.instance = load_u64(p + 24)
-    due.timestamp_ns = <int64_t>load_u64(p + 32)
-    due.due_ns = <int64_t>load_u64(p + 40)
-    due.stamp = <int64_t>load_u64(p + 48)
+    due.instance = load_u64(p + SLOT_INSTANCE)
+    due.timestamp_ns = load_i64(p + SLOT_TIMESTAMP)
+    due.due_ns = load_i64(p + SLOT_DUE)
+    due.stamp = load_i64(p + SLOT_STAMP)
     due.body = body
     due.offset = offset
     due.size = size
@@ -377,7 +326,7 @@ cdef Due parse(const uint8_t* p, Py_ssize_t room, int64_t number, uint32_t ordin
 
 
 def parse_record(bytes data not None, int64_t number, uint32_t ordinal):
-    """The message whose record ``data`` is, or None if it is damaged; for tests and dumps."""
+    """Decode the record ``data``; None if it is damaged; for tests and dumps."""
     cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(data)
     cdef Due due = parse(p, PyBytes_GET_SIZE(data), number, ordinal, 0)
     return None if due is None or due.body is None else due

@@ -1,14 +1,14 @@
-# Where things are in a segment of a topic log, and what it holds so far.
+# The index tables of a segment, and its totals.
 #
 #     sparse   (index, offset, append time) of one batch for each 32 KiB
-#     gaps     [start, end) of indexes that lie between its batches and do not exist
-#     origins  offsets of the batches that were deferred
+#     gaps     [start, end) of indexes between its batches that do not exist
+#     origins  offsets of the batches of deferred messages
 #
-# They grow with each batch that is written or found, and are the footer of a sealed file
-# (storage/segment.py).
+# They grow with each batch that is written or scanned, and become the footer when the file is
+# sealed (storage/segment.py).
 #
-# Rule 1: no I/O.  A tally belongs to whoever writes or walks the file.
-# Rule 2: a Visible never changes: other threads look at it.
+# Rule 1: no I/O.  A tally belongs to the thread that writes or scans the file.
+# Rule 2: a Visible is immutable, because other threads read it.
 
 from array import array
 from bisect import bisect_right
@@ -16,10 +16,10 @@ from bisect import bisect_right
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Batch
-from penstock.core.batches cimport BATCH_HEADER, HAS_ORIGINS, SEGMENT_HEADER
+from penstock.core.layouts cimport BATCH_HEADER, FLAG_ORIGINS, SEGMENT_HEADER
 
-# One entry of the sparse index for at least so many bytes: a lookup reads about as much, and 10 GB
-# of log cost 8 MB of tables.
+# Bytes between two entries of the sparse index, at least: a lookup reads about as much, and 10 GB
+# of log have 8 MB of tables.
 STRIDE = 32 * 1024
 
 cdef enum:
@@ -27,7 +27,7 @@ cdef enum:
 
 
 cdef class Visible:
-    """What readers may see of a segment: bytes, one past the last index, messages."""
+    """The committed part of a segment: bytes, one past the last index, messages."""
 
     def __init__(self, int64_t size, int64_t end, int64_t count):
         self.size = size
@@ -39,9 +39,9 @@ cdef class Visible:
 
 
 cdef class Tables:
-    """Where things are in a segment; ascending."""
+    """The index tables of a segment; ascending."""
 
-    def __init__(self):
+    def __cinit__(self):
         self.indexes = array("Q")
         self.offsets = array("Q")
         self.times = array("q")
@@ -49,13 +49,13 @@ cdef class Tables:
         self.origins = array("Q")
 
     def before(self, index):
-        """(index, offset) of the last noted batch that starts at or below ``index``."""
+        """(index, offset) of the last indexed batch that starts at or below ``index``."""
         place = max(0, bisect_right(self.indexes, index) - 1)
         return self.indexes[place], self.offsets[place]
 
 
 cdef class Tally:
-    """What a segment holds so far."""
+    """The totals and tables of a segment so far."""
 
     def __init__(self, int64_t base):
         self.first = self.end = base
@@ -64,7 +64,7 @@ cdef class Tally:
         self.tables = Tables()
 
     cpdef int64_t append(self, Batch batch) except -1:
-        """Note a batch that was put behind the others; returns where it ends."""
+        """Add a batch that was appended; return the offset after it."""
         self.note(self.size, batch.first, batch.count,
                   self.size + BATCH_HEADER + len(batch.payload), batch.append_ns, batch.origin,
                   batch.flags)
@@ -72,7 +72,7 @@ cdef class Tally:
 
     cpdef note(self, int64_t offset, int64_t first, int64_t count, int64_t end, int64_t append_ns,
                int64_t slot, int flags):
-        """Note a batch at ``offset`` that takes the bytes up to ``end``."""
+        """Add the batch in the bytes [offset, end)."""
         cdef Tables tables = self.tables
         if not self.count:
             self.first = first
@@ -84,7 +84,7 @@ cdef class Tally:
             tables.indexes.append(first)
             tables.offsets.append(offset)
             tables.times.append(append_ns)
-        if flags & HAS_ORIGINS:
+        if flags & FLAG_ORIGINS:
             tables.origins.append(offset)
             self.slots.add(slot)
         self.end = first + count

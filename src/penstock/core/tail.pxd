@@ -4,14 +4,14 @@ from penstock.core.block cimport Block
 
 
 cdef class TailBudget:
-    cdef readonly int64_t size
-    cdef readonly int64_t size_max
+    cdef readonly int64_t size      # bytes of all tails
+    cdef readonly int64_t size_max  # bytes
 
 
 cdef class Tail:
-    cdef TailBudget budget
-    cdef list blocks
-    cdef int64_t size
+    cdef TailBudget budget  # shared by all topics
+    cdef list blocks        # Block, ascending
+    cdef int64_t size       # bytes of them
 
     cpdef add(self, Block block)
     cdef int trim(self, int64_t size_max) except -1

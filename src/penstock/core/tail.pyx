@@ -1,27 +1,27 @@
-# The newest blocks of a topic, kept in memory so that a consumer who keeps up reads no file.
+# A cache of the newest blocks of a topic, so that a consumer that keeps up reads no file.
 
 from libc.stdint cimport int64_t
 
 from penstock.core.block cimport Block
 
-# All topics together.  Past it a topic keeps only its newest block, or none.
+# For all topics.  Beyond this a topic keeps only its newest block, or none.
 BROKER_SIZE_MAX = 64 << 20
 
 cdef enum:
-    # A consumer further behind than this reads 256 KiB at a time from the page cache, which costs
-    # 0.05 us a message of 200 bytes: memory beyond it would buy nothing.
+    # A consumer that is further behind reads 256 KiB at a time from the page cache, which costs
+    # 0.05 us a message of 200 bytes: a larger cache would gain nothing.
     TOPIC_SIZE_MAX = 1 << 20
 
 
 cdef class TailBudget:
-    """How much memory the tails of all topics use together."""
+    """The memory that the tails of all topics use."""
 
     def __init__(self, int64_t size_max=BROKER_SIZE_MAX):
         self.size_max = size_max
 
 
 cdef class Tail:
-    """Blocks in log order, without a gap in what they hold of the log's end."""
+    """Blocks in log order, contiguous up to the end of the log."""
 
     def __init__(self, TailBudget budget not None):
         self.budget = budget
@@ -54,7 +54,7 @@ cdef class Tail:
         self.trim(-1)
 
     cdef int trim(self, int64_t size_max) except -1:
-        # Drops the oldest blocks, in one go so that it costs little per block.
+        # Drop the oldest blocks, many at once so that it costs little per block.
         cdef Py_ssize_t drop = 0, size
         while drop < len(self.blocks) and self.size > size_max:
             size = len((<Block>self.blocks[drop]).data)

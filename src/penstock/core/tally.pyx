@@ -1,15 +1,15 @@
-# How many deferred messages are pending: by topic instance, by hour, and before a given stamp.
+# Counts of pending deferred messages: by topic instance, by hour, and before a given stamp.
 #
 #     stamps   ----------|cut|------------------|cut|---------->
 #     epochs      0              1                      2          each with its own counts by hour
 #
-# A cut is a stamp that will be asked about: what was accepted before it is void (topic emptied) or
-# is skipped by a channel (channel emptied).  Counts before a cut are exact; nothing is kept per
+# A cut is a stamp that counts are needed for: messages accepted before it are void (topic emptied)
+# or skipped by a channel (channel emptied).  Counts before a cut are exact; nothing is kept per
 # message.
 #
-# Rule 1: a cut is made before a message with a later stamp is counted.  A topic's are made when it
-#         is emptied, and after a restart before counting begins.
-# Rule 2: what is void is not counted, neither in nor out; void_before() is asked once an instance.
+# Rule 1: a cut is made before a message with a later stamp is counted: when a topic or channel is
+#         emptied, and after a restart before counting starts.
+# Rule 2: void messages are neither added nor removed; void_before() is called once an instance.
 
 from bisect import bisect_left, bisect_right
 
@@ -18,7 +18,7 @@ from libc.stdint cimport int64_t, uint64_t
 cdef int64_t HOUR_NS = 3_600_000_000_000
 
 
-cdef class Tally:
+cdef class InstanceTally:
     """The counts of one topic instance."""
 
     def __init__(self, int64_t void_before):
@@ -41,12 +41,12 @@ cdef class Tally:
         return 0
 
     def cut(self, int64_t stamp):
-        """From now on ``before(stamp)`` is exact."""
+        """Make ``before(stamp)`` exact from now on."""
         cdef Py_ssize_t epoch = bisect_left(self.cuts, stamp)
         if stamp <= self.floor or epoch < len(self.cuts) and self.cuts[epoch] == stamp:
             return
         if self.hours[epoch] and stamp <= self.newest:
-            raise ValueError(f"cut at {stamp}, but {self.newest} is counted already")
+            raise ValueError(f"cut at {stamp}, but {self.newest} is already counted")
         self.cuts.insert(epoch, stamp)
         self.hours.insert(epoch + 1, {})
 
@@ -63,7 +63,7 @@ cdef class Tally:
         return total
 
     def purge(self, int64_t stamp):
-        """Forget what was accepted before ``stamp``; returns how many that were."""
+        """Drop messages accepted before ``stamp``; return how many."""
         if stamp <= self.void_before:
             return 0
         self.cut(stamp)
@@ -77,10 +77,10 @@ cdef class Tally:
         return dropped
 
     def prune(self):
-        """Merge empty epochs with their neighbours; only once everything is counted.
+        """Merge empty epochs with their neighbours; only after everything is counted.
 
-        Cuts would otherwise grow with every emptying of a channel.  Below the floor the answer is
-        0; an empty epoch in the middle answers like the one before it.
+        Without it there would be one more cut each time a channel is emptied.  Below the floor the
+        count is 0; an empty epoch in the middle has the count of the one before it.
         """
         while self.cuts and not self.hours[0]:
             self.floor = max(self.floor, self.cuts.pop(0))
@@ -93,42 +93,43 @@ cdef class Tally:
 
 
 cdef class Tallies:
-    """The counts of all instances.  ``void_before(instance)`` tells which stamps are void."""
+    """The counts of all instances; ``void_before(instance)`` returns where valid stamps start."""
 
     def __init__(self, void_before):
         self.void_before = void_before
         self.tallies = {}
         self.sweep_at = 1000
 
-    cdef Tally tally(self, uint64_t instance):
-        cdef Tally tally
+    cdef InstanceTally tally(self, uint64_t instance):
+        cdef InstanceTally tally
         if self.last is not None and self.last_instance == instance:
             return self.last
         tally = self.tallies.get(instance)
         if tally is None:
             if len(self.tallies) >= self.sweep_at:
                 self.sweep()
-            tally = self.tallies[instance] = Tally(self.void_before(instance))
+            tally = self.tallies[instance] = InstanceTally(self.void_before(instance))
         self.last = tally
         self.last_instance = instance
         return tally
 
     cdef int change(self, uint64_t instance, int64_t due_ns, int64_t stamp, int64_t step) except -1:
-        cdef Tally tally = self.tally(instance)
+        cdef InstanceTally tally = self.tally(instance)
         if stamp >= tally.void_before:
             tally.change(due_ns, stamp, step)
             self.total += step
         return 0
 
-    def sweep(self):
-        # Instances come and go; one without counts or cuts is made again from void_before().
+    cdef int sweep(self) except -1:
+        # Instances are created and deleted; one without counts or cuts can be made again.
         self.tallies = {
             instance: tally
             for instance, tally in self.tallies.items()
-            if (<Tally>tally).count or (<Tally>tally).cuts
+            if (<InstanceTally>tally).count or (<InstanceTally>tally).cuts
         }
         self.last = None
         self.sweep_at = 1000 + 2 * len(self.tallies)
+        return 0
 
     def add(self, uint64_t instance, int64_t due_ns, int64_t stamp):
         self.change(instance, due_ns, stamp, 1)
@@ -137,19 +138,19 @@ cdef class Tallies:
         self.change(instance, due_ns, stamp, -1)
 
     def count(self, uint64_t instance):
-        cdef Tally tally = self.tallies.get(instance)
+        cdef InstanceTally tally = self.tallies.get(instance)
         return 0 if tally is None else tally.count
 
     def before(self, uint64_t instance, int64_t stamp):
-        cdef Tally tally = self.tallies.get(instance)
+        cdef InstanceTally tally = self.tallies.get(instance)
         return 0 if tally is None else tally.before(stamp)
 
     def void_stamp(self, uint64_t instance):
-        """Messages of ``instance`` accepted before this are void."""
+        """Messages of ``instance`` with a lower stamp are void."""
         return self.tally(instance).void_before
 
     def cut(self, uint64_t instance, int64_t stamp, bint counted):
-        cdef Tally tally = self.tally(instance)
+        cdef InstanceTally tally = self.tally(instance)
         if counted and len(tally.cuts) >= 16:
             tally.prune()
         tally.cut(stamp)
@@ -160,8 +161,8 @@ cdef class Tallies:
         return dropped
 
     def due_hours(self, uint64_t instance):
-        """Pending messages of one instance by the hour in which they fall due."""
-        cdef Tally tally = self.tallies.get(instance)
+        """Pending messages of one instance by the hour in which they are due."""
+        cdef InstanceTally tally = self.tallies.get(instance)
         cdef dict total = {}
         for hours in tally.hours if tally is not None else ():
             for hour, count in (<dict>hours).items():

@@ -1,13 +1,13 @@
-# A ticket stands for something on its way to disk; replies wait for it.
+# A ticket: a completion that is pending on a disk write, with callbacks.
 #
-# Each batch has one, made by the appender and waited for by the scanners that owe a reply.
+# Each batch has one, made by the appender; the connections that owe a reply wait for it.
 
 
 cdef class Ticket:
-    """Settled once, with an error or without; tells everyone who waits."""
+    """Settled once, with an error or without; then calls its waiters."""
 
     cpdef add(self, waiter):
-        """Call ``waiter`` with the ticket when it is settled, at once if it already is."""
+        """Call ``waiter`` with the ticket when it is settled, now if it already is."""
         if self.done:
             waiter(self)
         elif self.waiters is None:
@@ -27,7 +27,7 @@ cdef class Ticket:
 
 
 def settled():
-    """A ticket for something that needed no disk."""
+    """A ticket that is already settled."""
     cdef Ticket ticket = Ticket()
     ticket.done = True
     return ticket

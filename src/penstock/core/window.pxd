@@ -12,51 +12,51 @@ cdef enum:
     NOT_OWNER = 2
 
 cdef class Consumer:
-    cdef public object client
-    cdef public int64_t ready_count
-    cdef public int64_t in_flight_count
-    cdef public int64_t message_count
+    cdef public object client            # the connection; the engine calls it
+    cdef public int64_t ready_count      # RDY; set by the scanner
+    cdef public int64_t in_flight_count  # entries it owns
+    cdef public int64_t message_count    # sent so far
     cdef public int64_t finish_count
     cdef public int64_t requeue_count
-    cdef public int64_t msg_timeout_ns
-    cdef public int sample_rate
-    cdef public int locality        # of engine/topology.py
-    cdef public bint writable
-    cdef public bint offered
-    cdef readonly int32_t number
+    cdef public int64_t msg_timeout_ns   # set by IDENTIFY
+    cdef public int sample_rate          # percent; 0: everything
+    cdef public int locality             # of engine/topology.py
+    cdef public bint writable            # its output buffer has room; set by the connection
+    cdef public bint offered             # it is in the channel's queue of ready consumers
+    cdef readonly int32_t number         # in Window.consumers, -1 if it has not joined
 
     cdef inline bint is_ready(self) noexcept:
         return self.writable and self.in_flight_count < self.ready_count
 
 
 cdef class Window(Entries):
-    cdef readonly int64_t cursor
-    cdef public int64_t queued_count
-    cdef public int64_t message_count   # all that ever arrived
+    cdef readonly int64_t cursor       # the next index to deliver for the first time
+    cdef public int64_t queued_count   # messages above the cursor; raised by the engine
+    cdef public int64_t message_count  # all that ever arrived
     cdef readonly int64_t finish_count
     cdef readonly int64_t requeue_count
     cdef readonly int64_t timeout_count
-    cdef readonly int64_t ready_count
-    cdef public bint recording
-    cdef readonly bint changed
-    cdef public Latency latency     # publish-to-finish times; None: not measured
-    cdef list consumers
+    cdef readonly int64_t ready_count  # entries in the ready list
+    cdef public bint recording         # collect what the journal needs
+    cdef readonly bint changed         # since the last drain()
+    cdef public Latency latency        # publish-to-finish times; None: not measured
+    cdef list consumers                # Consumer by number, None if free
     cdef list free_numbers
 
-    cdef Block block
-    cdef Py_ssize_t span
-    cdef Py_ssize_t offset
+    cdef Block block        # that the cursor is in; None: load() one
+    cdef Py_ssize_t span    # of the block
+    cdef Py_ssize_t offset  # of the cursor's frame in the block
 
-    cdef int32_t ready_head
-    cdef int32_t ready_tail
+    cdef int32_t ready_head  # first slot of the ready list, -1 if none
+    cdef int32_t ready_tail  # last slot of the ready list
 
-    cdef DeadlineQueue deadlines
-    cdef DeadlineQueue deferrals
-    cdef RunList finished
-    cdef list skips
-    cdef int64_t next_skip
-    cdef set marked
-    cdef uint64_t random_state
+    cdef DeadlineQueue deadlines  # slots in flight, by monotonic deadline
+    cdef DeadlineQueue deferrals  # deferred slots, by wall clock
+    cdef RunList finished         # since the last drain()
+    cdef list skips               # (start, end) finished above the cursor, ascending
+    cdef int64_t next_skip        # start of the first of them
+    cdef set marked               # indexes whose attempts changed since the last drain()
+    cdef uint64_t random_state    # for sampling
 
     cdef int finish(self, Consumer consumer, int64_t index, int node_id, int64_t wall_ns) except -1
     cdef int requeue(self, Consumer consumer, int64_t index, int node_id, int64_t due_ns) except -1

@@ -1,35 +1,37 @@
-# The delivery window of a channel: what happened to each message between the low-water mark,
-# below which everything is finished, and the cursor, above which nothing was delivered yet.
+# The delivery window of a channel: the state of each message between the low-water mark, below
+# which everything is finished, and the cursor, above which nothing was delivered yet.
 #
 #       finished            window                      not delivered
 #     ------------- | F u F F u u F F F u F u | ------------------------------->  index
 #                  low                      cursor
 #
-# Only unfinished messages (u) have an entry; what has none is finished.  So the cost follows
-# what is unfinished (R10): one stuck message with 100 million finished behind it is one entry.
+# Only unfinished messages (u) have an entry; those without one are finished.  So memory is
+# proportional to the unfinished messages (R10): one stuck message with 100 million finished after
+# it is one entry.
 #
-# An entry is in one of three states, and moves between them without being copied:
+# An entry is in one of three states, and changes state in place:
 #
 #     IN_FLIGHT  sent to a consumer, in the deadline queue by monotonic deadline
-#     READY      waits to be sent again, in a first-in first-out list
-#     DEFERRED   waits for a wall-clock time (REQ n, a lost consumer), in the deferral queue
+#     READY      to be sent again, in a FIFO list
+#     DEFERRED   until a wall-clock time (REQ n, a lost consumer), in the deferral queue
 #
 # Invariants (check), beside those of entries.pyx:
-#   1. The first entry is the low-water mark; all lie below the cursor.
+#   1. The first entry is the low-water mark; all are below the cursor.
 #   2. The deadline queue holds exactly the IN_FLIGHT ones, the deferral queue the DEFERRED
 #      ones, the ready list the READY ones.
 #   3. A consumer's in_flight_count is the number of IN_FLIGHT entries it owns.
 #
-# What must survive a restart is collected as it happens (finished runs, attempts) and handed
-# to the journal by drain().  No I/O, no clock: times come in as arguments.
+# Changes that must survive a restart (finished runs, attempts) are collected as they happen, and
+# drain() returns them for the journal.  No I/O, no clock: times are arguments.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint16_t, uint64_t
 
 from penstock.core.block cimport Block, Span
+from penstock.core.bytes cimport load_i64, load_u32, store_u16, store_u64
 from penstock.core.deadlines cimport DeadlineQueue
 from penstock.core.latency cimport Latency
-from penstock.core.batches cimport FRAME_HEADER
+from penstock.core.layouts cimport FRAME_ATTEMPTS, FRAME_HEADER, FRAME_ID, FRAME_TIMESTAMP
 
 cdef enum:
     IN_FLIGHT = 1
@@ -37,28 +39,11 @@ cdef enum:
     DEFERRED = 3
 
 cdef enum:
-    ATTEMPTS_AT = 16
     ATTEMPTS_MAX = 65535
-    ID_AT = 18
     RUN_COUNT_MAX = 65536   # finished runs kept between two drains before they are merged
     VIEW_SIZE_MIN = 8192
 
-STATE_NAMES = {IN_FLIGHT: "in flight", READY: "ready", DEFERRED: "deferred"}
-
-
-cdef inline uint32_t load_u32(const unsigned char* p) noexcept:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
-
-
-cdef inline int64_t load_i64(const unsigned char* p) noexcept:
-    return <int64_t>((<uint64_t>load_u32(p) << 32) | load_u32(p + 4))
-
-
-cdef inline unsigned char* store_u64(unsigned char* p, uint64_t value) noexcept:
-    cdef int i
-    for i in range(8):
-        p[i] = <unsigned char>(value >> (56 - 8 * i))
-    return p + 8
+cdef dict STATE_NAMES = {IN_FLIGHT: "in flight", READY: "ready", DEFERRED: "deferred"}
 
 
 cdef inline int hex_digit(unsigned char c) noexcept:
@@ -68,7 +53,7 @@ cdef inline int hex_digit(unsigned char c) noexcept:
 
 
 cdef class Consumer:
-    """What delivery knows of a subscribed client."""
+    """The delivery state of a subscribed client."""
 
     def __cinit__(self, client, int64_t msg_timeout_ns, int sample_rate=0):
         self.client = client
@@ -102,11 +87,11 @@ cdef class Window(Entries):
         self.next_skip = INT64_MAX
         self.marked = set()
 
-    # ---- what others ask
+    # ---- properties
 
     @property
     def low(self):
-        """Everything below is finished."""
+        """The low-water mark: everything below is finished."""
         return self.entries[self.head].index if self.head >= 0 else self.cursor
 
     @property
@@ -133,7 +118,7 @@ cdef class Window(Entries):
         return self.deferrals.soonest()
 
     def unfinished(self, int64_t start, int64_t end, Py_ssize_t count_max):
-        """Indexes with an entry in start..end, or None if they are more than ``count_max``."""
+        """Indexes with an entry in start..end, or None if there are more than ``count_max``."""
         cdef list found = []
         cdef int32_t slot = self.head
         while slot >= 0 and self.entries[slot].index < end:
@@ -145,7 +130,7 @@ cdef class Window(Entries):
         return found
 
     def oldest(self, Py_ssize_t count_max):
-        """(index, state, attempts, due_ns) of the first delivered messages not finished."""
+        """(index, state, attempts, due_ns) of the first unfinished messages."""
         cdef list found = []
         cdef int32_t slot = self.head
         while slot >= 0 and len(found) < count_max:
@@ -156,7 +141,7 @@ cdef class Window(Entries):
 
     @property
     def skipped(self):
-        """(start, end) of what is finished although it was not delivered, ascending."""
+        """(start, end) of messages finished without a delivery, ascending."""
         return list(self.skips)
 
     def describe(self, int64_t index):
@@ -180,12 +165,12 @@ cdef class Window(Entries):
 
     def leave(self, Consumer consumer not None, bint requeue, int64_t wall_ns,
               int64_t wait_ns):
-        """A consumer has gone; return how many messages came back at once.
+        """Remove a consumer; return how many messages became ready.
 
-        With ``requeue`` a message on its first attempt is ready at once.  Later attempts wait,
-        doubling from ``wait_ns`` up to the consumer's own timeout (R14): one poison message
-        must not burn the attempts of everything that was in flight beside it.
-        Without, messages stay in flight until their deadline, as nsqd does.
+        With ``requeue`` a message on its first attempt is ready at once.  Later attempts wait; the
+        delay doubles from ``wait_ns`` up to the consumer's timeout (R14): one poison message must
+        not use up the attempts of everything that was in flight with it.  Without ``requeue``
+        messages stay in flight until their deadline, as in nsqd.
         """
         cdef Py_ssize_t i
         cdef Entry* entry
@@ -228,7 +213,7 @@ cdef class Window(Entries):
     # ---- first deliveries
 
     def load(self, Block block):
-        """Read on from ``block``, which holds the cursor's index or the next existing one."""
+        """Continue in ``block``, which has the cursor's index or the next existing one."""
         self.block = block
         self.settle_cursor()
 
@@ -239,11 +224,11 @@ cdef class Window(Entries):
 
     def deliver(self, Consumer consumer not None, Py_ssize_t count_max, Py_ssize_t size_max,
                 int64_t limit, int64_t now_ns):
-        """Hand the next messages below ``limit`` to ``consumer``.
+        """Deliver the next messages below ``limit`` to ``consumer``.
 
-        Returns (frames to send as they are, count), or None when this block has nothing to give:
-        load another, or nothing is left.  Each message is in flight before the caller can send
-        its first byte (S0-1).
+        Returns (frames to send, count), or None if the block has no more: load() the next one, or
+        nothing is left.  Each message is in flight before the caller can send its first byte
+        (S0-1).
         """
         cdef const unsigned char* data
         cdef Py_ssize_t start, at, end, next_at, count = 0
@@ -266,11 +251,11 @@ cdef class Window(Entries):
             if next_at < 0:
                 if not count:
                     self.refuse_frame()
-                break   # what came before is good and goes out; the next call raises
+                break   # those before it are good and are sent; the next call raises
             if next_at - start > size_max and count:
                 break
             slot = self.append_entry(self.cursor)
-            self.entries[slot].timestamp_ns = load_i64(data + at + 8)
+            self.entries[slot].timestamp_ns = load_i64(data + at + FRAME_TIMESTAMP)
             self.entries[slot].node_id = <uint16_t>block.node_id
             self.send_entry(slot, consumer, now_ns)
             at = next_at
@@ -280,17 +265,17 @@ cdef class Window(Entries):
         self.offset = at
         if self.cursor >= stop:
             self.settle_cursor()
-        # A view keeps the whole block alive while it waits to be sent; a small answer is copied.
+        # A view keeps the whole block in memory until it is sent; small ones are copied.
         if at - start <= VIEW_SIZE_MIN:
             return PyBytes_FromStringAndSize(<const char*>data + start, at - start), count
         return memoryview(block.data)[start:at], count
 
     def deliver_sampled(self, Consumer consumer not None, Py_ssize_t count_max,
                         Py_ssize_t scan_max, int64_t limit, int64_t now_ns):
-        """As ``deliver`` for a client with a sample rate.
+        """``deliver`` for a client with a sample rate.
 
-        A message is kept if a number in 0..99 is <= the rate; the others are finished unseen, as
-        nsqd does.  ``scan_max`` bounds how many are looked at.
+        A message is sent if a random number in 0..99 is <= the rate; the others are finished
+        without being sent, as in nsqd.  ``scan_max`` bounds how many are examined.
         """
         cdef list kept = []
         cdef Py_ssize_t at, next_at, seen = 0
@@ -313,7 +298,8 @@ cdef class Window(Entries):
             self.queued_count -= 1
             if <int>(self.random() % 100) <= consumer.sample_rate:
                 slot = self.append_entry(self.cursor)
-                self.entries[slot].timestamp_ns = load_i64(self.block.bytes_at + at + 8)
+                self.entries[slot].timestamp_ns = load_i64(
+                    self.block.bytes_at + at + FRAME_TIMESTAMP)
                 self.entries[slot].node_id = <uint16_t>self.block.node_id
                 self.send_entry(slot, consumer, now_ns)
                 kept.append(self.block.data[at:next_at])
@@ -328,11 +314,11 @@ cdef class Window(Entries):
         return b"".join(kept), len(kept)
 
     def skip(self, int64_t start, int64_t end, int64_t count):
-        """Finish ``count`` undelivered messages at or beyond the cursor without sending them."""
+        """Finish the ``count`` messages in [start, end), at or above the cursor, unsent."""
         cdef Py_ssize_t last = len(self.skips) - 1
         assert self.cursor <= start < end
         if last >= 0 and self.skips[last][1] == start:
-            # Message by message is how they come: a run of them stays one.
+            # They come message by message: join them to one run.
             self.skips[last] = (self.skips[last][0], end)
         else:
             self.skips.append((start, end))
@@ -343,7 +329,7 @@ cdef class Window(Entries):
         self.note_finished(start, end)
 
     cdef int settle_cursor(self) except -1:
-        # Put span and offset where the cursor is, past skipped runs and gaps in the log.
+        # Move the cursor past skipped runs and gaps in the log; set span and offset to it.
         cdef int64_t first
         cdef Block block
         while True:
@@ -358,7 +344,7 @@ cdef class Window(Entries):
                 return 0
             first = self.block.spans[self.span].first
             if first <= self.cursor:
-                block, self.block = self.block, None    # unless its frames hold together
+                block, self.block = self.block, None    # stays None if the frames are damaged
                 self.offset = block.offset_of(self.span, self.cursor)
                 self.block = block
                 return 0
@@ -382,11 +368,11 @@ cdef class Window(Entries):
 
     @property
     def next_ready(self):
-        """Index of the message to send again next, or None."""
+        """Index of the next message to send again, or None."""
         return self.entries[self.ready_head].index if self.ready_head >= 0 else None
 
     def redeliver(self, Consumer consumer not None, bytes frame not None, int64_t now_ns):
-        """Send the next ready message again: its frame with the attempts it now has."""
+        """Deliver the next ready message again; return its frame with the new attempts."""
         cdef int32_t slot
         cdef Entry* entry
         cdef bytes copy
@@ -396,28 +382,28 @@ cdef class Window(Entries):
         entry = &self.entries[slot]
         copy = PyBytes_FromStringAndSize(PyBytes_AS_STRING(frame), len(frame))
         p = <unsigned char*>PyBytes_AS_STRING(copy)
-        entry.timestamp_ns = load_i64(p + 8)
+        entry.timestamp_ns = load_i64(p + FRAME_TIMESTAMP)
         entry.node_id = <uint16_t>(
-            hex_digit(p[ID_AT]) << 6 | hex_digit(p[ID_AT + 1]) << 2 | hex_digit(p[ID_AT + 2]) >> 2)
+            hex_digit(p[FRAME_ID]) << 6 | hex_digit(p[FRAME_ID + 1]) << 2
+            | hex_digit(p[FRAME_ID + 2]) >> 2)
         self.send_entry(slot, consumer, now_ns)
-        p[ATTEMPTS_AT] = <unsigned char>(entry.attempts >> 8)
-        p[ATTEMPTS_AT + 1] = <unsigned char>(entry.attempts & 0xFF)
+        store_u16(p + FRAME_ATTEMPTS, entry.attempts)
         return copy
 
     def rotate_ready(self):
-        """Put the next ready message behind the others: it cannot be read now."""
+        """Move the next ready message to the end of the list: it cannot be read now."""
         assert self.ready_head >= 0
         self.push_ready(self.pop_ready())
 
     def drop_ready(self):
-        """Finish the next ready message unsent: the log does not hold it any more."""
+        """Finish the next ready message without sending it: the log does not have it any more."""
         assert self.ready_head >= 0
         self.forget(self.pop_ready())
 
     cdef int send_entry(self, int32_t slot, Consumer consumer, int64_t now_ns) except -1:
         cdef Entry* entry = &self.entries[slot]
         entry.state = IN_FLIGHT
-        if entry.attempts < ATTEMPTS_MAX:  # the field has 16 bits; it stays at the top
+        if entry.attempts < ATTEMPTS_MAX:  # the field has 16 bits and saturates
             entry.attempts += 1
         entry.owner = consumer.number
         entry.delivered_ns = now_ns
@@ -427,7 +413,7 @@ cdef class Window(Entries):
         consumer.message_count += 1
         return 0
 
-    # ---- what consumers answer
+    # ---- FIN, REQ, TOUCH
 
     cdef int32_t owned(self, Consumer consumer, int64_t index, int node_id, int* status) noexcept:
         cdef int32_t slot = self.find(index)
@@ -487,7 +473,7 @@ cdef class Window(Entries):
 
     def finish_index(self, Consumer consumer not None, int64_t index, int node_id,
                      int64_t wall_ns=0):
-        """``finish`` for Python: 0 done, 1 not in flight, 2 owned by another client."""
+        """``finish`` for Python: 0 = done, 1 = not in flight, 2 = owned by another client."""
         return self.finish(consumer, index, node_id, wall_ns)
 
     def requeue_index(self, Consumer consumer not None, int64_t index, int node_id,
@@ -501,7 +487,7 @@ cdef class Window(Entries):
     # ---- time
 
     def expire(self, int64_t now_ns, Py_ssize_t count_max):
-        """Make ready what was not answered in time; return the consumers that have room again."""
+        """Make timed-out messages ready; return the consumers that have room again."""
         cdef set consumers = set()
         cdef int32_t slot
         cdef Entry* entry
@@ -535,7 +521,7 @@ cdef class Window(Entries):
     def clear(self, int64_t end):
         """Finish everything below ``end``: queued, in flight and deferred (channel empty).
 
-        What was skipped beyond it stays skipped.
+        Skips beyond it remain.
         """
         while self.head >= 0:
             self.deadlines.drop(self.head)
@@ -553,7 +539,7 @@ cdef class Window(Entries):
         self.changed = True
 
     def restore(self, int64_t index, int attempts, int64_t due_ns):
-        """Put back an unfinished message after a restart; indexes ascend over the calls."""
+        """Restore an unfinished message after a restart; indexes ascend over the calls."""
         cdef int32_t slot
         assert index >= self.cursor and (self.tail < 0 or self.entries[self.tail].index < index)
         slot = self.append_entry(index)
@@ -574,7 +560,7 @@ cdef class Window(Entries):
         self.settle_cursor()
 
     def mark_all(self):
-        """Have the next drain() tell the attempts of every delivered message (clean exit)."""
+        """Include the attempts of every delivered message in the next drain() (clean exit)."""
         cdef int32_t slot = self.head
         while slot >= 0:
             if self.entries[slot].attempts:
@@ -582,7 +568,7 @@ cdef class Window(Entries):
             slot = self.entries[slot].after
 
     def drain(self):
-        """What happened since the last call, for the journal: (low, runs, marks) as bytes.
+        """Changes since the last call, for the journal: (low, runs, marks), the latter as bytes.
 
         Runs are (start u64, end u64), marks (index u64, attempts u16, due_ns i64), big-endian,
         as the journal stores them.
@@ -628,10 +614,10 @@ cdef class Window(Entries):
             slot = self.find(index)
             if slot < 0:
                 continue
-            p = store_u64(p, <uint64_t>self.entries[slot].index)
-            p[0] = <unsigned char>(self.entries[slot].attempts >> 8)
-            p[1] = <unsigned char>(self.entries[slot].attempts & 0xFF)
-            p = store_u64(p + 2, <uint64_t>self.entries[slot].due_ns)
+            store_u64(p, <uint64_t>self.entries[slot].index)
+            store_u16(p + 8, self.entries[slot].attempts)
+            store_u64(p + 10, <uint64_t>self.entries[slot].due_ns)
+            p += 18
         return marks[:p - start]
 
     cdef int note_finished(self, int64_t start, int64_t end) except -1:
@@ -639,11 +625,11 @@ cdef class Window(Entries):
         if self.recording:
             self.finished.add(start, end)
             if self.finished.size >= RUN_COUNT_MAX and self.finished.size == self.finished.capacity:
-                # Memory between two drains follows the holes, not the count of finishes.
+                # Memory between two drains is proportional to the holes, not to the finishes.
                 self.finished.merge(
                     self.entries[self.head].index if self.head >= 0 else self.cursor)
                 if self.finished.size * 2 > self.finished.capacity:
-                    # Or the next few finishes would each merge again.
+                    # Otherwise each of the next finishes would merge again.
                     self.finished.grow()
         return 0
 
@@ -656,7 +642,7 @@ cdef class Window(Entries):
     # ---- entries and the ready list
 
     cdef uint64_t random(self) noexcept:
-        # xorshift64*: sampling needs speed and an even spread, not secrecy.
+        # xorshift64*: sampling needs speed and uniformity, not secrecy.
         self.random_state ^= self.random_state >> 12
         self.random_state ^= self.random_state << 25
         self.random_state ^= self.random_state >> 27

@@ -60,7 +60,7 @@ class NsqdApi:
         self.router = Router()
         self._parts = parts
         self._broker = parts.broker
-        self._source = report.Source(parts, clients.connected, memory)
+        self._source = report.StatsSource(parts, clients.connected, memory)
         Publishing(parts.broker, self.options).add_routes(self.router)
         self._get("/ping", self.ping)
         self._get("/info", self.info)

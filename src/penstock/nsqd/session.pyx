@@ -71,22 +71,22 @@ cdef class Session:
 
     # ---- receiving
 
-    def get_buffer(self, _size_hint):
+    def get_buffer(self, sizehint):
         return INPUT
 
-    def buffer_updated(self, Py_ssize_t size):
+    def buffer_updated(self, Py_ssize_t nbytes):
         cdef Scanner scanner = self._scanner
         cdef const unsigned char* data = <const unsigned char*>PyByteArray_AS_STRING(INPUT)
         if self._closed:
             return
         self._lookout.heard(self._fd)
         if self._upgrade is not None or not self._greeted:
-            self._received(PyBytes_FromStringAndSize(<const char*>data, size))
+            self._received(PyBytes_FromStringAndSize(<const char*>data, nbytes))
             return
-        scanner.take_in(INPUT, data, size)
+        scanner.take_in(INPUT, data, nbytes)
         if not self.is_stopped():
             self._run()
-        scanner.keep_rest(0)
+        scanner.keep_held(0)
         if scanner.end != scanner.at and not self.is_stopped():
             self._lookout.expect()
         self._hold_back()

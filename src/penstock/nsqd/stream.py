@@ -222,7 +222,7 @@ class Stream(Facts, Accepted, Pulse, asyncio.BufferedProtocol):
             self._clients.connected.discard(self)
             self._clients.left_command_count += self._scanner.command_count
             # The scanner knows the connection: only a collection would find that both are gone.
-            self._scanner.drop_rest()
+            self._scanner.drop_held()
             log.debug("client=%s: disconnected", self.remote_address)
 
     def _detach(self) -> None:
@@ -379,7 +379,7 @@ class Stream(Facts, Accepted, Pulse, asyncio.BufferedProtocol):
             self._fail(failure)
         else:
             self.abort()
-        self._scanner.drop_rest()
+        self._scanner.drop_held()
 
     # ---- TLS and compression
 
@@ -392,7 +392,7 @@ class Stream(Facts, Accepted, Pulse, asyncio.BufferedProtocol):
         if self._transport is None:
             self.close()
             return
-        rest = self._scanner.take_rest()
+        rest = self._scanner.take_held()
         if self._upgrade is None:
             self._upgrade = Upgrade(self._transport, self._security.tls)
         self._upgrade.begin(settings, self._loop, partial(self._break, "i/o timeout"))

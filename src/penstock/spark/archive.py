@@ -2,7 +2,7 @@
 
     penstock.tar.gz
         penstock/  pyspark_nsq/       this installation's, the compiled part included
-        google_crc32c/ ...            what they import beside PySpark and pyarrow
+        httptools/ ...                what they import beside PySpark and pyarrow
 
     spark.archives                    .../penstock.tar.gz#penstock-env
     spark.executorEnv.PYTHONPATH      penstock-env
@@ -126,7 +126,7 @@ def needed() -> set[str]:
 
 
 def _plain(requirement: str) -> str:
-    """The name in ``google-crc32c>=1.5``; of an extra's requirements, nothing."""
+    """The name in ``httptools>=0.6``; of an extra's requirements, nothing."""
     if "extra ==" in requirement:
         return ""
     name = requirement.split(";")[0]

@@ -1,11 +1,11 @@
-# The reader of a pull channel (R45): who reads it, for the journal and for nsqd.dat.
+# The reader that a pull channel is bound to (R45), for the journal and for nsqd.dat.
 #
 #     since_ms i64 | identity 16 | name, UTF-8, up to 255 bytes          big-endian, after the id
 #
 #     {"identity":"<32 hex digits>","name":"...","since_ms":...,"checksum":"<8 hex digits>"}
 #
-# The second one is that of nsqd.dat, which has no checksum of its own: a digit that changed there
-# must not shut the reader out.
+# The JSON is for nsqd.dat, which has no checksum of its own: a flipped digit there must not lock
+# the reader out.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
-from google_crc32c import value as crc32c
+from penstock.core.crc32c import crc32c
 
 NAME_SIZE_MAX = 255
 SINCE_MS_MAX = 253_402_300_799_999  # the end of the year 9999
@@ -27,7 +27,7 @@ _READER = struct.Struct(">q16s")
 
 @dataclass(frozen=True, slots=True)
 class ChannelReader:
-    """An identity, its name for people, which may be empty, and since when it reads."""
+    """An identity, its display name, which may be empty, and since when it reads."""
 
     identity: str
     name: str
@@ -51,24 +51,24 @@ class ChannelReader:
 
 
 def decode_reader(payload: bytes) -> ChannelReader:
-    """Raises struct.error or UnicodeDecodeError if it is not one."""
+    """Raises struct.error or UnicodeDecodeError if ``payload`` is not a reader."""
     since_ms, identity = _READER.unpack_from(payload)
     if not 0 <= since_ms <= SINCE_MS_MAX:
         raise struct.error("not a time")
     return ChannelReader(identity.hex(), payload[_READER.size :].decode(), since_ms)
 
 
-def checked_reader(told: Any) -> ChannelReader | None:
-    """What nsqd.dat tells, None if that is not a reader or fails its checksum."""
-    reader = reader_of(told)
-    return reader if reader is not None and reader.as_json() == told else None
+def checked_reader(value: Any) -> ChannelReader | None:
+    """The reader in nsqd.dat, None if it is not one or fails its checksum."""
+    reader = reader_of(value)
+    return reader if reader is not None and reader.as_json() == value else None
 
 
-def reader_of(told: Any) -> ChannelReader | None:
-    """What a JSON object tells, None if that is not a reader."""
-    if not isinstance(told, dict):
+def reader_of(value: Any) -> ChannelReader | None:
+    """The reader in a JSON object, None if it is not one."""
+    if not isinstance(value, dict):
         return None
-    identity, name, since_ms = told.get("identity"), told.get("name"), told.get("since_ms")
+    identity, name, since_ms = value.get("identity"), value.get("name"), value.get("since_ms")
     if not is_identity(identity) or not isinstance(name, str) or type(since_ms) is not int:
         return None
     if not 0 <= since_ms <= SINCE_MS_MAX:
@@ -81,6 +81,6 @@ def is_identity(value: Any) -> TypeGuard[str]:
 
 
 def short_name(text: str) -> str:
-    """A name that fits: one line of at most NAME_SIZE_MAX bytes."""
+    """``text`` as one line of at most NAME_SIZE_MAX bytes."""
     line = _BLANK.sub(" ", text).strip().encode("utf-8", "replace")
     return line[:NAME_SIZE_MAX].decode("utf-8", "ignore")

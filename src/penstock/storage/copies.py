@@ -1,4 +1,4 @@
-"""A segment's bytes in a new file: after a failed sync, or behind a header that is lost."""
+"""Copying a segment to a new file: after a failed sync, or to replace a lost header."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ COPY_SIZE = 1024 * 1024
 def copy_bytes(
     files: Files, source: str, target: str, start: int, end: int, header: bytes = b""
 ) -> None:
-    """Make ``target`` of ``header`` and the bytes start .. end of ``source``, synced; blocking.
+    """Write ``header`` and the bytes start .. end of ``source`` to ``target``, synced; blocking.
 
-    The target appears whole or not at all, and may be the source itself.
+    The target is replaced atomically, and may be the source itself.
     """
     temporary = f"{target}.new"
     files.unlink(temporary)

@@ -1,10 +1,10 @@
-# damage.json: what was found damaged or missing, until a person clears it.
+# damage.json: damaged or missing files, until an operator clears the records.
 #
 #     {"format": 1, "records": [{"time_ns": 1795000000000000000, "kind": "log", "topic": "orders",
 #                                "path": "...", "messages": 12, "text": "...", "cleared": false}]}
 #
-# A cleared record stays, so that the same damage, found again at the next start, is not reported
-# again.  The newest RECORD_MAX records are kept.
+# A cleared record is kept, so that the same damage is not reported again at the next start.  The
+# newest RECORD_MAX records are kept.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT_SIZE_MAX = 1000
 
 
 class DamageKind(StrEnum):
-    """What kind of file was damaged or missing."""
+    """The kind of file that was damaged or missing."""
 
     LOG = "log"
     SIDE = "side"
@@ -35,7 +35,7 @@ class DamageKind(StrEnum):
 
 
 class DamageRecord(NamedTuple):
-    """One place that was found damaged.  ``messages`` is None where nobody can count them."""
+    """A damaged place.  ``messages`` is None if the count is unknown."""
 
     time_ns: int
     kind: DamageKind
@@ -47,7 +47,7 @@ class DamageRecord(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """Two records with one key are one damage, found twice."""
+        """Two records with the same key are the same damage, found twice."""
         return self.kind, self.topic, self.path, self.text
 
 
@@ -58,7 +58,7 @@ def encode_damage(records: list[DamageRecord]) -> bytes:
 
 
 def decode_damage(data: bytes, path: str) -> list[DamageRecord]:
-    """The records of a file; CorruptError if it is not one, StorageError if it is a later one's."""
+    """The records of a file; CorruptError if damaged, StorageError if from a later version."""
     try:
         whole = json.loads(data)
         version = int(whole["format"])
@@ -70,7 +70,7 @@ def decode_damage(data: bytes, path: str) -> list[DamageRecord]:
 
 
 def load_damage(files: Files, path: str) -> list[DamageRecord]:
-    """None if there is no file; blocking."""
+    """The records, none if there is no file; blocking."""
     return decode_damage(files.read(path), path) if files.exists(path) else []
 
 

@@ -1,4 +1,4 @@
-# What lies where in a data path.
+# The files and folders of a data path.
 #
 #     nsqd.dat                                      metadata.py
 #     penstock.node.json                            node.py: the second copy of node.json
@@ -7,15 +7,15 @@
 #     penstock/patterns.json  penstock.patterns.json   patterns.py, and its second copy
 #     penstock/topics/<topic>~<instance, 16 hex digits>/
 #                     <base>.log  <base>[-n].side  journal  *.corrupt
-#     penstock/topics/<topic>~<instance>.deleted/   on its way out
+#     penstock/topics/<topic>~<instance>.deleted/   being removed
 #     penstock/deferred/  penstock/deferred.counts  slots.py, slot_counts.py
 #     penstock/staging/  penstock/staging.notes     staging.py, ledger.py; staging_notes.py
 #     penstock/import/                              an import that was not finished: removed
 #     penstock/imported/                            topics of one that was: moved to topics/
 #
-# A topic's name is at most 64 of [.a-zA-Z0-9_-], so `~` separates it for good, and the suffix
-# makes "." and ".." harmless.  The instance makes a re-created topic another folder: what is left
-# of the old one can never be taken for the new one's (R6).
+# A topic's name is at most 64 of [.a-zA-Z0-9_-], so `~` is a safe separator, and the suffix makes
+# "." and ".." harmless.  A re-created topic has another instance, so another folder: files of the
+# old one are never used for the new one (R6).
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FOLDER = re.compile(r"([.a-zA-Z0-9_-]{1,64})~([0-9a-f]{16})")
 
 
 class TopicFolder(NamedTuple):
-    """A topic's folder, by what its name says."""
+    """A topic's folder, parsed from its name."""
 
     topic: str
     instance: int
@@ -52,7 +52,7 @@ class DataPath:
         self.metadata = f"{self.root}/nsqd.dat"
         self.own = f"{self.root}/penstock"
         self.node = f"{self.own}/node.json"
-        # In the other folder: whoever removes all of penstock/ leaves it.
+        # In another folder, so that it survives a removal of penstock/.
         self.node_copy = f"{self.root}/penstock.node.json"
         self.damage = f"{self.own}/damage.json"
         self.patterns = f"{self.own}/patterns.json"
@@ -64,11 +64,11 @@ class DataPath:
         self.staging_notes = f"{self.own}/staging.notes"
         self.importing = f"{self.own}/import"
         self.imported = f"{self.own}/imported"
-        self.made: list[str] = []  # folders that open() had to make
+        self.made: list[str] = []  # folders that open() created
         self._places: dict[str, tuple[int, int] | None] = {}
 
     def open(self) -> None:
-        """Lock the data path, make what is missing and remove what a crash left behind.
+        """Lock the data path, create missing folders and remove leftovers of a crash.
 
         The folders of deleted topics stay, empty, until nsqd.dat does not list them any more.
         """
@@ -79,7 +79,7 @@ class DataPath:
             if not self.files.exists(folder):
                 self.files.make_folder(folder)
                 self.made.append(folder)
-        # What a killed process has made counts from now on, so a power cut must not take it.
+        # Names made by a killed process are used from now on, so they must be durable.
         for folder in (self.root, self.own, *folders):
             self.files.sync_folder(folder)
         self.adopt_imported()
@@ -98,7 +98,7 @@ class DataPath:
         """Refuse a folder with a Go nsqd's queues: messages in them would be left behind."""
         found = [name for name in self.files.list(self.root) if ".diskqueue." in name]
         if found:
-            # Every start comes by here; a module that few data paths need is loaded for those.
+            # Imported only if needed: this runs at every start.
             from penstock.storage.diskqueue import is_queue_file
 
             found = [name for name in found if is_queue_file(name)]
@@ -110,14 +110,14 @@ class DataPath:
             )
 
     def commit_import(self, folder: str) -> None:
-        """Take over the topics in ``folder``, all or none: one rename decides."""
+        """Take over the topics in ``folder`` atomically, by one rename."""
         self.files.sync_folder(folder)
         self.files.rename(folder, self.imported)
         self.files.sync_folder(self.own)
         self.adopt_imported()
 
     def adopt_imported(self) -> None:
-        """Move the topics of a committed import to the others; a crash in between is harmless."""
+        """Move the topics of a committed import to topics/; can be repeated after a crash."""
         if not self.files.exists(self.imported):
             return
         for name in self.files.list(self.imported):
@@ -128,11 +128,11 @@ class DataPath:
     def topic_folder(self, topic: str, instance: int) -> str:
         folder = f"{topic}~{instance:016x}"
         if _FOLDER.fullmatch(folder) is None:
-            raise ValueError(f"{folder!r} is no name for a topic's folder")
+            raise ValueError(f"{folder!r} is not the name of a topic's folder")
         return f"{self.topics}/{folder}"
 
     def create_topic(self, topic: str, instance: int) -> str:
-        """Make the folder of a new topic instance, durably; return its path."""
+        """Create the folder of a new topic instance, durably; return its path."""
         folder = self.topic_folder(topic, instance)
         self.files.make_folder(folder)
         self.files.sync_folder(self.topics)
@@ -144,9 +144,9 @@ class DataPath:
         return [folder for folder in found if folder is not None]
 
     def delete_topic(self, folder: str) -> str:
-        """Rename a topic's folder away, durably; return the path to give to remove().
+        """Rename a topic's folder to .deleted, durably; return the new path, for remove().
 
-        After an error it has its name again, unless the disk fails that, too.
+        After an error it is renamed back, unless that fails too.
         """
         gone = folder + DELETED
         self.files.rename(folder, gone)
@@ -158,22 +158,22 @@ class DataPath:
         return gone
 
     def deleted_topics(self) -> list[TopicFolder]:
-        """What delete_topic() renamed and nobody removed."""
+        """Folders that delete_topic() renamed and that are not removed yet."""
         names = [name for name in self.files.list(self.topics) if name.endswith(DELETED)]
         found = (parse_folder(f"{self.topics}/{name.removesuffix(DELETED)}") for name in names)
         return [f._replace(path=f.path + DELETED) for f in found if f is not None]
 
     def empty(self, gone: str) -> None:
-        """Unlink the files of what delete_topic() renamed; the folder stays to tell of it."""
+        """Unlink the files of a deleted topic; the folder stays as a tombstone."""
         for name in self.files.list(gone):
             self.files.unlink(f"{gone}/{name}")
 
     def remove(self, gone: str) -> None:
-        """Unlink what delete_topic() renamed."""
+        """Remove the folder of a deleted topic."""
         self.files.remove_tree(gone)
 
     def clean(self) -> None:
-        """Remove what a crash left of deleted topics, imports and files to be renamed."""
+        """Remove leftovers of deleted topics, imports and temporary files."""
         self.files.remove_tree(self.importing)
         for deleted in self.deleted_topics():
             self.empty(deleted.path)
@@ -184,7 +184,7 @@ class DataPath:
 
 
 def parse_folder(path: str) -> TopicFolder | None:
-    """The topic and instance in the name of a folder; None if it is not a topic's."""
+    """Parse the name of a topic's folder; None if it is not one."""
     match = _FOLDER.fullmatch(path.rpartition("/")[2])
     if match is None:
         return None

@@ -1,21 +1,21 @@
-# The disk queues of a Go nsqd (go-diskqueue), read and never written.
+# Reader of the disk queues of a Go nsqd (go-diskqueue).
 #
 #     <name>.diskqueue.meta.dat      depth \n readFile,readPos \n writeFile,writePos \n     as text
 #     <name>.diskqueue.%06d.dat      records back to back, big-endian:
 #                                    length i32 | timestamp i64 | attempts u16 | id 16 | body
-#     <file>.bad                     what nsqd gave up; not read
+#     <file>.bad                     discarded by nsqd; not read
 #
-# <name> is a topic, or `topic:channel` (`;` on Windows).  There are no checksums: a length outside
-# of 26 .. max-msg-size + 26 is all there is to know damage by, and behind it the file is lost,
-# because nothing tells where the next record starts.
+# <name> is a topic, or `topic:channel` (`;` on Windows).  There are no checksums: the only sign of
+# damage is a length outside of 26 .. max-msg-size + 26, and everything after it in the file is
+# lost, because the start of the next record is unknown.
 #
-# Rule 1: from readFile,readPos on everything is read that nsqd would read, the bytes behind
-#         writePos included: nsqd writes its meta file every 2,500 messages or 2 s, so after a crash
-#         these are messages it had accepted.
-# Rule 2: with `salvage` also what nsqd would overwrite: files behind the write file, and files
-#         without a meta file.  At least once, never less; some of it may have been finished.
-# Rule 3: what no meta file vouches for must at least have an id of 16 hex digits.
-# Rule 4: memory is one block, however large a file or a record is.
+# Rule 1: everything from readFile,readPos on is read that nsqd would read, and the bytes after
+#         writePos: nsqd writes its meta file every 2,500 messages or 2 s, so after a crash these
+#         are messages it had accepted.
+# Rule 2: with `salvage`, what nsqd would overwrite is read too: files after the write file, and
+#         files without a meta file.  Delivery is at least once; some of it may have been finished.
+# Rule 3: records that no meta file covers must at least have an id of 16 hex digits.
+# Rule 4: memory use is one block, for any size of files and records.
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ID = re.compile(rb"[0-9a-f]{16}")
 
 
 class Meta(NamedTuple):
-    """What a meta file says."""
+    """The contents of a meta file."""
 
     depth: int
     read_file: int
@@ -49,8 +49,8 @@ class Meta(NamedTuple):
     write_offset: int
 
 
-class Record(NamedTuple):
-    """A message in a file: where its body is, and what stands before it."""
+class QueuedMessage(NamedTuple):
+    """A message in a file: the place of its body, and its header."""
 
     offset: int
     body_size: int
@@ -60,8 +60,8 @@ class Record(NamedTuple):
 
 
 @record
-class Extent:
-    """The part of a file to be read; from ``vouched_end`` on no meta file vouches for it."""
+class QueueExtent:
+    """The part of a file to read; from ``vouched_end`` on, no meta file covers it."""
 
     path: str
     start: int
@@ -70,8 +70,8 @@ class Extent:
 
 
 @record
-class Damage:
-    """Bytes of a file that are not taken, and why.  A size of 0: nobody knows how many."""
+class QueueDamage:
+    """Bytes of a file that are not imported, and why.  A size of 0: unknown."""
 
     path: str
     offset: int
@@ -81,7 +81,7 @@ class Damage:
 
 @dataclass
 class Queue:
-    """The files of one queue, by what their names say."""
+    """The files of one queue, found by name."""
 
     name: str
     folder: str
@@ -98,11 +98,11 @@ class Queue:
 
 @dataclass
 class Plan:
-    """What to read of a queue."""
+    """The parts of a queue to read."""
 
     meta: Meta | None = None
-    extents: list[Extent] = field(default_factory=list)
-    damage: list[Damage] = field(default_factory=list)
+    extents: list[QueueExtent] = field(default_factory=list)
+    damage: list[QueueDamage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -111,7 +111,7 @@ class Plan:
 
 
 def is_queue_file(name: str) -> bool:
-    """Whether a file of this name is a queue's of a Go nsqd."""
+    """Whether this is the name of a queue file of a Go nsqd."""
     return _FILE.fullmatch(name) is not None
 
 
@@ -133,7 +133,7 @@ def find_queues(folder: str, names: Iterable[str]) -> list[Queue]:
 
 
 def parse_meta(data: bytes) -> Meta | None:
-    """What the bytes of a meta file say; None if nsqd did not write them so."""
+    """Parse a meta file; None if it is malformed."""
     match = _META.fullmatch(data)
     if match is None:
         return None
@@ -144,14 +144,14 @@ def parse_meta(data: bytes) -> Meta | None:
 
 
 def plan_queue(files: Files, queue: Queue, *, salvage: bool = True) -> Plan:
-    """Look at the meta file and the sizes of a queue's files; blocking."""
+    """Decide what to read, by the meta file and the sizes of a queue's files; blocking."""
     plan = Plan()
     if queue.has_meta:
         data = files.pread(queue.meta_path, 0, META_SIZE_MAX) or b""
         plan.meta = parse_meta(data)
         if plan.meta is None:
             what = "meta file cannot be understood"
-            plan.damage.append(Damage(queue.meta_path, 0, len(data), what))
+            plan.damage.append(QueueDamage(queue.meta_path, 0, len(data), what))
     if plan.meta is not None:
         _plan_by_meta(files, queue, plan, plan.meta, salvage)
     elif queue.numbers:
@@ -170,7 +170,7 @@ def _plan_by_meta(files: Files, queue: Queue, plan: Plan, meta: Meta, salvage: b
     for number in queue.numbers:
         path = queue.path(number)
         if number < meta.read_file:
-            plan.notes.append(f"{path}: was read to its end already; not read again")
+            plan.notes.append(f"{path}: already read to its end; not read again")
         elif number > meta.write_file:
             if salvage:
                 plan.notes.append(f"{path}: not known to the meta file; read")
@@ -192,20 +192,20 @@ def _add_extent(
     *,
     salvage: bool = True,
 ) -> None:
-    """``vouched`` is how far the meta file knows the file; None: to its end, wherever that is."""
+    """``vouched``: the bytes of the file that the meta file covers; None: all."""
     size = files.size(path)
     vouched_end = size if vouched is None else vouched
     if vouched_end > size or start > size:
         missing = max(vouched_end, start) - size
         what = f"{missing} bytes missing at the end"
-        plan.damage.append(Damage(path, size, missing, what))
+        plan.damage.append(QueueDamage(path, size, missing, what))
     end = size if salvage else min(size, vouched_end)
     if start < end:
-        plan.extents.append(Extent(path, start, end, min(vouched_end, end)))
+        plan.extents.append(QueueExtent(path, start, end, min(vouched_end, end)))
 
 
 def _note_missing(queue: Queue, plan: Plan, meta: Meta) -> None:
-    # A meta file may name any range at all, so what is missing is told by ranges.
+    # A meta file may name a huge range, so missing files are reported as ranges.
     last = meta.write_file if meta.write_offset else meta.write_file - 1
     if (meta.read_file, meta.read_offset) == (meta.write_file, meta.write_offset):
         return
@@ -214,16 +214,16 @@ def _note_missing(queue: Queue, plan: Plan, meta: Meta) -> None:
     for number in [*present, last + 1]:
         if number > expected:
             what = f"{number - expected} files missing, from number {expected} on"
-            plan.damage.append(Damage(queue.path(expected), 0, 0, what))
+            plan.damage.append(QueueDamage(queue.path(expected), 0, 0, what))
         expected = number + 1
 
 
 def records(
-    files: Files, extent: Extent, damage: list[Damage], msg_size_max: int = MSG_SIZE_MAX
-) -> Iterator[Record]:
-    """The messages of an extent, in order; what ends it early is added to ``damage``.  Blocking.
+    files: Files, extent: QueueExtent, damage: list[QueueDamage], msg_size_max: int = MSG_SIZE_MAX
+) -> Iterator[QueuedMessage]:
+    """The messages of an extent, in order; damage that ends it is added to ``damage``.  Blocking.
 
-    Bodies are stepped over: one reads them by offset.
+    Bodies are skipped; read them by offset.
     """
     length_max = msg_size_max + HEAD_SIZE
     at, end = extent.start, extent.end
@@ -246,12 +246,12 @@ def records(
         if at >= extent.vouched_end and _ID.fullmatch(id) is None:
             damage.append(_stop(extent, at, "no message"))
             return
-        yield Record(at + _RECORD.size, length - HEAD_SIZE, timestamp_ns, attempts, id)
+        yield QueuedMessage(at + _RECORD.size, length - HEAD_SIZE, timestamp_ns, attempts, id)
         at += 4 + length
 
 
-def _read_block(files: Files, extent: Extent, at: int, damage: list[Damage]) -> bytes:
-    # A block that comes short is told here, so that the caller has nothing to add.
+def _read_block(files: Files, extent: QueueExtent, at: int, damage: list[QueueDamage]) -> bytes:
+    # Reports a short block itself; the caller has nothing to add.
     size = min(BLOCK_SIZE, extent.end - at)
     try:
         block = files.pread(extent.path, at, size) or b""
@@ -263,16 +263,16 @@ def _read_block(files: Files, extent: Extent, at: int, damage: list[Damage]) -> 
     return block
 
 
-def _stop(extent: Extent, at: int, what: str) -> Damage:
-    return Damage(extent.path, at, extent.end - at, what)
+def _stop(extent: QueueExtent, at: int, what: str) -> QueueDamage:
+    return QueueDamage(extent.path, at, extent.end - at, what)
 
 
-def _short_what(rest: bytes, length_max: int) -> str:
-    # Fewer bytes than the smallest record has: if there is a length, it may still be wrong.
-    if len(rest) >= 4:
-        length = int.from_bytes(rest[:4], "big", signed=True)
+def _short_what(tail: bytes, length_max: int) -> str:
+    # Fewer bytes than the smallest record: the length, if complete, may still be invalid.
+    if len(tail) >= 4:
+        length = int.from_bytes(tail[:4], "big", signed=True)
         if not HEAD_SIZE <= length <= length_max:
-            return _length_what(length, len(rest), length_max)
+            return _length_what(length, len(tail), length_max)
     return "record cut off"
 
 

@@ -1,14 +1,22 @@
-# The files of a data path, told to a person: offsets, fields, shortened bodies, damage.
+# `penstock dump`: files of a data path as text: offsets, fields, shortened bodies, damage.
 #
-# One line a thing, in the order of the file.  Lines about damage start with "!!".
-# Nothing is changed, and a file that a running nsqd writes can be looked at.
+# One line for each item, in file order.  Lines about damage start with "!!".  Files are only read,
+# and may be in use by a running nsqd.
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from penstock.core.batches import BATCH_HEADER_SIZE, HEADER_SIZE, ORIGINS, STAGED
+from penstock.core.batches import (
+    BATCH_HEADER_SIZE,
+    FRAME_SIZE_MIN,
+    HEADER_SIZE,
+    ID_FIELD,
+    ORIGINS,
+    STAGED,
+    TIMESTAMP_FIELD,
+)
 from penstock.core.slots import parse_record
 from penstock.core.tables import Tables
 from penstock.errors import StorageError
@@ -29,11 +37,11 @@ from penstock.storage.segment import (
 )
 from penstock.storage.slot_counts import unpack_counts
 from penstock.storage.slots import SlotStore, slot_name
-from penstock.storage.survey import BadBytes, Walk, decode_ordinals
+from penstock.storage.survey import ORDINAL_SIZE, BadBytes, Walk, decode_ordinals
 from penstock.storage.text import body_of, short, signed, time_of
 
 if TYPE_CHECKING:
-    from penstock.core.batches import Batch
+    from penstock.core.batches import ScannedBatch
 
 _RECORDS = {
     journal.TOPIC: "topic",
@@ -48,9 +56,9 @@ _RECORDS = {
 
 
 def dump_file(files: Files, path: str, out: TextIO, *, brief: bool = False) -> int:
-    """Write what ``path`` holds to ``out``; return the number of damaged places.
+    """Write the contents of ``path`` to ``out``; return the number of damaged places.
 
-    With ``brief`` messages are left out.  StorageError if it is none of our files.
+    With ``brief`` messages are left out.  Raises StorageError if the file is not Penstock's.
     """
     name = path.rpartition("/")[2]
     start = files.pread(path, 0, HEADER_SIZE, True) or b""
@@ -70,29 +78,30 @@ def dump_file(files: Files, path: str, out: TextIO, *, brief: bool = False) -> i
         return _dump_metadata(files, path, out)
     if name.endswith(".staging"):
         return dump_staging(files, path, out, brief)
-    if name == "ledger" or start.startswith(ledger.MAGIC):
+    if name == "ledger" or start.startswith(ledger.FRAMING.magic):
         return dump_ledger(files.read(path), out)
-    if name.startswith("journal") or start.startswith(journal.MAGIC):
+    if name.startswith("journal") or start.startswith(journal.FRAMING.magic):
         return _dump_journal(files.read(path), out)
     raise StorageError(f"{path}: not a file of Penstock's that can be shown")
 
 
 class _Printer(Walk):
-    """A walk over a segment that tells what it sees."""
+    """Prints the batches of a segment."""
 
     out: TextIO
     brief: bool
 
-    def saw_batch(self, offset: int, piece: bytes, batch: Batch) -> None:
+    def saw_batch(self, offset: int, piece: bytes, batch: ScannedBatch) -> None:
         first, count, start, end, append_ns, slot, flags = batch
         publish_ns = signed(piece[start - 16 : start - 8])
-        ordinals = decode_ordinals(piece[end : end + 4 * count]) if flags & ORIGINS else []
+        ordinals_end = end + ORDINAL_SIZE * count if flags & ORIGINS else end
+        ordinals = decode_ordinals(piece[end:ordinals_end])
         origin = f" slot={slot} ordinals={short(ordinals)}" if ordinals else ""
         if flags & STAGED:
             origin = f" staging={slot >> 16:016x} part={slot & 0xFFFF}"
         print(
             f"{offset:>12}  batch {first}..{first + count - 1} count={count}"
-            f" size={BATCH_HEADER_SIZE + end - start + 4 * len(ordinals)}"
+            f" size={BATCH_HEADER_SIZE + ordinals_end - start}"
             f" appended={time_of(append_ns)} published={time_of(publish_ns)}{origin}",
             file=self.out,
         )
@@ -102,8 +111,9 @@ class _Printer(Walk):
             size = 4 + int.from_bytes(piece[at : at + 4], "big")
             frame = piece[at : at + size]
             print(
-                f"{base + at:>12}    {index} id={frame[18:34].decode('latin-1')}"
-                f" timestamp={time_of(signed(frame[8:16]))} {body_of(frame[34:])}",
+                f"{base + at:>12}    {index} id={frame[ID_FIELD].decode('latin-1')}"
+                f" timestamp={time_of(signed(frame[TIMESTAMP_FIELD]))}"
+                f" {body_of(frame[FRAME_SIZE_MIN:])}",
                 file=self.out,
             )
             at += size
@@ -112,7 +122,9 @@ class _Printer(Walk):
         lost = f", index {bad.index_start} up to {bad.index_end}" * (
             bad.index_end > bad.index_start
         )
-        print(f"!! {bad.offset:>9}  {bad.end - bad.offset} bytes are no batch{lost}", file=self.out)
+        print(
+            f"!! {bad.offset:>9}  {bad.end - bad.offset} bytes are not a batch{lost}", file=self.out
+        )
 
 
 def _dump_segment(files: Files, path: str, start: bytes, out: TextIO, brief: bool) -> int:
@@ -167,7 +179,7 @@ def _dump_footer(files: Files, path: str, trailer: Trailer, out: TextIO) -> int:
 
 
 def _table_lines(tables: Tables) -> Iterator[tuple[int, str]]:
-    """(size in the file, what it says) of each entry."""
+    """(size in the file, text) of each entry."""
     for index, offset, append_ns in zip(tables.indexes, tables.offsets, tables.times, strict=True):
         yield 24, f"sparse index={index} offset={offset} appended={time_of(append_ns)}"
     for start, end in tables.gaps:
@@ -178,10 +190,10 @@ def _table_lines(tables: Tables) -> Iterator[tuple[int, str]]:
 
 def _dump_journal(data: bytes, out: TextIO) -> int:
     damage = 0
-    for offset, kind, payload in journal.records(data):
+    for offset, _, kind, payload, _ in journal.records(data):
         if payload is None:
             damage += 1
-            print(f"!! {offset:>9}  bytes that are no record", file=out)
+            print(f"!! {offset:>9}  bytes that are not a record", file=out)
             continue
         name = _RECORDS.get(kind, f"type {kind}")
         print(f"{offset:>12}  {name} {_record(kind, payload)}", file=out)
@@ -209,14 +221,14 @@ def _record(kind: int, payload: bytes) -> str:
         return f"id={id} reader={reader}"
     if kind == journal.PROGRESS:
         id, low, runs, marks = journal.decode_progress(payload)
-        told_runs = short([f"{start}..{end - 1}" for start, end in runs])
-        told_marks = short(
+        shown_runs = short([f"{start}..{end - 1}" for start, end in runs])
+        shown_marks = short(
             [
                 f"{index}(attempts={attempts}" + (f" due={time_of(due_ns)})" if due_ns else ")")
                 for index, attempts, due_ns in marks
             ]
         )
-        return f"id={id} low={low} runs={told_runs} marks={told_marks}"
+        return f"id={id} low={low} runs={shown_runs} marks={shown_marks}"
     if kind == journal.SYNCED:
         base, offset = journal.decode_synced(payload)
         return f"base={base} offset={offset}"
@@ -262,7 +274,7 @@ def _dump_slot(files: Files, path: str, out: TextIO, brief: bool) -> int:
         for first, count in fired.runs:
             print(f"  fired ordinals={first}..{first + count - 1}", file=out)
         if fired.bad_size:
-            print(f"!! {fired.bad_size} bytes are no checkpoint", file=out)
+            print(f"!! {fired.bad_size} bytes are not a checkpoint", file=out)
         return int(bool(fired.bad_size))
     bad_count = 0
     for records in store.scan_all(name):

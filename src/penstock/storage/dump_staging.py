@@ -1,4 +1,4 @@
-# Staging files and the ledger, told to a person; see dump.py.
+# Staging files and the ledger as text; see dump.py.
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.storage.text import body_of, short, time_of
 
 
 def dump_staging(files: Files, path: str, out: TextIO, brief: bool) -> int:
-    """Write what a staging file holds; the number of damaged places."""
+    """Write the contents of a staging file; return the number of damaged places."""
     folder, _, file = path.rpartition("/")
     try:
         number = int(file.removesuffix(".staging"), 16)
@@ -48,14 +48,14 @@ def dump_staging(files: Files, path: str, out: TextIO, brief: bool) -> int:
         for line in _rows(part, body) if not brief else ():
             print(line, file=out)
     if found.seal is not None:
-        told = f"parts={found.seal.part_count} count={found.seal.count}"
-        print(f"{found.good_size:>12}  sealed {told}", file=out)
+        line = f"parts={found.seal.part_count} count={found.seal.count}"
+        print(f"{found.good_size:>12}  sealed {line}", file=out)
     else:
         print(f"{found.good_size:>12}  not sealed", file=out)
     if found.good_size < found.size:
         damage += 1
         size = found.size - found.good_size
-        print(f"!! {found.good_size:>9}  {size} bytes are no record", file=out)
+        print(f"!! {found.good_size:>9}  {size} bytes are not a record", file=out)
     return damage
 
 
@@ -72,18 +72,18 @@ def _rows(part: PartRecord, body: bytes) -> Iterator[str]:
 
 
 def dump_ledger(data: bytes, out: TextIO) -> int:
-    """Write what the ledger, or the notes, say; the number of damaged places."""
+    """Write the contents of the ledger or the notes; return the number of damaged places."""
     damage = 0
     names = {**ledger.NAMES, **staging_notes.NAMES}
-    for offset, kind, payload in ledger.records(data):
+    for offset, _, kind, payload, _ in ledger.records(data):
         if payload is None:
             damage += 1
-            print(f"!! {offset:>9}  bytes that are no record", file=out)
+            print(f"!! {offset:>9}  bytes that are not a record", file=out)
             continue
-        told = json.loads(payload)
+        values = json.loads(payload)
         name = names.get(kind, f"type {kind}")
-        when = time_of(told.pop("time", 0))
-        fields = " ".join(f"{field}={_value(value)}" for field, value in told.items())
+        when = time_of(values.pop("time", 0))
+        fields = " ".join(f"{field}={_value(value)}" for field, value in values.items())
         print(f"{offset:>12}  {name} time={when} {fields}", file=out)
     return damage
 

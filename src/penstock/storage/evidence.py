@@ -1,4 +1,4 @@
-"""Damaged bytes, copied aside before anything is done about them, for a person to look at."""
+"""Copies of damaged bytes for an operator, made before they are dropped."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from penstock.storage.files import Files
 
 SUFFIX = ".corrupt"
 
-# A disk that goes bad may damage everything: evidence must not fill what is left of it.
+# A failing disk may damage everything: the copies must not fill it up.
 SIZE_MAX = 1024 * 1024
 FILE_MAX = 32
 
 
 def keep_evidence(files: Files, path: str, offset: int, end: int) -> str | None:
-    """Copy the bytes ``offset`` .. ``end`` of ``path``; return where to, or None if not kept.
+    """Copy the bytes ``offset`` .. ``end`` of ``path``; return the copy's path, or None.
 
-    Nothing here is worth failing for: a full disk only means that there is no evidence.
+    Never fails: with a full disk there is just no copy.
     """
     folder, _, name = path.rpartition("/")
     target = f"{folder}/{name}.{offset}{SUFFIX}"
@@ -31,9 +31,9 @@ def keep_evidence(files: Files, path: str, offset: int, end: int) -> str | None:
 
 
 def set_aside(files: Files, path: str) -> str:
-    """Rename a file of which nothing is usable; return its new name.  Blocking.
+    """Rename an unusable file to ``*.corrupt``; return its new name.  Blocking.
 
-    Unlike keep_evidence() this takes no room, so all of it is kept.
+    Unlike keep_evidence() this takes no space, so the whole file is kept.
     """
     target, number = f"{path}{SUFFIX}", 1
     while files.exists(target):

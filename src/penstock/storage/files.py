@@ -1,13 +1,14 @@
-# The seam to the operating system: the only code of Penstock that opens, writes or removes files.
+# The interface to the file system: the only code that opens, writes or removes files of a data
+# path. (Configuration, certificates, logs, and the output of tools and pipelines are elsewhere.)
 #
-# Rule 1: files are named by path (str, absolute or as the data path was given).  Descriptors are
-#         an affair of this module: at most `open_max` stay open, one that was not used of late goes
-#         first, one in use by another thread is never closed under it.
-# Rule 2: an append is whole or nothing (storage/handle.pyx does it, since every batch is one).
+# Rule 1: files are named by path (str, absolute or as the data path was given).  This module owns
+#         the descriptors: at most `open_max` stay open, the least recently used are closed first,
+#         and one in use by another thread is never closed.
+# Rule 2: an append is all or nothing (in storage/handle.pyx, since every batch is one).
 # Rule 3: nothing is durable before `sync` of the file and, for its name, `sync_folder`.
-# Rule 4: all methods may be called from any thread; two appends to one file take turns.
+# Rule 4: all methods may be called from any thread; appends to one file are serialised.
 #
-# tests/crash/lossy.py is the same interface in memory, with power cuts and failing disks; both
+# tests/crash/lossy.py has the same interface in memory, with power cuts and failing disks; both
 # pass tests/crash/test_files.py.
 
 # Paths are str because a pathlib call costs more than the system call it wraps.
@@ -29,7 +30,7 @@ from penstock.storage.handle import Handle, write_all
 MODE_FILE = 0o600
 MODE_FOLDER = 0o700
 
-# The largest read of the loop, a tenth of a millisecond; a batch may be larger, and is a thread's.
+# The largest read on the loop, a tenth of a millisecond; larger batches are read by a thread.
 BUFFER_SIZE = 512 * 1024
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -42,7 +43,7 @@ class Files:
         self._open_max = open_max
         self._access = os.O_RDONLY if read_only else os.O_RDWR
         self._handles: dict[str, Handle] = {}
-        self._lock = threading.Lock()  # to change which handles there are, not to look one up
+        self._lock = threading.Lock()  # for changes of _handles, not for lookups
         self._name_changes = 0
         self._folder_locks: dict[str, int] = {}
         self._barred: OSError | None = None
@@ -54,9 +55,9 @@ class Files:
     def pread(self, path: str, offset: int, size: int, wait: bool = True) -> bytes | None:
         """Up to ``size`` bytes at ``offset``; fewer only at the end of the file.
 
-        With ``wait`` false the call never touches the disk: it gives None when the bytes are not
-        in the page cache, are too many, or the file is not open, and fewer bytes when only some
-        of them are there.
+        With ``wait`` false the call never touches the disk: it returns None if the bytes are not in
+        the page cache, are too many, or the file is not open, and fewer bytes if only some of them
+        are cached.
         """
         if wait:
             with self._using(path, create=False) as handle:
@@ -64,7 +65,7 @@ class Files:
         handle_open = self._pin_open(path) if self._nowait and size <= BUFFER_SIZE else None
         if handle_open is None:
             return None
-        # Only the loop reads so: one buffer serves, and nothing is zeroed for each read.
+        # Only the loop reads without waiting: one buffer is enough, and is not zeroed each time.
         view = memoryview(self._buffer)[:size]
         try:
             count = os.preadv(handle_open.fd, [view], offset, _NOWAIT)
@@ -73,14 +74,14 @@ class Files:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
-            self._nowait = False  # this file system cannot tell; every read goes to a thread
+            self._nowait = False  # not supported by this file system; every read goes to a thread
             return None
         finally:
             self._unpin(handle_open)
         return bytes(view[:count])
 
     def lend(self, path: str, offset: int, size: int) -> int | None:
-        """A descriptor to read these bytes by and to close; None if that would touch the disk."""
+        """A new descriptor, if these bytes are in the page cache, otherwise None."""
         handle = self._pin_open(path)
         if handle is None:
             return None
@@ -101,7 +102,7 @@ class Files:
             return os.fstat(handle.fd).st_size
 
     def exists(self, path: str) -> bool:
-        """Whether there is something of that name; an error if that cannot be known."""
+        """Whether the path exists; raises OSError if that cannot be determined."""
         try:
             os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -116,18 +117,18 @@ class Files:
             return []
 
     def free_size(self, path: str) -> int:
-        """The bytes that still fit on the file system of ``path``."""
+        """The free bytes on the file system of ``path``."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
     # Writing
 
     def append(self, path: str, parts: Sequence[bytes]) -> int:
-        """Add ``parts`` to the end of the file, which is made if need be; return its new size.
+        """Append ``parts`` to the file, which is created if it is missing; return its new size.
 
-        If not everything can be written, the file is cut back to what it was before the error is
-        raised.  UncutError means that even this failed: bytes of a half-written batch may stand
-        behind the old end, and nothing more should be appended.
+        If not everything can be written, the file is truncated to its old size before the error is
+        raised.  UncutError means that this failed as well: there may be bytes of a partial batch
+        after the old end, and nothing more should be appended.
         """
         # Not _using(): a context manager would cost a tenth of the whole append.
         handle = self._handles.get(path)
@@ -148,7 +149,7 @@ class Files:
             handle.size = size
 
     def write_new(self, path: str, data: bytes) -> None:
-        """Replace the file by ``data`` so that a crash leaves either the old or the new one."""
+        """Replace the file by ``data`` atomically and durably."""
         self._check_place()
         temporary = f"{path}.{os.urandom(6).hex()}.tmp"
         try:
@@ -166,7 +167,7 @@ class Files:
         self.sync_folder(os.path.dirname(path))
 
     def allocate(self, path: str, size: int) -> None:
-        """Make the file ``size`` bytes long with room on the disk for all of them."""
+        """Allocate disk space for the file, up to ``size`` bytes."""
         with self._using(path, create=True) as handle, handle.lock:
             old_size = handle.end()
             try:
@@ -191,7 +192,7 @@ class Files:
             os.close(fd)
 
     def make_folder(self, folder: str) -> None:
-        """Make ``folder`` and what is missing above it."""
+        """Create ``folder`` and its missing parents."""
         self._check_place()
         above = os.path.dirname(folder)
         if above and not os.path.isdir(above):
@@ -210,7 +211,7 @@ class Files:
             self._forget(new)
 
     def unlink(self, path: str) -> None:
-        """Remove a file; one that is gone already is fine."""
+        """Remove a file, if it exists."""
         self._check_place()
         try:
             os.unlink(path)
@@ -233,9 +234,9 @@ class Files:
             return
 
     def lock(self, folder: str, *, shared: bool = False) -> None:
-        """Own ``folder`` until unlock, or raise LockedError with nsqd's words.
+        """Lock ``folder`` until unlock(), or raise LockedError with nsqd's text.
 
-        A shared lock keeps owners out and lets others look; it needs no right to write.
+        A shared lock excludes exclusive ones, and needs no write permission.
         """
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -252,18 +253,18 @@ class Files:
         os.close(self._folder_locks.pop(folder))
 
     def place(self, path: str) -> tuple[int, int] | None:
-        """What tells one folder or file from another of the same name; None if there is none."""
+        """(device, inode) of a path; None if it does not exist."""
         try:
             return _place(os.stat(path))
         except FileNotFoundError:
             return None
 
     def bar(self, reason: OSError | None) -> None:
-        """Refuse to open, make, rename or remove anything by its name, until ``bar(None)``."""
+        """Fail every open, create, rename and remove with ``reason``, until ``bar(None)``."""
         self._barred = reason
 
     def _check_place(self) -> None:
-        """Changes by name are for the folder that is locked, not for another in its place."""
+        """Raise if the locked folder was replaced by another one of the same name."""
         if self._barred is not None:
             raise self._barred
         for folder, fd in self._folder_locks.items():
@@ -271,7 +272,7 @@ class Files:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), folder)
 
     def close(self) -> None:
-        """Close all descriptors and give up all locks."""
+        """Close all descriptors and release all locks."""
         with self._lock:
             handles = list(self._handles.values())
             self._handles.clear()
@@ -282,7 +283,7 @@ class Files:
     # Descriptors
 
     def is_open(self, path: str) -> bool:
-        """Whether the file is open already: then an append does not have to wait for a name."""
+        """Whether the file is open: then an append needs no path lookup, which may block."""
         return path in self._handles
 
     @property
@@ -305,15 +306,15 @@ class Files:
         return handle if handle is not None and handle.take() else None
 
     def _pin_new(self, path: str, create: bool) -> Handle:
-        # The open itself may wait for a disk, so it happens outside of the lock.  If a name changed
-        # meanwhile, the descriptor may belong to a file that has lost its name: open again.
+        # open() may wait for the disk, so it is called without the lock.  If a name changed
+        # meanwhile, the descriptor may be that of a removed or renamed file: open again.
         if self._barred is not None:
             raise self._barred
         flags = self._access | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         while True:
             changes = self._name_changes
             fresh = Handle(path, os.open(path, flags, MODE_FILE))
-            surplus: Sequence[Handle] = [fresh]  # if another thread was quicker
+            surplus: Sequence[Handle] = [fresh]  # if another thread was faster
             with self._lock:
                 handle = self._pin_open(path)
                 if handle is None and changes == self._name_changes:
@@ -327,10 +328,10 @@ class Files:
         count = len(self._handles) - self._open_max
         if count <= 0:
             return []
-        count += self._open_max // 8  # a few at once: each time they are all sorted
+        count += self._open_max // 8  # several at once, since all are sorted each time
         idle = [handle for handle in self._handles.values() if not handle.users]
         idle.sort(key=lambda handle: handle.recent)
-        # One that is taken this moment stays: two handles of a file would not agree on its size.
+        # Keep one that is taken just now: two handles of a file would disagree on its size.
         surplus = [handle for handle in idle[:count] if handle.drop_unused()]
         for handle in surplus:
             del self._handles[handle.path]
@@ -343,9 +344,8 @@ class Files:
             os.close(handle.fd)
 
     def _forget(self, path: str) -> None:
-        # A renamed or removed file, or all files of a renamed folder: a descriptor that stayed
-        # open would keep a deleted topic's bytes on the disk.  Whoever reads one right now
-        # finishes on the old descriptor.
+        # A renamed or removed file, or all files of a renamed folder: an open descriptor would keep
+        # a deleted topic's bytes on the disk.  Reads in progress finish on the old descriptor.
         with self._lock:
             self._name_changes += 1
             gone = [name for name in self._handles if name == path or name.startswith(path + "/")]
@@ -358,20 +358,20 @@ def _place(status: os.stat_result) -> tuple[int, int]:
 
 
 def _name(error: OSError, path: str) -> None:
-    """Calls on descriptors do not say which file they were about; people need to know."""
+    """Add the file name, which errors of calls on descriptors lack."""
     if error.filename is None:
         error.filename = path
 
 
 def _close_all(handles: Sequence[Handle]) -> None:
-    # Never under the lock: closing a removed segment gives back its pages, 12 ms for 100 MB, and
-    # the loop would wait for the lock.
+    # Never with the lock held: closing a removed segment frees its pages, 12 ms for 100 MB, and the
+    # loop would wait for the lock.
     for handle in handles:
         os.close(handle.fd)
 
 
 def locked_text(folder: str) -> str:
-    # nsqd's words, with Go's spelling of EAGAIN.
+    # nsqd's text, with Go's spelling of EAGAIN.
     return (
         f"failed to lock data-path: cannot flock directory {folder} - resource temporarily"
         " unavailable (possibly in use by another instance of nsqd)"

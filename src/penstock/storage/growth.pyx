@@ -1,35 +1,39 @@
-# What changes in a topic log with each batch: its last segment, and how far it reaches.
+# What changes in a topic log with each batch: its last segment, and its ends.
 #
-#     Written.write()   the writer, on any thread: the bytes are in the file     storage/log_writer.py
-#     Shown.commit()    the loop: readers may see them                           storage/topic_log.py
+#     Written.write()   the writer, on any thread: the bytes are in the file    
+#     storage/log_writer.py Shown.commit()    the loop: the log takes the batch over                
+#       storage/topic_log.py
 #
-# Both are the compiled halves of the classes named there, which have everything else.
+# A committed batch can be read from the log, but consumers and HTTP readers stop at the topic's
+# `shown_end`, which the engine moves after the commit (docs/ARCHITECTURE.md, "The ends of a log").
 #
-# Rule 1: compiled code holds the interpreter's lock from its first step to its last, so what calls
-#         nobody happens at once to other threads.
+# These are the compiled halves of the classes named there, which have everything else.
+#
+# Rule 1: compiled code holds the interpreter's lock throughout, so code that calls no Python is
+#         atomic to other threads.
 
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Batch
-from penstock.core.batches cimport BATCH_HEADER
+from penstock.core.layouts cimport BATCH_HEADER
 from penstock.core.tables cimport Visible
 
 from penstock.errors import UncutError
 
 
 cdef class Extent:
-    """What was written since a log was opened, and how much of it is synced."""
+    """Messages and bytes written since a log was opened, and how many of them are synced."""
 
     def __init__(self, int64_t end):
-        self.end = end      # one past the last index written; 0 if there is none
+        self.end = end
 
     def found(self, int64_t count, int64_t size):
-        """So many messages and bytes were there at the start, and are not known to be synced."""
+        """Add what the start found and does not know to be synced."""
         self.count += count
         self.size += size
 
     def reached(self, int64_t count, int64_t size):
-        """A sync covers what was written when these were its ``count`` and ``size``."""
+        """A sync has finished that covers everything up to these ``count`` and ``size``."""
         self.synced_count = max(self.synced_count, count)
         self.synced_size = max(self.synced_size, size)
 
@@ -49,10 +53,10 @@ cdef class Extent:
 
 
 cdef class Growth:
-    """The part of a segment that changes while it grows."""
+    """The fields of a segment that change with each batch."""
 
     cpdef wrote(self, Batch batch, Extent extent):
-        """The batch is in the file, behind the others."""
+        """Record that the batch was appended to the file."""
         assert self.tally is not None
         batch.segment = self
         batch.segment_size = self.tally.append(batch)
@@ -61,7 +65,7 @@ cdef class Growth:
         extent.size += BATCH_HEADER + len(batch.payload)
 
     cpdef bint show(self, Batch batch) except -1:
-        """Readers may see the batch, which is the oldest they could not; whether it is the first."""
+        """Commit the oldest written batch, which is this one; return whether it is the first."""
         cdef int64_t count = self.visible.count
         if not count:
             self.first = batch.first
@@ -72,22 +76,22 @@ cdef class Growth:
 
 
 cdef class Written:
-    """Appends to the last segment of a folder, and opens the next."""
+    """Appends to the last segment of a folder, and creates the next."""
 
-    # ---- what the class on top does
+    # ---- implemented by the subclass
 
     def _prepare(self):
-        """Mend what stands in the way: the active segment is closed, or its sync failed."""
+        """Repair the active segment, which is closed or whose sync failed."""
         raise NotImplementedError
 
     def _start_segment(self, Batch batch):
-        """Make the next segment, with ``batch`` in it."""
+        """Create the next segment with ``batch`` in it."""
         raise NotImplementedError
 
     cpdef write(self, Batch batch):
-        """Put a batch into the file; commit() makes it visible.  Blocking.
+        """Write a batch to the file; commit() makes it part of the log.  Blocking.
 
-        Whole or nothing: after an OSError or StorageError the batch is not in the log, and its
+        All or nothing: after an OSError or StorageError the batch is not in the log, and its
         indexes must be given up with abandon().
         """
         cdef Growth segment = self.active
@@ -108,20 +112,20 @@ cdef class Written:
 
 
 cdef class Shown:
-    """What readers see of a log."""
+    """The committed part of a log."""
 
-    # ---- what the class on top does
+    # ---- implemented by the subclass
 
     def _work_off(self):
-        """Apply the events in front of the next batch."""
+        """Apply the events before the next batch."""
         raise NotImplementedError
 
     def needs_roll(self):
-        """Whether a full segment is to be sealed."""
+        """Whether a full segment has to be sealed."""
         raise NotImplementedError
 
     cpdef commit(self, Batch batch):
-        """Make the oldest written batch visible, which is this one."""
+        """Commit the oldest written batch, which is this one."""
         cdef Growth segment = batch.segment
         cdef int64_t end = batch.first + batch.count
         events = self._writer.events

@@ -1,9 +1,9 @@
-# An open file, and the one call of the system that every batch makes.
+# An open file, and the one system call that every batch makes.
 #
 # Only storage/files.py makes these.
 #
-# Rule 1: an append is whole or nothing.
-# Rule 2: appends to one handle take turns, and the interpreter goes on while the kernel writes.
+# Rule 1: an append is all or nothing.
+# Rule 2: appends to one handle are serialised; the interpreter's lock is released during the write.
 
 import os
 import threading
@@ -22,7 +22,7 @@ cdef extern from "<sys/uio.h>" nogil:
     Py_ssize_t pwritev(int fd, const iovec* pieces, int count, int64_t offset)
 
 cdef enum:
-    PIECES_MAX = 64     # more of them are joined first
+    PIECES_MAX = 64     # more are joined first
 
 
 cdef Py_ssize_t put(int fd, const iovec* pieces, int count, int64_t offset) except -1:
@@ -33,7 +33,7 @@ cdef Py_ssize_t put(int fd, const iovec* pieces, int count, int64_t offset) exce
         if written > 0:
             return written
         if written == 0:
-            raise OSError(EIO, "the disk takes no more bytes")
+            raise OSError(EIO, "pwritev wrote 0 bytes")
         if errno != EINTR:
             PyErr_SetFromErrno(OSError)
         PyErr_CheckSignals()
@@ -50,7 +50,7 @@ def write_all(int fd, parts, int64_t offset):
     for part in parts:
         size += len(part)
     while done < size:
-        # As a rule once; what stops a write (a full disk, mostly) is told by the next one.
+        # Usually once.  A short write (mostly a full disk) is reported by the next call.
         count = 0
         skipped = done
         for part in parts:
@@ -71,16 +71,16 @@ cdef class Handle(Pins):
         self.fd = fd
         self.size = -1
         self.lock = threading.Lock()
-        self.users = 1      # whoever makes it
+        self.users = 1      # the creator
 
     cpdef int64_t end(self) except -1:
-        """The size; under the lock, and late: before that, another handle may have been used."""
+        """The size; under the lock, and not earlier: another handle may have been used before."""
         if self.size < 0:
             self.size = os.fstat(self.fd).st_size
         return self.size
 
     def append(self, parts):
-        """Add ``parts`` to the end of the file, or cut it back to what it was; its new size."""
+        """Append ``parts``, or truncate the file to what it was; return the new size."""
         cdef int64_t old_size
         with self.lock:
             old_size = self.end()

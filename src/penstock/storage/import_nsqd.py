@@ -1,14 +1,14 @@
-# Taking over the data path of a Go nsqd.
+# Import of the data path of a Go nsqd.
 #
 #     source   nsqd.dat, *.diskqueue.*.dat       read only; locked shared, so no nsqd runs on it
 #     target   penstock/import/topics/...        written here,
-#              penstock/imported/                renamed to this when all is there and synced,
+#              penstock/imported/                renamed to this when complete and synced,
 #              penstock/topics/...               and moved here (datapath.py, also at nsqd's start)
 #
 # Rule 1: nothing in the source is written, renamed or removed.
 # Rule 2: all topics or none.  A crash leaves a folder that the next start or import removes.
-# Rule 3: topics that the target has already are refused before anything is read.
-# Rule 4: what cannot be taken is told, by file and offset.
+# Rule 3: if the target already has one of the topics, the import is rejected before it reads.
+# Rule 4: what cannot be imported is reported, by file and offset.
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from penstock.errors import CorruptError, LockedError, StorageError
 from penstock.storage.datapath import DataPath
-from penstock.storage.diskqueue import MSG_SIZE_MAX, Damage, Queue, find_queues, plan_queue
+from penstock.storage.diskqueue import MSG_SIZE_MAX, Queue, QueueDamage, find_queues, plan_queue
 from penstock.storage.files import Files
 from penstock.storage.import_report import ImportReport
 from penstock.storage.import_topic import (
@@ -46,10 +46,10 @@ ImportProgress = Callable[[str, str, int, int], None]
 
 @dataclass
 class Source:
-    """What a Go nsqd's data path holds."""
+    """The contents of a Go nsqd's data path."""
 
     topics: dict[str, SourceTopic] = field(default_factory=dict)
-    damage: list[Damage] = field(default_factory=list)
+    damage: list[QueueDamage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -63,9 +63,9 @@ def import_nsqd(
     msg_size_max: int = MSG_SIZE_MAX,
     progress: ImportProgress = lambda topic, step, done, total: None,
 ) -> ImportReport:
-    """Take the topics of ``source`` into ``target``; blocking.
+    """Import the topics of ``source`` into ``target``; blocking.
 
-    Raises StorageError or OSError with the target as it was.
+    After a StorageError or OSError the target is unchanged.
     """
     started_s = time.monotonic()
     _check_apart(source, target)
@@ -97,7 +97,7 @@ def import_nsqd(
 
 
 def _check_apart(source: str, target: str) -> None:
-    """The target in the source would write to the source, and nsqd would refuse to start on it."""
+    """Reject a target inside the source, which must not be written to."""
     if Path(target).resolve().is_relative_to(Path(source).resolve()):
         raise StorageError(
             f"the target {target} must lie outside of the source {source}, which is not changed"
@@ -111,7 +111,7 @@ def _lock_source(files: Files, source: str) -> None:
         raise LockedError(f"{source} is in use by a running nsqd: stop it first") from error
 
 
-# ---- what is there
+# ---- the source
 
 
 def survey_source(files: Files, folder: str, *, salvage: bool = True) -> Source:
@@ -128,7 +128,7 @@ def survey_source(files: Files, folder: str, *, salvage: bool = True) -> Source:
     for queue in queues:
         _add_queue(files, queue, source, salvage)
     for topic in source.topics.values():
-        # The topic's own queue first: its copy of a message is then the first to be read.
+        # The topic's own queue first, so that its copy of a message is read first.
         topic.queues.sort(key=lambda queue: queue.channel)
     return source
 
@@ -166,7 +166,7 @@ def _add_queue(files: Files, queue: Queue, source: Source, salvage: bool) -> Non
     known = source.topics.get(topic_name)
     if known is None or (separator and channel not in known.channels):
         if separator or plan.extents:
-            source.notes.append(f"{what}: not in nsqd.dat; taken all the same")
+            source.notes.append(f"{what}: not in nsqd.dat; imported anyway")
         known = source.topics.setdefault(topic_name, SourceTopic(topic_name))
         if separator:
             known.channels.setdefault(channel, False)
@@ -183,11 +183,11 @@ def _taken(name: str, what: str, source: Source) -> bool:
     return False
 
 
-# ---- where it goes
+# ---- the target
 
 
 class Staging:
-    """Where an import is written before it counts; ``base`` is every topic's first index."""
+    """Where an import is written before its commit; ``base`` is every topic's first index."""
 
     def __init__(self, files: Files, work: str, data: DataPath | None = None) -> None:
         self.files = files
@@ -196,7 +196,7 @@ class Staging:
         self._data = data
         self._now_ns = time.time_ns()
         if data is not None:
-            # As at nsqd's start: above all indexes that this data path ever gave (R1).
+            # As at nsqd's start: above all indexes ever used in this data path (R1).
             floor = load_node(files, data.node, data.node_copy).index_floor
             self.base = max(floor, self._now_ns // 1_000_000 << 12)
 
@@ -217,14 +217,14 @@ class Staging:
 
 @contextmanager
 def _staging(target: str, source: Source) -> Iterator[Staging]:
-    """A place in ``target``; what is not committed in it is removed."""
+    """A folder in ``target``, removed unless committed."""
     files = Files()
     data = DataPath(files, target)
     made = _first_missing(files, data.own)
     try:
         files.make_folder(data.root)
         files.sync_folder(str(Path(data.root).parent))
-        data.open()  # before it is locked, nothing in there is ours to remove
+        data.open()  # nothing may be removed before it is locked
         try:
             _refuse_known(data, source)
             files.make_folder(f"{data.importing}/topics")
@@ -238,7 +238,7 @@ def _staging(target: str, source: Source) -> Iterator[Staging]:
 
 
 def _first_missing(files: Files, path: str) -> str:
-    """The topmost folder of ``path`` that is not there yet, or ""."""
+    """The topmost folder of ``path`` that does not exist, or ""."""
     missing = ""
     while not files.exists(path):
         missing, path = path, str(Path(path).parent)
@@ -247,7 +247,7 @@ def _first_missing(files: Files, path: str) -> str:
 
 @contextmanager
 def _dry_staging(target: str, source: Source) -> Iterator[Staging]:
-    """A place for sorting outside of the target, which may not even exist."""
+    """A temporary folder for sorting, outside of the target, which may not exist."""
     files = Files()
     data = DataPath(files, target)
     data.refuse_queues()

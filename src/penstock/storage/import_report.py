@@ -1,4 +1,4 @@
-"""What an import has taken and what it has not, for people and, through ``as_json``, programs."""
+"""The result of an import; ``as_json`` is for programs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.storage.diskqueue import Damage
+from penstock.storage.diskqueue import QueueDamage
 
 
 @dataclass
 class QueueReport:
-    """One queue of the source.  ``depth`` is its meta file's, None if there is none to trust."""
+    """One queue of the source.  ``depth`` is from its meta file, None without a valid one."""
 
     name: str
     depth: int | None = None
     record_count: int = 0
-    salvaged_count: int = 0  # of these, behind what the meta file knows
+    salvaged_count: int = 0  # of these, beyond what the meta file covers
 
 
 @dataclass
 class ChannelReport:
-    """``undelivered_count`` it still gets, ``retried_count`` of them were delivered before."""
+    """A channel; ``retried_count`` of its undelivered messages were delivered before."""
 
     name: str
     paused: bool = False
@@ -32,7 +32,7 @@ class ChannelReport:
 
 @dataclass
 class TopicReport:
-    """``held_count`` messages were in the topic's own queue: all channels get them."""
+    """A topic; ``held_count`` messages were in its own queue, for all channels."""
 
     name: str
     paused: bool = False
@@ -58,7 +58,7 @@ class ImportReport:
     dry_run: bool = False
     seconds: float = 0.0
     topics: list[TopicReport] = field(default_factory=list)
-    damage: list[Damage] = field(default_factory=list)
+    damage: list[QueueDamage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property

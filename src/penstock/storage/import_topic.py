@@ -1,25 +1,25 @@
-# One topic of a Go nsqd becomes a log and a journal.
+# Import of one topic of a Go nsqd: its queues become a log and a journal.
 #
 #     queue files --scan--> entries, sorted --group--> parts --write--> log, journal
 #
-# nsqd copies a message into every channel's queue; here the copies meet again, because copies of a
-# message have one timestamp, one id and one size.  Each distinct message is appended once, with its
-# timestamp and body; a channel that had no copy has finished it.
+# nsqd copies a message into every channel's queue; here the copies are merged: copies of a message
+# have the same timestamp, id and size.  Each distinct message is appended once, with its timestamp
+# and body; a channel without a copy has finished it.
 #
 #     entry, 46 bytes: timestamp + 2^63 u64 | id 16 | body size u32        the key
 #                      queue u32 | attempts u16 | file u32 | body's offset u64
 #     queue: 0 = the topic's own, otherwise the id of a channel in the journal
 #
 # The log has three parts, each in order of (timestamp, id):
-#   RETRIED   some channel had it delivered before.  First, so that the attempts in the journal
-#             stand at the start: nsqd keeps everything from the low-water mark to the last of them
-#             in memory, one by one.
-#   FRESH     only waiting in channels.
-#   HELD      only in the topic's queue: for all channels, and behind `released` while the topic is
+#   RETRIED   was delivered before by some channel.  First, because nsqd keeps an entry in memory
+#   for
+#             every message from the low-water mark to the last one with attempts.
+#   FRESH     only in channel queues, not delivered yet.
+#   HELD      only in the topic's queue: for all channels, and above `released` while the topic is
 #             paused or has no channels (R2).
 #
-# Memory does not depend on how many messages there are: sorted_runs.py, one batch,
-# JOURNAL_COUNT_MAX runs and attempts, CACHE_COUNT blocks of bodies; in all under 100 MB.
+# Memory does not depend on the number of messages: sorted_runs.py, one batch, JOURNAL_COUNT_MAX
+# runs and attempts, CACHE_COUNT blocks of bodies; under 100 MB in total.
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from typing import Protocol
 
 from penstock.core.appender import Appender
 from penstock.storage import journal as records_of
-from penstock.storage.diskqueue import MSG_SIZE_MAX, Damage, Plan, records
+from penstock.storage.diskqueue import MSG_SIZE_MAX, Plan, QueueDamage, records
 from penstock.storage.files import Files
 from penstock.storage.import_report import ChannelReport, QueueReport, TopicReport
 from penstock.storage.journal import Journal
@@ -60,7 +60,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class SourceQueue:
-    """A queue to be read; ``channel`` is "" for the topic's own."""
+    """A queue to read; ``channel`` is "" for the topic's own queue."""
 
     name: str
     channel: str
@@ -78,7 +78,7 @@ class SourceTopic:
 
 
 class Sink(Protocol):
-    """Where messages go: to a log, or nowhere in a dry run."""
+    """The destination of messages: a log, or nothing in a dry run."""
 
     wants_bodies: bool
 
@@ -137,7 +137,7 @@ class LogSink:
 
 
 class CountSink:
-    """For a dry run: gives indexes and keeps nothing."""
+    """For a dry run: assigns indexes and stores nothing."""
 
     wants_bodies = False
 
@@ -156,7 +156,7 @@ class CountSink:
 
 
 class TopicImport:
-    """Takes one topic over; ``take`` does it all."""
+    """The import of one topic; see ``take``."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class TopicImport:
         topic: SourceTopic,
         work_files: Files,
         work_folder: str,
-        damage: list[Damage],
+        damage: list[QueueDamage],
         progress: Progress,
         msg_size_max: int = MSG_SIZE_MAX,
     ) -> None:
@@ -181,7 +181,7 @@ class TopicImport:
         self.report = TopicReport(topic.name, topic.paused)
 
     def take(self, sink: Sink, base: int) -> TopicReport:
-        """Read all queues and hand the messages to ``sink``, whose first index is ``base``."""
+        """Read all queues and add the messages to ``sink``, whose first index is ``base``."""
         try:
             ids = {name: id for id, name in enumerate(self._topic.channels, 1)}
             self._scan(ids)
@@ -200,8 +200,10 @@ class TopicImport:
         total = sum(queue.plan.size for queue in self._topic.queues)
         done = 0
         for queue in self._topic.queues:
-            told = QueueReport(queue.name, queue.plan.meta.depth if queue.plan.meta else None)
-            self.report.queues.append(told)
+            queue_report = QueueReport(
+                queue.name, queue.plan.meta.depth if queue.plan.meta else None
+            )
+            self.report.queues.append(queue_report)
             id = ids[queue.channel] if queue.channel else 0
             for extent in queue.plan.extents:
                 number = len(self._paths)
@@ -213,17 +215,17 @@ class TopicImport:
                     add(pack(timestamp_ns + _BIAS, message_id, size, id, attempts, number, offset))
                     count += 1
                     if offset >= extent.vouched_end:
-                        told.salvaged_count += 1
+                        queue_report.salvaged_count += 1
                     if not count % PROGRESS_COUNT:
                         self._progress("read", done + offset - extent.start, total)
-                told.record_count += count
+                queue_report.record_count += count
                 done += extent.end - extent.start
                 self._progress("read", done, total)
 
     # Merging
 
     def _divide(self) -> None:
-        """Write each message's copies to the part of the log that it belongs to."""
+        """Write each message's copies to the file of its part of the log."""
         done, total = 0, self._entries.count
         for group in _groups(self._entries.merged()):
             self._parts[_part_of(group)].extend(group)
@@ -280,7 +282,7 @@ class TopicImport:
                 self._progress("write", done, total)
 
     def _body(self, bodies: _Bodies, group: list[bytes]) -> bytes | None:
-        """The message's body from the first copy that can be read; None if there is none."""
+        """The body, from the first copy that can be read; None if there is none."""
         failed = []
         for entry in group:
             _, _, size, _, _, number, offset = _ENTRY.unpack(entry)
@@ -288,7 +290,7 @@ class TopicImport:
                 return bodies.read(number, offset, size)
             except OSError as error:
                 what = f"cannot be read: {error.strerror or error}"
-                failed.append(Damage(self._paths[number], offset, size, what))
+                failed.append(QueueDamage(self._paths[number], offset, size, what))
         self._damage.extend(failed)
         return None
 
@@ -305,7 +307,7 @@ class _Channel:
 
 
 class _Ledger:
-    """Who has which message, as the journal wants it: what is between them is finished."""
+    """The unfinished messages of each channel, as journal records; all others are finished."""
 
     def __init__(self, sink: Sink, channels: list[_Channel], base: int) -> None:
         self._sink = sink
@@ -319,7 +321,7 @@ class _Ledger:
             for entry in group
         }
         if 0 in attempts:
-            # Also in the topic's queue: nsqd was on its way to give it to every channel.
+            # Also in the topic's queue: nsqd had not copied it to every channel yet.
             attempts = {channel.id: attempts.get(channel.id, 0) for channel in self._channels}
         for id, count in attempts.items():
             channel = self._channels[id - 1]
@@ -336,7 +338,7 @@ class _Ledger:
             self._flush()
 
     def close(self, released: int) -> None:
-        """All that channels have lies below ``released``."""
+        """Write the final records; all messages of channels are below ``released``."""
         for channel in self._channels:
             if channel.next_index < released:
                 channel.runs.append((channel.next_index, released))

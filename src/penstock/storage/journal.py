@@ -1,13 +1,12 @@
 # The ack journal of a topic: what its channels have finished, and what the topic itself is.
 #
-#     magic "PJ" | type u8 | zero u8 | payload size u32 | crc32c u32 | payload       big-endian
+# storage/records.py frames the records; the payloads are in docs/storage-format.md.  The journal is
+# append-only: a later record adds to or overrides an earlier one, so if its tail is lost, messages
+# are delivered again and none is lost.
 #
-# The payloads stand in docs/storage-format.md.  The journal is a history: a later record adds to
-# or overrides an earlier one, so losing its tail delivers messages again and never loses one.
-#
-# Rule 1: a finish is for ever.  Runs only add up and `low` only rises, whatever the order.
-# Rule 2: a torn tail is cut; a bad record in the middle is stepped over and counted.
-# Rule 3: compaction writes a new file and renames it; there is no moment without a journal.
+# Rule 1: a finish is permanent.  Runs are only added and `low` only rises, in any order of records.
+# Rule 2: a torn tail is truncated; a bad record in the middle is skipped and counted.
+# Rule 3: compaction writes a new file and renames it; there is a journal at any time.
 
 from __future__ import annotations
 
@@ -15,14 +14,10 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from google_crc32c import value as crc32c
-
 from penstock.record import record
 from penstock.storage.channel_reader import ChannelReader, decode_reader
 from penstock.storage.files import Files
-
-MAGIC = b"PJ"
-HEADER_SIZE = 12
+from penstock.storage.records import Framing
 
 TOPIC = 1
 CHANNEL = 2
@@ -33,14 +28,15 @@ REMOVED = 6
 FILE = 7
 READER = 8
 
-# A larger PROGRESS is split: a record that cannot be trusted costs this much at most, and a size
-# field that lies cannot make a reader skip the rest of the file.
+# A larger PROGRESS is split: this bounds what one bad record costs, and a corrupt size field cannot
+# make a reader skip the remaining file.
 RUNS_PER_RECORD = 4096
 MARKS_PER_RECORD = 4096
-PAYLOAD_SIZE_MAX = 256 * 1024
+FRAMING = Framing(b"PJ", payload_size_max=256 * 1024)
+records = FRAMING.records
 
 # A topic's ``frozen`` byte: 0 no, 1 paused or without channels, and
-AWAITING = 2  # new: whether others know channels of it is still being asked
+AWAITING = 2  # new: the nsqlookupds have not answered yet which channels it has
 
 # Flags of a file of the log.
 UNSYNCED = 1
@@ -49,11 +45,9 @@ SIDE = 2
 # A channel's flags.
 PAUSED = 1
 PULLED = 2  # read by index over HTTP, see engine/pull/channel.py
-NAMED = 4  # made because an nsqlookupd named it; nobody has used it.  Older versions ignore it.
-PARTIAL = 8  # made below whole_from: what it has not read may lack messages.  Ignored before.
+NAMED = 4  # created because an nsqlookupd named it; not used yet.  Older versions ignore it.
+PARTIAL = 8  # created below whole_from: messages may be missing.  Older versions ignore it.
 
-_HEADER = struct.Struct(">2sBBII")
-_HEAD_CRC = struct.Struct(">BBI")
 _TOPIC = struct.Struct(">QBBq")
 _CHANNEL = struct.Struct(">IQBq")
 _ID = struct.Struct(">I")
@@ -70,7 +64,7 @@ Mark = tuple[int, int]
 
 @record
 class FileState:
-    """A file of the log, at least as large as this: ``count`` messages in [first, end)."""
+    """A file of the log with at least ``count`` messages in [first, end)."""
 
     first: int
     end: int
@@ -81,7 +75,7 @@ class FileState:
 
 @dataclass
 class ChannelState:
-    """A channel as its journal tells it: everything below ``low`` and in ``runs`` is finished."""
+    """A channel in the journal: everything below ``low`` and in ``runs`` is finished."""
 
     id: int
     name: str
@@ -99,7 +93,7 @@ class ChannelState:
 
 @dataclass
 class TopicState:
-    """A topic as its journal tells it; ``index_max`` is one past the largest index named in it.
+    """A topic in the journal; ``index_max`` is one past the largest index in any record.
 
     At and above ``whole_from`` no message was ever removed.
     """
@@ -110,7 +104,7 @@ class TopicState:
     void_stamp: int = 0
     whole_from: int = 0
     channels: dict[str, ChannelState] = field(default_factory=dict)
-    # Deleted ones by name: (id, the records that say so).
+    # Deleted ones by name: (id, its CHANNEL and GONE records).
     gone: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     files: dict[int, FileState] = field(default_factory=dict)  # by base
     synced: tuple[int, int] | None = None
@@ -121,7 +115,7 @@ class TopicState:
 
 
 def encode_topic(released: int, frozen: int, paused: bool, void_stamp: int) -> bytes:
-    return _record(TOPIC, _TOPIC.pack(released, frozen, paused, void_stamp))
+    return FRAMING.encode(TOPIC, _TOPIC.pack(released, frozen, paused, void_stamp))
 
 
 def encode_channel(
@@ -135,21 +129,21 @@ def encode_channel(
     partial: bool = False,
 ) -> bytes:
     flags = PAUSED * paused | PULLED * pulled | NAMED * named | PARTIAL * partial
-    return _record(CHANNEL, _CHANNEL.pack(id, start, flags, defer_stamp) + name.encode())
+    return FRAMING.encode(CHANNEL, _CHANNEL.pack(id, start, flags, defer_stamp) + name.encode())
 
 
 def encode_reader(id: int, reader: ChannelReader) -> bytes:
-    return _record(READER, _ID.pack(id) + reader.encode())
+    return FRAMING.encode(READER, _ID.pack(id) + reader.encode())
 
 
 def encode_gone(id: int) -> bytes:
-    return _record(GONE, _ID.pack(id))
+    return FRAMING.encode(GONE, _ID.pack(id))
 
 
 def encode_progress(
     id: int, low: int, runs: Sequence[Run] = (), marks: Mapping[int, Mark] | None = None
 ) -> bytes:
-    """One record, or several if there is more than fits one."""
+    """One record, or several if it does not fit into one."""
     entries = list(marks.items()) if marks else []
     encoded: list[bytes] = []
     at = 0
@@ -162,12 +156,12 @@ def encode_progress(
         parts += [_RUN.pack(*run) for run in some_runs]
         parts.append(_ID.pack(len(some_marks)))
         parts += [_MARK.pack(index, *mark) for index, mark in some_marks]
-        encoded.append(_record(PROGRESS, b"".join(parts)))
+        encoded.append(FRAMING.encode(PROGRESS, b"".join(parts)))
         at += 1
 
 
 def encode_packed_progress(id: int, low: int, runs: bytes, marks: bytes) -> bytes:
-    """``encode_progress`` of runs and marks that are already in the form the record has."""
+    """``encode_progress`` for runs and marks that are encoded already."""
     encoded: list[bytes] = []
     run_at = mark_at = 0
     while True:
@@ -178,22 +172,22 @@ def encode_packed_progress(id: int, low: int, runs: bytes, marks: bytes) -> byte
         run_count, mark_count = len(some_runs) // _RUN.size, len(some_marks) // _MARK.size
         parts = [_PROGRESS.pack(id, low), _ID.pack(run_count), some_runs]
         parts += [_ID.pack(mark_count), some_marks]
-        encoded.append(_record(PROGRESS, b"".join(parts)))
+        encoded.append(FRAMING.encode(PROGRESS, b"".join(parts)))
         run_at += len(some_runs)
         mark_at += len(some_marks)
 
 
 def encode_synced(base: int, offset: int) -> bytes:
-    return _record(SYNCED, _SYNCED.pack(base, offset))
+    return FRAMING.encode(SYNCED, _SYNCED.pack(base, offset))
 
 
 def encode_removed(whole_from: int) -> bytes:
-    return _record(REMOVED, _REMOVED.pack(whole_from))
+    return FRAMING.encode(REMOVED, _REMOVED.pack(whole_from))
 
 
 def encode_file(base: int, state: FileState) -> bytes:
     flags = UNSYNCED * state.unsynced | SIDE * state.side
-    return _record(FILE, _FILE.pack(base, state.first, state.end, state.count, flags))
+    return FRAMING.encode(FILE, _FILE.pack(base, state.first, state.end, state.count, flags))
 
 
 def decode_topic(payload: bytes) -> tuple[int, int, bool, int]:
@@ -216,7 +210,7 @@ def decode_channel(payload: bytes) -> ChannelState:
 
 
 def decode_channel_reader(payload: bytes) -> tuple[int, ChannelReader]:
-    """(id, who reads the channel)"""
+    """(id, reader of the channel)"""
     id: int = _ID.unpack_from(payload)[0]
     return id, decode_reader(payload[_ID.size :])
 
@@ -242,19 +236,19 @@ def decode_synced(payload: bytes) -> tuple[int, int]:
 
 
 def decode_removed(payload: bytes) -> int:
-    """From where on no message was removed."""
+    """The index from which on no message was removed."""
     whole_from: int = _REMOVED.unpack(payload)[0]
     return whole_from
 
 
 def decode_file(payload: bytes) -> tuple[int, FileState]:
-    """(base, what is there); a file without messages is gone."""
+    """(base, state); a file without messages was removed."""
     base, first, end, count, flags = _FILE.unpack(payload)
     return base, FileState(first, end, count, bool(flags & UNSYNCED), bool(flags & SIDE))
 
 
 def snapshot(state: TopicState) -> list[bytes]:
-    """The records that say what ``state`` says, and nothing more."""
+    """The records that reproduce ``state``."""
     encoded = [encode_topic(state.released, state.frozen, state.paused, state.void_stamp)]
     for channel in state.channels.values():
         encoded.append(
@@ -276,42 +270,17 @@ def snapshot(state: TopicState) -> list[bytes]:
         encoded.append(encode_synced(*state.synced))
     if state.whole_from:
         encoded.append(encode_removed(state.whole_from))
-    encoded += [encode_file(base, told) for base, told in state.files.items()]
+    encoded += [encode_file(base, stated) for base, stated in state.files.items()]
     return encoded
 
 
-def records(data: bytes) -> Iterable[tuple[int, int, bytes | None]]:
-    """(offset, type, payload) of each record; a payload of None stands for bad bytes.
-
-    Bad bytes at the very end come out too: the offset is where the good ones end.
-    """
-    at = 0
-    bad_at = -1
-    while at < len(data):
-        payload = _payload_at(data, at)
-        if payload is None:
-            if bad_at < 0:
-                bad_at = at
-            at = data.find(MAGIC, at + 1)
-            if at < 0:
-                break
-            continue
-        if bad_at >= 0:
-            yield bad_at, 0, None
-            bad_at = -1
-        yield at, data[at + 2], payload
-        at += HEADER_SIZE + len(payload)
-    if bad_at >= 0:
-        yield bad_at, 0, None
-
-
 def replay(data: bytes) -> TopicState:
-    """What a journal says.  Bad records are counted, bad bytes at the end measured."""
+    """Replay a journal; counts corrupt records and measures a torn end."""
     return _Replay().run(data)
 
 
 def span(data: bytes) -> tuple[int, int]:
-    """(the lowest index that a journal names, one past the highest); for a journal of nothing 0."""
+    """(lowest index in a journal, one past the highest); 0 for an empty journal."""
     replay = _Replay()
     state = replay.run(data)
     return min(replay.index_min, state.index_max), state.index_max
@@ -322,23 +291,19 @@ class _Replay:
         self.state = TopicState()
         self.index_min = 1 << 63
         self.channels: dict[int, ChannelState] = {}
-        self.ids: dict[str, int] = {}  # by name, also of channels that are gone
+        self.ids: dict[str, int] = {}  # by name, also of deleted channels
 
     def run(self, data: bytes) -> TopicState:
-        bad_at = -1
-        for at, kind, payload in records(data):
-            if payload is None:
-                bad_at = at
-                continue
-            if bad_at >= 0:
+        for found in records(data):
+            if found.torn:
+                self.state.torn_size = found.end - found.start
+            elif found.payload is None:
                 self.state.corrupt_count += 1
-                bad_at = -1
-            try:
-                self.apply(kind, payload)
-            except (struct.error, UnicodeDecodeError):
-                self.state.corrupt_count += 1
-        if bad_at >= 0:
-            self.state.torn_size = len(data) - bad_at
+            else:
+                try:
+                    self.apply(found.kind, found.payload)
+                except (struct.error, UnicodeDecodeError):
+                    self.state.corrupt_count += 1
         for channel in self.channels.values():
             _settle(channel)
             self.state.channels[channel.name] = channel
@@ -369,26 +334,26 @@ class _Replay:
         elif kind == READER:
             self.apply_reader(*decode_channel_reader(payload))
 
-    def apply_file(self, base: int, told: FileState) -> None:
-        self.saw(told.end)
-        if told.count:
-            self.state.files[base] = told
+    def apply_file(self, base: int, stated: FileState) -> None:
+        self.saw(stated.end)
+        if stated.count:
+            self.state.files[base] = stated
         else:
             self.state.files.pop(base, None)
 
-    def apply_channel(self, told: ChannelState) -> None:
-        self.state.channel_id_max = max(self.state.channel_id_max, told.id)
-        self.saw(told.start)
-        channel = self.channels.get(told.id)
+    def apply_channel(self, stated: ChannelState) -> None:
+        self.state.channel_id_max = max(self.state.channel_id_max, stated.id)
+        self.saw(stated.start)
+        channel = self.channels.get(stated.id)
         if channel is None:
-            # A name has one channel: an older one of that name lost its GONE record.
-            self.channels.pop(self.ids.get(told.name, -1), None)
-            self.ids[told.name] = told.id
-            self.channels[told.id] = told
+            # A name has one channel: the GONE record of an older one of that name was lost.
+            self.channels.pop(self.ids.get(stated.name, -1), None)
+            self.ids[stated.name] = stated.id
+            self.channels[stated.id] = stated
         else:
-            channel.paused, channel.defer_stamp = told.paused, told.defer_stamp
-            channel.pulled, channel.named = told.pulled, told.named
-            channel.partial = told.partial
+            channel.paused, channel.defer_stamp = stated.paused, stated.defer_stamp
+            channel.pulled, channel.named = stated.pulled, stated.named
+            channel.partial = stated.partial
 
     def apply_reader(self, id: int, reader: ChannelReader) -> None:
         channel = self.channels.get(id)
@@ -405,7 +370,7 @@ class _Replay:
             self.saw(max(mark[0] for mark in marks) + 1)
         channel = self.channels.get(id)
         if channel is None:
-            return  # its channel is gone
+            return  # the channel was deleted
         channel.low = max(channel.low, low)
         channel.runs.extend(runs)
         for index, attempts, due_ns in marks:
@@ -418,7 +383,7 @@ class _Replay:
 
 
 def _settle(channel: ChannelState) -> None:
-    """Merge the runs, let ``low`` swallow what touches it, drop marks of finished messages."""
+    """Merge the runs, raise ``low`` over adjacent ones, drop marks of finished messages."""
     merged: list[Run] = []
     for start, end in sorted(run for run in channel.runs if run[1] > channel.low):
         if start <= channel.low:
@@ -438,26 +403,10 @@ def _settle(channel: ChannelState) -> None:
     channel.marks = marks
 
 
-def _record(kind: int, payload: bytes) -> bytes:
-    assert len(payload) <= PAYLOAD_SIZE_MAX
-    crc = crc32c(_HEAD_CRC.pack(kind, 0, len(payload)) + payload)
-    return _HEADER.pack(MAGIC, kind, 0, len(payload), crc) + payload
-
-
-def _payload_at(data: bytes, at: int) -> bytes | None:
-    if data[at : at + 2] != MAGIC or at + HEADER_SIZE > len(data):
-        return None
-    _, _, _, size, crc = _HEADER.unpack_from(data, at)
-    if size > PAYLOAD_SIZE_MAX or at + HEADER_SIZE + size > len(data):
-        return None
-    payload = data[at + HEADER_SIZE : at + HEADER_SIZE + size]
-    return payload if crc32c(data[at + 2 : at + 8] + payload) == crc else None
-
-
 class Journal:
     """The file.  ``add`` and ``take`` belong to the loop, ``write`` and ``compact`` may block.
 
-    Without a ``size`` the file is looked at, which may block.
+    Without a ``size`` the constructor calls stat, which may block.
     """
 
     def __init__(self, files: Files, path: str, size: int | None = None) -> None:
@@ -475,19 +424,19 @@ class Journal:
         self.buffer_size += len(record)
 
     def take(self) -> bytes:
-        """The records added since the last call; they are the caller's to write."""
+        """Return the records added since the last call, for the caller to write."""
         taken = b"".join(self._buffer)
         self._buffer.clear()
         self.buffer_size = 0
         return taken
 
     def begin(self, data: bytes) -> None:
-        """Make the file with its first records; blocking.  Its name is durable after a sync."""
+        """Create the file with its first records; blocking.  Its name is durable after sync()."""
         self.size = self._files.append(self.path, [data])
         self._named = False
 
     def write(self, data: bytes) -> None:
-        """Append records; blocking.  After an error compact() must be what comes next."""
+        """Append records; blocking.  After an error, the next call must be compact()."""
         if data:
             made = self.size == 0
             self.size = self._files.append(self.path, [data])
@@ -495,7 +444,7 @@ class Journal:
                 self._files.sync_folder(self.path.rpartition("/")[0])
 
     def sync(self) -> None:
-        """Make durable what was written; blocking, and fine beside a write."""
+        """Make written records durable; blocking.  May run concurrently with a write."""
         if self.size:
             self._files.sync(self.path)
         if not self._named:
@@ -505,8 +454,8 @@ class Journal:
     def compact(self, records: Iterable[bytes]) -> None:
         """Replace the file by ``records``; blocking.
 
-        The caller sees to it that nothing is written meanwhile: what was taken before must be in
-        ``records``, what is added later waits in the buffer.
+        Must not run concurrently with a write: records taken before must be in ``records``, later
+        ones stay in the buffer.
         """
         data = b"".join(records)
         temporary = f"{self.path}.new"

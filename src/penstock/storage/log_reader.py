@@ -1,12 +1,12 @@
-# Reading whole batches out of segments, from the loop (never waiting) or from a reader thread.
+# Reads whole batches from segments, on the loop (without waiting) or on a reader thread.
 #
-# Rule 1: nothing here changes the log.  Damage is noted in a list that the caller gives.
-# Rule 2: a snapshot of the segment list is read.  If a file vanishes or looks damaged and the
-#         list has changed meanwhile, the snapshot was stale: look again.  Otherwise it is true.
-# Rule 3: only a bad checksum, a missing file or one that is too short is damage.  An error of the
-#         disk is raised: what cannot be read now may be readable later.
-# Rule 4: every turn of a loop moves the offset on or asks for more bytes of one batch, so a
-#         damaged file ends.
+# Rule 1: nothing here changes the log.  Damage is added to a list of the caller.
+# Rule 2: the caller reads a snapshot of the segment list.  If a file is missing or damaged and the
+#         list has changed meanwhile, the snapshot was stale: retry.  Otherwise it is damage.
+# Rule 3: only a bad checksum, a missing file or one that is too short is damage.  A disk error is
+#         raised: what cannot be read now may be readable later.
+# Rule 4: every iteration advances the offset or asks for more bytes of one batch, so reading a
+#         damaged file terminates.
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from penstock.storage.files import Files
 from penstock.storage.segment import Segment
 
 if TYPE_CHECKING:
-    from penstock.core.batches import Batch
+    from penstock.core.batches import ScannedBatch
 
-# Where a sequential reader stopped, so that its next read starts at the byte.  Each entry saves
-# re-reading up to one stride; losing them all costs nothing else.
+# Offsets where sequential readers stopped.  Each entry saves reading up to one stride again, and
+# all can be dropped at any time.
 HINT_MAX = 256
 
-# Sealed segments whose sparse index stays in memory: 64 of them are 3 MB.
+# Sealed segments whose tables are cached: 64 of them are 3 MB.
 TABLES_MAX = 64
 
 RESYNC_SIZE = 1024 * 1024
@@ -43,14 +43,14 @@ SEEK_SIZE = 1024 * 1024
 
 
 class Damage(NamedTuple):
-    """Bytes of a segment that cannot be read any more, and the indexes that are lost with them."""
+    """Damaged bytes of a segment, and the indexes that are lost with them."""
 
     path: str
     offset: int
     end: int
     index_start: int
     index_end: int
-    message_count: int = 0  # messages that are lost with them; known once the log has taken note
+    message_count: int = 0  # messages lost; set by TopicLog.take_damage()
 
 
 class Found(NamedTuple):
@@ -62,7 +62,7 @@ class Found(NamedTuple):
 
 
 class LogReader:
-    """Reads segments of one log and remembers what it saw of damage."""
+    """Reads the segments of one log; caches tables and positions."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -72,9 +72,9 @@ class LogReader:
     def read(
         self, segment: Segment, index: int, size_max: int, wait: bool, notes: list[Damage]
     ) -> Block | None:
-        """Batches of ``segment`` from the one that holds ``index``, or the next, on.
+        """Batches of ``segment``, from the one with ``index``, or the next one, on.
 
-        An empty block if there are none left, None if it would wait.  Damage on the way goes to
+        An empty block if there are no more, None if it would have to wait.  Damage is added to
         ``notes``.
         """
         found = self.find(segment, index, size_max, wait, notes)
@@ -87,7 +87,7 @@ class LogReader:
         return block
 
     def stopped(self, segment: Segment, index: int, offset: int) -> None:
-        """A reader goes on at ``index`` later, whose batch lies at ``offset``."""
+        """Remember for the next read that the batch with ``index`` is at ``offset``."""
         if len(self._hints) >= HINT_MAX:
             self._hints.clear()
         self._hints[segment.path, index] = offset
@@ -95,9 +95,9 @@ class LogReader:
     def find(
         self, segment: Segment, index: int, size_max: int, wait: bool, notes: list[Damage]
     ) -> Found | None:
-        """The bytes that hold ``index`` or the next batch, scanned and verified.
+        """The bytes with ``index`` or the next batch, scanned and verified.
 
-        The result has no batches if the segment ends first.  None if it would wait.
+        The result has no batches if the segment ends before.  None if it would have to wait.
         """
         visible = segment.visible
         place = self._start(segment, index, wait)
@@ -136,7 +136,7 @@ class LogReader:
             elif len(data) < size and not wait:
                 return None  # only some of the bytes were in the page cache
             elif len(data) < size or size == visible.size - offset:
-                bad = bad or (offset, expected)  # the file is shorter than it was, or a size lies
+                bad = bad or (offset, expected)  # the file was truncated, or a size is wrong
                 break
             else:
                 want = max(result.size, want + STRIDE)
@@ -146,8 +146,8 @@ class LogReader:
 
     def _batches(
         self, segment: Segment, index: int, notes: list[Damage]
-    ) -> Iterator[tuple[bytes, Batch]]:
-        """All batches that end behind ``index``, with the bytes they lie in; waits."""
+    ) -> Iterator[tuple[bytes, ScannedBatch]]:
+        """All batches that end after ``index``, with the bytes they are in; waits."""
         while index < segment.visible.end:
             found = self.find(segment, index, SEEK_SIZE, True, notes)
             if found is None or not found.result.batches:
@@ -168,13 +168,13 @@ class LogReader:
         return None
 
     def keeps_tables(self, segment: Segment) -> None:
-        """Bound the tables in memory: those that were loaded first go first."""
+        """Bound the cached tables: the first loaded are dropped first."""
         self._loaded.append(segment)
         while len(self._loaded) > TABLES_MAX:
             self._loaded.popleft().drop_tables()
 
     def load_tables(self, segment: Segment) -> None:
-        """Have the sparse index of ``segment`` in memory; waits."""
+        """Load the tables of ``segment``; waits."""
         self._tables(segment, True)
 
     def _tables(self, segment: Segment, wait: bool) -> Tables | None:
@@ -185,7 +185,7 @@ class LogReader:
             except OSError:
                 if wait:
                     raise
-                return None  # let a thread look at it closely
+                return None  # a thread retries it
             if tables is not None:
                 self.keeps_tables(segment)
         return tables
@@ -203,7 +203,7 @@ class LogReader:
         try:
             return self._files.pread(path, offset, size, False)
         except OSError:
-            return None  # let a thread look at it closely
+            return None  # a thread retries it
 
     def _skip(
         self,
@@ -214,7 +214,7 @@ class LogReader:
         index_min: int,
         wait: bool,
     ) -> int | None:
-        # Where to go on after bad bytes: behind the bad payload, or at the next good header.
+        # Where to resume after bad bytes: after the bad payload, or at the next good header.
         if result.reason == BAD_PAYLOAD:
             return offset + result.stop + result.size
         offset += result.stop + 1
@@ -231,7 +231,7 @@ class LogReader:
 
 
 def missing(segment: Segment) -> Damage:
-    """The file is gone: so are all its messages."""
+    """The damage of a missing file: all its messages."""
     return _damage(segment, (0, segment.first), segment.visible.size, segment.visible.end)
 
 
@@ -241,7 +241,7 @@ def _damage(segment: Segment, bad: tuple[int, int], end: int, index_end: int) ->
 
 
 def locate(segments: tuple[Segment, ...], index: int) -> int:
-    """The place of the segment that holds ``index``, or of the next one."""
+    """The place of the segment with ``index``, or of the next one."""
     return bisect_right(segments, index, key=_end_of)
 
 

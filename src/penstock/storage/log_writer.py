@@ -1,12 +1,14 @@
-# The writing half of a topic log: files grow, are synced, sealed and, after a failed sync, copied.
+# The writer of a topic log: appends, syncs and seals segments and, after a failed sync, copies
+# them.
 #
-# Runs on the loop or on a writer thread.  It owns `active`, its tally and its counters; what it did
-# reaches the loop as events, in order (topic_log.py).  Writes and rolls come one at a time; a sync
-# may run beside a write, which then waits for it only if a segment has to be sealed or copied.
+# Runs on the loop or on a disk thread.  It owns `active`, its tally and its counters; the loop
+# learns of its work from events, in order (topic_log.py).  Writes and rolls come one at a time; a
+# sync may run concurrently with a write, which waits for it only if a segment has to be sealed or
+# copied.
 #
-# Rule 1: a batch is written whole or not at all, and only behind batches that are.
-# Rule 2: a segment and its folder are synced before its successor is made.
-# Rule 3: batches that a failed sync should have covered are never trusted to the same file again.
+# Rule 1: a batch is written whole or not at all, and only after batches that were.
+# Rule 2: a segment and its folder are synced before the next segment is created.
+# Rule 3: batches that a failed sync should have covered are written to a new file.
 
 from __future__ import annotations
 
@@ -34,13 +36,13 @@ from penstock.storage.survey import survey
 
 SEGMENT_SIZE_MAX = 64 * 1024 * 1024
 
-# An active segment whose messages are all finished is rolled, so that it can go, from this size.
+# An active segment whose messages are all finished is rolled at this size, to be removed.
 ROLL_SIZE_FINISHED = 4 * 1024 * 1024
 
 
 @record
 class SyncToken:
-    """What a sync covered; ``base`` and ``offset`` are what a SYNCED record wants."""
+    """What a sync covered; ``base`` and ``offset`` are for a SYNCED record."""
 
     base: int
     offset: int
@@ -51,7 +53,7 @@ class SyncToken:
 
 @record
 class Sealed:
-    """A segment got its footer."""
+    """A segment was sealed."""
 
     segment: Segment
     size: int
@@ -60,7 +62,7 @@ class Sealed:
 
 @record
 class Moved:
-    """The batches of ``old`` behind ``keep`` are in ``new`` now (R8)."""
+    """The batches of ``old`` after ``keep`` were moved to ``new`` (R8)."""
 
     old: Segment
     keep: Visible
@@ -68,12 +70,12 @@ class Moved:
     visible: Visible
 
 
-# A batch is in its segment and waits for its commit; or what else happened since.
+# What the loop has to apply; a batch: it was written and can be committed.
 Event = Batch | Sealed | Moved
 
 
 class LogWriter(Written):
-    """Appends to the last segment of a folder, and opens the next."""
+    """Appends to the last segment of a folder, and creates the next."""
 
     def __init__(
         self,
@@ -93,8 +95,8 @@ class LogWriter(Written):
         self.events: deque[Event] = deque()
         self.cuts: deque[tuple[Segment, int]] = deque()
         self.folder_dirty = False
-        # Taken in this order.  The first is held through every fdatasync, the second never is by
-        # a sync: it guards the tally and the events against the other thread.
+        # Acquired in this order.  The first is held during fdatasync; the second protects the tally
+        # and the events, and a sync does not hold it while it waits for the disk.
         self._sync_lock = threading.Lock()
         self._lock = threading.RLock()
         self.extent = Extent(end)
@@ -110,7 +112,9 @@ class LogWriter(Written):
         segment = self.active
         if segment is None or segment.tally is None:
             return False
-        if segment.closed:  # found at start, or its footer could not be written: only to be sealed
+        if (
+            segment.closed
+        ):  # found at start, or its footer could not be written: it can only be sealed
             return segment.tally.end <= low
         size = segment.tally.size
         if size >= self.segment_size_max:
@@ -118,10 +122,10 @@ class LogWriter(Written):
         return size >= ROLL_SIZE_FINISHED and segment.tally.end <= low
 
     def sync(self) -> SyncToken:
-        """Make durable what was written so far; hand the token to synced().  Blocking.
+        """Make written batches durable; pass the token to synced().  Blocking.
 
-        After an OSError the unsynced batches are not to be trusted to the old file: the next
-        sync, roll or write copies them to a new one first (R8).
+        After an OSError the next sync, roll or write first copies the unsynced batches to a new
+        file (R8).
         """
         with self._sync_lock:
             with self._lock:
@@ -135,7 +139,7 @@ class LogWriter(Written):
         return token
 
     def roll(self) -> SyncToken:
-        """Seal the active segment; hand the token to synced().  Blocking."""
+        """Seal the active segment; pass the token to synced().  Blocking."""
         with self._sync_lock, self._lock:
             self._mend()
             if self.active is not None:
@@ -181,7 +185,7 @@ class LogWriter(Written):
         segment.synced = reached
 
     def _sync_folder(self) -> None:
-        # Cleared first: a segment that is made while the folder is synced makes it dirty again.
+        # Cleared first: a segment created during the sync makes the folder dirty again.
         with self._lock:
             dirty, self.folder_dirty = self.folder_dirty, False
         if dirty:
@@ -192,8 +196,8 @@ class LogWriter(Written):
                 raise
 
     def _seal(self, segment: Segment) -> None:
-        # The batches are synced before the footer is written, so a footer that survives a power
-        # cut stands for batches that did.  A footer that does not survive costs a scan at start.
+        # The batches are synced before the footer is written, so if the footer survives a power
+        # cut, the batches did too.  A lost footer costs a scan at start.
         tally = segment.tally
         assert tally is not None
         segment.closed = True
@@ -211,9 +215,9 @@ class LogWriter(Written):
     # A failed sync
 
     def _rewrite(self, old: Segment) -> None:
-        # The kernel may have dropped the pages that a failed sync could not write, or call them
-        # clean: a second sync of the same file proves nothing.  So the bytes go to a new file.
-        # If nothing of the old one was synced, the copy takes its name, byte for byte.
+        # The kernel may have dropped the pages that a failed sync could not write, or marked them
+        # clean: a second sync of the same file proves nothing.  So the bytes are copied to a new
+        # file.  If nothing of the old one was synced, the copy replaces it.
         tally = old.tally
         assert tally is not None
         whole = old.synced.size <= HEADER_SIZE
@@ -230,7 +234,7 @@ class LogWriter(Written):
             old.failed = False
             return
         found = survey(self._files, path, base)
-        if found.size > found.tally.size:  # bytes that were lost from the page cache
+        if found.size > found.tally.size:  # bytes lost from the page cache
             self._files.truncate(path, found.tally.size)
         new = Segment.from_tally(path, base, old.node_id, found.tally)
         new.closed = old.closed
@@ -239,15 +243,15 @@ class LogWriter(Written):
         self.events.append(Moved(old, old.synced, new, new.synced))
 
     def _cut_moved(self) -> None:
-        # Recovery ignores what was moved, so a cut that fails is only tried again.  Until it is on
-        # the disk, the file that it was moved to must stay.
+        # Recovery ignores moved batches in the old file, so a failed truncate is just retried.
+        # Until it is synced, the new file must not be removed.
         while self.cuts:
             segment, size = self.cuts[0]
             try:
                 self._files.truncate(segment.path, size)
                 self._files.sync(segment.path)
             except FileNotFoundError:
-                pass  # its topic was deleted meanwhile
+                pass  # the topic was deleted meanwhile
             except OSError:
                 return
             self.cuts.popleft()

@@ -1,14 +1,14 @@
-# What should be in a topic's folder and is not.
+# Finds files and messages that are missing from a topic's folder.
 #
-# Three things tell, and each is asked for what the ones before it did not:
+# There are three sources, checked in this order:
 #   the FILE records of the journal      every file, with its messages
 #   the header of the next segment       where the one before it ended
-#   the SYNCED record                    a segment, and how large it was
+#   the SYNCED record                    a segment, and its size
 #
-# Versions before wrote no FILE records: then the other two tell what they can.
+# Earlier versions wrote no FILE records: then only the other two are checked.
 #
-# ``whole_from`` is raised past what is missing: readers by index must not take that for whole
-# (R18), and the next start does not miss it again.
+# ``whole_from`` is raised past missing messages: readers by index must not consider that range
+# complete (R18), and the next start does not report it again.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.storage.topic_log import TopicLog
 
 
 class Loss(NamedTuple):
-    """Something that was synced and is damaged or gone; ``messages`` at most, None: unknown."""
+    """Synced data that is damaged or missing; at most ``messages`` messages, None: unknown."""
 
     kind: DamageKind
     path: str
@@ -32,11 +32,11 @@ class Loss(NamedTuple):
 def find_missing(
     folder: str, state: TopicState, segments: list[Segment], log: TopicLog, known: list[Loss]
 ) -> list[Loss]:
-    """All losses: ``known``, what is wrong with the bytes, and what is gone without a trace."""
+    """All losses: ``known`` ones, which were found in the bytes, and missing files."""
     search = _Search(folder, segments, log, known)
     search.by_files(state.files)
     if not state.corrupt_count and not state.torn_size and state.index_max:
-        # Otherwise the journal may have lost the record that says what was removed.
+        # Otherwise the record of what was removed may have been lost.
         search.by_headers(state.whole_from, first=not state.files)
         search.by_synced(state)
     state.whole_from = max([state.whole_from, *(end for _, end in search.ranges)])
@@ -56,49 +56,52 @@ class _Search:
         self.ranges: list[tuple[int, int]] = []
 
     def by_files(self, files: dict[int, FileState]) -> None:
-        for base, told in files.items():
-            # By index, not by file: a failed sync moves messages to another one.
-            count = told.count - self.log.count_between(told.first, told.end)
+        for base, expected in files.items():
+            # By index, not by file: after a failed sync messages are in another file.
+            count = expected.count - self.log.count_between(expected.first, expected.end)
             if count <= 0:
                 continue
             segment = self.by_base.get(base)
-            path = self.path(base, told)
-            if segment is not None and told.unsynced:
+            path = self.path(base, expected)
+            if segment is not None and expected.unsynced:
                 continue  # torn
-            self.ranges.append((told.first, told.end))
+            self.ranges.append((expected.first, expected.end))
             if segment is not None:
                 path = segment.path
-                text = f"{path} was cut: it holds {told.count - count} of {told.count} messages"
+                text = (
+                    f"{path} was cut: it holds {expected.count - count} of {expected.count}"
+                    " messages"
+                )
             else:
-                text = f"{path} is missing, and {told.count} messages with it"
-                if told.unsynced:
+                text = f"{path} is missing, and {expected.count} messages with it"
+                if expected.unsynced:
                     text += "; a power cut may have taken what was not synced"
             if path in self.known:
                 self.recount(path, count)
             else:
-                self.add(told.side, path, text, count)
+                self.add(expected.side, path, text, count)
 
     def recount(self, path: str, count: int) -> None:
-        """The bytes of ``path`` are damaged, and this many messages are not there."""
+        """Correct the count of a loss that was found in the bytes of ``path``."""
         places = [place for place, loss in enumerate(self.losses) if loss.path == path]
         count -= sum(self.losses[place].messages or 0 for place in places)
         if count > 0:
             loss = self.losses[places[-1]]
             self.losses[places[-1]] = loss._replace(messages=(loss.messages or 0) + count)
 
-    def path(self, base: int, told: FileState) -> str:
-        return side_path(self.folder, base, 0) if told.side else segment_path(self.folder, base)
+    def path(self, base: int, expected: FileState) -> str:
+        return side_path(self.folder, base, 0) if expected.side else segment_path(self.folder, base)
 
     def by_headers(self, whole_from: int, *, first: bool) -> None:
-        """Every header says where the segment before it ended.
+        """Check that each segment ends where the header of the next one says.
 
-        That of the ``first`` one is asked only where FILE records do not say better: without a
-        segment before it, it names itself, which may be far behind what was removed.
+        The ``first`` header is checked only if there are no FILE records: without a segment before
+        it, it has its own base there, which may be far above what was removed.
         """
         end = whole_from
         for segment in self.segments:
-            # Of the first one it is not known whether there was one before it, unless some were
-            # removed or the header declares a gap.
+            # Whether there was a segment before the first one is unknown, unless some were removed
+            # or the header declares a gap.
             started = end or segment.previous_end < segment.base
             if segment is self.segments[0] and not first:
                 started = False
@@ -132,7 +135,7 @@ class _Search:
             self.add(False, path, text)
 
     def covered(self, start: int, end: int) -> bool:
-        """Whether messages of [start, end) were found missing already."""
+        """Whether messages of [start, end) were already found to be missing."""
         return any(a < end and start < b for a, b in self.ranges)
 
     def add(self, side: bool, path: str, text: str, messages: int | None = None) -> None:

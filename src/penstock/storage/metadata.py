@@ -3,10 +3,9 @@
 #     {"topics":[{"name":"orders","paused":false,"channels":[{"name":"billing","paused":false}]}],
 #      "version":"1.3.0"}                                       on one line, without a newline
 #
-# nsqd and its tools read this file, so its shape is theirs: `topics` and `channels` are null when
-# empty, ephemeral ones are left out (by the caller), unknown fields are ignored.  Ours are "pulled"
-# and "named" of a channel, where they are true, and "reader", where it has one: what kind it is and
-# who reads it must be known if a journal is lost.
+# nsqd and its tools read this file: `topics` and `channels` are null when empty, ephemeral ones are
+# left out (by the caller), unknown fields are ignored.  Our own fields are "pulled" and "named" of
+# a channel, if true, and "reader", if it has one: they are needed if a journal is lost.
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from penstock.storage.files import Files
 
 @dataclass
 class ChannelEntry:
-    """A channel; from ``pulled`` on it is the journal's, and written only if there is any."""
+    """A channel; the fields from ``pulled`` on are copies of the journal's."""
 
     name: str
     paused: bool = False
@@ -42,7 +41,7 @@ class TopicEntry:
 
 @dataclass
 class Metadata:
-    """What the file lists."""
+    """The contents of the file."""
 
     topics: list[TopicEntry] = field(default_factory=list)
     version: str = ""
@@ -53,16 +52,16 @@ def encode_metadata(topics: Iterable[TopicEntry], version: str) -> bytes:
 
 
 def encode_entry(topic: TopicEntry) -> bytes:
-    """One topic's part of the file."""
+    """The object of one topic."""
     head = encode_topic_head(topic.name, topic.paused)
     return join_entry(head, map(encode_channel_entry, topic.channels))
 
 
-# For a caller that keeps the parts of many topics and channels:
+# For a caller that caches the parts of many topics and channels:
 
 
 def encode_topic_head(name: str, paused: bool) -> bytes:
-    """What stands before a topic's channels."""
+    """The part of a topic's object before its channels."""
     return _json({"name": name, "paused": paused})[:-1] + b',"channels":'
 
 
@@ -88,10 +87,10 @@ def _json(value: Any) -> bytes:
 
 
 def decode_metadata(data: bytes, path: str = "nsqd.dat") -> Metadata:
-    """What the file says; CorruptError if it is not JSON of that shape."""
+    """Decode the file; CorruptError if it is malformed."""
     try:
         whole = json.loads(data)
-    except ValueError as error:  # also what is not UTF-8
+    except ValueError as error:  # also if it is not UTF-8
         raise CorruptError(f"failed to parse metadata in {path} - {error}") from error
     try:
         return Metadata(
@@ -103,7 +102,7 @@ def decode_metadata(data: bytes, path: str = "nsqd.dat") -> Metadata:
 
 
 def load_metadata(files: Files, path: str) -> Metadata:
-    """A file that is missing is a fresh start; blocking."""
+    """Read the file; empty if it is missing.  Blocking."""
     return decode_metadata(files.read(path), path) if files.exists(path) else Metadata()
 
 

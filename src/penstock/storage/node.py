@@ -1,16 +1,16 @@
-# node.json: who this data path is (R7), and an index above all that were ever given (R1).
+# node.json: the identity of a data path (R7), and an index above all ever used (R1).
 #
 #     {"format": 1, "uuid": "7c9e6679-...", "index_floor": 7301234567890, "checksum": "1a2b3c4d"}
 #
-# The floor outlives the logs: a topic whose files were all removed, or a clock that was set back,
-# still does not bring an index back.
+# The floor outlives the logs: indexes are not reused even if all files of a topic were removed, or
+# the clock was set back.
 #
-# Rule 1: there are two copies, in different folders.  One that fails its checksum is not used; the
-#         other one is, or a single flipped bit is turned back.
-# Rule 2: the copy is written first when the node is made, so node.json never stands alone unless
+# Rule 1: there are two copies, in different folders.  If one fails its checksum the other is used;
+#         if that is bad too, a single flipped bit is corrected.
+# Rule 2: the copy is written first when a node is created, so node.json is never alone unless
 #         somebody removed the copy.
-# Rule 3: files of the version before have no checksum and no copy: that is not damage.
-# Rule 4: a later format is refused untouched, unless turning back one bit makes the checksum right.
+# Rule 3: files of the first version have no checksum and no copy: that is not damage.
+# Rule 4: a later format is rejected without changes, unless correcting one bit makes it valid.
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from google_crc32c import value as crc32c
-
+from penstock.core.crc32c import crc32c
 from penstock.errors import CorruptError, StorageError
 from penstock.storage.files import Files
 
@@ -42,24 +41,24 @@ class Node:
     copy: str = ""
     # What was wrong with the files, for the damage report.
     problems: list[str] = field(default_factory=list, compare=False)
-    # There was no file, so the UUID is new.
+    # There was no file: the UUID is new.
     made: bool = field(default=False, compare=False)
-    # The files do not say what this does.
+    # The files have to be written: they differ from this.
     stale: bool = field(default=False, compare=False)
 
     @property
     def used(self) -> bool:
-        """Whether a node has run with it: an import makes one that has not."""
+        """Whether nsqd has run with it; an import creates one without running."""
         return self.index_floor > 0
 
     def raise_floor(self, files: Files, index: int) -> None:
-        """Let no start give an index below ``index`` again; blocking.  It never goes down."""
+        """Raise the floor to ``index``, at least; blocking.  It never decreases."""
         index = min(index, INDEX_FLOOR_MAX)
         if index > self.index_floor or self.stale:
             self.write(files, max(self.index_floor, index))
 
     def write(self, files: Files, index_floor: int) -> None:
-        """Write both files; blocking.  The floor counts once it is on the disk."""
+        """Write both files; blocking.  The floor is valid once they are durable."""
         data = encode_node(self.uuid, index_floor)
         for path in filter(None, (self.copy, self.path)):
             files.write_new(path, data)
@@ -68,7 +67,7 @@ class Node:
 
 
 class _Read(NamedTuple):
-    """What a file says: a node, or why there is none.  ``checked``: its checksum is right."""
+    """The contents of a file: a node, or an error.  ``checked``: it has a valid checksum."""
 
     node: Node | None = None
     checked: bool = False
@@ -82,7 +81,7 @@ class _Read(NamedTuple):
 
 
 def load_node(files: Files, path: str, copy: str = "") -> Node:
-    """The node at ``path`` or, if that is damaged, at ``copy``; made if there is none; blocking."""
+    """The node at ``path`` or, if that is damaged, at ``copy``; created if missing; blocking."""
     main = _read(files, path)
     other = _read(files, copy) if copy else _Read()
     for name, found in ((path, main), (copy, other)):
@@ -108,7 +107,7 @@ def load_node(files: Files, path: str, copy: str = "") -> Node:
 
 
 def _choose(main: _Read, other: _Read, path: str, copy: str) -> Node | None:
-    """The node to go on with, with the problems noted; None if neither file can be used."""
+    """The node to use, with its problems; None if neither file is usable."""
     one, two = main.node, other.node
     if one is None and two is None:
         return None
@@ -117,12 +116,12 @@ def _choose(main: _Read, other: _Read, path: str, copy: str) -> Node | None:
         node = Node(path, two.uuid, two.index_floor)
         if main.bad:
             node.problems.append(f"{main.bad}; kept as {path}.bad, its copy {copy} is used")
-        elif two.used:  # else the process ended right after it had made the copy
+        elif two.used:  # otherwise the process ended right after it had written the copy
             node.problems.append(f"{path} is missing; its copy {copy} is used")
         return node
     node = Node(path, one.uuid, one.index_floor, problems=list(one.problems))
     if two is None:
-        if main.bad:  # a bit was turned back
+        if main.bad:  # a bit was corrected
             node.problems.append(main.bad)
         if other.bad:
             node.problems.append(f"{other.bad}; kept as {copy}.bad and written anew")
@@ -132,7 +131,7 @@ def _choose(main: _Read, other: _Read, path: str, copy: str) -> Node | None:
         node.index_floor = max(one.index_floor, two.index_floor)
         node.problems += [found.bad for found in (main, other) if found.bad]
     else:
-        # A checksum decides; if both are right, somebody has put node.json there.
+        # The one with a checksum is used; if both are valid, somebody has replaced node.json.
         if other.checked and not main.checked:
             node.uuid = two.uuid
         node.index_floor = max(one.index_floor, two.index_floor)
@@ -143,7 +142,7 @@ def _choose(main: _Read, other: _Read, path: str, copy: str) -> Node | None:
 
 
 def _make(files: Files, path: str, copy: str) -> Node:
-    import uuid  # takes 2 ms to load, and a data path is made once
+    import uuid  # takes 2 ms to load, and a data path is created once
 
     node = Node(path, str(uuid.uuid4()), copy=copy, made=True)
     files.make_folder(path.rpartition("/")[0])
@@ -168,16 +167,16 @@ def _read(files: Files, path: str) -> _Read:
         if version == FORMAT and node is not None:
             return _Read(node, checked)
         reason = f"{path} fails its checksum"
-    mended = _turn_back_a_bit(data, path)
+    mended = _correct_bit(data, path)
     if mended is not None:
-        return _Read(mended, True, f"{path}: a flipped bit was turned back")
+        return _Read(mended, True, f"{path}: a flipped bit was corrected")
     if version > FORMAT:
         return _Read(later=version)
     return _Read(bad=reason, data=data)
 
 
 def decode_node(data: bytes, path: str) -> Node:
-    """What one file says; CorruptError if it is damaged, StorageError if it is a later version."""
+    """Decode one file; CorruptError if damaged, StorageError if from a later version."""
     version = _later_version(data)
     if version > FORMAT:
         raise StorageError(f"{path}: written by a later version (format {version})")
@@ -191,11 +190,11 @@ def decode_node(data: bytes, path: str) -> Node:
 
 
 def _decode(whole: dict[str, object], path: str) -> tuple[Node | None, bool]:
-    """The node and whether it has a checksum; no node if that is wrong."""
-    told = str(whole["uuid"]).lower()
-    if _UUID.fullmatch(told) is None:
-        raise ValueError(f"{told!r} is not a UUID")
-    node = Node(path, told, int(str(whole["index_floor"])))
+    """(node, whether it has a checksum); no node if the checksum is wrong."""
+    uuid = str(whole["uuid"]).lower()
+    if _UUID.fullmatch(uuid) is None:
+        raise ValueError(f"{uuid!r} is not a UUID")
+    node = Node(path, uuid, int(str(whole["index_floor"])))
     checksum = whole.get("checksum")
     checked = checksum is not None
     if checked and checksum != _checksum(node.uuid, node.index_floor):
@@ -203,14 +202,14 @@ def _decode(whole: dict[str, object], path: str) -> tuple[Node | None, bool]:
     if node.index_floor < 0:
         raise ValueError(f"index_floor {node.index_floor} is out of range")
     if node.index_floor > INDEX_FLOOR_MAX:
-        # Earlier versions followed a clock past 2109.  The logs and the clock give another floor.
+        # Written by an early version with a clock past 2109.  Logs and clock give another floor.
         node.problems.append(f"{path}: index_floor {node.index_floor} is out of range, ignored")
         node.index_floor = 1
     return node, checked
 
 
 def _later_version(data: bytes) -> int:
-    """The format that a JSON object names, whatever else is in it; 0 if it names none."""
+    """The format number in a JSON object; 0 if there is none."""
     try:
         whole = json.loads(data)
         return int(whole["format"])
@@ -218,8 +217,8 @@ def _later_version(data: bytes) -> int:
         return 0
 
 
-def _turn_back_a_bit(data: bytes, path: str) -> Node | None:
-    """The node, if one flipped bit is all that is wrong: the checksum then tells which."""
+def _correct_bit(data: bytes, path: str) -> Node | None:
+    """The node, if flipping one bit makes the checksum valid."""
     if len(data) > 1000:
         return None
     for place in range(8 * len(data)):

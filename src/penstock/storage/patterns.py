@@ -1,4 +1,4 @@
-# patterns.json: which topics get a pull channel as soon as they are made (R47).
+# patterns.json: which new topics get a pull channel (R47).
 #
 #     {"format": 1, "patterns": [{"channel": "archive", "identity": "<32 hex digits>",
 #                                 "reader": "pipeline archive on host7, pid 4711", "since_ms": ...,
@@ -6,11 +6,11 @@
 #      "checksum": "1a2b3c4d"}
 #
 # Rule 1: there are two copies, in different folders.  Both are written empty before the first
-#         pattern is kept, so one of them is missing beside patterns only if somebody removed it.
-# Rule 2: one that fails its checksum is not used and kept as .bad; the other one is used.  If both
-#         are damaged there are no patterns, until their readers leave them again.
-# Rule 3: a later format is refused untouched.  A file that cannot be read now is not damage.
-# Rule 4: data paths of the versions before have neither file, and no patterns.
+#         pattern, so if there are patterns and a copy is missing, somebody has removed it.
+# Rule 2: one that fails its checksum is kept as .bad, and the other is used.  If both are damaged
+#         there are no patterns until their readers register them again.
+# Rule 3: a later format is rejected without changes.  A file that cannot be read now is not damage.
+# Rule 4: data paths of earlier versions have neither file, and no patterns.
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from google_crc32c import value as crc32c
-
+from penstock.core.crc32c import crc32c
 from penstock.errors import CorruptError, StorageError
 from penstock.storage.channel_reader import ChannelReader, is_identity, reader_of
 from penstock.storage.files import Files
@@ -29,7 +28,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class PatternRecord:
-    """A reader's channel, and the topics that get it: globs, and names that they leave out."""
+    """A reader's channel, and the topics that get it: globs, and excluded names."""
 
     channel: str
     reader: ChannelReader
@@ -39,11 +38,11 @@ class PatternRecord:
 
 @dataclass
 class PatternFiles:
-    """What the two files say."""
+    """The contents of the two files."""
 
     records: list[PatternRecord] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # for the damage report
-    stale: bool = False  # the files do not say what this does
+    stale: bool = False  # the files have to be written
 
 
 def encode_patterns(records: list[PatternRecord]) -> bytes:
@@ -53,7 +52,7 @@ def encode_patterns(records: list[PatternRecord]) -> bytes:
 
 
 def decode_patterns(data: bytes, path: str) -> list[PatternRecord]:
-    """The patterns of a file; CorruptError if it is damaged, StorageError if it is a later one."""
+    """Decode a file; CorruptError if damaged, StorageError if from a later version."""
     try:
         whole = json.loads(data)
         version = int(whole["format"])
@@ -69,7 +68,7 @@ def decode_patterns(data: bytes, path: str) -> list[PatternRecord]:
 def load_patterns(files: Files, path: str, copy: str) -> PatternFiles:
     """The patterns of a data path; blocking.
 
-    A later format, or a file that cannot be read, is raised before anything is changed.
+    A later format, or a file that cannot be read, raises before anything is changed.
     """
     read = {each: files.read(each) for each in (path, copy) if files.exists(each)}
     found: dict[str, list[PatternRecord]] = {}

@@ -2,15 +2,15 @@
 #
 #     start                        end
 #       |   [ batch ][ batch ][ batch ]           whole batches, so the first and the last one may
-#     [ batch ]                                   reach over the edges: the reader cuts
+#     [ batch ]                                   extend beyond the range: the reader trims them
 #
-# Rule 1: the bytes are the file's.  They were verified here all the same, because what is damaged
-#         must be left out and noted; nothing is done for each message.
-# Rule 2: every call gets further, so a reader that asks from `next` on comes to the end.
+# Rule 1: the bytes are those of the file, verified, because damaged batches must be left out and
+#         reported; there is no work per message.
+# Rule 2: every call makes progress, so a reader that continues at `next` reaches the end.
 #
-# A reader that verifies by itself can have a stretch of a file instead, for a third of the CPU: the
-# kernel sends it, and it is not read here.  It begins and ends at batches that the sparse index
-# knows, so it reaches further over the edges, and nobody has looked into it.
+# A reader that verifies checksums itself gets a slice of the file instead ("stretch"), for a third
+# of the CPU: the kernel sends it with sendfile, unread.  It starts and ends at batches in the
+# sparse index, so it extends further beyond the range, and it is not verified.
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from penstock.storage.log_reader import Damage, Found, LogReader, locate, missin
 from penstock.storage.segment import Segment
 
 if TYPE_CHECKING:
-    from penstock.core.batches import Batch
+    from penstock.core.batches import ScannedBatch
     from penstock.storage.files import Files
 
 
-# One read of the file.  Memory of this size is used again by the next one; from 4 MiB on the C
-# library gives it back to the kernel, and faulting its pages in anew tripled the cost of a message.
+# One read of the file.  malloc reuses memory of this size; from 4 MiB on it is returned to the
+# kernel, and page faults tripled the cost of a message.
 PIECE_SIZE = 1 << 20
 
 
@@ -55,8 +55,8 @@ def read_range(
 ) -> Range:
     """The batches of ``segments`` with messages in [start, end); waits for the disk.
 
-    At least one if there is any, and about ``size_max`` bytes.  With ``tables`` the sparse index
-    is in memory afterwards, for a stretch of what comes next.
+    At least one if there is any, and about ``size_max`` bytes.  With ``tables`` the sparse index is
+    loaded, so that stretch() can serve the next range.
     """
     pieces: list[bytes | memoryview] = []
     index = start
@@ -86,7 +86,7 @@ def read_range(
 def stretch(
     files: Files, segments: tuple[Segment, ...], start: int, end: int, size_max: int
 ) -> tuple[Stretch, int] | None:
-    """As read_range, unverified and of one file; None if it takes more than a look at memory."""
+    """read_range() of one file, unverified; None if the tables or the bytes are not in memory."""
     place = locate(segments, start)
     if place == len(segments):
         return None
@@ -111,7 +111,7 @@ def stretch(
 def _cut(
     reader: LogReader, segment: Segment, found: Found, index: int, end: int, size_max: int
 ) -> tuple[bytes | memoryview, int]:
-    """Of what was found the batches in [index, end), and where they end."""
+    """The batches of ``found`` in [index, end), and the index after them."""
     batches = found.result.batches
     low = bisect_right(batches, index, key=_end_of)
     high = bisect_left(batches, end, key=_first_of)
@@ -127,13 +127,13 @@ def _cut(
     return memoryview(found.data)[start:stop], reached
 
 
-def _first_of(batch: Batch) -> int:
+def _first_of(batch: ScannedBatch) -> int:
     return batch[0]
 
 
-def _end_of(batch: Batch) -> int:
+def _end_of(batch: ScannedBatch) -> int:
     return batch[0] + batch[1]
 
 
-def _start_of(batch: Batch) -> int:
+def _start_of(batch: ScannedBatch) -> int:
     return batch[2] - BATCH_HEADER_SIZE

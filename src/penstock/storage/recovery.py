@@ -1,13 +1,13 @@
-# Opening a topic's folder after any kind of end: clean, killed, or a power cut.
+# Opens a topic's folder after a clean exit, a kill or a power cut.
 #
-# Rule 1: sealed files are known by their header and trailer; only files without a good trailer are
-#         walked.  10 GB of sealed backlog cost two reads a segment.
-# Rule 2: bad bytes behind the synced offset are torn: cut off if nothing good follows, otherwise
-#         a gap.  In front of it they are corrupt: counted, copied aside, stepped over (R3).
+# Rule 1: of sealed files only header and trailer are read; files without a good trailer are
+#         scanned. 10 GB of sealed backlog cost two reads a segment.
+# Rule 2: bad bytes after the synced offset are torn: truncated if no good batch follows, otherwise
+#         a gap.  Before it they are corrupt: counted, copied to a .corrupt file, skipped (R3).
 # Rule 3: good batches are kept, whatever else is damaged.
-# Rule 4: the next index lies above everything that anybody may have seen (R1).
-# Rule 5: what the disk cannot read is not damage: its error is raised, and nothing was changed.
-# Rule 6: recovering twice gives the same; a crash during recovery is one more crash.
+# Rule 4: the next index is above every index that may have been used (R1).
+# Rule 5: a read error of the disk is not damage: it is raised, and nothing is changed.
+# Rule 6: recovery is idempotent, so a crash during recovery is harmless.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.core.batches import BATCH_HEADER_SIZE, HEADER_SIZE, INDEX_MAX, ORIGINS, scan
+from penstock.core.batches import BATCH_HEADER_SIZE, HEADER_SIZE, ID_FIELD, INDEX_MAX, ORIGINS, scan
 from penstock.core.tables import Visible
 from penstock.errors import StorageError
 from penstock.storage.copies import copy_bytes
@@ -38,6 +38,7 @@ from penstock.storage.segment import (
     encode_header,
 )
 from penstock.storage.survey import (
+    ORDINAL_SIZE,
     Survey,
     decode_ordinals,
     node_id_of,
@@ -50,13 +51,13 @@ _SIDE = re.compile(r"([0-9]{20})(?:-([1-9][0-9]*))?\.side")
 
 
 def is_segment(name: str) -> bool:
-    """Whether a file of a topic's folder is a segment of its log."""
+    """Whether this is the name of a segment."""
     return _LOG.fullmatch(name) is not None
 
 
 @dataclass
 class RecoveredTopic:
-    """A topic as it was found.  ``fired`` is asked about the slots in ``live_slots`` only."""
+    """A topic as it was found.  ``fired`` has only slots of ``live_slots``."""
 
     log: TopicLog
     state: TopicState
@@ -77,9 +78,9 @@ def recover_topic(
     segment_size_max: int = SEGMENT_SIZE_MAX,
     instance: int | None = None,
 ) -> RecoveredTopic:
-    """Open ``folder``; blocking.  The log's end is where the next message may go (R1).
+    """Open ``folder``; blocking.  The log's end is the next index that may be used (R1).
 
-    The instance is taken from the folder's name unless it is given.
+    The instance is parsed from the folder's name unless it is given.
     """
     if instance is None:
         instance = int(folder.rpartition("~")[2], 16)
@@ -115,14 +116,14 @@ class _Recovery:
         self.torn_count = 0
         self.corrupt_count = 0
         self.fired: dict[int, list[int]] = {}
-        self.notes: list[str] = []  # nothing that was promised is lost
+        self.notes: list[str] = []  # nothing that was acknowledged is lost
         self.losses: list[Loss] = []
         self.synced = Visible(0, 0, 0)
         self.holes = False
         self.names = files.list(folder)
 
     def remove_leftovers(self) -> None:
-        """Files that were never renamed to what they were to be."""
+        """Remove temporary files that were not renamed."""
         for name in self.names:
             if name.endswith((".new", ".tmp")):
                 self.files.unlink(f"{self.folder}/{name}")
@@ -144,7 +145,7 @@ class _Recovery:
     def open_segments(self, synced: tuple[int, int] | None) -> list[Segment]:
         logs = sorted(int(match[1]) for match in map(_LOG.fullmatch, self.names) if match)
         while logs and logs[-1] >= INDEX_MAX:
-            # Earlier versions followed a clock past 2109; no client could finish such messages.
+            # Written by an early version with a clock past 2109; clients could not finish them.
             path = f"{self.folder}/{logs.pop():020d}.log"
             kept = set_aside(self.files, path)
             self.lost(path, f"{path}: its indexes do not fit 54 bits, kept as {kept}")
@@ -154,7 +155,7 @@ class _Recovery:
         for place in reversed(range(len(logs))):
             last = place == len(logs) - 1
             after = opened[-1] if opened else None
-            # What lies behind the beginning of a later file was moved there.
+            # Messages at or after the first index of a later file were moved there.
             limit = after.first if after is not None else INDEX_MAX
             later = bisect_right(side_bases, logs[place])
             if later < len(side_bases):
@@ -181,22 +182,24 @@ class _Recovery:
             if segment is not None:
                 return segment
         found = survey(self.files, path, base, limit)
-        # A segment is synced before the next one is made, so only the last one can be torn.
+        # A segment is synced before the next one is created, so only the last one can be torn.
         synced_offset = size if not last else synced[1] if synced and synced[0] == base else 0
         if header is None and size >= HEADER_SIZE:
-            self.judge(path, 0, HEADER_SIZE, synced_offset, "header")
-        # The next header says where this segment ended: bad bytes behind its last message are what
-        # is left of a footer or of a write that failed.
+            self.report(path, 0, HEADER_SIZE, synced_offset, "header")
+        # The next header says where this segment ended: bad bytes after its last message are the
+        # remains of a footer or of a failed write.
         whole = after is not None and found.tally.end >= after.previous_end
         for bad in found.bad:
             known = min(synced_offset, found.tally.size) if whole else synced_offset
-            self.judge(path, bad.offset, bad.end, known, "batch", bad.index_end - bad.index_start)
+            self.report(path, bad.offset, bad.end, known, "batch", bad.index_end - bad.index_start)
         if not found.tally.count:
             if found.bad:
                 kept = set_aside(self.files, path)
                 self.notes.append(f"{path}: holds no message, kept as {kept}")
             else:
-                if size or synced_offset or not last:  # else it was made right before a kill
+                if (
+                    size or synced_offset or not last
+                ):  # otherwise it was created right before a kill
                     self.notes.append(f"{path}: holds no message, removed")
                 self.files.unlink(path)
             return None
@@ -207,7 +210,7 @@ class _Recovery:
         elif (last or whole) and found.size > found.tally.size:
             self.files.truncate(path, found.tally.size)
             if not last:
-                self.files.sync(path)  # or it comes back once the next file is gone
+                self.files.sync(path)  # or it would reappear after the next file is removed
         segment = Segment.from_tally(path, base, node_id, found.tally)
         segment.previous_end = header.previous_end if header is not None else base
         segment.sealed = segment.closed = not last
@@ -234,10 +237,10 @@ class _Recovery:
     def open_sealed(
         self, path: str, base: int, size: int, header: Header | None, trailer: Trailer
     ) -> Segment | None:
-        # None if the tables are needed and bad: then the file is walked.
+        # None if the tables are needed and bad: then the file is scanned.
         node_id = header.node_id if header is not None else None
         if node_id is None:
-            self.judge(path, 0, HEADER_SIZE, size, "header")
+            self.report(path, 0, HEADER_SIZE, size, "header")
         segment = Segment.from_trailer(path, base, node_id or 0, size, trailer)
         if node_id is None:
             segment.node_id = self.node_id_by_frame(segment)
@@ -256,8 +259,8 @@ class _Recovery:
     def settle_holes(self, log: TopicLog) -> None:
         """Seal a last segment with bad bytes between good batches.
 
-        The footer knows them as a gap.  Otherwise the synced offset would pass them, and what is
-        torn today would be called corrupt at the next start.
+        The footer records them as a gap.  Otherwise they would be below the synced offset, and the
+        next start would report them as corrupt instead of torn.
         """
         if not self.holes:
             return
@@ -267,10 +270,10 @@ class _Recovery:
             self.notes.append(f"{self.folder}: not sealed yet: {error}")
 
     def node_id_by_frame(self, segment: Segment) -> int:
-        """The node id in the first message, for want of a header."""
+        """The node id in the first message, if the header is lost."""
         block = LogReader(self.files).read(segment, segment.first, 1, True, [])
         frame = block.frame(segment.first) if block is not None else None
-        return (node_id_of(frame[18:34]) if frame is not None else None) or 0
+        return (node_id_of(frame[ID_FIELD]) if frame is not None else None) or 0
 
     def open_sides(self) -> list[Segment]:
         found: list[Segment] = []
@@ -287,7 +290,7 @@ class _Recovery:
         return found
 
     def choose_sides(self, found: list[Segment], log_bases: set[int]) -> list[Segment]:
-        """The side files that count: see relocation.py for which of several does."""
+        """The valid side files; see relocation.py for which of several is."""
         sides: dict[int, Segment] = {}
         for segment in sorted(found, key=lambda segment: segment.generation):
             if segment.base in log_bases or segment.base in sides:
@@ -299,17 +302,17 @@ class _Recovery:
     def open_side(self, path: str, number: int, generation: int) -> Segment | None:
         size = self.files.size(path)
         header, trailer = self.read_ends(path, size)
-        # Names were once without a generation, and one more than that of the file they replace.
+        # Early versions had no generation in the name: it was one more than the replaced file's.
         base = header.origin if header is not None and header.origin else number
         segment = None
         if trailer is not None:
             segment = self.open_sealed(path, base, size, header, trailer)
         if segment is None:
-            # Side files appear synced and whole, so whatever is wrong with one is corruption.
+            # Side files are renamed after a sync, so bad bytes in one are always corrupt.
             found = survey(self.files, path, base)
             for bad in found.bad:
                 count = bad.index_end - bad.index_start
-                self.judge(path, bad.offset, bad.end, size, "batch", count)
+                self.report(path, bad.offset, bad.end, size, "batch", count)
             if not found.tally.count and not found.bad:
                 self.lost(path, f"{path}: cut to {size} bytes, its messages are gone")
             if not found.tally.count:
@@ -321,10 +324,10 @@ class _Recovery:
         segment.generation = generation + number - base
         return segment
 
-    def judge(
+    def report(
         self, path: str, offset: int, end: int, synced_offset: int, what: str, count: int = 0
     ) -> None:
-        """Torn or corrupt?  ``count`` messages were there at most; 0: nobody knows."""
+        """Report bad bytes as torn or corrupt; at most ``count`` messages, 0: unknown."""
         if offset >= synced_offset:
             self.torn_count += 1
             self.notes.append(f"{path}: torn {what} at {offset}, {end - offset} bytes")
@@ -348,7 +351,7 @@ class _Recovery:
                 self.fired.setdefault(slot, []).extend(ordinals)
 
     def read_origins(self, segment: Segment) -> None:
-        """Note what a sealed segment got from live slots, by its table of such batches."""
+        """Collect what a sealed segment has from live slots, by its table of such batches."""
         tables = segment.tables
         assert tables is not None
         segment.slots = set()
@@ -359,17 +362,17 @@ class _Recovery:
             for _first, count, _start, end, _ns, slot, flags in scan(batch, 0, True).batches:
                 segment.slots.add(slot)
                 if flags & ORIGINS and slot in self.live_slots:
-                    ordinals = decode_ordinals(batch[end : end + 4 * count])
+                    ordinals = decode_ordinals(batch[end : end + ORDINAL_SIZE * count])
                     self.fired.setdefault(slot, []).extend(ordinals)
 
 
 def _reached(segment: Segment, synced_offset: int) -> Visible:
-    """What of an unsealed segment is known to be synced: the batches up to the offset."""
+    """The part of an unsealed segment that is known to be synced."""
     tally = segment.tally
     assert tally is not None
     if synced_offset >= tally.size:
         return tally.visible()
-    # Between two entries of the sparse index nothing is known; the earlier one is safe.
+    # The offset is between two entries of the sparse index; the earlier one is safe.
     size, end, count = 0, segment.first, 0
     for index, offset in zip(tally.tables.indexes, tally.tables.offsets, strict=True):
         if offset > synced_offset:

@@ -1,17 +1,17 @@
-# Stragglers: the few unfinished messages of an old segment, copied out so that it can go (R5).
+# Side files: the few unfinished messages of an old segment are copied, so that it can be removed
+# (R5).
 #
 # A side file is a sealed segment with one message a batch.  Its base is that of the segment its
-# messages came from; its name is that base and, if it replaces another side file, its generation.
-# So the copy never has the name of what it replaces or of anything else, readers of the old file
-# are not disturbed, and after a crash with both present the older one, which holds all messages of
-# the newer, wins.
+# messages came from; its name is that base and, if it replaces another side file, a generation.
+# So the copy never has the name of an existing file, readers of the old file are not affected, and
+# if both exist after a crash, the older one is used, which has all messages of the newer.
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from penstock.core.appender import Batch
-from penstock.core.batches import HEADER_SIZE
+from penstock.core.batches import HEADER_SIZE, TIMESTAMP_FIELD
 from penstock.core.tables import Tally
 from penstock.record import record
 from penstock.storage.files import Files
@@ -21,12 +21,12 @@ from penstock.storage.segment import Segment, encode_header, footer, side_path
 
 @record
 class Relocation:
-    """A side file on the disk that is not yet part of the log; None if nothing was to be kept."""
+    """A side file that is not yet part of the log; None if no message is kept."""
 
     segment: Segment
     side: Segment | None
-    indexes: list[int]  # what was to be kept
-    notes: list[Damage]  # what could not be
+    indexes: list[int]  # messages to keep
+    notes: list[Damage]  # those that cannot be read
 
 
 def write_side(
@@ -40,8 +40,8 @@ def write_side(
 ) -> Relocation:
     """Write and sync the side file of ``segment`` with ``indexes``; blocking.
 
-    If there is damage that is not ``known`` yet, it is noted and nothing is written: the segment
-    stays until it is reported.  OSError if the segment cannot be read now.
+    If there is damage that is not ``known`` yet, nothing is written: the segment is kept until the
+    damage is reported.  Raises OSError if the segment cannot be read now.
     """
     base = segment.base
     generation = segment.generation + 1 if segment.side else 0
@@ -50,7 +50,7 @@ def write_side(
     parts = [b""]
     notes: list[Damage] = []
     for index, frame, append_ns in _frames(reader, segment, sorted(set(indexes)), notes):
-        publish_ns = int.from_bytes(frame[8:16], "big", signed=True)
+        publish_ns = int.from_bytes(frame[TIMESTAMP_FIELD], "big", signed=True)
         batch = Batch(frame, index, 1, append_ns, publish_ns)
         parts += [batch.header(), frame]
         tally.append(batch)

@@ -1,12 +1,21 @@
-# One file of a topic log: its header, its footer, and what is known of it in memory.
+# One file of a topic log: its header, its footer, and its state in memory.
 #
-#     header 64 | batch | batch | ... | tables | trailer 96          (the last two once sealed)
+#     header 64 | batch | batch | ... | tables | trailer 96          tables and trailer once sealed
 #
-# The layout of every byte stands in docs/storage-format.md.
+#     header:   0 magic "PENSTLOG" | 8 crc u32 | 12 version u16 | 14 node id u16 | 16 base u64
+#               24 previous end u64 | 32 created_ns i64 | 40 instance u64 | 48 origin u64 | 56 zeros
+#     tables:   (index u64, offset u64, append_ns i64)... | (gap start u64, end u64)...
+#               | (offset u64 of a batch with origins)...
+#     trailer:  0 magic "PSFOOTER" | 8 crc u32 | 12 crc u32 of the tables | 16 their offset u64
+#               24 first u64 | 32 end u64 | 40 count u64 | 48 first append_ns i64 | 56 last i64
+#               64 sparse count u32 | 68 gap count u32 | 72 origin count u32 | 76 zeros
+#               80 slot min i64 | 88 slot max i64
 #
-# Rule 1: a tally belongs to whoever writes the file; `visible` belongs to the loop, is replaced
-#         as one value and never shrinks under a reader's feet except through a new segment list.
-# Rule 2: a reader looks at nothing behind `visible`.
+# docs/storage-format.md explains the fields; core/layouts.pxd draws a batch.
+#
+# Rule 1: a tally belongs to the writer of the file; `visible` belongs to the loop, is replaced as
+#         one value, and shrinks only together with a new segment list.
+# Rule 2: readers read nothing after `visible`.
 # Rule 3: a damaged header or trailer costs a full scan, never a message.
 
 from __future__ import annotations
@@ -14,12 +23,12 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from google_crc32c import value as crc32c
-
 from penstock.core.batches import HEADER_SIZE
+from penstock.core.crc32c import crc32c
 from penstock.core.tables import Tables, Tally, Visible
 from penstock.record import record
 from penstock.storage.growth import Growth
+from penstock.storage.records import checked, is_checked
 
 if TYPE_CHECKING:
     from penstock.storage.files import Files
@@ -30,7 +39,7 @@ TRAILER_MAGIC = b"PSFOOTER"
 TRAILER_SIZE = 96
 
 _HEADER = struct.Struct(">HHQQqQQ8x")
-_TRAILER = struct.Struct(">QQQQqqIII4xqq")
+_TRAILER = struct.Struct(">IQQQQqqIII4xqq")
 _SPARSE = struct.Struct(">QQq")
 _GAP = struct.Struct(">QQ")
 _OFFSET = struct.Struct(">Q")
@@ -40,7 +49,7 @@ NO_SLOT_MAX = -(1 << 63)
 
 
 class Header(NamedTuple):
-    """The first 64 bytes.  ``origin`` is set in side files: the base their messages came from."""
+    """The first 64 bytes.  ``origin``, in side files: base of the segment they came from."""
 
     version: int
     node_id: int
@@ -70,11 +79,15 @@ class Trailer:
 
     @property
     def tables_size(self) -> int:
-        return self.sparse_count * 24 + self.gap_count * 16 + self.origin_count * 8
+        return (
+            self.sparse_count * _SPARSE.size
+            + self.gap_count * _GAP.size
+            + self.origin_count * _OFFSET.size
+        )
 
 
 class Segment(Growth):
-    """A segment or side file of a topic, as its log knows it."""
+    """A segment or side file of a topic log."""
 
     __slots__ = (
         "base",
@@ -95,7 +108,7 @@ class Segment(Growth):
         self.base = base
         self.node_id = node_id
         self.side = side
-        self.generation = 0  # of a side file: how many it replaced, one after the other
+        self.generation = 0  # of a side file: how many others it replaced, in turn
         self.previous_end = base
         self.first = base
         self.visible = Visible(0, base, 0)
@@ -108,7 +121,7 @@ class Segment(Growth):
         self.append_ns_first = 0
         self.sealed = False
         self.closed = False  # nothing more is appended to it
-        self.failed = False  # a sync failed: what is behind `synced` may not be on the disk
+        self.failed = False  # a sync failed: bytes after `synced` may not be on the disk
         self.synced = Visible(0, base, 0)
 
     @staticmethod
@@ -148,13 +161,13 @@ class Segment(Growth):
         return tally.append_ns_last if tally is not None else 0
 
     def holds_slot_of(self, slots: set[int]) -> bool:
-        """Whether messages here came, or may have come, from one of ``slots``."""
+        """Whether messages in this file came, or may have come, from one of ``slots``."""
         if self.slots is not None:
             return not slots.isdisjoint(self.slots)
         return any(self.slot_min <= slot <= self.slot_max for slot in slots)
 
     def runs(self) -> list[tuple[int, int]]:
-        """The dense runs of what is visible; the tables are loaded, or there are no gaps."""
+        """The dense runs of the visible part; the tables are loaded, or there are no gaps."""
         runs = []
         at = self.first
         for start, end in self.tables.gaps if self.tables is not None else ():
@@ -167,7 +180,7 @@ class Segment(Growth):
         return runs
 
     def load_tables(self, files: Files, wait: bool) -> Tables | None:
-        """The tables, read from the footer if need be; None if that would wait."""
+        """The tables, read from the footer if necessary; None if that would wait."""
         tables = self.tables
         if tables is not None:
             return tables
@@ -176,7 +189,7 @@ class Segment(Growth):
         if data is None or (not wait and len(data) < self.trailer.tables_size):
             return None
         if not tables_good(data, self.trailer):
-            # Without its tables a segment can still be walked from the start.
+            # Without its tables a segment can still be scanned from the start.
             tables = Tables()
             tables.indexes.append(self.first)
             tables.offsets.append(HEADER_SIZE)
@@ -187,47 +200,36 @@ class Segment(Growth):
         return tables
 
     def seal(self, size: int, trailer: Trailer | None) -> None:
-        """It got its footer; from now on its tables can be read again."""
+        """The footer was written; from now on the tables can be loaded again."""
         self.sealed = self.closed = True
         self.file_size = size
         self.trailer = trailer
 
     def drop_tables(self) -> None:
-        """Forget tables that can be read again."""
+        """Free the tables if they can be loaded again."""
         if self.trailer is not None:
             self.tables = self.tally = None
-
-
-def _crc(data: bytes) -> bytes:
-    crc: int = crc32c(data)
-    return crc.to_bytes(4, "big")
 
 
 def encode_header(
     node_id: int, base: int, previous_end: int, created_ns: int, instance: int, origin: int = 0
 ) -> bytes:
-    rest = _HEADER.pack(VERSION, node_id, base, previous_end, created_ns, instance, origin)
-    return MAGIC + _crc(rest) + rest
+    fields = _HEADER.pack(VERSION, node_id, base, previous_end, created_ns, instance, origin)
+    return checked(MAGIC, fields)
 
 
 def decode_header(data: bytes) -> Header | None:
-    """The header, or None if these are not 64 good bytes of one that this version can read."""
-    if len(data) < HEADER_SIZE or data[:8] != MAGIC:
+    """Decode a header; None if it is damaged."""
+    if not is_checked(data, MAGIC, HEADER_SIZE):
         return None
-    rest = data[12:HEADER_SIZE]
-    if crc32c(rest) != int.from_bytes(data[8:12], "big"):
-        return None
-    return Header(*_HEADER.unpack(rest))
+    return Header(*_HEADER.unpack_from(data, 12))
 
 
 def decode_trailer(data: bytes, file_size: int) -> Trailer | None:
-    """The trailer in the last 96 bytes of a file, or None if it is not sealed or not readable."""
-    if len(data) != TRAILER_SIZE or data[:8] != TRAILER_MAGIC:
+    """Decode the last 96 bytes of a file; None if it is not sealed, or damaged."""
+    if len(data) != TRAILER_SIZE or not is_checked(data, TRAILER_MAGIC, TRAILER_SIZE):
         return None
-    checked = data[12:]
-    if crc32c(checked) != int.from_bytes(data[8:12], "big"):
-        return None
-    trailer = Trailer(int.from_bytes(checked[:4], "big"), *_TRAILER.unpack(checked[4:]))
+    trailer = Trailer(*_TRAILER.unpack_from(data, 12))
     if trailer.tables_offset + trailer.tables_size + TRAILER_SIZE != file_size:
         return None
     return trailer
@@ -243,8 +245,8 @@ def encode_tables(tables: Tables) -> bytes:
 
 def decode_tables(data: bytes, trailer: Trailer) -> Tables:
     tables = Tables()
-    gaps_at = trailer.sparse_count * 24
-    origins_at = gaps_at + trailer.gap_count * 16
+    gaps_at = trailer.sparse_count * _SPARSE.size
+    origins_at = gaps_at + trailer.gap_count * _GAP.size
     for index, offset, append_ns in _SPARSE.iter_unpack(data[:gaps_at]):
         tables.indexes.append(index)
         tables.offsets.append(offset)
@@ -255,9 +257,10 @@ def decode_tables(data: bytes, trailer: Trailer) -> Tables:
 
 
 def footer(tally: Tally) -> bytes:
-    """The bytes that seal a segment whose batches end at the tally's size."""
+    """The footer of a segment whose batches end at the tally's size."""
     tables = encode_tables(tally.tables)
-    fields = _TRAILER.pack(
+    trailer = _TRAILER.pack(
+        crc32c(tables),
         tally.size,
         tally.first,
         tally.end,
@@ -270,12 +273,11 @@ def footer(tally: Tally) -> bytes:
         min(tally.slots, default=NO_SLOT_MIN),
         max(tally.slots, default=NO_SLOT_MAX),
     )
-    checked = _crc(tables) + fields
-    return tables + TRAILER_MAGIC + _crc(checked) + checked
+    return tables + checked(TRAILER_MAGIC, trailer)
 
 
 def tables_good(data: bytes, trailer: Trailer) -> bool:
-    return len(data) == trailer.tables_size and bool(crc32c(data) == trailer.tables_crc)
+    return len(data) == trailer.tables_size and crc32c(data) == trailer.tables_crc
 
 
 def segment_path(folder: str, base: int) -> str:

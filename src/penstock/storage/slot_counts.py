@@ -1,7 +1,7 @@
-# deferred.counts: how much of every slot file must be there, so that what is missing is noticed.
+# deferred.counts: the synced size of every slot file, to detect truncated or missing files.
 #
-# A slot file that was cut at a record's edge, or removed, looks like one that a power cut took
-# before it was synced.  So whatever is synced is written down here, beside the folder of the slots:
+# A slot file that was truncated at a record boundary, or removed, looks like one that a power cut
+# took before it was synced.  So what is synced is recorded here, next to the folder of the slots:
 #
 #     header, 80 bytes:   magic "PENSTCNT" | crc32c u32 of bytes 12..80 | version u16 = 1 | zero u16
 #                         | count of entries that the file was made with u32 | zeros
@@ -11,12 +11,12 @@
 #                         | fired_count u32 | size i64 | whole_size i64 | bad_size i64
 #                         | fired_size i64
 #
-# Rule 1: of several entries for a slot the last one counts.  Kind 2 says that the slot is gone.
+# Rule 1: of several entries for a slot the last one is valid.  Kind 2: the slot was removed.
 # Rule 2: an entry is written after the sync of what it states.  So after a power cut it may state
-#         too little, and never too much.
-# Rule 3: the file is made whole (written aside, synced, renamed), then appended to.  What is
-#         missing of the entries it was made with, or of those that a later entry calls synced, is
-#         damage.
+#         too little, but never too much.
+# Rule 3: the file is written whole (temporary file, sync, rename), then appended to.  If entries
+#         that it was written with are missing, or entries that a later one states as synced, that
+#         is damage.
 
 from __future__ import annotations
 
@@ -27,56 +27,54 @@ from typing import NamedTuple, cast
 from penstock.errors import CorruptError, StorageError
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
-from penstock.storage.slots import FilesLike, SlotName, crc32c
+from penstock.storage.records import checked, is_checked
+from penstock.storage.slots import FilesLike, SlotName
 
 VERSION = 1
-HEADER = struct.Struct(">8sIHHI60x")
 HEADER_MAGIC = b"PENSTCNT"
-ENTRY = struct.Struct(">4sIB3xIqqIIIIqqqq")
 ENTRY_MAGIC = b"PSC1"
-ENTRY_SIZE = ENTRY.size
+ENTRY_SIZE = 80
+_HEADER = struct.Struct(">HHI60x")
+_ENTRY = struct.Struct(">B3xIqqIIIIqqqq")
 KIND_SLOT, KIND_GONE = 1, 2
 ORDINAL_END = (1 << 32) - 1
 
-assert HEADER.size == ENTRY_SIZE == 80
+assert 12 + _HEADER.size == 8 + _ENTRY.size == ENTRY_SIZE
 
 
 class SlotCount(NamedTuple):
-    """What is synced of one slot file and its checkpoints."""
+    """The synced part of one slot file and its checkpoints."""
 
     name: SlotName
     size: int = 0  # of the .slot file
-    whole_size: int = 0  # up to here its process synced it, so that bodies must be good
-    record_count: int = 0  # records below ``size``, or known to be done
+    whole_size: int = 0  # synced up to here by its process: bodies must be good
+    record_count: int = 0  # records below ``size``, or done
     ordinal_end: int = 0  # their ordinals are below this
-    bad_size: int = 0  # bytes below ``size`` that were found to be no records
+    bad_size: int = 0  # bytes below ``size`` that are not records
     fired_size: int = 0  # of the .fired file
     fired_count: int = 0  # ordinals in it
 
     def agrees(self, other: SlotCount) -> bool:
-        """Both state the same, though the ordinals may be bounded otherwise."""
+        """Whether both are equal, except for ``ordinal_end``."""
         return self == other._replace(ordinal_end=self.ordinal_end)
 
 
 class Loaded(NamedTuple):
-    """What a file of counts says, and what is wrong with it, for people; "" if nothing is."""
+    """The contents of the file; ``damage`` is a text for people, "" if there is none."""
 
     counts: dict[int, SlotCount]
     entry_count: int
-    neat: bool  # one good entry a slot, and nothing else
+    neat: bool  # exactly one good entry for each slot
     damage: str
 
 
 def pack_counts_header(entry_count: int) -> bytes:
-    rest = HEADER.pack(b"", 0, VERSION, 0, entry_count)[12:]
-    return b"".join((HEADER_MAGIC, crc32c(rest).to_bytes(4, "big"), rest))
+    return checked(HEADER_MAGIC, _HEADER.pack(VERSION, 0, entry_count))
 
 
 def pack_entry(count: SlotCount, synced_count: int, kind: int = KIND_SLOT) -> bytes:
     name = count.name
-    rest = ENTRY.pack(
-        b"",
-        0,
+    fields = _ENTRY.pack(
         kind,
         synced_count,
         name.start_ms,
@@ -89,12 +87,12 @@ def pack_entry(count: SlotCount, synced_count: int, kind: int = KIND_SLOT) -> by
         count.whole_size,
         count.bad_size,
         count.fired_size,
-    )[8:]
-    return b"".join((ENTRY_MAGIC, crc32c(rest).to_bytes(4, "big"), rest))
+    )
+    return checked(ENTRY_MAGIC, fields)
 
 
 def unpack_counts(data: bytes, path: str) -> Loaded:
-    """Read a file of counts; raises StorageError if a later version wrote it."""
+    """Decode the file; raises StorageError if a later version wrote it."""
     made_count = _made_count(data, path)
     counts: dict[int, SlotCount] = {}
     synced_count = made_count or 0
@@ -102,11 +100,10 @@ def unpack_counts(data: bytes, path: str) -> Loaded:
     whole_count = max(0, len(data) // ENTRY_SIZE - 1)
     for place in range(whole_count):
         at = (place + 1) * ENTRY_SIZE
-        raw = data[at : at + ENTRY_SIZE]
-        if raw[:4] != ENTRY_MAGIC or int.from_bytes(raw[4:8], "big") != crc32c(raw[8:]):
+        if is_checked(data, ENTRY_MAGIC, at + ENTRY_SIZE, at=at):
+            synced_count = max(synced_count, _take_entry(data, at, counts))
+        else:
             bad.append(place)
-            continue
-        synced_count = max(synced_count, _take_entry(raw, counts))
     lost = sum(place < synced_count for place in bad) + max(0, synced_count - whole_count)
     damage = []
     if made_count is None:
@@ -118,23 +115,18 @@ def unpack_counts(data: bytes, path: str) -> Loaded:
 
 
 def _made_count(data: bytes, path: str) -> int | None:
-    """The count in the header, None if that is damaged."""
-    header = data[: HEADER.size]
-    if len(header) < HEADER.size or header[:8] != HEADER_MAGIC:
+    """The count in the header, None if the header is damaged."""
+    if not is_checked(data, HEADER_MAGIC, ENTRY_SIZE):
         return None
-    _, crc, version, _, count = HEADER.unpack(header)
-    if crc32c(header[12:]) != crc:
-        return None
+    version, _, count = _HEADER.unpack_from(data, 12)
     if version > VERSION:
         raise StorageError(f"{path}: written by a later version (format {version})")
     return int(count)
 
 
-def _take_entry(raw: bytes, counts: dict[int, SlotCount]) -> int:
-    """Put an entry into ``counts``; returns how many entries before it are synced."""
+def _take_entry(data: bytes, at: int, counts: dict[int, SlotCount]) -> int:
+    """Put the entry at ``at`` into ``counts``; returns how many entries before it are synced."""
     (
-        _magic,
-        _crc,
         kind,
         synced_count,
         start_ms,
@@ -147,7 +139,7 @@ def _take_entry(raw: bytes, counts: dict[int, SlotCount]) -> int:
         whole_size,
         bad_size,
         fired_size,
-    ) = ENTRY.unpack(raw)
+    ) = _ENTRY.unpack_from(data, at + 8)
     name = SlotName(start_ms, length_ms, generation)
     if kind == KIND_GONE:
         counts.pop(name.number, None)
@@ -166,7 +158,7 @@ class CountsFile:
         self.path = path
 
     def load(self) -> Loaded | None:
-        """What the file says; None if there is none."""
+        """Read the file; None if it is missing."""
         try:
             data = self.files.read(self.path)
         except FileNotFoundError:
@@ -186,9 +178,9 @@ class CountsFile:
         self.files.write_new(self.path, data)
 
     def append(self, entries: Iterable[bytes], end: int) -> None:
-        """Add packed entries, durably; then there are ``end`` in the file.
+        """Append packed entries, durably; the file then has ``end`` entries.
 
-        Raises CorruptError if there are not: somebody cut or removed the file meanwhile.
+        Raises CorruptError if it has not: it was truncated or removed meanwhile.
         """
         size = self.files.append(self.path, [b"".join(entries)])
         if size != (end + 1) * ENTRY_SIZE:

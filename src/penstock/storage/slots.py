@@ -1,7 +1,7 @@
-# Slot files: deferred messages on disk, one append-only file for each stretch of due time.
+# Slot files: deferred messages on disk, one append-only file for each interval of due times.
 #
 #     <start_ms>-<length_ms>-<generation, 8 hex digits>.slot     the records
-#     <same>.fired                                               which of them are done
+#     <same>.fired                                               which records are done
 #
 #     .slot    header, 40 bytes:  magic "PENSTSLT" | crc32c u32 of bytes 12..40 | version u16 = 1
 #                                 | flags u16 | start_ms i64 | length_ms i64 | number i64
@@ -12,14 +12,14 @@
 # The number of a slot file, `start seconds << 30 | generation`, is what messages fired from it
 # carry in their topic's log.  The generation is random:
 #
-# Rule 1: only the process that made a slot file appends to it, so an ordinal is never given twice,
-#         not even when a power cut took the file's tail and left the fired messages in their logs.
-# Rule 2: a file that comes after another one of the same time has another number, so what is known
-#         of the old one never hides a record of the new one.
-# Rule 3: everything needed to find a file stands in its name.  There is no list of files to lose;
-#         deferred.counts (slot_counts.py) only says how much must be there.
-# Rule 4: .fired is synced before anything relies on it, and unlinked after its .slot is gone and
-#         the counts say so.
+# Rule 1: only the process that created a slot file appends to it, so an ordinal is never used
+#         twice, even if a power cut took the file's tail and left the fired messages in their logs.
+# Rule 2: a later file for the same interval has another number, so the state of the old one never
+#         applies to records of the new one.
+# Rule 3: everything needed to find a file is in its name.  There is no list of files to lose;
+#         deferred.counts (slot_counts.py) only has the expected sizes.
+# Rule 4: .fired is synced before anything depends on it, and unlinked after its .slot is removed
+#         and the counts say so.
 
 from __future__ import annotations
 
@@ -31,29 +31,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol, cast
 
-import google_crc32c
-
 from penstock.core.schedule import pack_runs
-from penstock.core.slots import Records, scan
+from penstock.core.slots import SlotRecords, scan
 from penstock.storage.evidence import keep_evidence, set_aside
 from penstock.storage.files import Files
+from penstock.storage.records import FoundRecord, checked, find_records, is_checked
 
 VERSION = 1
 COUNTED = 1  # a flag: the process that made the file keeps deferred.counts
-HEADER = struct.Struct(">8sIHHqqq")
 HEADER_MAGIC = b"PENSTSLT"
-FIRED = struct.Struct(">4sIII")
+HEADER_SIZE = 40
 FIRED_MAGIC = b"PSF1"
+FIRED_HEADER_SIZE = 16
 GENERATION_BITS = 30
 
-# One read of a scan: a few thousand records, under a millisecond of the loop's time to take in.
+# One read of a scan: a few thousand records, which the loop indexes in under a millisecond.
 PIECE_SIZE = 512 * 1024
 
+_HEADER = struct.Struct(">HHqqq")
+_FIRED = struct.Struct(">II")
 _NAME = re.compile(r"(\d{1,16})-(\d{1,12})-([0-9a-f]{8})\.(slot|fired)\Z")
 
 
 class FilesLike(Protocol):
-    """What is used of ``storage.files.Files``."""
+    """The methods of ``storage.files.Files`` that are used here."""
 
     def append(self, path: str, parts: list[bytes]) -> int: ...
     def pread(self, path: str, offset: int, size: int, wait: bool = ...) -> bytes | None: ...
@@ -73,7 +74,7 @@ class FilesLike(Protocol):
 
 @dataclass(frozen=True, order=True)
 class SlotName:
-    """Which due times a slot file is for, and which of several such files it is."""
+    """The interval of due times of a slot file, and its generation."""
 
     start_ms: int
     length_ms: int
@@ -97,7 +98,7 @@ class SlotName:
 
 
 def slot_name(file: str) -> SlotName | None:
-    """The name in ``file``, which is that of a .slot or .fired file, or None."""
+    """Parse the name of a .slot or .fired file; None if it is not one."""
     match = _NAME.match(file)
     if match is None:
         return None
@@ -107,48 +108,41 @@ def slot_name(file: str) -> SlotName | None:
     return name if good else None
 
 
-def crc32c(data: bytes) -> int:
-    return int(google_crc32c.value(data))
-
-
 def new_generation() -> int:
     return int.from_bytes(os.urandom(4), "big") >> (32 - GENERATION_BITS)
 
 
 def pack_header(name: SlotName, *, counted: bool = True) -> bytes:
     flags = COUNTED if counted else 0
-    rest = HEADER.pack(b"", 0, VERSION, flags, name.start_ms, name.length_ms, name.number)[12:]
-    return b"".join((HEADER_MAGIC, crc32c(rest).to_bytes(4, "big"), rest))
+    fields = _HEADER.pack(VERSION, flags, name.start_ms, name.length_ms, name.number)
+    return checked(HEADER_MAGIC, fields)
 
 
 class SlotHeader(NamedTuple):
-    """What a header says beside the name."""
+    """The fields of a header that are not in the file's name."""
 
     version: int
     counted: bool
 
 
 def read_header(header: bytes) -> SlotHeader | None:
-    """The header of a slot file, None if it is damaged."""
-    if len(header) < HEADER.size or header[:8] != HEADER_MAGIC:
+    """Decode the header of a slot file; None if it is damaged."""
+    if not is_checked(header, HEADER_MAGIC, HEADER_SIZE):
         return None
-    if crc32c(header[12 : HEADER.size]) != int.from_bytes(header[8:12], "big"):
-        return None
-    flags = int.from_bytes(header[14:16], "big")
-    return SlotHeader(int.from_bytes(header[12:14], "big"), bool(flags & COUNTED))
+    version, flags, *_ = _HEADER.unpack_from(header, 12)
+    return SlotHeader(version, bool(flags & COUNTED))
 
 
 def pack_fired(number: int, ordinals: Iterable[int]) -> bytes:
     runs = pack_runs(ordinals)
-    rest = FIRED.pack(b"", 0, len(runs) // 8, 0)[8:] + runs
-    crc = crc32c(number.to_bytes(8, "big") + rest)
-    return b"".join((FIRED_MAGIC, crc.to_bytes(4, "big"), rest))
+    fields = _FIRED.pack(len(runs) // 8, 0) + runs
+    return checked(FIRED_MAGIC, fields, number.to_bytes(8, "big"))
 
 
 class FiredRuns(NamedTuple):
-    """What a .fired file says: (first ordinal, count) runs, and the bytes that say nothing.
+    """The contents of a .fired file: runs of (first ordinal, count), and the size of bad bytes.
 
-    ``corrupt_size`` of those are followed by good ones: no power cut leaves that behind.
+    ``corrupt_size`` bad bytes are before a good checkpoint: not the result of a power cut.
     """
 
     runs: list[tuple[int, int]]
@@ -159,41 +153,36 @@ class FiredRuns(NamedTuple):
 
     @property
     def ordinal_count(self) -> int:
-        """Ordinals, those that are there twice counted twice."""
+        """Ordinals, duplicates included."""
         return sum(count for _, count in self.runs)
 
 
 def unpack_fired(number: int, data: bytes) -> FiredRuns:
-    """Read checkpoints; damaged ones are stepped over to the next good one."""
-    runs: list[tuple[int, int]] = []
+    """Decode checkpoints; damaged ones are skipped."""
     seed = number.to_bytes(8, "big")
-    at = bad_size = corrupt_size = 0
-    bad_offset = -1
-    while at < len(data):
-        end = _fired_end(seed, data, at)
-        if end is None:
-            next_at = data.find(FIRED_MAGIC, at + 1)
-            next_at = len(data) if next_at < 0 else next_at
-            bad_size += next_at - at
-            bad_offset = at if bad_offset < 0 else bad_offset
-            at = next_at
-            continue
-        runs.extend(struct.iter_unpack(">II", data[at + FIRED.size : end]))
-        at = end
-        corrupt_size = bad_size
-    return FiredRuns(runs, bad_size, corrupt_size, bad_offset, len(data))
 
+    def checkpoint_at(data: bytes, at: int) -> FoundRecord | None:
+        if len(data) - at < FIRED_HEADER_SIZE:
+            return None
+        count, _ = _FIRED.unpack_from(data, at + 8)
+        end = at + FIRED_HEADER_SIZE + 8 * count
+        good = is_checked(data, FIRED_MAGIC, end, seed, at)
+        return FoundRecord(at, end, payload=data[at + FIRED_HEADER_SIZE : end]) if good else None
 
-def _fired_end(seed: bytes, data: bytes, at: int) -> int | None:
-    if len(data) - at < FIRED.size or data[at : at + 4] != FIRED_MAGIC:
-        return None
-    _, crc, count, _ = FIRED.unpack_from(data, at)
-    end: int = at + FIRED.size + 8 * count
-    return end if end <= len(data) and crc32c(seed + data[at + 8 : end]) == crc else None
+    runs: list[tuple[int, int]] = []
+    bad: list[FoundRecord] = []
+    for found in find_records(data, FIRED_MAGIC, checkpoint_at):
+        if found.payload is None:
+            bad.append(found)
+        else:
+            runs.extend(struct.iter_unpack(">II", found.payload))
+    bad_size = sum(each.end - each.start for each in bad)
+    corrupt_size = sum(each.end - each.start for each in bad if not each.torn)
+    return FiredRuns(runs, bad_size, corrupt_size, bad[0].start if bad else -1, len(data))
 
 
 class SlotStore:
-    """The slot files of one folder.  Every method may wait for the disk, but ``read_now``."""
+    """The slot files of one folder.  Every method but ``read_now`` may wait for the disk."""
 
     def __init__(self, files: FilesLike, folder: str, piece_size: int = PIECE_SIZE) -> None:
         assert piece_size >= 512, "a piece must hold any header"
@@ -205,9 +194,9 @@ class SlotStore:
         return f"{self.folder}/{file}"
 
     def list(self, counted: Container[int] = ()) -> list[SlotName]:
-        """The slot files there are, soonest first; clears away what a crash left half done.
+        """The slot files, soonest first; removes leftovers of a crash.
 
-        Checkpoints without their slot file stay if its number is in ``counted``: it is missing.
+        Checkpoints without a slot file are kept if its number is in ``counted``: it is missing.
         """
         if not self.files.exists(self.folder):
             self.files.make_folder(self.folder)
@@ -225,7 +214,7 @@ class SlotStore:
         return sorted(names["slot"])
 
     def is_missing(self, name: SlotName) -> bool:
-        """The folder can be read, and there is no such slot file in it."""
+        """Whether the folder can be read and has no such slot file."""
         names = self.files.list(self.folder)
         return name.slot_file not in names and self.files.exists(self.folder)
 
@@ -233,12 +222,12 @@ class SlotStore:
         return self.files.size(self.path(name.slot_file))
 
     def append(self, name: SlotName, packed: bytes, *, fresh: bool, counted: bool = True) -> int:
-        """Add records, whole or not at all; the first time with the header before them."""
+        """Append records, all or nothing; if ``fresh``, with the header before them."""
         parts = [pack_header(name, counted=counted), packed] if fresh else [packed]
         return self.files.append(self.path(name.slot_file), parts)
 
     def is_open(self, name: SlotName) -> bool:
-        """An append needs no opening of the file, so that the loop may do it."""
+        """Whether an append needs no open(), so that the loop may do it."""
         return self.files.is_open(self.path(name.slot_file))
 
     def sync(self, name: SlotName, *, fresh: bool) -> None:
@@ -247,31 +236,31 @@ class SlotStore:
             self.sync_names()
 
     def sync_names(self) -> None:
-        """Make durable which files there are."""
+        """Make the names of files durable."""
         self.files.sync_folder(self.folder)
 
     def cut(self, name: SlotName, size: int) -> None:
-        """Take back what was appended after ``size``; a file that never held more goes."""
+        """Truncate the file to ``size``; remove it if that is 0."""
         if size:
             self.files.truncate(self.path(name.slot_file), size)
         else:
             self.files.unlink(self.path(name.slot_file))
 
     def rewrite(self, name: SlotName) -> None:
-        """Write the whole file again, after a sync of it failed.
+        """Write the whole file again after a failed sync.
 
-        A later sync of the same pages would succeed without having written them.  The copy has the
-        same name, number and offsets, so nothing that is known of the records changes.
+        A later sync of the same pages could succeed without having written them.  The copy has the
+        same name, number and offsets, so the index of its records stays valid.
         """
         path = self.path(name.slot_file)
         self.files.write_new(path, self.files.read(path))
 
-    def scan(self, name: SlotName, offset: int, end: int) -> Records:
-        """The records found in the piece of the file at ``offset``."""
+    def scan(self, name: SlotName, offset: int, end: int) -> SlotRecords:
+        """The records in the piece of the file at ``offset``."""
         return self.scan_piece(name, offset, end)[0]
 
-    def scan_piece(self, name: SlotName, offset: int, end: int) -> tuple[Records, int]:
-        """The same, and where the file ends: before ``end`` if it was cut."""
+    def scan_piece(self, name: SlotName, offset: int, end: int) -> tuple[SlotRecords, int]:
+        """scan(), and the end of the file, which is before ``end`` if it was truncated."""
         path = self.path(name.slot_file)
         size = min(self.piece_size, end - offset)
         data = self.files.pread(path, offset, size, True) or b""
@@ -279,19 +268,19 @@ class SlotStore:
             end = offset + len(data)
         return scan(data, offset, end, name.number), end
 
-    def scan_all(self, name: SlotName) -> Iterator[Records]:
+    def scan_all(self, name: SlotName) -> Iterator[SlotRecords]:
         """All pieces of a file, for tests and dumps."""
-        offset, end = HEADER.size, self.size(name)
+        offset, end = HEADER_SIZE, self.size(name)
         while offset < end:
             records = self.scan(name, offset, end)
             yield records
             offset = max(records.next_offset, offset + 1)
 
     def header(self, name: SlotName) -> SlotHeader | None:
-        return read_header(self.files.pread(self.path(name.slot_file), 0, HEADER.size, True) or b"")
+        return read_header(self.files.pread(self.path(name.slot_file), 0, HEADER_SIZE, True) or b"")
 
     def read_now(self, name: SlotName, offset: int, size: int) -> bytes | None:
-        """Bytes if they can be had without waiting, else None."""
+        """Read bytes if that needs no waiting, otherwise None."""
         data = self.files.pread(self.path(name.slot_file), offset, size, False)
         return data if data is not None and len(data) == size else None
 
@@ -305,7 +294,7 @@ class SlotStore:
             return FiredRuns([], 0)
 
     def append_fired(self, name: SlotName, ordinals: Iterable[int], *, fresh: bool) -> int:
-        """Write and sync a checkpoint: these ordinals are never fired again.  The file's size."""
+        """Write and sync a checkpoint of ordinals that are done; return the file's size."""
         path = self.path(name.fired_file)
         size = self.files.append(path, [pack_fired(name.number, ordinals)])
         self.files.sync(path)
@@ -314,26 +303,26 @@ class SlotStore:
         return size
 
     def rewrite_fired(self, name: SlotName, runs: Iterable[tuple[int, int]]) -> int:
-        """Replace damaged or torn checkpoints by what is good in them; the file's size."""
+        """Replace the checkpoints by the good ones in ``runs``; return the file's size."""
         ordinals = (ordinal for start, count in runs for ordinal in range(start, start + count))
         data = pack_fired(name.number, ordinals)
         self.files.write_new(self.path(name.fired_file), data)
         return len(data)
 
     def keep_evidence(self, file: str, offset: int, end: int) -> str | None:
-        """Copy a damaged part of ``file`` aside; returns where to, None if that is impossible."""
+        """Copy a damaged part of ``file``; return the copy's path, None if that is impossible."""
         return keep_evidence(cast(Files, self.files), self.path(file), offset, end)
 
     def set_aside(self, file: str) -> str | None:
-        """Rename ``file``, if there is one, so that nobody takes it for what it was."""
+        """Rename ``file``, if it exists, to ``*.corrupt``."""
         path = self.path(file)
         return set_aside(cast(Files, self.files), path) if self.files.exists(path) else None
 
     def remove(self, names: Iterable[SlotName], evidence: Container[SlotName] = ()) -> None:
-        """Remove slot files whose records are all done; damaged ones stay as ``*.corrupt``.
+        """Remove slot files whose records are all done; damaged ones are kept as ``*.corrupt``.
 
-        Their checkpoints stay until the counts say that the slots are gone: by them a later start
-        knows that nothing is missing.
+        Their checkpoints are kept until the counts record the removal: until then they prove to the
+        next start that nothing is missing.
         """
         for name in names:
             if name in evidence:
@@ -343,6 +332,6 @@ class SlotStore:
         self.sync_names()
 
     def remove_fired(self, names: Iterable[SlotName]) -> None:
-        """Remove the checkpoints of slots that are gone."""
+        """Remove the checkpoints of removed slots."""
         for name in names:
             self.files.unlink(self.path(name.fired_file))

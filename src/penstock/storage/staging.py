@@ -1,4 +1,4 @@
-# Staged rows on disk (R19): one append-only file a staging, in penstock/staging.
+# Staging files (R19): rows to be published together, one append-only file a staging.
 #
 #     <number, 16 hex digits>.staging
 #     header, 60 bytes and the query:
@@ -10,12 +10,12 @@
 #         | count u32 | topic size u8 | zeros, 3 | topic | payload
 #         kind 1: a part, as core/parts.pyx reads it      kind 2: the seal: parts u32, count u64
 #
-# Rule 1: a seal is answered only after the file and its name are synced.
-# Rule 2: at start only the headers of records are read.  What an earlier process left is read
-#         whole, checksums and all, before a seal of it is answered again.
-# Rule 3: behind bad bytes nothing counts.  Torn are those of a file whose seal was never answered:
-#         they are cut off.  Others are damage, and kept.
-# Rule 4: a part that comes twice counts as it came last.
+# Rule 1: a seal is acknowledged only after the file and its name are synced.
+# Rule 2: at start only the heads of records are read.  Before a seal of an earlier process is
+#         acknowledged again, the whole file is read and its checksums are verified.
+# Rule 3: everything after bad bytes is ignored.  In a file whose seal was never acknowledged they
+#         are torn, and truncated.  In others they are damage, and kept.
+# Rule 4: if a part is sent twice, the last one is valid.
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from google_crc32c import extend, value
-
+from penstock.core.crc32c import crc32c
 from penstock.errors import CorruptError, StorageError
 from penstock.record import record
 from penstock.storage.evidence import SUFFIX as CORRUPT
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
+from penstock.storage.records import checked, is_checked
 
 MAGIC = b"PENSTSTG"
 RECORD_MAGIC = b"PST1"
@@ -46,14 +46,14 @@ _SEAL = struct.Struct(">IQ")
 HEADER_SIZE = 12 + _HEADER.size
 RECORD_SIZE = 8 + _RECORD.size
 SEAL_SIZE = RECORD_SIZE + _SEAL.size
-# What of a file was damaged.
+# The damaged part of a file.
 HEADER, SEAL_RECORD = "header", "seal"
 _NAME = re.compile(r"([0-9a-f]{16})\.staging")
 _ASIDE = re.compile(r"([0-9a-f]{16})\.staging\.corrupt")
 
 
 class Key(NamedTuple):
-    """What Spark calls a staging."""
+    """The name that Spark gives to a staging."""
 
     query: str
     batch: int
@@ -63,7 +63,7 @@ class Key(NamedTuple):
 
 @record
 class PartRecord:
-    """A part as it lies in its file."""
+    """A part in its file."""
 
     part: int
     topic: str
@@ -80,7 +80,7 @@ class PartRecord:
 
 @record
 class Seal:
-    """All parts are there."""
+    """The end of a complete staging."""
 
     part_count: int
     count: int
@@ -88,7 +88,7 @@ class Seal:
 
 @dataclass
 class FoundStaging:
-    """A file as it was found; ``good_size`` is where its last good record ends."""
+    """A file as it was found; ``good_size`` is the end of its last good record."""
 
     number: int
     key: Key
@@ -97,22 +97,22 @@ class FoundStaging:
     good_size: int
     parts: dict[int, PartRecord] = field(default_factory=dict)
     seal: Seal | None = None
-    damaged: str = ""  # what was known from elsewhere and could not be read
+    damaged: str = ""  # what is known from the notes and could not be read
 
 
 def weight_of(topic: str, size: int) -> int:
-    """The bytes that a part of ``size`` takes in its file."""
+    """The bytes of a part of ``size`` in its file."""
     return RECORD_SIZE + len(topic) + size
 
 
 def origin_of(number: int, part: int) -> int:
-    """What a log batch carries that a part became."""
+    """The origin of the log batch that a part becomes."""
     return number << 16 | part
 
 
 def encode_header(number: int, key: Key, created_ns: int) -> bytes:
     query = key.query.encode()
-    rest = _HEADER.pack(
+    fields = _HEADER.pack(
         VERSION,
         len(query),
         number,
@@ -121,11 +121,11 @@ def encode_header(number: int, key: Key, created_ns: int) -> bytes:
         bytes.fromhex(key.attempt),
         created_ns,
     )
-    return MAGIC + _crc(rest + query) + rest + query
+    return checked(MAGIC, fields + query)
 
 
 def decode_header(data: bytes) -> tuple[int, Key, int, int] | None:
-    """(number, key, created_ns, size of the header), None if it is damaged or of a later version"""
+    """(number, key, created_ns, header size); None if damaged or of a later version"""
     if version_of(data) != VERSION:
         return None
     _, query_size, number, batch, partition, attempt, created_ns = _HEADER.unpack_from(data, 12)
@@ -135,38 +135,36 @@ def decode_header(data: bytes) -> tuple[int, Key, int, int] | None:
 
 
 def version_of(data: bytes) -> int | None:
-    """The version that a good header tells, this one's or a later one's; None if it is damaged."""
-    if len(data) < HEADER_SIZE or data[:8] != MAGIC:
+    """The version in a good header; None if it is damaged."""
+    if len(data) < HEADER_SIZE:
         return None
     version, query_size = struct.unpack_from(">HH", data, 12)
-    end = HEADER_SIZE + query_size
-    good = len(data) >= end and _crc(data[12:end]) == data[8:12]
-    return version if good else None
+    return version if is_checked(data, MAGIC, HEADER_SIZE + query_size) else None
 
 
 def encode_part(
     number: int, part: int, topic: str, deferred: bool, count: int, body: bytes, crc: int
 ) -> list[bytes]:
-    """The pieces of a record; ``crc`` is the body's."""
+    """The pieces of a record; ``crc`` is that of the body."""
     head = _encode_record(number, PART, DEFERRED * deferred, part, count, topic, len(body), crc)
     return [head, body]
 
 
 def encode_seal(number: int, seal: Seal) -> bytes:
     payload = _SEAL.pack(seal.part_count, seal.count)
-    return _encode_record(number, SEAL, 0, 0, 0, "", len(payload), value(payload)) + payload
+    return _encode_record(number, SEAL, 0, 0, 0, "", len(payload), crc32c(payload)) + payload
 
 
 def _encode_record(
     number: int, kind: int, flags: int, part: int, count: int, topic: str, size: int, crc: int
 ) -> bytes:
     name = topic.encode()
-    rest = _RECORD.pack(size, crc, kind, flags, part, count, len(name)) + name
-    return RECORD_MAGIC + _crc(number.to_bytes(8, "big") + rest) + rest
+    fields = _RECORD.pack(size, crc, kind, flags, part, count, len(name)) + name
+    return checked(RECORD_MAGIC, fields, number.to_bytes(8, "big"))
 
 
 @record
-class Record:
+class StagingRecord:
     """The head of a record."""
 
     size: int
@@ -179,26 +177,16 @@ class Record:
     head_size: int
 
 
-def decode_record(data: bytes, number: int) -> Record | None:
-    """The record that ``data`` begins with, None if its head is damaged or cut."""
-    if len(data) < RECORD_SIZE or data[:4] != RECORD_MAGIC:
+def decode_record(data: bytes, number: int) -> StagingRecord | None:
+    """Decode the head of the record at the start of ``data``; None if damaged or cut."""
+    if len(data) < RECORD_SIZE:
         return None
     size, crc, kind, flags, part, count, topic_size = _RECORD.unpack_from(data, 8)
     end = RECORD_SIZE + topic_size
-    if len(data) < end or _crc(number.to_bytes(8, "big") + data[8:end]) != data[4:8]:
+    if not is_checked(data, RECORD_MAGIC, end, number.to_bytes(8, "big")):
         return None
     topic = data[RECORD_SIZE:end].decode("ascii", "replace")
-    return Record(size, crc, kind, flags, part, count, topic, end)
-
-
-def _crc(data: bytes) -> bytes:
-    crc: int = value(data)
-    return crc.to_bytes(4, "big")
-
-
-def crc_of(body: bytes) -> int:
-    crc: int = extend(0, body)
-    return crc
+    return StagingRecord(size, crc, kind, flags, part, count, topic, end)
 
 
 class StagingStore:
@@ -212,7 +200,7 @@ class StagingStore:
         return f"{self.folder}/{number:016x}.staging"
 
     def numbers(self) -> list[int]:
-        """The stagings there are; clears away what a crash left half done."""
+        """The numbers of all stagings; removes leftovers of a crash."""
         found = []
         for name in self.files.list(self.folder):
             match = _NAME.fullmatch(name)
@@ -223,12 +211,12 @@ class StagingStore:
         return found
 
     def aside(self) -> list[int]:
-        """The damaged ones that were kept."""
+        """The numbers of damaged ones that were kept."""
         found = (_ASIDE.fullmatch(name) for name in self.files.list(self.folder))
         return [int(match[1], 16) for match in found if match is not None]
 
     def append(self, number: int, pieces: list[bytes]) -> int:
-        """Add bytes, all or none; the size of the file from then on."""
+        """Append bytes, all or nothing; return the size of the file."""
         return self.files.append(self.path(number), pieces)
 
     def sync(self, number: int) -> None:
@@ -239,15 +227,15 @@ class StagingStore:
         self.files.truncate(self.path(number), size)
 
     def read(self, number: int, part: PartRecord) -> bytes:
-        """The body of a part; CorruptError if it is not what was staged."""
+        """The body of a part; raises CorruptError if it is damaged."""
         path = self.path(number)
         body = self.files.pread(path, part.offset, part.size, True) or b""
-        if len(body) != part.size or crc_of(body) != part.crc:
+        if len(body) != part.size or crc32c(body) != part.crc:
             raise CorruptError(f"{path}: part {part.part} at {part.offset} is damaged")
         return body
 
     def damaged(self, number: int, parts: Iterable[PartRecord]) -> list[int]:
-        """Which of the parts cannot be read back."""
+        """The parts that are damaged."""
         bad = []
         for part in parts:
             try:
@@ -257,7 +245,7 @@ class StagingStore:
         return bad
 
     def head(self, number: int) -> bytes:
-        """The beginning of a file, the whole header in it; StorageError of a later version."""
+        """The start of a file with the whole header; StorageError if from a later version."""
         path = self.path(number)
         data = self.files.pread(path, 0, HEADER_SIZE + 0xFFFF, True) or b""
         version = version_of(data)
@@ -266,30 +254,30 @@ class StagingStore:
         return data
 
     def is_torn(self, number: int) -> bool:
-        """Whether a file without a good header is what a power cut leaves: short, or zeros."""
+        """Whether the header is short or zeros, as a power cut leaves it."""
         data = self.head(number)
         return len(data) < HEADER_SIZE or not any(data[:HEADER_SIZE])
 
     def seal_at_end(self, number: int) -> Seal | None:
-        """The seal that a file ends with, whatever is before it."""
+        """The seal at the end of a file, whatever is before it."""
         path = self.path(number)
         start = self.files.size(path) - SEAL_SIZE
         data = self.files.pread(path, start, SEAL_SIZE, True) or b"" if start > 0 else b""
         record = decode_record(data, number)
         payload = data[RECORD_SIZE:]
-        if record is None or record.kind != SEAL or crc_of(payload) != record.crc:
+        if record is None or record.kind != SEAL or crc32c(payload) != record.crc:
             return None
         return Seal(*_SEAL.unpack(payload)) if len(payload) == _SEAL.size else None
 
     def put_aside(self, number: int) -> str:
-        """Keep a damaged file under a name that is not read; return its name."""
+        """Rename a damaged file to ``*.corrupt``; return the new name."""
         path = self.path(number)
         self.files.rename(path, f"{path}{CORRUPT}")
         self.files.sync_folder(self.folder)
         return f"{number:016x}.staging{CORRUPT}"
 
     def keep_head(self, found: FoundStaging) -> None:
-        """Copy the bytes that are damaged, for a person."""
+        """Copy the damaged bytes to a ``*.corrupt`` file."""
         start = 0 if found.damaged == HEADER else found.good_size - SEAL_SIZE
         end = HEADER_SIZE if found.damaged == HEADER else found.good_size
         keep_evidence(self.files, self.path(found.number), start, end)
@@ -297,9 +285,9 @@ class StagingStore:
     def walk(
         self, number: int, key: Key | None = None, seal: Seal | None = None, sealed_size: int = 0
     ) -> FoundStaging | None:
-        """What a file holds, by the heads of its records; None without a good header.
+        """The contents of a file, by the heads of its records; None without a good header.
 
-        A damaged header, or seal, is replaced by the ``key`` and ``seal`` that are known.
+        The ``key`` and ``seal``, if known, replace a damaged header or seal.
         """
         path = self.path(number)
         size = self.files.size(path)
@@ -337,7 +325,7 @@ class StagingStore:
                 )
             elif record.kind == SEAL:
                 payload = self.files.pread(path, offset, record.size, True) or b""
-                if record.size != _SEAL.size or crc_of(payload) != record.crc:
+                if record.size != _SEAL.size or crc32c(payload) != record.crc:
                     break
                 found.seal = Seal(*_SEAL.unpack(payload))
             at = offset + record.size

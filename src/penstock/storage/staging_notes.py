@@ -1,22 +1,21 @@
-# What was promised of staged rows, noted beside their files: what is cut, damaged or missing later
-# is noticed by it (R19).
+# staging.notes: what was acknowledged of staged rows, to detect files that are later truncated,
+# damaged or missing (R19).
 #
 #     penstock/staging.notes: records as in the ledger
 #     SEALED  {"query","time","number","batch","partition","attempt","parts","count","size"}
-#                                                     the seal was synced, the file was so long
+#                                                     the seal was synced; size of the file
 #     GONE    {"query","time","number"}               its file is no longer needed
-#     LOST    {"query","time","number","text"}        it was found damaged or missing, and reported
-#     LEDGER  {"query","time","size"}                 so many bytes of the ledger are synced
+#     LOST    {"query","time","number","text"}        it was reported as damaged or missing
+#     LEDGER  {"query","time","size"}                 synced bytes of the ledger
 #
-# Rule 1: SEALED and LEDGER follow the sync, GONE comes before the removal: no note says more than
-#         is true.
-# Rule 2: a note costs no sync.  kill -9 does not take it; after a power cut some may be missing,
-#         and so may GONE where its file is: only for a batch that the ledger has as published, or
-#         after a sync of the notes.
-# Rule 3: nothing is concluded from notes that have holes, nor where there are none: the version
-#         before had no such file.
-# Rule 4: notes are worth no failure.  If one cannot be written, the file goes, and is written anew
-#         when that works again.
+# Rule 1: SEALED and LEDGER are written after the sync, GONE before the removal: no note states more
+#         than is there.
+# Rule 2: notes are not synced.  They survive kill -9; a power cut may lose some, also a GONE whose
+#         file was removed: then the ledger has its batch as published, or the notes were synced.
+# Rule 3: nothing is concluded from notes with damage, nor from missing notes: earlier versions had
+#         no such file.
+# Rule 4: a failure to write notes is not an error.  The file is then removed, and written again
+#         when that is possible.
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from penstock.storage.staging import Key, Seal
 SEALED, GONE, LOST, LEDGER = 16, 17, 18, 19
 NAMES = {16: "sealed", 17: "gone", 18: "lost", 19: "ledger"}
 
-# Beyond this the file is written anew.
+# Beyond this the file is written again from memory.
 SIZE_MAX = 1 << 20
 
 
@@ -46,7 +45,7 @@ class Noted:
     key: Key
     seal: Seal
     size: int
-    lost: str = ""  # what was found of it, if it cannot be published
+    lost: str = ""  # why it cannot be published
 
     def record(self, time_ns: int) -> bytes:
         whole = encode_note(
@@ -74,67 +73,65 @@ class StagingNotes:
         self.path = path
         self.sealed: dict[int, Noted] = {}
         self.ledger_size = 0
-        self.whole = False  # there were notes, and none was damaged
-        self.damaged = False  # other than by a power cut, which leaves zeros and short ends
-        self.problem: OSError | None = None  # why they could not be written
+        self.whole = False  # there was a file, without damage
+        self.damaged = False  # other than by a power cut, which leaves zeros or a short end
+        self.problem: OSError | None = None  # of the last write
         self._lock = threading.Lock()
         self._size = 0
         self._on = True
 
     def open(self) -> None:
-        """Read what an earlier process noted; blocking."""
+        """Read the notes of an earlier process; blocking."""
         if not self.files.exists(self.path):
             return
         data = self.files.read(self.path)
         self._size, self.whole = len(data), True
-        bad_at = -1
-        for at, kind, payload in records(data):
-            if payload is None:
-                self.whole, bad_at = False, at
+        for found in records(data):
+            if found.payload is not None:
+                self._apply(found.kind, json.loads(found.payload))
                 continue
+            self.whole = False
             # A power cut leaves a short end, or zeros.
-            if bad_at >= 0 and bytes(16) not in data[bad_at:at]:
+            if not found.torn and bytes(16) not in data[found.start : found.end]:
                 self.damaged = True
-            bad_at = -1
-            self._apply(kind, json.loads(payload))
         if not self.whole:
             with self._lock:
                 self._on = False
                 self._add(b"")
 
-    def _apply(self, kind: int, told: dict[str, Any]) -> None:
+    def _apply(self, kind: int, fields: dict[str, Any]) -> None:
         if kind == SEALED:
-            key = Key(told["query"], told["batch"], told["partition"], told["attempt"])
-            seal = Seal(told["parts"], told["count"])
-            self.sealed[told["number"]] = Noted(told["number"], key, seal, told["size"])
+            key = Key(fields["query"], fields["batch"], fields["partition"], fields["attempt"])
+            seal = Seal(fields["parts"], fields["count"])
+            self.sealed[fields["number"]] = Noted(fields["number"], key, seal, fields["size"])
         elif kind == GONE:
-            self.sealed.pop(told["number"], None)
-        elif kind == LOST and told["number"] in self.sealed:
-            self.mark_lost(told["number"], told["text"])
+            self.sealed.pop(fields["number"], None)
+        elif kind == LOST and fields["number"] in self.sealed:
+            self.mark_lost(fields["number"], fields["text"])
         elif kind == LEDGER:
-            self.ledger_size = told["size"]
+            self.ledger_size = fields["size"]
 
     def mark_lost(self, number: int, text: str) -> None:
         known = self.sealed[number]
         self.sealed[number] = Noted(number, known.key, known.seal, known.size, text)
 
-    # Noting
+    # Writing
 
     def seal(self, noted: Noted, time_ns: int) -> None:
-        """A staging is sealed, synced and may be answered."""
+        """Record a staging whose seal is synced, before it is acknowledged."""
         with self._lock:
             self.sealed[noted.number] = noted
             self._add(noted.record(time_ns))
 
     def lose(self, number: int, text: str, time_ns: int) -> None:
-        """It was reported that a sealed staging cannot be published."""
+        """Record that a sealed staging was reported as lost."""
         with self._lock:
             self.mark_lost(number, text)
             query = self.sealed[number].key.query
             self._add(encode_note(LOST, query, time_ns, number=number, text=text))
 
     def forget(self, numbers: Iterable[int], time_ns: int, *, sync: bool) -> None:
-        """These files are about to be removed; ``sync`` unless the ledger has them published."""
+        """Record files to be removed; with ``sync`` unless the ledger has them as published."""
         with self._lock:
             known = [self.sealed.pop(number) for number in numbers if number in self.sealed]
             if known:
@@ -148,7 +145,7 @@ class StagingNotes:
                     self.files.sync(self.path)
 
     def ledger(self, size: int, time_ns: int = 0, *, sync: bool = False) -> None:
-        """So much of the ledger is synced; 0 before it is replaced."""
+        """Record the synced size of the ledger; 0 before it is replaced."""
         with self._lock:
             self.ledger_size = size
             self._add(encode_note(LEDGER, "", time_ns, size=size))
@@ -168,7 +165,7 @@ class StagingNotes:
             self.problem = None
 
     def mend(self) -> None:
-        """Write them anew after a failure; blocking."""
+        """Write the file again after a failure; blocking."""
         with self._lock:
             if not self._on:
                 self._add(b"")
@@ -180,7 +177,7 @@ class StagingNotes:
         self._size, self._on = len(whole), True
 
     def _drop(self) -> None:
-        # Half of the truth would be taken for all of it by the next start.
+        # The next start would take an incomplete file for a complete one.
         try:
             self.files.unlink(self.path)
         except OSError:
@@ -188,7 +185,7 @@ class StagingNotes:
 
 
 class NotedJournal(Journal):
-    """The ledger's file; how much of it is synced is noted."""
+    """The file of the ledger; its synced size is recorded in the notes."""
 
     def __init__(self, files: Files, path: str, notes: StagingNotes) -> None:
         super().__init__(files, path)

@@ -1,15 +1,16 @@
-# A full walk over a segment file, for the ones whose footer is missing or not to be trusted.
+# A full scan of a segment file whose footer is missing or damaged.
 #
-# Reads piece by piece, so that a segment of any size costs a few megabytes of memory.
+# Reads piece by piece, so that a segment of any size takes a few megabytes of memory.
 #
-# Rule 1: good batches are kept, whatever lies between them.
-# Rule 2: a batch whose header is good but whose payload is not is stepped over as a whole; only
-#         behind a bad header is the next magic searched for.
-# Rule 3: this only reads.  What damage means (torn or corrupt) is decided in recovery.
-# Rule 4: what the disk cannot read is not damage: its error is raised.
+# Rule 1: good batches are kept, whatever is between them.
+# Rule 2: a batch with a good header and a bad payload is skipped as a whole; only after a bad
+#         header the next magic is searched for.
+# Rule 3: this only reads.  Whether damage is torn or corrupt is decided in recovery.
+# Rule 4: a read error of the disk is not damage: it is raised.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,7 @@ from penstock.core.batches import (
     BAD_PAYLOAD,
     BATCH_HEADER_SIZE,
     HEADER_SIZE,
+    ID_FIELD,
     INDEX_MAX,
     ORIGINS,
     PARTIAL,
@@ -27,13 +29,14 @@ from penstock.core.tables import Tally
 from penstock.storage.files import Files
 
 if TYPE_CHECKING:
-    from penstock.core.batches import Batch
+    from penstock.core.batches import ScannedBatch
 
 PIECE_SIZE = 4 * 1024 * 1024
+ORDINAL_SIZE = 4
 
 
 class BadBytes(NamedTuple):
-    """Bytes of a segment that are not a good batch, and the indexes that may have been there."""
+    """Bytes of a segment that are not good batches, and the indexes they may have had."""
 
     offset: int
     end: int
@@ -43,7 +46,7 @@ class BadBytes(NamedTuple):
 
 @dataclass
 class Survey:
-    """What a file holds."""
+    """The contents of a file."""
 
     tally: Tally
     bad: list[BadBytes] = field(default_factory=list)
@@ -53,7 +56,7 @@ class Survey:
 
 
 class Walk:
-    """One walk; a subclass may watch what it comes across, in the order of the file."""
+    """One scan; a subclass may override saw_batch() and saw_bad(), called in file order."""
 
     def __init__(
         self, files: Files, path: str, base: int, index_limit: int = INDEX_MAX, end: int = 0
@@ -61,21 +64,21 @@ class Walk:
         self.files = files
         self.path = path
         self.index_limit = index_limit
-        self.end = end  # where the batches end, if that is known; 0: at the end of the file
+        self.end = end  # end of the batches, if known; 0: end of the file
         self.result = Survey(Tally(base))
         self.bad_from: int | None = None
         self.index = 0  # one past the last good batch
         self.base = base
 
-    def keep(self, piece: bytes, at: int, batch: Batch) -> bool:
+    def keep(self, piece: bytes, at: int, batch: ScannedBatch) -> bool:
         first, count, start, end, append_ns, slot, flags = batch
         if first >= self.index_limit:
             return False
         offset = at + start - BATCH_HEADER_SIZE
         self.close_bad(offset, first)
         if self.result.node_id is None:
-            self.result.node_id = node_id_of(piece[start + 18 : start + 34])
-        payload_end = end + (4 * count if flags & ORIGINS else 0)
+            self.result.node_id = node_id_of(piece[start:end][ID_FIELD])
+        payload_end = end + (ORDINAL_SIZE * count if flags & ORIGINS else 0)
         if flags & ORIGINS:
             ordinals = self.result.fired.setdefault(slot, [])
             ordinals += decode_ordinals(piece[end:payload_end])
@@ -84,11 +87,11 @@ class Walk:
         self.saw_batch(offset, piece, batch)
         return True
 
-    def saw_batch(self, offset: int, piece: bytes, batch: Batch) -> None:
-        """A good batch at ``offset``; its own offsets count from the start of ``piece``."""
+    def saw_batch(self, offset: int, piece: bytes, batch: ScannedBatch) -> None:
+        """A good batch at ``offset``; the offsets in it are relative to ``piece``."""
 
     def saw_bad(self, bad: BadBytes) -> None:
-        """Bytes that are none."""
+        """Bytes that are not a batch."""
 
     def open_bad(self, offset: int) -> None:
         if self.bad_from is None:
@@ -112,14 +115,14 @@ class Walk:
             found = scan(piece, 0, True, self.index)
             for batch in found.batches:
                 if not self.keep(piece, offset, batch):
-                    return self.result  # from here on it was written again elsewhere
+                    return self.result  # the batches from here on are in another file
             at_end = offset + len(piece) >= size or not piece
             if found.reason == BAD_PAYLOAD:
                 self.open_bad(offset + found.stop)
                 offset += found.stop + found.size
             elif found.stop == len(piece):
                 offset += found.stop
-            elif found.reason == PARTIAL and not at_end:  # the batch goes on behind the piece
+            elif found.reason == PARTIAL and not at_end:  # the batch continues after the piece
                 offset += found.stop
                 want = max(PIECE_SIZE, found.size)
             elif found.size:  # a good header whose payload runs past the end of the file
@@ -145,7 +148,7 @@ class Walk:
 
 
 def survey(files: Files, path: str, base: int, index_limit: int = INDEX_MAX) -> Survey:
-    """Walk the file at ``path``; batches from ``index_limit`` on are none of its business."""
+    """Scan the file at ``path``; batches from ``index_limit`` on are ignored."""
     return Walk(files, path, base, index_limit).run()
 
 
@@ -158,4 +161,4 @@ def node_id_of(message_id: bytes) -> int | None:
 
 
 def decode_ordinals(data: bytes) -> list[int]:
-    return [int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data), 4)]
+    return [number for (number,) in struct.iter_unpack(">I", data)]

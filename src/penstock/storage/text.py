@@ -1,4 +1,4 @@
-# How values are told to a person: times, bodies and lists, shortened.
+# Values formatted for people: times, bodies and lists, shortened.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def signed(data: bytes) -> int:
 
 
 def time_of(time_ns: int) -> str:
-    """UTC to the microsecond; what is no time of this age stays a number."""
+    """UTC to the microsecond; the number itself if it is out of range."""
     try:
         moment = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -3,20 +3,22 @@
 #     [side] [ sealed ] [ sealed ] [ active ]      index ->
 #
 # Three kinds of callers, and what each may call:
-#   the loop     everything without "blocking" in its first line; it alone changes what is seen.
-#   one writer   write, sync, roll, rewrite_unsynced (blocking): one at a time per log.
+#   the loop     everything without "blocking" in its first line; only the loop changes what is
+#   there. the writer   write, roll (blocking): one at a time per log.  sync, rewrite_unsynced
+#   (blocking): one
+#                at a time, and may run concurrently with a write (log_writer.py).
 #   readers      read, read_range, frame, seek, relocate (blocking with wait=True): any number of
 #                threads.
 #
-# What the writer does reaches the loop as events, in order; commit() and synced() work them off.
-# So a batch is seen only after its commit, and a sealed segment counts as sealed only after the
-# commits of all batches in it, however far the writer has run ahead.
+# The writer reports to the loop by events, in order; commit() and synced() apply them.  So a batch
+# is part of the log only after its commit, and a segment is sealed only after the commits of all
+# its batches, however far the writer is ahead.
 #
 # Invariants, see check():
 #  1. segments ascend and do not overlap; a batch is in exactly one of them.
-#  2. the runs are exactly the indexes in the segments, less what damage took.
-#  3. first <= synced_end <= end; an index below end is decided: it exists or is a gap for ever.
-#  4. a file is made at the first append, never by opening a log: idle topics cost no files.
+#  2. the runs are exactly the indexes in the segments, without damaged ones.
+#  3. first <= synced_end <= end; an index below end is final: it exists or is a gap for ever.
+#  4. a file is created by the first append, never by opening a log: idle topics have no files.
 
 from __future__ import annotations
 
@@ -45,17 +47,16 @@ from penstock.storage.ranges import Range, read_range, stretch
 from penstock.storage.relocation import Relocation, write_side
 from penstock.storage.segment import Segment
 
-# Damage found and not yet taken; more of it is found again by a later read.
+# Damage found and not yet taken; what is beyond it is found again by a later read.
 DAMAGE_MAX = 1024
 
-# A read on a stale list of segments starts again at most so often before it gives up as "would
-# wait"; each time the loop must have changed the list meanwhile.
+# Retries of a read on a stale list of segments; the loop must have changed the list each time.
 STALE_MAX = 16
 
 
 @record
 class SegmentRecord:
-    """What the engine may want to know of a segment or side file."""
+    """The state of a segment or side file, for the engine."""
 
     base: int
     first: int
@@ -90,15 +91,15 @@ class TopicLog(Shown):
         self._files = files
         self._reader = LogReader(files)
         self._damage: dict[tuple[str, int], Damage] = {}
-        # Called when there is damage to take, from any thread.
+        # Called when there is damage to take; on any thread.
         self.on_damage: Callable[[], None] = lambda: None
-        self._lost: list[Damage] = []  # found by the writer; in no segment any more
+        self._lost: list[Damage] = []  # found by the writer; not in a segment any more
         self.folder = folder
         self.instance = instance
         self.node_id = node_id
         self.pinned_slots: set[int] = set()
-        # Segments that reach beyond one of these stay: a publication under way may have put its
-        # parts there, and looks for them after a crash (R19).
+        # Segments that extend beyond one of these are kept: a publication in progress may have
+        # written parts to them, and searches for those after a crash (R19).
         self.holds: dict[object, int] = {}
         self.corrupt_count = 0
         self.torn_count = 0
@@ -114,7 +115,7 @@ class TopicLog(Shown):
         self._writer = LogWriter(files, folder, instance, node_id, written_end, segment_size_max)
         self._segment_size_max = segment_size_max
         self.extent = self._writer.extent
-        # Puts a batch into the file; commit() makes it visible.  Blocking, see LogWriter.write().
+        # Writes a batch to the file; commit() adds it to the log.  Blocking, see LogWriter.write().
         self.write: Callable[[Batch], None] = self._writer.write
 
     @staticmethod
@@ -126,9 +127,9 @@ class TopicLog(Shown):
         base: int,
         segment_size_max: int = SEGMENT_SIZE_MAX,
     ) -> TopicLog:
-        """The log of a new topic, whose first message gets ``base``.  Blocking.
+        """The log of a new topic, whose first index is ``base``.  Blocking.
 
-        Makes the folder if it is missing, and nothing in it.
+        Creates the folder if it is missing, and nothing in it.
         """
         if not files.exists(folder):
             files.make_folder(folder)
@@ -147,7 +148,7 @@ class TopicLog(Shown):
         )
         self._writer.folder_dirty = True
 
-    # What is there
+    # Contents
 
     @property
     def first(self) -> int:
@@ -175,7 +176,7 @@ class TopicLog(Shown):
         return max(index, self.end) if found is None else found
 
     def count_between(self, start: int, end: int) -> int:
-        """The messages in [start, end), exactly."""
+        """The exact number of messages in [start, end)."""
         return self._runs.count_between(start, end)
 
     def existing(self, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -184,7 +185,7 @@ class TopicLog(Shown):
 
     @property
     def files(self) -> tuple[Segment, ...]:
-        """The segments and side files; another tuple when one came or went."""
+        """The segments and side files; a new tuple after each change."""
         return self._segments
 
     def segments(self) -> list[SegmentRecord]:
@@ -193,7 +194,7 @@ class TopicLog(Shown):
     # Appending
 
     def abandon(self, end: int) -> None:
-        """Give up the indexes below ``end`` that a failed write was to have."""
+        """Give up the indexes below ``end`` of a failed write."""
         self.end = max(self.end, end)
 
     def needs_roll(self, low: int = 0) -> bool:
@@ -201,26 +202,26 @@ class TopicLog(Shown):
         return self._writer.needs_roll(low)
 
     def sync(self) -> SyncToken:
-        """Make durable what was written so far; hand the token to synced().  Blocking.
+        """Make written batches durable; pass the token to synced().  Blocking.
 
-        After an OSError the unsynced batches are not trusted to the old file: the next sync,
-        roll or write copies them to a new one first (R8).
+        After an OSError the next sync, roll or write first copies the unsynced batches to a new
+        file (R8).
         """
         return self._writer.sync()
 
     def rewrite_unsynced(self) -> SyncToken:
-        """After a failed sync: copy what it should have covered to a new file.  Blocking.
+        """After a failed sync: copy the unsynced batches to a new file.  Blocking.
 
-        Like sync(), which does the same when the sync before it failed.
+        The same as sync(), which does this if the sync before it failed.
         """
         return self._writer.sync()
 
     def roll(self) -> SyncToken:
-        """Seal the active segment; hand the token to synced().  Blocking."""
+        """Seal the active segment; pass the token to synced().  Blocking."""
         return self._writer.roll()
 
     def synced(self, token: SyncToken) -> None:
-        """Apply what a sync, roll or rewrite has reached."""
+        """Apply the result of a sync, roll or rewrite."""
         self._work_off()
         self.extent.reached(token.count, token.size)
         reached = self.end if not self.extent.unsynced_count else token.end
@@ -239,7 +240,7 @@ class TopicLog(Shown):
         old, new = event.old, event.new
         end = max(old.visible.end, event.visible.end)
         lost = old.visible.count - event.keep.count - event.visible.count
-        if lost > 0:  # the failed sync has taken batches out of the page cache
+        if lost > 0:  # the failed sync has dropped batches from the page cache
             self.corrupt_count += 1
             self._lost.append(
                 Damage(old.path, event.keep.size, old.visible.size, event.keep.end, end, lost)
@@ -260,12 +261,11 @@ class TopicLog(Shown):
     # Reading
 
     def read(self, index: int, size_max: int, wait: bool) -> Block | None:
-        """Whole batches from the one that holds ``index``, or the next existing one, on.
+        """Whole batches, from the one with ``index``, or the next existing one, on.
 
-        At least one batch and about ``size_max`` bytes, from one segment.  An empty block means
-        that nothing is left at or above ``index``; None, only without ``wait``, that the disk
-        would be waited for.  Damaged batches are left out: see take_damage().  Blocking with
-        ``wait``.
+        At least one batch and about ``size_max`` bytes, from one segment.  An empty block: there is
+        nothing at or above ``index``.  None, only without ``wait``: it would have to wait for the
+        disk.  Damaged batches are left out: see take_damage().  Blocking with ``wait``.
         """
         for _ in range(STALE_MAX):
             segments = self._segments
@@ -305,17 +305,17 @@ class TopicLog(Shown):
         return Block(b"", [], self.node_id)
 
     def stretch(self, start: int, end: int, size_max: int) -> tuple[Stretch, int] | None:
-        """A part of a file with messages of [start, end), and the first index it does not cover.
+        """A slice of a file with messages of [start, end), and the first index after it.
 
-        None if it is not at hand; see storage/ranges.
+        None if it is not in memory; see storage/ranges.py.
         """
         return stretch(self._files, self._segments, start, end, size_max)
 
     def read_range(self, start: int, end: int, size_max: int, tables: bool = False) -> Range:
-        """The batches with messages in [start, end) as they lie in the files.  Blocking.
+        """The batches with messages in [start, end), as stored.  Blocking.
 
-        At least one if there is any, and about ``size_max`` bytes.  With ``tables`` a stretch of
-        what comes next is at hand afterwards, if there is one.
+        At least one if there is any, and about ``size_max`` bytes.  With ``tables`` the tables are
+        loaded, so that stretch() can serve the next range.
         """
         for _ in range(STALE_MAX):
             segments = self._segments
@@ -329,7 +329,7 @@ class TopicLog(Shown):
         raise StorageError(f"{self.folder}: the log changes too fast to be read")
 
     def frame(self, index: int, wait: bool) -> bytes | None:
-        """The frame of one message; b"" if it does not exist, None if the disk would be waited for.
+        """The frame of one message; b"" if it does not exist, None if it would have to wait.
 
         Blocking with ``wait``.
         """
@@ -340,7 +340,7 @@ class TopicLog(Shown):
 
     def seek(self, append_ns: int) -> int:
         """The first index appended at or after ``append_ns``, or ``end``.  Blocking."""
-        notes: list[Damage] = []  # left to the reads that come this way
+        notes: list[Damage] = []  # left to later reads
         for segment in self._segments:
             if segment.append_ns_last >= append_ns:
                 found = self._reader.seek(segment, append_ns, notes)
@@ -349,7 +349,7 @@ class TopicLog(Shown):
         return self.end
 
     def take_damage(self) -> list[Damage]:
-        """What reads found damaged since the last call; it is a gap from now on."""
+        """Damage found by reads since the last call; it is a gap from now on."""
         taken, self._lost = self._lost, []
         if not self._damage:
             return taken
@@ -367,22 +367,22 @@ class TopicLog(Shown):
         return sorted(taken, key=lambda damage: damage.index_start)
 
     def forget_damage(self) -> None:
-        """What reads noted so far was none: the folder had another name for a moment."""
+        """Discard the damage found so far: the folder was renamed for a moment."""
         self._damage.clear()
 
     def keep_evidence(self, damage: Damage) -> None:
-        """Copy damaged bytes aside before their segment goes.  Blocking."""
+        """Copy damaged bytes before their segment is removed.  Blocking."""
         keep_evidence(self._files, damage.path, damage.offset, damage.end)
 
     # Removing
 
     def retire_end(self, low: int) -> int:
-        """Up to where ``retire`` would remove messages; 0 if nothing would go."""
+        """The index up to which ``retire`` would remove messages; 0 if it would not."""
         gone = [s for s in self._segments if s.visible.end <= low and self._removable(s)]
         return gone[-1].visible.end if gone else 0
 
     def retire(self, low: int) -> list[str]:
-        """Forget the sealed segments wholly below ``low``; return their paths, to be unlinked."""
+        """Drop the sealed segments entirely below ``low``; return their paths, to be unlinked."""
         gone = [s for s in self._segments if s.visible.end <= low and self._removable(s)]
         if not gone:
             return []
@@ -392,14 +392,13 @@ class TopicLog(Shown):
         return [segment.path for segment in gone]
 
     def removable(self, base: int) -> bool:
-        """Whether nothing keeps the segment: a publication, or a slot (R16, R19)."""
+        """Whether nothing pins the segment: a publication, or a slot (R16, R19)."""
         return self._removable(self._by_base(base))
 
     def relocate(self, base: int, indexes: list[int]) -> Relocation:
-        """Copy the frames of ``indexes`` to a side file; hand the result to relocated().  Blocking.
+        """Copy the frames of ``indexes`` to a side file, for relocated().  Blocking.
 
-        ``base`` names a sealed segment or a side file.  Without indexes nothing is written and
-        the segment just goes.
+        ``base`` is that of a sealed segment or a side file.  Without indexes nothing is written.
         """
         segment = self._by_base(base)
         return write_side(
@@ -413,11 +412,10 @@ class TopicLog(Shown):
         )
 
     def relocated(self, relocation: Relocation) -> list[str]:
-        """Put the side file in the segment's place; return the paths to be unlinked.
+        """Replace the segment by its side file; return the paths to be unlinked.
 
-        The segment stays if damage was found in it: take_damage() reports it and the evidence is
-        kept first.  It also stays, with a StorageError, if the side file lacks a message that the
-        log has.
+        The segment is kept if damage was found in it, until take_damage() has reported it.  It is
+        also kept, with a StorageError, if the side file lacks a message that the log has.
         """
         old, side = relocation.segment, relocation.side
         if relocation.notes:

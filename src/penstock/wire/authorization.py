@@ -1,4 +1,4 @@
-"""What an auth server says a client may do.
+"""The permissions that an auth server grants to a client.
 
     {"ttl": 3600, "identity": "bob", "identity_url": "...", "authorizations": [
        {"topic": "^ok.*$", "channels": [".*"], "permissions": ["subscribe", "publish"]}]}
@@ -22,14 +22,14 @@ from penstock.record import record
 from penstock.wire import gojson
 
 SUBSCRIBE, PUBLISH = "subscribe", "publish"
-# Longer than anyone waits; more would overflow timers.
+# Longer than any connection; more would overflow timers.
 TTL_S_MAX = 10 * 365 * 86400
 ENTRY_COUNT_MAX = 10_000
 
 
 @record
 class Entry:
-    """One line of what is allowed, patterns compiled."""
+    """One permission entry, with compiled patterns."""
 
     topic: Any
     channels: tuple[Any, ...]
@@ -45,7 +45,7 @@ class Entry:
 
 @record
 class Authorizations:
-    """A valid reply."""
+    """A valid reply of an auth server."""
 
     ttl_s: int
     identity: str
@@ -59,7 +59,7 @@ class Authorizations:
 
 
 def read_reply(body: bytes) -> Authorizations:
-    """Judge the body of an auth server's answer.  Raises AuthError."""
+    """Parse the body of an auth server's response.  Raises AuthError."""
     try:
         fields = gojson.members(gojson.decode(body))
         ttl_s = gojson.typed(fields.get("ttl", gojson.Number("0")), int, 64)
@@ -94,12 +94,12 @@ def _entry(value: object) -> Entry:
 def _strings(value: object) -> Sequence[str]:
     if not isinstance(value, list):
         raise ValueError("not a list of strings")
-    # null leaves the empty string, as everywhere in Go.
+    # null is the empty string, as everywhere in Go.
     return [str(gojson.typed("" if item is None else item, str)) for item in value]
 
 
 def _compiled(pattern: str) -> Any:
-    # Only brokers with an auth server need it.
+    # Imported only if an auth server is used.
     import re2
 
     options = re2.Options()

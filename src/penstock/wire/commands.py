@@ -72,12 +72,12 @@ def nop() -> bytes:
 
 
 def sized(body: bytes) -> bytes:
-    """``body`` behind its size."""
+    """``body`` with its size before it."""
     return _SIZE.pack(len(body)) + body
 
 
 def multi(bodies: Sequence[bytes]) -> bytes:
-    """The body of MPUB, and of HTTP's binary /mpub: a count, then each body behind its size."""
+    """The body of MPUB, and of HTTP's binary /mpub: a count, then (size, body) each."""
     parts = [_SIZE.pack(len(bodies))]
     for body in bodies:
         parts += (_SIZE.pack(len(body)), body)

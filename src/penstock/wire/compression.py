@@ -1,16 +1,16 @@
-"""Compressed streams: what a client and nsqd send after snappy or deflate was negotiated.
+"""Compressed streams, after snappy or deflate was negotiated.
 
     deflate   raw DEFLATE, no zlib header; one stream a direction, a sync flush after each send
     snappy    the framing format:  kind u8 | size u24 little-endian | ...
                 0xff  stream identifier "sNaPpY", first of all; again at any time
-                0x00  masked CRC-32C u32 of what comes out | block of at most 64 KiB, packed
-                0x01  masked CRC-32C u32 | the same unpacked
+                0x00  masked CRC-32C u32 of the unpacked bytes | block of at most 64 KiB, packed
+                0x01  masked CRC-32C u32 | block, not packed
                 0x80 .. 0xfe  to be skipped;  0x02 .. 0x7f  an error
 
-Rule 1: no I/O.  Where the bytes are split never changes what comes out.
-Rule 2: one call gives at most about ``UNPACKED_SIZE_MAX`` bytes, whatever came in: 64 KiB of
-        deflate can hold 64 MiB.  ``pending`` tells that there is more to get without more input.
-Rule 3: a peer that sends one byte a packet costs O(n); sizes are judged when declared.
+Rule 1: no I/O.  Where the bytes are split never changes the output.
+Rule 2: one call returns at most about ``UNPACKED_SIZE_MAX`` bytes: 64 KiB of deflate can unpack to
+        64 MiB.  ``pending``: there is more output without more input.
+Rule 3: a peer that sends one byte a packet costs O(n); sizes are checked when declared.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import cramjam
-import google_crc32c
 
+from penstock.core.crc32c import crc32c
 from penstock.errors import StreamError
 
 UNPACKED_SIZE_MAX = 256 << 10
@@ -46,7 +46,7 @@ class Packing(Protocol):
         """Return the bytes to send for ``parts``; the peer can unpack all of them."""
 
     def decompress(self, data: bytes) -> bytes:
-        """Return what ``data``, and what was left before it, unpacks to.  Raises StreamError."""
+        """Unpack ``data``, after what is pending.  Raises StreamError."""
 
 
 def joined(parts: Sequence[Part]) -> Part:
@@ -63,11 +63,11 @@ class Deflate:
         self.pending = False
         self._deflate = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
         self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-        self._rest = b""
+        self._unconsumed = b""
 
     @property
     def pending_size(self) -> int:
-        return len(self._rest)
+        return len(self._unconsumed)
 
     def compress(self, parts: Sequence[Part]) -> bytes:
         packed = self._deflate.compress(joined(parts))
@@ -78,13 +78,15 @@ class Deflate:
         if self.ended:
             return b""
         try:
-            clear = inflate.decompress(self._rest + data, UNPACKED_SIZE_MAX)
+            clear = inflate.decompress(self._unconsumed + data, UNPACKED_SIZE_MAX)
         except zlib.error as error:
             raise StreamError(f"deflate: {error}") from None
-        self._rest = inflate.unconsumed_tail
+        self._unconsumed = inflate.unconsumed_tail
         self.ended = inflate.eof
-        # With the last input gone, the end of a match may still wait for room.
-        self.pending = not self.ended and (bool(self._rest) or len(clear) >= UNPACKED_SIZE_MAX)
+        # Even without input, the end of a match may be pending.
+        self.pending = not self.ended and (
+            bool(self._unconsumed) or len(clear) >= UNPACKED_SIZE_MAX
+        )
         return clear
 
 
@@ -125,7 +127,7 @@ class Snappy:
         for at in range(0, len(data), BLOCK_SIZE_MAX):
             block = bytes(data[at : at + BLOCK_SIZE_MAX])
             packed = bytes(cramjam.snappy.compress_raw(block))
-            # As in nsqd's library: not worth the reader's time below an eighth.
+            # As in nsqd's library: not packed if it saves less than an eighth.
             if len(packed) < len(block) - len(block) // 8:
                 chunks.append(_head(_PACKED, len(packed), block))
                 chunks.append(packed)
@@ -145,7 +147,7 @@ class Snappy:
                 break
             kind = received[at]
             chunk_size = int.from_bytes(received[at + 1 : at + _HEAD_SIZE], "little")
-            self._judge(kind, chunk_size)
+            self._check(kind, chunk_size)
             if _SKIPPED_FIRST <= kind < _IDENTIFIER:
                 self._skip_size = chunk_size
                 at += _HEAD_SIZE
@@ -155,7 +157,7 @@ class Snappy:
                 break
             block = self._take(kind, bytes(received[at + _HEAD_SIZE : end]))
             out.append(block)
-            # A chunk of nothing counts too, or a packet full of them would hold the loop.
+            # Empty chunks count too, or a packet full of them would block the loop.
             size += len(block) + 64
             at = end
         self.pending = size >= UNPACKED_SIZE_MAX and len(received) > at
@@ -167,7 +169,7 @@ class Snappy:
         self._skip_size -= size
         return size
 
-    def _judge(self, kind: int, size: int) -> None:
+    def _check(self, kind: int, size: int) -> None:
         if not self._identified and kind != _IDENTIFIER:
             raise StreamError("snappy: no stream identifier")
         if kind in _SIZES:
@@ -178,7 +180,7 @@ class Snappy:
             raise StreamError(f"snappy: chunk of unknown kind {kind}")
 
     def _take(self, kind: int, chunk: bytes) -> bytes:
-        """What one chunk holds."""
+        """The unpacked bytes of one chunk."""
         if kind == _IDENTIFIER:
             if chunk != STREAM_ID[_HEAD_SIZE:]:
                 raise StreamError("snappy: wrong stream identifier")
@@ -193,7 +195,7 @@ class Snappy:
 
 
 def masked_crc(block: bytes) -> int:
-    crc: int = google_crc32c.value(block)
+    crc = crc32c(block)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

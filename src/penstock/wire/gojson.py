@@ -1,4 +1,4 @@
-"""JSON as Go's encoding/json reads and writes it, which is what NSQ's clients are used to.
+"""JSON as Go's encoding/json reads and writes it, because NSQ's clients rely on it.
 
 Reading, where it differs from Python's json:
   1. bytes that are not UTF-8 become U+FFFD, one a byte; so does half a surrogate pair
@@ -21,12 +21,12 @@ from typing import NoReturn
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _INTEGER = re.compile(r"-?[0-9]+")
-# The longest int64 has 20 characters; a longer one need not be parsed to be known too big.
+# The longest int64 has 20 characters; a longer number is out of range without parsing.
 _INTEGER_CHARS_MAX = 20
 _FOLD = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 _FOLD |= {0x017F: ord("s"), 0x212A: ord("k")}
-# Members and elements, at all depths, of what is decoded to fields: those that a client may send
-# are two dozen.  64 KiB of them took 8 ms.
+# The most members and elements, at all depths, of an object that is decoded to fields; clients send
+# up to two dozen.  64 KiB of them took 8 ms.
 _ITEM_COUNT_MAX = 1024
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _ESCAPED = re.compile("[<>&\u2028\u2029]")
@@ -34,7 +34,7 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 class Number(str):
-    """A number as written; which type it must be depends on the field."""
+    """A number as text; its type depends on the field."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ def decode_object(raw: bytes, fields: Mapping[str, tuple[type, int]]) -> dict[st
 
 
 def _item_count(raw: bytes) -> int:
-    """At least as many items as there are, each level counted as one."""
+    """An upper bound of the items in ``raw``; each level counts as one."""
     return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
 
 
@@ -88,7 +88,7 @@ def _pairs(value: object) -> Object:
 
 
 def decode(raw: bytes) -> object:
-    """Return what ``raw`` means: Object, list, str, Number, bool or None.
+    """Decode ``raw``: Object, list, str, Number, bool or None.
 
     Raises ValueError, also for nesting deeper than Python's recursion limit.  A byte that is not
     UTF-8 is half a surrogate pair in the result, which ``typed`` replaces.
@@ -103,14 +103,14 @@ def decode(raw: bytes) -> object:
 def encode(value: object) -> bytes:
     """Return ``value`` as Go would marshal it."""
     text = _ENCODER.encode(value)
-    # Rare, and translating costs more than all the rest.
+    # Rare, and str.translate would cost more than everything else.
     if _ESCAPED.search(text):
         text = text.translate(_ESCAPES)
     return text.encode("utf-8", "replace")
 
 
 def typed(value: object, kind: type, bits: int = 64) -> Value:
-    """``value`` as a plain one of ``kind``; ValueError if it is not."""
+    """``value`` as a ``kind``; raises ValueError if it is not one."""
     if kind is int:
         if isinstance(value, Number):
             return _integer(value, bits)

@@ -1,4 +1,4 @@
-"""IDENTIFY: what a client asks for, what it gets.
+"""IDENTIFY: negotiation of a connection's settings.
 
     IDENTIFY LF | size: i32 | JSON object |    ->    OK, or JSON if feature_negotiation is true
 
@@ -51,7 +51,7 @@ FIELDS: dict[str, tuple[type, int]] = {
 
 
 class Limits(Protocol):
-    """The options that matter here; ``engine.options.Options`` has them."""
+    """The options used here; ``engine.options.Options`` has them."""
 
     @property
     def msg_timeout_ns(self) -> int: ...
@@ -84,7 +84,7 @@ class Limits(Protocol):
 
 
 class Settings(NamedTuple):
-    """What holds for one connection."""
+    """The settings of one connection."""
 
     client_id: str
     hostname: str
@@ -104,7 +104,7 @@ class Settings(NamedTuple):
 
 
 def initial(limits: Limits, peer_host: str) -> Settings:
-    """What holds for a client that has not (yet) sent IDENTIFY."""
+    """The settings before, or without, IDENTIFY."""
     return Settings(
         client_id=peer_host,
         hostname=peer_host,
@@ -174,7 +174,7 @@ def _heartbeat_interval(fields: dict[str, gojson.Value], limits: Limits, current
 def _output_buffer(
     fields: dict[str, gojson.Value], limits: Limits, current: Settings
 ) -> tuple[int, int]:
-    """Size and timeout; nsqd judges the timeout first."""
+    """Size and timeout; nsqd checks the timeout first."""
     timeout_ms = _integer(fields, "output_buffer_timeout")
     timeout_ms_min = limits.min_output_buffer_timeout_ns // MS_NS
     timeout_ms_max = limits.max_output_buffer_timeout_ns // MS_NS
@@ -213,7 +213,7 @@ def _upgrade(
 ) -> Settings:
     snappy = limits.snappy and bool(fields.get("snappy"))
     deflate = limits.deflate and bool(fields.get("deflate"))
-    # Judged before ``offers``: asking for both is the client's mistake whatever we can do.
+    # Checked before ``offers``: asking for both is an error whatever is offered.
     if snappy and deflate:
         raise ProtocolError(
             "E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression"
@@ -231,7 +231,7 @@ def _upgrade(
 
 
 def _reply(settings: Settings, limits: Limits) -> bytes:
-    """The JSON that answers feature_negotiation, keys in nsqd's order, times in ms."""
+    """The response to feature_negotiation as JSON, keys in nsqd's order, times in ms."""
     return gojson.encode(
         {
             "max_rdy_count": limits.max_rdy_count,
@@ -261,7 +261,7 @@ def _string(fields: dict[str, gojson.Value], name: str) -> str:
     text = cast(str, fields.get(name, ""))
     if len(text) <= STRING_SIZE_MAX // 4:
         return text  # a character has 4 bytes at most
-    # A character that would be cut in two is left out.
+    # A character that does not fit whole is left out.
     return text.encode()[:STRING_SIZE_MAX].decode(errors="ignore")
 
 

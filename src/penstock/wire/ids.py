@@ -13,13 +13,13 @@ ID_SIZE = 16
 
 
 def message_id(node_id: int, index: int) -> bytes:
-    """Return the id of the message at ``index``, as it goes over the wire."""
+    """Return the id of the message at ``index`` in wire format."""
     assert 0 <= node_id < NODE_ID_COUNT and 0 <= index <= INDEX_MAX, (node_id, index)
     return b"%016x" % (node_id << INDEX_BITS | index)
 
 
 def split_id(message_id: bytes) -> tuple[int, int] | None:
-    """Return (node id, index), or None if these are not the bytes of an id we could have given.
+    """Return (node id, index), or None if it is not a valid id.
 
     Ids are compared byte by byte, so upper case, signs and spaces, all of which ``int`` would
     take, are nobody's id.
@@ -32,7 +32,7 @@ def split_id(message_id: bytes) -> tuple[int, int] | None:
 
 def default_node_id(hostname: str) -> int:
     """Return NSQ's default: the CRC-32 (IEEE) of the 16 raw bytes of the hostname's MD5."""
-    import hashlib  # these two are wanted once, and not at all for `-version`
+    import hashlib  # used once, and not for `-version`
     import zlib
 
     digest = hashlib.md5(hostname.encode(), usedforsecurity=False).digest()

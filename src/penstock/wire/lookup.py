@@ -6,7 +6,7 @@
 
 Rule 1: no I/O, no clock.  Where the bytes are split never changes the result.
 Rule 2: sizes are checked when declared, lines as they grow, before anything is buffered.
-Rule 3: every error is fatal: nothing after it is looked at.
+Rule 3: every error is fatal: everything after it is ignored.
 
 A reply has no frame type, unlike nsqd's.
 """
@@ -22,9 +22,9 @@ from penstock.wire import gojson
 MAGIC = b"  V1"
 OK = b"OK"
 
-# Two names of 64 bytes and the longest command need 140; the rest is for blanks.
+# Two names of 64 bytes and the longest command need 140; the remainder is for blanks.
 LINE_SIZE_MAX = 1024
-# nsqd sends some 200 bytes.
+# nsqd sends about 200 bytes.
 IDENTIFY_SIZE_MAX = 64 * 1024
 # Bytes of a name, version or place; the longest host name has 253.  Every node's are in /nodes.
 TEXT_SIZE_MAX = 255
@@ -46,9 +46,9 @@ _REQUIRED = ("broadcast_address", "tcp_port", "http_port", "version")
 
 @record
 class Identity:
-    """What an nsqd says of itself, or an nsqlookupd in its reply.
+    """The addresses of an nsqd, or of an nsqlookupd in its reply.
 
-    ``https_port`` is ours, and told only where there is one.
+    ``https_port`` is an extension of ours, sent only if there is one.
     """
 
     broadcast_address: str
@@ -63,7 +63,7 @@ class Identity:
 
 @record
 class Place:
-    """Where an nsqlookupd's HTTP is; a port it does not tell is 0."""
+    """The HTTP address of an nsqlookupd; 0 for a port it did not send."""
 
     host: str
     http_port: int
@@ -72,7 +72,7 @@ class Place:
 
 @record
 class Command:
-    """A command with its parameters as sent; ``identity`` comes with IDENTIFY."""
+    """A command with its parameters as sent; ``identity`` for IDENTIFY."""
 
     name: str
     params: tuple[str, ...] = ()
@@ -80,11 +80,11 @@ class Command:
 
 
 class CommandReader:
-    """nsqlookupd's end of one connection."""
+    """nsqlookupd's side of one connection."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._searched_size = 0  # of the buffer, without a line's end in it
+        self._searched_size = 0  # bytes of the buffer known to have no line end
         self._magic_seen = False
         self._identified = False
         self._in_identify = False
@@ -109,7 +109,7 @@ class CommandReader:
         return items
 
     def eof(self) -> ProtocolError | None:
-        """The peer sends no more; an IDENTIFY cut short is an error, anything else is an end."""
+        """The peer has closed; the error if an IDENTIFY is incomplete, otherwise None."""
         if self._ended or not self._in_identify:
             return None
         missing = "body size" if self._body_size is None else "body"
@@ -179,7 +179,7 @@ class CommandReader:
 
 
 class ReplyReader:
-    """nsqd's end: replies, each ``size_max`` bytes at most."""
+    """nsqd's side: replies of at most ``size_max`` bytes each."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -207,7 +207,7 @@ class ReplyReader:
 
 
 def decode_identity(body: bytes) -> Identity:
-    """The JSON of IDENTIFY, which must have all that others need to find the node.
+    """Decode the JSON of IDENTIFY, which must have all addresses of the node.
 
     Texts for people are cut; an address that is too long would be another one, and is refused.
     """
@@ -233,13 +233,13 @@ def decode_identity(body: bytes) -> Identity:
 
 
 def _cut(text: str) -> str:
-    """As much of ``text`` as fits into TEXT_SIZE_MAX bytes."""
+    """``text``, truncated to TEXT_SIZE_MAX bytes."""
     raw = text.encode("utf-8", "replace")
     return text if len(raw) <= TEXT_SIZE_MAX else raw[:TEXT_SIZE_MAX].decode("utf-8", "ignore")
 
 
 def decode_place(body: bytes) -> Place:
-    """The reply to IDENTIFY.
+    """Decode the reply to IDENTIFY.
 
     An error, or anything else that is no JSON object, is a ProtocolError.
     """
@@ -281,7 +281,7 @@ def encode_identify(identity: Identity) -> bytes:
 
 
 def encode_identify_reply(identity: Identity) -> bytes:
-    """nsqlookupd's answer to IDENTIFY: its own place, keys in alphabetical order."""
+    """nsqlookupd's reply to IDENTIFY: its own addresses, keys in alphabetical order."""
     https = {"https_port": identity.https_port} if identity.https_port else {}
     return encode_reply(
         gojson.encode(
@@ -298,5 +298,5 @@ def encode_identify_reply(identity: Identity) -> bytes:
 
 
 def encode_command(name: str, *params: str) -> bytes:
-    """A line; parameters that are empty are left out."""
+    """A command line; empty parameters are left out."""
     return " ".join((name, *filter(None, params))).encode() + b"\n"

@@ -7,13 +7,13 @@ import re
 NAME_SIZE_MAX = 64  # with the suffix
 EPHEMERAL = "#ephemeral"
 
-# ``fullmatch`` throughout: ``$`` would also let a trailing newline through.
+# ``fullmatch``, because ``$`` would accept a trailing newline.
 _NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
 _NAME_BYTES = re.compile(rb"[.a-zA-Z0-9_-]+(#ephemeral)?")
 
 
 def is_valid_name(name: str | bytes) -> bool:
-    """Return whether ``name`` may be a topic's or a channel's."""
+    """Return whether ``name`` is a valid name of a topic or channel."""
     if not 1 <= len(name) <= NAME_SIZE_MAX:
         return False
     if isinstance(name, str):
@@ -22,5 +22,5 @@ def is_valid_name(name: str | bytes) -> bool:
 
 
 def is_ephemeral(name: str | bytes) -> bool:
-    """Return whether a topic or channel of this name goes with its last client."""
+    """Return whether a topic or channel of this name is removed with its last client."""
     return name.endswith(EPHEMERAL) if isinstance(name, str) else name.endswith(b"#ephemeral")

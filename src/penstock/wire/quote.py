@@ -31,7 +31,7 @@ def _escape(char: str) -> str:
     if char.isprintable():
         return char
     point = ord(char)
-    if 0xDC80 <= point <= 0xDCFF:  # surrogateescape's way to carry a byte that is not UTF-8
+    if 0xDC80 <= point <= 0xDCFF:  # surrogateescape: a byte that is not UTF-8
         return f"\\x{point - 0xDC00:02x}"
     if point < 0x20 or point == 0x7F:
         return f"\\x{point:02x}"

@@ -1,11 +1,10 @@
-"""A TLS stream: the peer's bytes in, clear bytes out, and the other way round.
+"""A TLS stream: encrypts and decrypts between buffers in memory.
 
-OpenSSL between two buffers in memory.  The connection keeps its transport, its write limits and
-its timers; ``loop.start_tls`` would replace the first two and needs a task, for the same CPU a
-byte (0.75 ns, measured with uvloop).
+The connection keeps its transport, its write limits and its timers; ``loop.start_tls`` would
+replace the first two and needs a task, for the same CPU a byte (0.75 ns, measured with uvloop).
 
-Rule 1: no I/O.  Whatever a method returns or ``take_output()`` gives must be sent.
-Rule 2: a failure is a StreamError in the words of Go's TLS where clients may have seen them.
+Rule 1: no I/O.  The caller must send what the methods and ``take_output()`` return.
+Rule 2: a failure is a StreamError, with the text of Go's TLS where clients may match on it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _READ_SIZE = 256 << 10
 _ALERT, _HANDSHAKE = 0x15, 0x16
 
 _VERSIONS = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
-# The suites nsqd knows by name, by the names OpenSSL gives them.
+# OpenSSL names of the suites that nsqd shows by name.
 _SUITES = {
     "RC4-SHA": "TLS_RSA_WITH_RC4_128_SHA",
     "DES-CBC3-SHA": "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
@@ -50,12 +49,12 @@ _EXPIRED = {9, 10}
 
 
 class Tls:
-    """One connection's TLS; the server's side unless told otherwise."""
+    """One connection's TLS; by default the server's side."""
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool = True) -> None:
-        self.ended = False  # the peer has said that it sends no more
+        self.ended = False  # the peer has sent close_notify
         self._context = context
-        # Only clients were seen to begin with something that is no TLS.
+        # Only clients are known to start with something other than TLS.
         self._head = b"" if server_side else bytes((_HANDSHAKE, 3))
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -63,10 +62,10 @@ class Tls:
         self._session = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
 
     def handshake(self, data: bytes) -> bool:
-        """Take the peer's bytes; whether both sides agree now.  Raises StreamError."""
+        """Process the peer's bytes; return whether the handshake is done.  Raises StreamError."""
         if len(self._head) < 2:
             self._head = (self._head + data)[:2]
-            _judge_head(self._head)
+            _check_head(self._head)
         self._incoming.write(data)
         try:
             self._session.do_handshake()
@@ -77,14 +76,14 @@ class Tls:
         return True
 
     def receive(self, data: bytes) -> bytes:
-        """Return what ``data`` completes.  Raises StreamError."""
+        """Decrypt ``data``.  Raises StreamError."""
         incoming, session = self._incoming, self._session
         if self.ended:
             return b""
         incoming.write(data)
         clear: list[bytes] = []
         try:
-            # A record at a time; asking once more would only cost an exception.
+            # One record at a time; one more read would only cost an exception.
             while not self.ended and (incoming.pending or session.pending()):
                 record = session.read(_READ_SIZE)
                 clear.append(record)
@@ -98,7 +97,7 @@ class Tls:
         return clear[0] if len(clear) == 1 else b"".join(clear)
 
     def receive_into(self, data: bytes, buffer: memoryview) -> int:
-        """As ``receive``, deciphering straight into ``buffer``; what does not fit waits.
+        """``receive`` directly into ``buffer``; what does not fit stays pending.
 
         The size written; ``waiting`` says whether there is more.
         """
@@ -107,7 +106,7 @@ class Tls:
         size = 0
         try:
             while not self.ended and size < len(buffer) and (incoming.pending or session.pending()):
-                # Given a buffer, it returns how much it wrote.
+                # With a buffer, it returns the number of bytes.
                 count = int(session.read(len(buffer) - size, buffer[size:]))
                 size += count
                 self.ended = not count
@@ -122,7 +121,7 @@ class Tls:
         return size
 
     def send(self, parts: Sequence[Part]) -> bytes:
-        """Return the bytes to send for ``parts``."""
+        """Encrypt ``parts``."""
         data = joined(parts)
         size = len(data)
         written = self._session.write(data) if size else 0
@@ -131,12 +130,12 @@ class Tls:
         return self._outgoing.read()
 
     def take_output(self) -> bytes:
-        """What TLS itself has to say: the handshake, alerts, new keys."""
+        """The bytes that TLS itself has to send: handshake, alerts, new keys."""
         return self._outgoing.read() if self._outgoing.pending else b""
 
     def close(self) -> bytes:
-        """Return the bytes that say that nothing more comes."""
-        # The peer's own farewell is not waited for.
+        """Return the close_notify alert."""
+        # The peer's close_notify is not waited for.
         with contextlib.suppress(ssl.SSLError, OSError):
             self._session.unwrap()
         return self.take_output()
@@ -150,13 +149,13 @@ class Tls:
 
     @property
     def cipher_suite(self) -> str:
-        """The suite as nsqd shows it: by its name or, if that has none for it, its number."""
+        """The suite as nsqd shows it: its name, or its number if nsqd has no name for it."""
         cipher = self._session.cipher()
         name = cipher[0] if cipher is not None else ""
         if name in _SUITES:
             return _SUITES[name]
         if name not in _numbers:
-            # All of them at once: making the list takes longer than the rest of /stats.
+            # Cached: making the list takes longer than all other parts of /stats.
             _numbers.update({c["name"]: c["id"] & 0xFFFF for c in self._context.get_ciphers()})
         return f"Unknown {_numbers.get(name, name)}"
 
@@ -166,14 +165,14 @@ class Tls:
 
     @property
     def common_name(self) -> str:
-        """The name in the client's certificate; empty without one."""
+        """The common name in the client's certificate; empty without one."""
         certificate: Any = self._session.getpeercert() or {}
         names = [pair for part in certificate.get("subject", ()) for pair in part]
         return next((str(value) for key, value in names if key == "commonName"), "")
 
 
-def _judge_head(head: bytes) -> None:
-    """Refuse at once what is no TLS, in Go's words, which clients are shown."""
+def _check_head(head: bytes) -> None:
+    """Reject at once what is not TLS, with Go's text, which clients show."""
     if (head and head[0] not in (_ALERT, _HANDSHAKE)) or (len(head) > 1 and head[1] >= 0x10):
         raise StreamError("tls: first record does not look like a TLS handshake")
 

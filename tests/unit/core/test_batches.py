@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 import time
 
@@ -18,7 +17,6 @@ from penstock.core.batches import (
     END,
     ORIGINS,
     PARTIAL,
-    checksum,
     encode_batch_header,
     resync,
     scan,
@@ -29,15 +27,6 @@ from tests.unit.storage.build import batch, frame
 
 def two() -> bytes:
     return batch(10, 2).bytes + batch(12, 1, body=b"x" * 1000).bytes
-
-
-def test_both_ways_to_a_checksum_give_the_same() -> None:
-    """Sizes on both sides of the lanes of 3 x 1,024 bytes that the processor takes at once."""
-    data = random.Random(1).randbytes(10_000)
-    sizes = [*range(40), *(n * 1024 + more for n in range(1, 10) for more in range(-9, 10))]
-    for size in sizes:
-        part = data[size % 7 : size % 7 + size]
-        assert checksum(part) == checksum(part, hardware=False) == crc32c(part), size
 
 
 def test_damage_in_many_bytes_is_found_where_it_is() -> None:

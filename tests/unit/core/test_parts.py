@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.appender import Appender
 from penstock.core.parts import frames, measure
-from penstock.core.slots import Batch
+from penstock.core.slots import SlotBatch
 from tests.support.staging import deferred, plain
 
 BODIES = [b"a", b"bc", b"\0" * 300]
@@ -82,7 +82,7 @@ def test_taken_indexes_are_not_given_again() -> None:
 def test_rows_become_the_records_of_single_publishes() -> None:
     """R16, R19: a run ends where the next row is due elsewhere."""
     part = deferred(*ROWS)
-    run, one = Batch(7), Batch(7)
+    run, one = SlotBatch(7), SlotBatch(7)
     count, at = run.add_rows(part, 4, 10, 3, b"topic", 9, 1_000, 50, 0, 1_500)
     assert count == 1, "the second is due too late"
     count, at = run.add_rows(part, at, 10, 4, b"topic", 9, 1_000, 51, 1_500, 3_000)
@@ -93,6 +93,6 @@ def test_rows_become_the_records_of_single_publishes() -> None:
         one.add(3 + number, b"topic", 9, body, 1_000, max(due_ns, 1_000), 50 + number)
     assert run.packed() == one.packed()
     assert run.rows() == one.rows()
-    assert Batch(7).add_rows(part, 4, 2, 0, b"t", 9, 0, 1, 0, 5_000)[0] == 2
+    assert SlotBatch(7).add_rows(part, 4, 2, 0, b"t", 9, 0, 1, 0, 5_000)[0] == 2
     with pytest.raises(ValueError, match="BAD_MESSAGE"):
-        Batch(7).add_rows(part[:-1], 4, 10, 0, b"t", 9, 0, 1, 0, 5_000)
+        SlotBatch(7).add_rows(part[:-1], 4, 10, 0, b"t", 9, 0, 1, 0, 5_000)

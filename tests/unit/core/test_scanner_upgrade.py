@@ -38,9 +38,9 @@ def test_what_follows_a_command_can_be_taken_away(cut: int) -> None:
         peer.scanner.feed(piece)
         found = found or peer.scanner.next(NOW_NS, WALL_NS)
     assert found == ("IDENTIFY", b"{}")
-    assert peer.scanner.take_rest() == b"\x16\x03\x01 not for us\n"
+    assert peer.scanner.take_held() == b"\x16\x03\x01 not for us\n"
     assert peer.scanner.buffered_size == 0
-    assert peer.scanner.take_rest() == b""
+    assert peer.scanner.take_held() == b""
     assert peer.send(b"PU", b"B t1\n" + sized(b"x")) == []
     assert peer.published() == {"t1": [b"x"]}
 

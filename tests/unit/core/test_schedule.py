@@ -8,12 +8,12 @@ import struct
 import pytest
 
 from penstock.core.schedule import NEVER, Bits, Schedule, Slot, pack_runs
-from penstock.core.slots import Batch
+from penstock.core.slots import SlotBatch
 from penstock.core.tally import Tallies
 
 
-def records(number: int, dues: list[int]) -> Batch:
-    batch = Batch(number)
+def records(number: int, dues: list[int]) -> SlotBatch:
+    batch = SlotBatch(number)
     for ordinal, due_ns in enumerate(dues):
         batch.add(ordinal, b"t", 1, b"", 0, due_ns, ordinal + 1)
     return batch

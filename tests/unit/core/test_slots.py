@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.slots import HEADER_SIZE, Batch, parse_record, scan
+from penstock.core.slots import HEADER_SIZE, SlotBatch, parse_record, scan
 
 NUMBER = 1_800_000_000 << 30 | 7
 
 
 def pack(count: int, number: int = NUMBER, body: bytes = b"hello") -> tuple[bytes, list[int]]:
-    batch = Batch(number)
+    batch = SlotBatch(number)
     ends = []
     for ordinal in range(count):
         batch.add(ordinal, b"orders", 42, body, 1000 + ordinal, 5000 - ordinal, ordinal + 1)
@@ -92,7 +92,7 @@ def test_a_body_larger_than_a_piece_is_stepped_over() -> None:
 
 def test_a_body_cannot_pass_for_a_record_of_another_slot() -> None:
     forged, _ = pack(1, number=NUMBER + 1)
-    batch = Batch(NUMBER)
+    batch = SlotBatch(NUMBER)
     batch.add(0, b"orders", 42, forged, 0, 0, 1)
     broken = bytearray(batch.packed())
     broken[5] ^= 1
@@ -106,7 +106,7 @@ def test_records_of_another_slot_are_not_taken() -> None:
 
 
 def test_a_topic_name_must_fit() -> None:
-    batch = Batch(NUMBER)
+    batch = SlotBatch(NUMBER)
     for topic in (b"", b"x" * 256):
         with pytest.raises(ValueError):
             batch.add(0, topic, 1, b"", 0, 0, 1)
@@ -114,7 +114,7 @@ def test_a_topic_name_must_fit() -> None:
 
 
 def test_a_settled_batch_is_closed() -> None:
-    batch = Batch(NUMBER)
+    batch = SlotBatch(NUMBER)
     batch.add(0, b"orders", 1, b"", 0, 0, 1)
     batch.settle(40)
     assert batch.rows()[0][1] == 40

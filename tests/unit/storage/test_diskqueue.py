@@ -8,9 +8,9 @@ import pytest
 
 from penstock.storage import diskqueue
 from penstock.storage.diskqueue import (
-    Damage,
-    Extent,
     Meta,
+    QueueDamage,
+    QueueExtent,
     find_queues,
     is_queue_file,
     parse_meta,
@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> GoPath:
 
 def read_queue(
     source: GoPath, name: str = "t", *, salvage: bool = True, msg_size_max: int = 1024
-) -> tuple[list[GoMessage], list[Damage], list[str]]:
+) -> tuple[list[GoMessage], list[QueueDamage], list[str]]:
     """Messages, damage and notes of a queue."""
     files = Files(read_only=True)
     (queue,) = [
@@ -120,7 +120,7 @@ def test_behind_an_invalid_length_the_file_is_lost_and_the_next_is_read(
     path.write_bytes(bytes(data))
     found, damage, _ = read_queue(source)
     assert found == [messages[0], *messages[3:]]
-    assert damage == [Damage(str(path), at, len(data) - at, f"invalid length {length}")]
+    assert damage == [QueueDamage(str(path), at, len(data) - at, f"invalid length {length}")]
 
 
 def test_a_record_of_the_largest_size_is_read_and_a_larger_one_names_the_flag(
@@ -188,7 +188,7 @@ def test_every_cut_of_a_meta_file_is_told_and_nothing_is_lost(source: GoPath) ->
         source.meta_file("t").write_bytes(whole[:cut])
         found, (damage,), _ = read_queue(source)
         assert found == messages
-        assert damage == Damage(
+        assert damage == QueueDamage(
             str(source.meta_file("t")), 0, cut, "meta file cannot be understood"
         )
 
@@ -256,7 +256,7 @@ def test_a_file_shorter_than_the_meta_file_says_is_told(source: GoPath) -> None:
     found, damage, _ = read_queue(source)
     assert found == [message(1)]
     path = str(source.data_file("t", 0))
-    assert damage == [Damage(path, size, size, f"{size} bytes missing at the end")]
+    assert damage == [QueueDamage(path, size, size, f"{size} bytes missing at the end")]
 
 
 def test_a_read_position_behind_the_end_is_told(source: GoPath) -> None:
@@ -279,10 +279,10 @@ def test_a_file_that_shrinks_while_it_is_read_is_told(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(message(1).record)
     size = len(message(1).record)
-    damage: list[Damage] = []
-    found = list(records(Files(), Extent(str(path), 0, 2 * size, 2 * size), damage))
+    damage: list[QueueDamage] = []
+    found = list(records(Files(), QueueExtent(str(path), 0, 2 * size, 2 * size), damage))
     assert len(found) == 1
-    assert damage == [Damage(str(path), size, size, "file became shorter")]
+    assert damage == [QueueDamage(str(path), size, size, "file became shorter")]
 
 
 def test_names_of_files_name_queues() -> None:

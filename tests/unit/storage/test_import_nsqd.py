@@ -214,9 +214,9 @@ def test_queues_that_nsqd_dat_does_not_name_are_taken(source: GoPath, target: Pa
     assert found["u"].left("windows") == {b"body-2": 0}
     assert found["v"].held() == [b"body-3"]
     assert report.notes == [
-        "queue t:late: not in nsqd.dat; taken all the same",
-        "queue u;windows: not in nsqd.dat; taken all the same",
-        "queue v: not in nsqd.dat; taken all the same",
+        "queue t:late: not in nsqd.dat; imported anyway",
+        "queue u;windows: not in nsqd.dat; imported anyway",
+        "queue v: not in nsqd.dat; imported anyway",
     ]
 
 

@@ -91,9 +91,9 @@ def test_a_deleted_channel_is_gone_and_its_name_can_come_back() -> None:
 
 
 def test_records_of_a_later_kind_are_ignored() -> None:
-    from penstock.storage.journal import _record
+    from penstock.storage.journal import FRAMING
 
-    state = replay(encode_synced(1, 2) + _record(77, b"future") + encode_synced(3, 4))
+    state = replay(encode_synced(1, 2) + FRAMING.encode(77, b"future") + encode_synced(3, 4))
     assert (state.synced, state.corrupt_count) == ((3, 4), 0)
 
 
@@ -194,7 +194,7 @@ def test_the_reader_of_a_channel_is_the_one_told_last() -> None:
 def test_a_reader_that_is_none_is_a_bad_record() -> None:
     good = encode_channel(3, 100, False, 0, "q", pulled=True)
     reader = ChannelReader("1f" * 16, "q", 5)
-    (payload,) = [payload for _, _, payload in records(encode_reader(3, reader))]
+    (payload,) = [found.payload for found in records(encode_reader(3, reader))]
     assert payload is not None
     for wrong in (
         payload[:3],
@@ -202,7 +202,7 @@ def test_a_reader_that_is_none_is_a_bad_record() -> None:
         payload + b"\xff",
         payload[:4] + b"\xff" + payload[5:],
     ):
-        state = replay(good + journal._record(journal.READER, wrong))
+        state = replay(good + journal.FRAMING.encode(journal.READER, wrong))
         assert state.corrupt_count == 1 and state.channels["q"].reader is None
 
 

@@ -88,7 +88,7 @@ def test_a_flipped_bit_is_turned_back_though_there_is_no_copy() -> None:
     files.put(MAIN, good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
     files.unlink(COPY)
     found = load_node(files, MAIN, COPY)
-    assert known(found) == known(node) and "turned back" in found.problems[0]
+    assert known(found) == known(node) and "corrected" in found.problems[0]
 
 
 def test_files_of_the_version_before_open_and_are_written_anew() -> None:

@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from penstock.core.slots import Batch
+from penstock.core.slots import SlotBatch
 from penstock.storage.slots import (
-    HEADER,
+    HEADER_SIZE,
     SlotName,
     SlotStore,
     new_generation,
@@ -35,7 +35,7 @@ def store() -> SlotStore:
 
 
 def packed(name: SlotName, count: int) -> bytes:
-    batch = Batch(name.number)
+    batch = SlotBatch(name.number)
     for ordinal in range(count):
         batch.add(ordinal, b"orders", 1, b"body %d" % ordinal, 0, name.start_ns, ordinal + 1)
     return batch.packed()
@@ -102,14 +102,14 @@ def test_every_cut_of_a_slot_file_keeps_the_records_before_it(store: SlotStore) 
     record_size = len(first) // 3
     for cut in range(size, -1, -1):
         store.files.truncate(path, cut)
-        assert ordinals(store) == list(range(max(0, (cut - HEADER.size) // record_size)))
-        assert (store.header(NAME) is not None) == (cut >= HEADER.size)
-    assert len(whole) == HEADER.size + 3 * record_size
+        assert ordinals(store) == list(range(max(0, (cut - HEADER_SIZE) // record_size)))
+        assert (store.header(NAME) is not None) == (cut >= HEADER_SIZE)
+    assert len(whole) == HEADER_SIZE + 3 * record_size
 
 
 def test_a_damaged_header_costs_no_record(store: SlotStore) -> None:
     store.append(NAME, packed(NAME, 3), fresh=True)
-    for at in range(HEADER.size):
+    for at in range(HEADER_SIZE):
         store.files.truncate(store.path(NAME.slot_file), 0)
         broken = bytearray(pack_header(NAME))
         broken[at] ^= 255

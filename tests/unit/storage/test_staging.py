@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.batches import STAGED
+from penstock.core.crc32c import crc32c
 from penstock.engine.staging.parts import find_parts
 from penstock.errors import CorruptError
 from penstock.storage import ledger
@@ -16,7 +17,6 @@ from penstock.storage.staging import (
     Key,
     Seal,
     StagingStore,
-    crc_of,
     encode_header,
     encode_part,
     encode_seal,
@@ -43,7 +43,7 @@ def store() -> StagingStore:
 def parts(number: int = NUMBER) -> list[bytes]:
     pieces = [encode_header(number, KEY, 12345)]
     for part, body in BODIES.items():
-        pieces += encode_part(number, part, "topic", part == 1, 2 - part, body, crc_of(body))
+        pieces += encode_part(number, part, "topic", part == 1, 2 - part, body, crc32c(body))
     return pieces
 
 
@@ -73,7 +73,7 @@ def test_what_was_staged_is_found_again(store: StagingStore) -> None:
 def test_a_part_that_came_again_counts_as_it_came_last(store: StagingStore) -> None:
     store.append(NUMBER, parts())
     body = plain(b"new")
-    store.append(NUMBER, encode_part(NUMBER, 0, "other", False, 1, body, crc_of(body)))
+    store.append(NUMBER, encode_part(NUMBER, 0, "other", False, 1, body, crc32c(body)))
     assert store.read(NUMBER, walk(store).parts[0]) == body
 
 

@@ -16,7 +16,7 @@ from functools import partial
 
 from penstock.engine.deferred.slot import SlotFile, SlotTable
 from penstock.storage.slot_counts import SlotCount
-from penstock.storage.slots import HEADER
+from penstock.storage.slots import HEADER_SIZE
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class SlotDamage:
         if stated is None:
             corrupt = file.uncounted and (
                 0 <= file.bad_offset < file.good_end
-                or (file.bad_header and file.good_end > HEADER.size)
+                or (file.bad_header and file.good_end > HEADER_SIZE)
             )
             lost, is_cut = None if file.bad_offset >= 0 else 0, False
         else:
@@ -71,7 +71,7 @@ class SlotDamage:
 
     def _report_file(self, file: SlotFile, stated: SlotCount | None, lost: int | None) -> None:
         parts: list[str] = []
-        offset, end = 0, min(HEADER.size, file.size)
+        offset, end = 0, min(HEADER_SIZE, file.size)
         if stated is not None and file.size < stated.size:
             parts.append(f"cut at {file.size} of {stated.size} bytes")
             offset, end = max(0, file.size - TAIL_SIZE), file.size

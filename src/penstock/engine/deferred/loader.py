@@ -14,14 +14,14 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.core.schedule import NEVER
-from penstock.core.slots import Records
+from penstock.core.slots import SlotRecords
 from penstock.engine.deferred.counts import SlotCounts
 from penstock.engine.deferred.damage import SlotDamage
 from penstock.engine.deferred.piece import Piece, Primed, read_piece
 from penstock.engine.deferred.slot import SlotFile, SlotTable
 from penstock.engine.deferred.syncer import SlotSync
 from penstock.engine.deferred.writer import NEAR_NS
-from penstock.storage.slots import HEADER
+from penstock.storage.slots import HEADER_SIZE
 
 LATER_VERSION_LOOK_NS = 60_000_000_000
 
@@ -172,7 +172,7 @@ class SlotLoader:
         file.floor_ns = floor_ns
         file.loading = True
         self._current = file
-        self._offset = HEADER.size
+        self._offset = HEADER_SIZE
         self._end = file.size
 
     def _read(self, file: SlotFile, offset: int, end: int) -> None:
@@ -217,9 +217,9 @@ class SlotLoader:
         lacking = self._counts.missing or self._counts.damaged
         counted = primed.header.counted if primed.header is not None else not lacking
         file.uncounted = stated is None and (lacking or not counted)
-        if primed.header is None and file.size >= HEADER.size:
+        if primed.header is None and file.size >= HEADER_SIZE:
             file.bad_header = True
-            file.bad_size += HEADER.size
+            file.bad_size += HEADER_SIZE
         if stated is not None:
             file.whole_size = stated.whole_size
             file.sure_end = stated.ordinal_end
@@ -227,7 +227,7 @@ class SlotLoader:
         elif file.uncounted:
             file.whole_size = file.size
 
-    def _index(self, file: SlotFile, records: Records, end: int) -> None:
+    def _index(self, file: SlotFile, records: SlotRecords, end: int) -> None:
         table = self._table
         for ordinal, topic, instance in table.schedule.index(file, records):
             self._fired(file, ordinal, topic, instance)
@@ -249,7 +249,7 @@ class SlotLoader:
             self._judge(file)
         self._changed(file)
 
-    def _note_bad(self, file: SlotFile, records: Records) -> None:
+    def _note_bad(self, file: SlotFile, records: SlotRecords) -> None:
         if records.bad_offset >= 0:
             if file.bad_offset < 0:
                 file.bad_offset = records.bad_offset

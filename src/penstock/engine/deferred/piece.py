@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple
 
-from penstock.core.slots import Records
+from penstock.core.slots import SlotRecords
 from penstock.storage.slot_counts import SlotCount
 from penstock.storage.slots import VERSION, FiredRuns, SlotHeader, SlotName, SlotStore
 
@@ -25,7 +25,7 @@ class Primed(NamedTuple):
 class Piece(NamedTuple):
     """Records of a piece, and where the file ends.  No records: the file is missing."""
 
-    records: Records | None
+    records: SlotRecords | None
     end: int
     primed: Primed | None = None
     later_version: int = 0

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from penstock.clock import Clock
 from penstock.core.schedule import NEVER, Bits, Schedule, Slot
-from penstock.core.slots import Batch
+from penstock.core.slots import SlotBatch
 from penstock.core.tally import Tallies
 from penstock.core.ticket import Ticket
 from penstock.engine.deferred.counts import Reports
 from penstock.engine.disk import Disk
 from penstock.storage.slot_counts import ORDINAL_END, SlotCount
-from penstock.storage.slots import HEADER, SlotName, SlotStore
+from penstock.storage.slots import HEADER_SIZE, SlotName, SlotStore
 
 # What cannot be read is tried again after the first pause, then after twice as long each time.
 RETRY_NS = 100_000_000
@@ -32,7 +32,7 @@ class SlotFile(Slot):
         self.size = 0  # of what is written; 0 before the first append
         self.synced_size = 0  # how much of it this process has synced
         self.ordinal = 0  # of the next record
-        self.batch: Batch | None = None  # accepted, not yet on its way
+        self.batch: SlotBatch | None = None  # accepted, not yet on its way
         self.ticket: Ticket | None = None
         self.begun = found  # there may be a file on disk
         self.queued = False  # waits for a thread to write it
@@ -41,7 +41,7 @@ class SlotFile(Slot):
         self.syncing = False
         self.name_synced = found
         self.rewrite = False  # a sync failed: the file is written anew
-        self.count_offset = HEADER.size  # a scan has counted the records before it
+        self.count_offset = HEADER_SIZE  # a scan has counted the records before it
         self.counted = not found
         self.floor_ns = NEVER  # while loading: nothing unindexed is due earlier
         self.unchecked_count = 0  # fired or void, not in .fired yet

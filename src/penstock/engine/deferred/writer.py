@@ -18,13 +18,13 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.core.schedule import NEVER
-from penstock.core.slots import Batch
+from penstock.core.slots import SlotBatch
 from penstock.core.ticket import Ticket
 from penstock.engine.deferred.counts import SlotCounts
 from penstock.engine.deferred.slot import SlotFile, SlotTable
 from penstock.engine.deferred.syncer import SlotSync
 from penstock.errors import StorageError, UncutError
-from penstock.storage.slots import HEADER, SlotName, new_generation
+from penstock.storage.slots import HEADER_SIZE, SlotName, new_generation
 
 MS = 1_000_000
 MINUTE_MS = 60_000
@@ -56,7 +56,7 @@ class _Write(NamedTuple):
     """One append on its way."""
 
     file: SlotFile
-    batch: Batch
+    batch: SlotBatch
     ticket: Ticket
     old_size: int
     packed: bytes
@@ -157,11 +157,11 @@ class SlotWriter:
         self.pending_size += batch.size - size
         return file, ticket
 
-    def _batch_of(self, file: SlotFile) -> tuple[Batch, Ticket]:
+    def _batch_of(self, file: SlotFile) -> tuple[SlotBatch, Ticket]:
         """What is accepted for ``file`` in this turn."""
         batch, ticket = file.batch, file.ticket
         if batch is None or ticket is None:
-            batch = file.batch = Batch(file.number)
+            batch = file.batch = SlotBatch(file.number)
             ticket = file.ticket = Ticket()
             self._waiting.append(file)
             if len(self._waiting) == 1:
@@ -340,9 +340,9 @@ class SlotWriter:
             self._write(file)
         self._changed(file)
 
-    def _take_in(self, file: SlotFile, batch: Batch, size: int) -> None:
+    def _take_in(self, file: SlotFile, batch: SlotBatch, size: int) -> None:
         base = size - batch.size
-        if base != (file.size or HEADER.size):
+        if base != (file.size or HEADER_SIZE):
             self._seal(file)  # somebody cut or removed it; what is gone is found when it is due
         batch.settle(base)
         file.size = size
@@ -356,7 +356,7 @@ class SlotWriter:
         else:
             self.syncing.wrote(file, batch.count)
 
-    def _not_written(self, file: SlotFile, batch: Batch, error: Exception) -> None:
+    def _not_written(self, file: SlotFile, batch: SlotBatch, error: Exception) -> None:
         self._table.write_failed(error)
         if self._synced or file.size == 0 or isinstance(error, UncutError):
             self._seal(file)

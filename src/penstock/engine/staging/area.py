@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
+from penstock.core.crc32c import crc32c
 from penstock.core.ticket import Ticket, after, settled
 from penstock.engine.base import BaseTopic
 from penstock.engine.disk import Lane
@@ -27,7 +28,7 @@ from penstock.engine.staging.staging import Coming, Staged
 from penstock.errors import StagingError, UncutError
 from penstock.storage.damage import DamageKind
 from penstock.storage.ledger import ANY_WINNERS
-from penstock.storage.staging import SEAL_SIZE, Key, Seal, StagingStore, crc_of, encode_seal
+from penstock.storage.staging import SEAL_SIZE, Key, Seal, StagingStore, encode_seal
 from penstock.storage.staging_notes import Noted, StagingNotes
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class Staging:
     ) -> Ticket:
         """Keep a part; the ticket is settled when it is in its file."""
         self._refuse(key)
-        coming = Coming(part, topic, deferred, count, body, crc_of(body))
+        coming = Coming(part, topic, deferred, count, body, crc32c(body))
         staged = self._staged.get(key)
         if staged is not None:
             staged.touched_ns = self._context.clock.monotonic_ns()

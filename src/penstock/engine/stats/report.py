@@ -40,7 +40,7 @@ class Client(Protocol):
 
 
 @record
-class Source:
+class StatsSource:
     """What the numbers are taken from."""
 
     parts: Parts
@@ -58,7 +58,7 @@ class Selection:
     include_memory: bool = True
 
 
-def json_pieces(source: Source, wanted: Selection) -> Iterator[bytes]:
+def json_pieces(source: StatsSource, wanted: Selection) -> Iterator[bytes]:
     """The JSON of /stats, piece by piece: other work may be done between two.
 
     A piece is at most a channel with its clients.  Each shows its own moment, as in nsqd.
@@ -92,7 +92,7 @@ def _listed(values: Iterable[dict[str, Any]]) -> Iterator[bytes]:
         yield b"," + gojson.encode(value) if at else gojson.encode(value)
 
 
-def _summary(source: Source, wanted: Selection) -> dict[str, Any]:
+def _summary(source: StatsSource, wanted: Selection) -> dict[str, Any]:
     """Everything but topics and producers, with their places kept."""
     parts = source.parts
     stats: dict[str, Any] = {
@@ -111,7 +111,7 @@ def _summary(source: Source, wanted: Selection) -> dict[str, Any]:
     return stats
 
 
-def _topics(source: Source, wanted: Selection) -> list[BaseTopic] | None:
+def _topics(source: StatsSource, wanted: Selection) -> list[BaseTopic] | None:
     """The topics by name; None if the topic filter matches nothing."""
     known = source.parts.broker.topics
     if not wanted.topic:
@@ -132,7 +132,7 @@ def _channels(topic: BaseTopic, wanted: Selection) -> list[Channel]:
     ]
 
 
-def _producers(source: Source, wanted: Selection) -> list[Client]:
+def _producers(source: StatsSource, wanted: Selection) -> list[Client]:
     if not wanted.include_clients:
         return []
     return [client for client in list(source.clients) if client.pub_counts]
@@ -181,13 +181,13 @@ def _channel(channel: Channel, wanted: Selection) -> dict[str, Any]:
     return stats
 
 
-def text_pieces(source: Source, wanted: Selection, now_ns: int) -> Iterator[bytes]:
+def text_pieces(source: StatsSource, wanted: Selection, now_ns: int) -> Iterator[bytes]:
     """What /stats shows to people, byte by byte nsqd's; piece by piece as above."""
     for lines in _text(source, wanted, now_ns):
         yield "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
 
 
-def _text(source: Source, wanted: Selection, now_ns: int) -> Iterator[list[str]]:
+def _text(source: StatsSource, wanted: Selection, now_ns: int) -> Iterator[list[str]]:
     summary = _summary(source, wanted)
     start_time = summary["start_time"]
     head = [

@@ -22,7 +22,7 @@ from penstock.engine.deferred.counts import Reports
 from penstock.engine.deferred.queue import FOREVER, NEVER, DeferredQueue
 from penstock.errors import StorageError
 from penstock.storage.files import Files
-from penstock.storage.slots import HEADER, SlotStore
+from penstock.storage.slots import HEADER_SIZE, SlotStore
 from tests.crash.lossy import KEEP, LOSE
 from tests.support.deferred_harness import FOLDER, HOUR, MINUTE, SECOND, World
 
@@ -523,7 +523,7 @@ def test_a_start_reads_headers_and_far_slots_only_to_count_them(world: World) ->
     pread = world.files.pread
     world.files.pread = lambda path, *rest: reads.append(rest[:2]) or pread(path, *rest)  # type: ignore
     world.restart()
-    assert reads == [(0, HEADER.size)] * 2
+    assert reads == [(0, HEADER_SIZE)] * 2
     assert not world.queue.loader.counted and world.queue.tallies.total == 0
     assert world.queue.next_due_ns <= world.now_ns
     world.fire()

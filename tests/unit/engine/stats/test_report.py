@@ -8,7 +8,7 @@ import pytest
 from penstock.engine.stats import report
 from penstock.engine.stats.latency import in_words
 from penstock.engine.stats.memory import Memory
-from penstock.engine.stats.report import Selection, Source
+from penstock.engine.stats.report import Selection, StatsSource
 from tests.support.engine import SECOND, Engine
 from tests.unit.nsqd.worker import Worker
 
@@ -40,7 +40,9 @@ class FixedMemory(Memory):
 
 
 def source_of(engine: Engine) -> Source:
-    return Source(engine.parts, [c for c in engine.clients if isinstance(c, Worker)], FixedMemory())
+    return StatsSource(
+        engine.parts, [c for c in engine.clients if isinstance(c, Worker)], FixedMemory()
+    )
 
 
 def snapshot(engine: Engine, include_memory: bool = False, **wanted: Any) -> Any:
