@@ -39,7 +39,7 @@ class FixedMemory(Memory):
         return {"heap_objects": 5, "gc_total_runs": 0}
 
 
-def source_of(engine: Engine) -> Source:
+def source_of(engine: Engine) -> StatsSource:
     return StatsSource(
         engine.parts, [c for c in engine.clients if isinstance(c, Worker)], FixedMemory()
     )
