@@ -21,7 +21,9 @@ POLL_S = 0.01
 POLL_S_MAX = 0.2
 
 
-def eventually(fact: Callable[[], object], timeout_s: float = WAIT_SECONDS_MAX) -> bool:
+def eventually(
+    fact: Callable[[], object], timeout_s: float = WAIT_SECONDS_MAX, poll_s: float = POLL_S
+) -> bool:
     """Whether ``fact`` becomes true in time."""
     begin_s = time.monotonic()
     deadline_s = begin_s + timeout_s
@@ -29,7 +31,7 @@ def eventually(fact: Callable[[], object], timeout_s: float = WAIT_SECONDS_MAX) 
         end_s = time.monotonic()
         if end_s > deadline_s:
             return False
-        time.sleep(min(max(POLL_S, end_s - begin_s), POLL_S_MAX))
+        time.sleep(min(max(poll_s, end_s - begin_s), POLL_S_MAX))
         begin_s = time.monotonic()
     return True
 
@@ -39,6 +41,7 @@ def wait_until(
     timeout_s: float = WAIT_SECONDS_MAX,
     why: Callable[[], object] | str = "",
     alive: Callable[[], object] = lambda: True,
+    poll_s: float = POLL_S,
 ) -> None:
     """Wait until ``fact`` is true.
 
@@ -49,7 +52,7 @@ def wait_until(
     def decided() -> object:
         return fact() or not alive()
 
-    assert eventually(decided, timeout_s) and (alive() or fact()), (
+    assert eventually(decided, timeout_s, poll_s) and (alive() or fact()), (
         f"never: {why() if callable(why) else why}"
     )
 
