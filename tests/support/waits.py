@@ -5,7 +5,8 @@
     wait_for(lambda: nsqd.get("/ping").status, 200)             # fails with what was seen last
     await until(lambda: len(received) == 10)                    # in a coroutine
 
-All of them ask again after some milliseconds.  The limits are for machines with other things to do.
+They ask again after some milliseconds, or after as long as the last answer took.  Limits are for
+machines with other things to do.
 """
 
 from __future__ import annotations
@@ -17,15 +18,21 @@ from typing import Any
 
 WAIT_SECONDS_MAX = 40.0
 POLL_S = 0.01
+POLL_S_MAX = 0.2
 
 
-def eventually(fact: Callable[[], object], timeout_s: float = WAIT_SECONDS_MAX) -> bool:
+def eventually(
+    fact: Callable[[], object], timeout_s: float = WAIT_SECONDS_MAX, poll_s: float = POLL_S
+) -> bool:
     """Whether ``fact`` becomes true in time."""
-    deadline_s = time.monotonic() + timeout_s
+    begin_s = time.monotonic()
+    deadline_s = begin_s + timeout_s
     while not fact():
-        if time.monotonic() > deadline_s:
+        end_s = time.monotonic()
+        if end_s > deadline_s:
             return False
-        time.sleep(POLL_S)
+        time.sleep(min(max(poll_s, end_s - begin_s), POLL_S_MAX))
+        begin_s = time.monotonic()
     return True
 
 
@@ -34,6 +41,7 @@ def wait_until(
     timeout_s: float = WAIT_SECONDS_MAX,
     why: Callable[[], object] | str = "",
     alive: Callable[[], object] = lambda: True,
+    poll_s: float = POLL_S,
 ) -> None:
     """Wait until ``fact`` is true.
 
@@ -44,7 +52,7 @@ def wait_until(
     def decided() -> object:
         return fact() or not alive()
 
-    assert eventually(decided, timeout_s) and (alive() or fact()), (
+    assert eventually(decided, timeout_s, poll_s) and (alive() or fact()), (
         f"never: {why() if callable(why) else why}"
     )
 
