@@ -1,4 +1,4 @@
-"""Prices an order by asking a service that sometimes fails; see enrich.toml.
+"""Prices an order with a service that sometimes fails; see enrich.toml.
 
 A function gets a row as a dict and returns a dict, several of them, or None to drop the row.
 Whatever it raises brings the row back later: after 1 s, 2 s, 4 s ..., five attempts in all.

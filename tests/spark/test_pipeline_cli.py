@@ -123,7 +123,7 @@ def is_java(pid: int, tmp_path: Path) -> bool:
 def test_init_writes_what_check_accepts(tmp_path: Path) -> None:
     done = call(tmp_path, "pipeline", "init", "mine")
     assert done.returncode == 0, done.stderr
-    assert "mine.toml is written" in done.stdout
+    assert "mine.toml; edit it" in done.stdout
     checked = call(tmp_path, "pipeline", "check", "mine.toml", "--spark=false")
     assert checked.stdout == ("mine.toml: mine is valid: 1 sources, 1 transforms, 1 sinks\n"), (
         checked.stderr
