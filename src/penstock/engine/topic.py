@@ -350,7 +350,8 @@ class Topic(BaseTopic):
         # Whatever changed may have let go of segments; without traffic nobody else would look.
         self._rounds.used(self)
         self.shared.changed(self.name)
-        listed = self.listing.save(self.keeper.flush(sync=self.paused))
+        synced = self.listing.needs_sync(self.log.first)
+        listed = self.listing.save(self.keeper.flush(sync=synced))
         return after(self.keeper.flush(sync=True), listed)
 
     def sync_log(self) -> Ticket:

@@ -166,6 +166,25 @@ def test_a_topic_that_is_being_paused_holds_nothing_that_its_channels_had(step: 
     assert step != 5 or True in outcomes
 
 
+@pytest.mark.parametrize("step", range(8))
+def test_a_channel_that_is_being_created_gets_nothing_that_was_emptied(step: int) -> None:
+    """A power cut took the journal's record of it and left nsqd.dat, which lists it."""
+    for seed in range(20):
+        engine = Engine(sync_every=1, seed=seed)
+        engine.done(engine.broker.create_topic("t")[1])
+        assert engine.publish("t", b"emptied") is None
+        assert engine.done(engine.topic("t").empty()) is None
+        engine.files.crash_at = engine.files.step_count + step
+        with contextlib.suppress(Crashed):
+            engine.topic("t").create_channel("a")
+            engine.settle()
+        engine.files.crash_at = -1
+        engine.crash(PREFIX, seed)
+        engine.start()
+        if "a" in engine.topic("t").channels:
+            assert engine.unfinished("t", "a") == {}
+
+
 @pytest.mark.parametrize("changes", [(True,), (True, False), (True, False, True)])
 def test_nsqd_dat_says_at_last_whether_a_topic_is_paused(changes: tuple[bool, ...]) -> None:
     """However quickly that changed, and whatever else was saved meanwhile."""

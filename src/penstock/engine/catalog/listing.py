@@ -7,6 +7,9 @@ Rule 1: a new topic or channel is listed after its record is in the journal's fi
 Rule 2: a deleted channel stays in the journal, as gone, until nsqd.dat does not list it any more.
 Rule 3: a pause is listed after its record is synced: the record says where the topic stopped, and a
         power cut must not leave the pause without it.
+Rule 4: a new channel that starts after the log's first message is listed after its record is
+        synced.  A channel that only nsqd.dat knows starts at the first message, which may have been
+        emptied.
 """
 
 from __future__ import annotations
@@ -37,6 +40,11 @@ class Listing:
         self._fresh.add(channel)
         self._unsaved.append(channel)
 
+    def needs_sync(self, first: int) -> bool:
+        """Whether nsqd.dat has to wait for the journal's sync (Rules 3 and 4)."""
+        late = any(channel.window.low > first for channel in self._unsaved)
+        return late or self._topic.paused
+
     def gone(self, id: int, record: bytes) -> None:
         """A channel was deleted; ``record`` tells a journal of it, from its making on."""
         self._gone[id] = record
@@ -48,7 +56,7 @@ class Listing:
     def save(self, journaled: Ticket) -> Ticket:
         """Write nsqd.dat after ``journaled``, the write of what was added to the journal so far.
 
-        It must be the sync of it if the topic is paused.
+        It must be the sync of it if ``needs_sync`` says so.
         """
         ticket = Ticket()
         paused = self._topic.paused
