@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -335,8 +336,16 @@ def test_an_ephemeral_topic(nsqd: Nsqd) -> None:
     assert eventually(lambda: topic not in topic_names(nsqd))
 
 
-def test_subscribing_to_an_ephemeral_channel_that_is_being_removed(nsqd: Nsqd) -> None:
+@pytest.fixture
+def roomy_nsqd(tmp_path: Path) -> Iterator[Nsqd]:
+    """Its queues drop nothing: a message that does not arrive went to a dead channel."""
+    with Nsqd(tmp_path / "roomy") as daemon:
+        yield daemon
+
+
+def test_subscribing_to_an_ephemeral_channel_that_is_being_removed(roomy_nsqd: Nsqd) -> None:
     """S4-9.  It neither hangs nor ends up on a dead channel, whoever comes and goes meanwhile."""
+    nsqd = roomy_nsqd
 
     def come_and_go(number: int) -> None:
         for turn in range(25):

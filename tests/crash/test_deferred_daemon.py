@@ -118,6 +118,7 @@ def test_damage_to_a_slot_file_shows_everywhere(
         assert sum(1 for _ in folder(nsqd).glob("*.slot")) == 1, "the hour changed: run again"
         nsqd.kill()
         damage(slot)
+        noted_ns = counts(nsqd).stat().st_mtime_ns
         nsqd.start()
         assert counted(nsqd) == COUNT - lost
         wait_until(lambda: bool(nsqd.get("/damage").json["records"]), why="it is reported")
@@ -133,6 +134,7 @@ def test_damage_to_a_slot_file_shows_everywhere(
         assert nsqd.get("/ping").text == "OK"
         assert bool(list(folder(nsqd).glob("*.corrupt"))) == (damage not in (empty, remove))
         wait_until(lambda: stated_count(nsqd) == COUNT - lost, why="the counts are right again")
+        wait_until(lambda: counts(nsqd).stat().st_mtime_ns > noted_ns, why="the report is noted")
         nsqd.kill()
         nsqd.start()
         assert counted(nsqd) == COUNT - lost
