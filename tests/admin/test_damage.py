@@ -79,7 +79,7 @@ def shown_and_cleared(browser: Browser, nsqd: Nsqd, well: Nsqd, admin: Nsqadmin)
         tab.open(f"/nodes/{node}")
         tab.page.get_by_role("button", name="Clear these records").click()
         expect(tab.page.locator(".told")).to_contain_text(
-            f"Cleared the records of damage on {node}"
+            f"Cleared the damage records on {node}"
         )
         expect(tab.page.locator("#damage")).to_have_count(0)
         tab.open("/")
