@@ -332,7 +332,7 @@ def beside(broker: Broker, *, messages: int, backlog: int, rounds: int) -> Metri
         reader.wait_for("read", WAIT_SECONDS_MAX)
         for number in range(COLD_ROUNDS + rounds):
             for where in ("alone", "beside"):
-                (reader.go_on if where == "beside" else reader.pause)()
+                (reader.resume if where == "beside" else reader.pause)()
                 broker.settle()
                 before, start_s = read_size(broker), time.monotonic()
                 found = clients(broker, f"{where}-{number}", messages)
