@@ -21,7 +21,7 @@ from penstock.cli.tool import (
 )
 from penstock.errors import HttpClientError, OptionError
 from penstock.net.http_client import Timeouts
-from penstock.net.peer_client import fetch_json, look_up
+from penstock.net.peer_client import fetch_json, lookup
 from penstock.settings.table import duration, integer, string
 from penstock.wire.peer_answers import channels_in, stats_query
 
@@ -177,7 +177,7 @@ async def producers(options: StatOptions) -> list[str]:
     try:
         answers = await asyncio.gather(
             *(
-                look_up(address, options.topic, "http_port", timeouts)
+                lookup(address, options.topic, "http_port", timeouts)
                 for address in options.lookupd_http_address
             )
         )
