@@ -28,8 +28,8 @@ MODULES = {"penstock": "penstock", "pynsq": "nsq", "ansq": "ansq", "gnsq": "gnsq
 WORKS = {
     "consume": "consume a backlog of 200-byte messages, 2,500 in flight, one connection",
     "consume-async": "the same with a coroutine for a handler (others as above)",
-    "publish": "single publishes of 200 bytes, 100 on their way, one connection",
-    "publish-many": "batches of 100, eight on their way, one connection",
+    "publish": "single publishes of 200 bytes, 100 in flight, one connection",
+    "publish-many": "batches of 100, eight in flight, one connection",
     "publish-in-turn": "batches of 100, one after the other",
 }
 # By rate.  For a batch nsqd does more work than the client, and one batch at a time mostly waits

@@ -189,10 +189,8 @@ class Api:
         self._admin.notifier.notify(
             posted_actions.notice_of(action, channel), request, topic, channel
         )
-        changing = self._admin.actions.change(
-            action, topic, channel, force=request.boolean("force")
-        )
-        return self._done(request, topic, await self._found(changing))
+        change = self._admin.actions.change(action, topic, channel, force=request.boolean("force"))
+        return self._done(request, topic, await self._found(change))
 
     async def delete(self, request: Request) -> Response:
         topic, channel = request.params["topic"], request.params.get("channel", "")

@@ -105,16 +105,14 @@ class Details:
         found: PendingMessages = await self._once(("deferred",), lambda: self._deferred(parts))
         return found
 
-    async def _once(
-        self, key: tuple[str, ...], fetch: Callable[[], Coroutine[Any, Any, Any]]
-    ) -> Any:
+    async def _once(self, key: tuple[str, ...], get: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         now_s = time.monotonic()
         self._kept = {k: kept for k, kept in self._kept.items() if kept[0] > now_s}
         kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= KEPT_COUNT_MAX:
                 del self._kept[next(iter(self._kept))]
-            kept = self._kept[key] = (now_s + KEEP_S, asyncio.create_task(fetch()))
+            kept = self._kept[key] = (now_s + KEEP_S, asyncio.create_task(get()))
         return await asyncio.shield(kept[1])
 
     async def _clients(self, parts: list[NodePart], topic: str, channel: str) -> Clients:

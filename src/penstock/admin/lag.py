@@ -59,14 +59,11 @@ class Lags:
                 nodes[name] = known
         self._nodes = nodes
         for node in nodes.values():
-            for (topic, channel), (arrived_s, is_open) in node.oldest.items():
+            for (topic, channel), (at_s, is_open) in node.oldest.items():
                 found = sample.topics.get(topic)
                 total = found.channels.get(channel) if found is not None else None
-                if total is not None and (now_s - arrived_s, is_open) > (
-                    total.lag_s,
-                    total.lag_open,
-                ):
-                    total.lag_s, total.lag_open = now_s - arrived_s, is_open
+                if total is not None and (now_s - at_s, is_open) > (total.lag_s, total.lag_open):
+                    total.lag_s, total.lag_open = now_s - at_s, is_open
 
 
 def _measured(part: NodePart, before: _Node, now_s: float) -> _Node:
