@@ -253,7 +253,7 @@ def test_an_endpoint_that_fails_is_logged(nsqd: Nsqd) -> None:
         admin_of(nsqd, f"--notification-http-endpoint={endpoint.url}") as admin,
     ):
         admin.http("POST", "/api/topics/t", PAUSE)
-        admin.wait_for_log("NOTIFY: pause_topic was answered with 500")
+        admin.wait_for_log("NOTIFY: pause_topic: the endpoint responded 500")
 
 
 # Options
