@@ -1,16 +1,16 @@
 """The figures of docs/benchmarks.md.
 
-workloads.py    what is measured, as data: parameters, rounds, targets
-throughput.py   how: publishing and consuming as fast as it goes
-timing.py            what happens on time: deadlines, deferral, latency
-footprint.py         what things cost that just are there
+workloads.py    the workloads as data: parameters, rounds, targets
+throughput.py   publishing and consuming at full speed
+timing.py       deadlines, deferral, latency
+footprint.py    the cost of idle things: a backlog, channels, a stuck message
 broker.py       a broker of either make, started for one workload
-run.py          the command: selects, alternates, gathers
+run.py          the command: selects, alternates, collects
 report.py       tables for a terminal and for Markdown
-plots.py        pictures
+plots.py        charts
 
 Those of docs/client.md:
 
-clients.py      our client beside others, in one run
-client_load.py  one library at work, a process of its own
+clients.py      our client and others, in one run
+client_load.py  the load of one library, in its own process
 """

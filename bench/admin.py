@@ -1,11 +1,11 @@
-"""What nsqadmin costs on a large cluster: first bytes, CPU, memory.
+"""The cost of nsqadmin on a large cluster: time to first byte, CPU, memory.
 
     python -m bench.admin                  2,000 topics of 3 channels on 3 nodes, about 4 minutes
     python -m bench.admin --topics 200 --seconds 10
-    python -m bench.admin --strict         exit status 1 if a promise is not kept
+    python -m bench.admin --strict         exit status 1 if a target is missed
 
-Every topic gets a message in every sample, so that nothing is quiet.  A "browser" asks for its page
-as ours does: once in every interval, with the tag of what it has.
+Every topic gets a message in every sample, so that none is idle.  A "browser" requests its page as
+a real one does: once per interval, with the ETag of what it has.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CPU_SHARE_MAX = 0.10
 
 @dataclass(frozen=True)
 class Spent:
-    """What a process spent between two looks at it."""
+    """The resources of a process between two samples."""
 
     cpu_share: float
     rss_size: int
@@ -58,7 +58,7 @@ def create(nsqd: Nsqd, topic_count: int) -> None:
 
 
 def publish(nsqds: Sequence[Nsqd], topic_count: int, over: threading.Event) -> None:
-    """A message to every topic in every interval."""
+    """Publish a message to every topic in every interval."""
     links = [http.client.HTTPConnection("127.0.0.1", n.http_port, timeout=60) for n in nsqds]
     while not over.is_set():
         begin_s = time.monotonic()
@@ -93,7 +93,7 @@ def cluster(folder: Path, topic_count: int) -> Iterator[tuple[list[Nsqd], Nsqadm
 
 
 def first_byte_ms(admin: Nsqadmin, path: str) -> float:
-    """From asking to the first byte, on a connection of its own, in the middle of a sample too."""
+    """The longest time from a request to the first byte, on new connections, during samples too."""
     times = []
     for _ in range(FIRST_BYTE_COUNT):
         connection = http.client.HTTPConnection("127.0.0.1", admin.http_port, timeout=60)
@@ -108,7 +108,7 @@ def first_byte_ms(admin: Nsqadmin, path: str) -> float:
 
 
 def watched(admin: Nsqadmin, path: str | None, seconds: float) -> Spent:
-    """What nsqadmin spends while a browser shows ``path``; None: while nobody looks."""
+    """The cost of nsqadmin while a browser shows ``path``; None: without a browser."""
     connection = http.client.HTTPConnection("127.0.0.1", admin.http_port, timeout=60)
     tag = ""
     before = usage(admin.pid)
@@ -133,29 +133,29 @@ def spent(before: Usage, after: Usage) -> Spent:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--topics", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each watch")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
     parser.add_argument("--strict", action="store_true")
-    asked = parser.parse_args(argv)
-    kept = True
+    options = parser.parse_args(argv)
+    met = True
     with (
         tempfile.TemporaryDirectory() as folder,
-        cluster(Path(folder), asked.topics) as (nsqds, admin),
+        cluster(Path(folder), options.topics) as (nsqds, admin),
     ):
         time.sleep(3 * INTERVAL_S)
         for path in ("/", "/topics", "/topics/topic-00000", "/api/view/topics"):
             slowest_ms = first_byte_ms(admin, path)
             print(f"first byte of {path:<22} {slowest_ms:7.1f} ms, the slowest of 20", flush=True)
-            kept &= path != "/" or slowest_ms < FIRST_BYTE_MS_MAX
+            met &= path != "/" or slowest_ms < FIRST_BYTE_MS_MAX
         nodes = [usage(nsqd.pid) for nsqd in nsqds]
         for path in (None, "/", "/topics"):
-            cost = watched(admin, path, asked.seconds)
-            what = "nobody watches" if path is None else f"a browser watches {path}"
+            cost = watched(admin, path, options.seconds)
+            what = "no browser is open" if path is None else f"a browser shows {path}"
             print(f"CPU while {what:<26} {cost.cpu_share:7.1%}", flush=True)
-            kept &= cost.cpu_share < CPU_SHARE_MAX
+            met &= cost.cpu_share < CPU_SHARE_MAX
         shares = [spent(b, usage(n.pid)).cpu_share for b, n in zip(nodes, nsqds, strict=True)]
-        print(f"CPU of a nsqd, publishing included  {statistics.mean(shares):7.1%}")
+        print(f"CPU of an nsqd, with publishing     {statistics.mean(shares):7.1%}")
         print(f"memory                              {cost.rss_size >> 20:7} MiB")
-    return 0 if kept or not asked.strict else 1
+    return 0 if met or not options.strict else 1
 
 
 if __name__ == "__main__":

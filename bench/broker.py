@@ -14,13 +14,13 @@ from penstock.cli.load_workers import Connection, Task
 from penstock.cli.measurement import Report, measure
 from penstock.cli.usage import Usage, settle, usage
 
-# Stands for the flags of a certificate that is made for the run.
+# Replaced by the flags of a certificate that is created for the run.
 CERTIFICATE = "{certificate}"
 
 
 @dataclass(frozen=True)
 class Make:
-    """Which program, and what it is always started with."""
+    """A program and its common flags."""
 
     name: str
     program: str
@@ -35,7 +35,7 @@ class Broker(Nsqd):
             flags = (*(f for f in flags if f != CERTIFICATE), *Pki(data_path / "pki").options())
         super().__init__(data_path, *make.flags, *flags)
         self.make = make
-        # An absolute path wins over the folder that Nsqd looks in.
+        # An absolute path overrides Nsqd's folder.
         self.program = make.program
 
     def task(self, kind: str, topic: str = "bench", **parts: object) -> Task:
@@ -76,7 +76,7 @@ class Broker(Nsqd):
         return report
 
     def wait_for_depth(self, count: int, topic: str = "bench", seconds_max: float = 60) -> None:
-        """Wait until the channel holds ``count`` messages: Go's topics pass them on bit by bit."""
+        """Wait until the channel has ``count`` messages: Go's topics pass them on gradually."""
         give_up_s = time.monotonic() + seconds_max
         while self.channel(topic, "bench")["depth"] < count:
             if time.monotonic() > give_up_s:
@@ -84,7 +84,7 @@ class Broker(Nsqd):
             time.sleep(0.1)
 
     def unfinished(self, topic: str = "bench") -> int:
-        """How many messages the channel still has, waiting or in flight."""
+        """The number of messages in the channel, waiting or in flight."""
         channel = self.channel(topic, "bench")
         return int(channel["depth"]) + int(channel["in_flight_count"])
 
@@ -94,7 +94,7 @@ class Broker(Nsqd):
             raise RuntimeError(f"channel/empty: {reply.status} {reply.text}")
 
     def wait_for_scan(self) -> None:
-        """A sampling scan looks for new channels every 5 s; that is not what is measured."""
+        """Wait for a sampling scan, which finds new channels every 5 s; that is not measured."""
         if self.make.name != "penstock":
             time.sleep(5.5)
 

@@ -1,11 +1,11 @@
-"""One client library at work in a process of its own; prints what it took, as JSON.
+"""The load of one client library in its own process; prints rate and CPU as JSON.
 
     python -m bench.client_load <library> <work> <port> <topic> <messages> <seconds>
 
 Every library does the same job, as its users would write it: ``consume`` finishes messages with up
-to 2,500 in flight; ``publish`` has 100 single publishes on their way at any time; ``publish-many``
-eight batches of 100, ``publish-in-turn`` one.  Every acknowledgement is waited for.  Time and CPU
-count from the first message to the last, so starting up is free.
+to 2,500 in flight; ``publish`` keeps 100 single publishes in flight; ``publish-many`` eight batches
+of 100, ``publish-in-turn`` one.  Every acknowledgement is awaited.  Time and CPU count from the
+first message to the last, without the start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 IN_FLIGHT = 2500
 OUTSTANDING = 100
 BATCH = 100
-BATCHES = {"publish-many": 8, "publish-in-turn": 1}  # on their way
+BATCHES = {"publish-many": 8, "publish-in-turn": 1}  # in flight
 BODY = b"x" * 200
 
 
@@ -34,14 +34,14 @@ def cpu_s() -> float:
 
 @dataclass
 class Load:
-    """What is to be done, and how much of it is."""
+    """The load to generate, and the progress."""
 
     address: str
     topic: str
     messages: int
     seconds: float
     done: int = 0
-    begun: int = 0
+    started: int = 0
     start_s: float = 0.0
     start_cpu_s: float = field(default=0.0)
 
@@ -49,25 +49,25 @@ class Load:
         self.start_s, self.start_cpu_s = time.perf_counter(), cpu_s()
 
     def count(self, count: int = 1) -> None:
-        """``count`` more are done; prints and ends the process when it is enough."""
+        """Add ``count``; print the result and exit when enough are done."""
         if not self.start_s:
             self.begin()
             return
         self.done += count
-        # The last ones on their way are left out, as the first one is.
+        # The last ones in flight are left out, like the first one.
         enough = self.done >= self.messages - OUTSTANDING * count
         if enough or (self.done % 32 == 0 and time.perf_counter() - self.start_s > self.seconds):
             self.end()
 
     def another(self) -> bool:
-        self.begun += 1
-        return self.begun <= self.messages
+        self.started += 1
+        return self.started <= self.messages
 
     def end(self) -> NoReturn:
         seconds, used_s = time.perf_counter() - self.start_s, cpu_s() - self.start_cpu_s
         print(json.dumps({"rate": self.done / seconds, "cpu_us": used_s / self.done * 1e6}))
         sys.stdout.flush()
-        # The libraries' own ways to stop differ in time and manners; none is measured.
+        # Stopping differs between the libraries and is not measured.
         os._exit(0)
 
 

@@ -1,12 +1,12 @@
-"""Our client beside pynsq, ansq and gnsq, against our nsqd, in one run.
+"""Our client compared with pynsq, ansq and gnsq, against our nsqd, in one run.
 
-    python -m bench.clients                         everything that is installed, about a minute
-    python -m bench.clients --quick consume         a short look at one kind of work
+    python -m bench.clients                         all installed libraries, about a minute
+    python -m bench.clients --quick consume         a short run of one kind of work
     python -m bench.clients --strict                exit status 1 if we are not 5 times as fast
 
-Libraries take turns, each in a fresh process on a fresh topic (`client_load.py`); a figure is the
-median of its rounds.  "times" is our rate to theirs, and their CPU a message to ours.  On a busy
-machine rates suffer more than CPU does.
+Libraries alternate, each in a new process on a new topic (`client_load.py`); a figure is the median
+of its rounds.  "times" is our rate divided by theirs, and their CPU per message divided by ours.  A
+busy machine affects rates more than CPU.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ MODULES = {"penstock": "penstock", "pynsq": "nsq", "ansq": "ansq", "gnsq": "gnsq
 WORKS = {
     "consume": "consume a backlog of 200-byte messages, 2,500 in flight, one connection",
     "consume-async": "the same with a coroutine for a handler (others as above)",
-    "publish": "single publishes of 200 bytes, 100 on their way, one connection",
-    "publish-many": "batches of 100, eight on their way, one connection",
+    "publish": "single publishes of 200 bytes, 100 in flight, one connection",
+    "publish-many": "batches of 100, eight in flight, one connection",
     "publish-in-turn": "batches of 100, one after the other",
 }
-# By rate.  Of a batch nsqd has more to do than the client, and one at a time is mostly waiting for
-# the kernel to wake somebody: whoever sends them, rates come close.  So many batches are judged by
-# the client's CPU, and one at a time is only shown.
+# By rate.  For a batch nsqd does more work than the client, and one batch at a time mostly waits
+# for wake-ups by the kernel: rates of all libraries are close.  So many batches are judged by the
+# client's CPU, and one at a time is only shown.
 JUDGED = ("consume", "consume-async", "publish")
 JUDGED_BY_CPU = ("publish-many",)
 WANTED_TIMES = 5.0
-# We are done with a count long before the time limit, the others the other way round.
+# We reach the count long before the time limit; the others reach the time limit first.
 MESSAGES = {"penstock": 1_000_000}
 MESSAGES_OTHERS = 100_000
 PROCESS_SECONDS_MAX = 120
@@ -53,8 +53,8 @@ def installed() -> list[str]:
 def run_once(
     broker: Broker, library: str, work: str, topic: str, seconds: float
 ) -> dict[str, float]:
-    """One library's work; ``seconds`` bounds it."""
-    # The other libraries have one way to consume; it is measured again beside our second one.
+    """Run one library's load for ``seconds`` at most."""
+    # The other libraries have one way to consume; it is compared with our second one again.
     kind = work if library == "penstock" else work.replace("-async", "")
     messages = MESSAGES.get(library, MESSAGES_OTHERS)
     messages = int(messages * min(1.0, seconds / 3))
@@ -102,7 +102,7 @@ def measure(
 
 
 def times(found: Found, metric: str = "rate") -> dict[str, float]:
-    """How many times another library's rate we have, or it has our CPU a message."""
+    """Our rate divided by each other library's, or its CPU per message divided by ours."""
     ours = found["penstock"][metric]
     others = {name: each[metric] for name, each in found.items() if name != "penstock"}
     if metric == "rate":
@@ -127,16 +127,16 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("works", nargs="*", metavar="work", help=f"of {', '.join(WORKS)}; without any, all")
+    add("works", nargs="*", metavar="work", help=f"{', '.join(WORKS)}; default: all")
     add("--quick", action="store_true", help="one round of a second")
     add("--rounds", type=int, default=3)
-    add("--seconds", type=float, default=3.0, help="for one library's round")
-    add("--json", metavar="FILE", help="where to write the figures")
-    add("--strict", action="store_true", help="exit status 1 below 5 times any other")
+    add("--seconds", type=float, default=3.0, help="duration of one library's round")
+    add("--json", metavar="FILE", help="file for the results")
+    add("--strict", action="store_true", help="exit status 1 if less than 5 times any other")
     options = parser.parse_args(argv)
     for work in options.works:
         if work not in WORKS:
-            parser.error(f"no work is called {work!r}; there are {', '.join(WORKS)}")
+            parser.error(f"unknown work {work!r}; use {', '.join(WORKS)}")
     rounds, seconds = (1, 1.0) if options.quick else (options.rounds, options.seconds)
     results = measure(options.works or list(WORKS), installed(), rounds, seconds)
     if options.json:
@@ -144,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     judged = [times(results[work]) for work in JUDGED if work in results]
     judged += [times(results[work], "cpu_us") for work in JUDGED_BY_CPU if work in results]
     least = min((ratio for found in judged for ratio in found.values()), default=0.0)
-    print(f"\nat least {least:.1f} times any other; wanted: {WANTED_TIMES:g}")
+    print(f"\nat least {least:.1f} times any other; target: {WANTED_TIMES:g}")
     return 1 if options.strict and least < WANTED_TIMES else 0
 
 

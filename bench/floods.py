@@ -1,4 +1,4 @@
-"""Much that is made at once: what others notice of new topics, and what channels cost."""
+"""Many objects created at once: the effect of new topics on others, and the cost of channels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OK_SECONDS_MAX = 120.0
 
 
 def new_topics(broker: Broker, *, topics: int, rate: int, seconds: int) -> Metrics:
-    """Others' latency, alone and while one client publishes to many new topics at once."""
+    """The latency of others, alone and while one client publishes to many new topics."""
     broker.create("bench", "bench")
     alone = _paced(broker, rate, seconds)
     with ThreadPoolExecutor(1) as beside:
@@ -40,7 +40,7 @@ def _paced(broker: Broker, rate: int, seconds: int) -> Report:
 
 
 def _publish_to_new(broker: Broker, count: int) -> float:
-    """Publish to ``count`` new topics without waiting; return when the last OK came."""
+    """Publish to ``count`` new topics without waiting; return the seconds until the last OK."""
     time.sleep(0.5)
     connection = broker.connect_client()
     start_s = time.monotonic()
@@ -55,7 +55,7 @@ def _publish_to_new(broker: Broker, count: int) -> float:
 
 
 def channel_costs(broker: Broker, *, channels: list[int]) -> Metrics:
-    """Server CPU to make and delete a channel, on topics with few and with many of them."""
+    """Server CPU to create and delete a channel, on topics with few and many channels."""
     metrics: Metrics = {}
     for count in channels:
         topic = f"many-{count}"

@@ -1,4 +1,4 @@
-"""What it costs that something is there: a backlog, channels, one message that does not end."""
+"""The cost of existing things: a backlog, idle channels, one message that is never finished."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.wire import commands
 
 
 def backlog(broker: Broker, *, messages: int) -> Metrics:
-    """Memory with a large backlog; then kill -9, and the time until it answers again."""
+    """Memory with a large backlog; then kill -9, and the time until nsqd responds again."""
     broker.create("bench", "bench")
     broker.fill(messages)
     before = broker.settle()
@@ -34,7 +34,7 @@ def backlog(broker: Broker, *, messages: int) -> Metrics:
 
 
 def idle(broker: Broker, *, topics: int, channels: int, seconds: int) -> Metrics:
-    """A-8: many channels that nobody uses: CPU share and open files."""
+    """A-8: many idle channels: CPU share and open files."""
     names = [f"channel-{n}" for n in range(channels)]
     start_s = time.monotonic()
     for topic in range(topics):
@@ -53,10 +53,10 @@ def idle(broker: Broker, *, topics: int, channels: int, seconds: int) -> Metrics
 
 
 def stuck(broker: Broker, *, warm: int, messages: int) -> Metrics:
-    """One message stays in flight while millions behind it are published and finished."""
+    """One message stays in flight while millions after it are published and finished."""
     broker.create("bench", "bench")
     holder = broker.connect_client(msg_timeout=900_000, heartbeat_interval=60_000)
-    holder.ask(commands.sub("bench", "bench"))
+    holder.request(commands.sub("bench", "bench"))
     broker.fill(1)
     holder.sock.sendall(commands.rdy(1))
     if not any(holder.receive(4096) for _ in range(40)):

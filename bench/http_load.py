@@ -1,7 +1,7 @@
-"""Publishing over HTTP: keep-alive connections that each wait for their answer, in one process.
+"""Publishing over HTTP: keep-alive connections that each wait for the response, in one process.
 
 As in `penstock.cli.load_workers`, the generator shares its cores with the server, so it is cheap: a
-request is encoded once and an answer is looked at only as far as needed to know that it is whole.
+request is encoded once, and a response is checked only for completeness.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 SILENCE_SECONDS_MAX = 30.0
-# Every answer to /pub and /mpub is this body with Content-Length: 2.
+# Every response to /pub and /mpub ends so, with Content-Length: 2.
 ANSWER_END = b"\r\n\r\nOK"
 
 
@@ -32,7 +32,7 @@ def request(target: str, body: bytes) -> bytes:
 
 
 def post(port: int, raw: bytes, *, requests: int, connections: int) -> Sent:
-    """Send ``raw`` over ``connections``, again and again, until ``requests`` are answered."""
+    """Send ``raw`` repeatedly over ``connections`` until ``requests`` have a response."""
     peers = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(connections)]
     poll = select.epoll()
     by_fd = {peer.fileno(): peer for peer in peers}
@@ -49,11 +49,11 @@ def post(port: int, raw: bytes, *, requests: int, connections: int) -> Sent:
     while done < requests:
         events = poll.poll(SILENCE_SECONDS_MAX)
         if not events:
-            raise TimeoutError(f"no answer for {SILENCE_SECONDS_MAX:.0f} s")
+            raise TimeoutError(f"no response for {SILENCE_SECONDS_MAX:.0f} s")
         for fd, _ in events:
             answer = waiting[fd] + by_fd[fd].recv(65536)
             if not answer.endswith(ANSWER_END):
-                _judge(answer)
+                _check(answer)
                 waiting[fd] = answer
                 continue
             waiting[fd] = b""
@@ -67,9 +67,9 @@ def post(port: int, raw: bytes, *, requests: int, connections: int) -> Sent:
     return Sent(requests, seconds)
 
 
-def _judge(answer: bytes) -> None:
-    """An answer that is only not whole yet is fine."""
+def _check(answer: bytes) -> None:
+    """Raise ConnectionError unless the response is only incomplete."""
     if not answer:
         raise ConnectionError("the server closed the connection")
     if b"\r\n" in answer and b" 200 " not in answer.partition(b"\r\n")[0]:
-        raise ConnectionError(f"answered {answer[:200]!r}")
+        raise ConnectionError(f"response {answer[:200]!r}")

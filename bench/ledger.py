@@ -1,14 +1,14 @@
-"""What the ledger of a pipeline costs: its share of a batch of 10,000 rows.
+"""The cost of a pipeline's ledger: its share of a batch of 10,000 rows.
 
     python -m bench.ledger [--batches 30] [--rows 10000] [--size 200] [--topics 1]
 
-A real pipeline on real Spark reads a real nsqd into a Parquet table, batch by batch.  The time in
-each part of the ledger is taken with a clock around its calls, and compared with the whole batch as
-Spark reports it.  Medians of batches; the first ones warm up and do not count.
+A real pipeline on real Spark reads from a real nsqd into a Parquet table, batch by batch.  The
+calls of each part of the ledger are timed, and compared with the duration of the batch that Spark
+reports.  Figures are medians over batches, without the first WARM_UP ones.
 
-    ranges    read the checkpoint's offsets, ask the nodes for counts
-    seal      decide a step            (tables had this before ledgers, too)
-    commit    note a step              (in place of done.json of tables before ledgers)
+    ranges    read the checkpoint's offsets, query the nodes for counts
+    seal      decide a step            (tables also had this before ledgers)
+    commit    record a step            (replaces done.json of tables before ledgers)
     files     checksums of the files   (new)
 """
 
@@ -45,7 +45,7 @@ NEW = ("ranges", "commit", "files")
 
 
 class Clock:
-    """Seconds in each part, batch by batch."""
+    """Seconds in each part, for each batch."""
 
     def __init__(self) -> None:
         self.parts: dict[str, list[float]] = {}

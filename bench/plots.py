@@ -1,4 +1,4 @@
-"""Pictures of a run, as SVG for docs/images."""
+"""Charts of a run, as SVG for docs/images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = {"penstock": "Penstock", "penstock-sample": "Penstock, sampling", "go": 
 
 
 def draw(folder: Path, found: Mapping[str, Found]) -> list[Path]:
-    """Draw what can be drawn of ``found`` (by workload); return the files."""
+    """Draw the charts for which ``found`` (by workload) has figures; return the files."""
     _prepare(folder)
     drawn = []
     for name, paint in (("throughput", throughput), ("growth", growth), ("on-time", on_time)):
@@ -27,7 +27,7 @@ def draw(folder: Path, found: Mapping[str, Found]) -> list[Path]:
     return drawn
 
 
-# The bars of a panel: metric, name under it, whether it is ours.
+# The bars of a panel: metric, label, whether it is ours.
 SPARK_PANELS = {
     "scan": (
         "batch read, million rows a second",
@@ -68,7 +68,7 @@ SPARK_PANELS = {
 
 
 def draw_spark(folder: Path, results: Mapping[str, Mapping[str, float]]) -> list[Path]:
-    """Bars: each figure of Spark's works with what it is compared with."""
+    """Bars: each figure of Spark's works beside the figure it is compared with."""
     names = [name for name in SPARK_PANELS if name in results]
     if not names:
         return []
@@ -91,13 +91,13 @@ def _prepare(folder: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    # Text as text, and no random ids: the same figures give the same file.
+    # Text as text, and no random ids, so that the same figures give the same file.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "penstock"})
     folder.mkdir(parents=True, exist_ok=True)
 
 
 def throughput(path: Path, found: Mapping[str, Found]) -> bool:
-    """Bars: messages a second, and server CPU a message."""
+    """Bars: messages per second, and server CPU per message."""
     batched = [n for n in ("publish", "publish-4", "consume", "consume-4") if n in found]
     single = [n for n in ("publish-single", "publish-alone", "publish-http") if n in found]
     if not batched and not single:
@@ -110,7 +110,7 @@ def throughput(path: Path, found: Mapping[str, Found]) -> bool:
 
 
 def growth(path: Path, found: Mapping[str, Found]) -> bool:
-    """Lines: server CPU a message against the number of channels, and against the backlog."""
+    """Lines: server CPU per message against the number of channels, and against the backlog."""
     names = [name for name in ("channels", "backlogs") if name in found]
     if not names:
         return False
@@ -118,7 +118,7 @@ def growth(path: Path, found: Mapping[str, Found]) -> bool:
     for axis, name in zip(axes, names, strict=True):
         for make, metrics in found[name].items():
             points = {int(k.partition("@")[2]): v for k, v in metrics.items() if "cpu_us@" in k}
-            axis.plot(*zip(*points.items(), strict=True), "o-", **_look(make))
+            axis.plot(*zip(*points.items(), strict=True), "o-", **_style(make))
         axis.set_xscale("log")
         axis.set_xticks(list(points), [_short(x) for x in points], minor=False)
         axis.set_xticks([], minor=True)
@@ -129,7 +129,7 @@ def growth(path: Path, found: Mapping[str, Found]) -> bool:
 
 
 def on_time(path: Path, found: Mapping[str, Found]) -> bool:
-    """Bars on a logarithmic axis: p50, p99 and the maximum of what has a deadline."""
+    """Bars on a logarithmic axis: p50, p99 and the maximum of delays."""
     titles = {
         "redelivery": "deadline to redelivery",
         "deferred": "deferred: lateness",
@@ -143,7 +143,7 @@ def on_time(path: Path, found: Mapping[str, Found]) -> bool:
     for axis, name in zip(axes, names, strict=True):
         for place, (make, metrics) in enumerate(found[name].items()):
             values = [max(metrics[m], 0.01) for m in ("p50_ms", "p99_ms", "max_ms")]
-            axis.bar([x + place * 0.27 for x in range(3)], values, 0.25, **_look(make))
+            axis.bar([x + place * 0.27 for x in range(3)], values, 0.25, **_style(make))
         axis.set_yscale("log")
         axis.set_ylim(0.05, 20_000)
         ticks = [0.1, 1, 10, 100, 1_000, 10_000]
@@ -170,13 +170,13 @@ def _bars(
     makes = list(dict.fromkeys(make for name in names for make in found[name]))
     for place, make in enumerate(makes):
         heights = [found[name].get(make, {}).get(metric, 0) / unit for name in names]
-        bars = axis.bar([x + place * 0.4 for x in range(len(names))], heights, 0.37, **_look(make))
+        bars = axis.bar([x + place * 0.4 for x in range(len(names))], heights, 0.37, **_style(make))
         axis.bar_label(bars, fmt="%.2f", fontsize=8)
     axis.set_xticks([x + 0.2 for x in range(len(names))], names)
     axis.set_title(title, fontsize=10)
 
 
-def _look(make: str) -> dict[str, str]:
+def _style(make: str) -> dict[str, str]:
     return {"label": NAMES[make], "color": COLOURS[make]}
 
 

@@ -1,4 +1,4 @@
-"""The figures for people: a table for the terminal, the same as Markdown."""
+"""The figures formatted for people: a table for the terminal, and as Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.workloads import Workload
 
 Rounds = Mapping[str, list[dict[str, float]]]
 
-# How a metric is called and written; the part after @ (a parameter's value) is added to the name.
+# A metric's name and format; the part after @ (a parameter's value) is appended to the name.
 METRICS = {
     "rate": ("messages a second", "{:,.0f}"),
     "cpu_us": ("server CPU, us a message", "{:.2f}"),
@@ -51,7 +51,7 @@ def medians(rounds: Rounds) -> dict[str, dict[str, float]]:
 
 
 def label(metric: str) -> tuple[str, str]:
-    """A metric's name for people and its format."""
+    """A metric's display name and format."""
     base, _, parameter = metric.partition("@")
     prefix = next((p for p in PREFIXES if base.startswith(p)), "")
     name, form = METRICS[base.removeprefix(prefix)]
@@ -62,7 +62,7 @@ def label(metric: str) -> tuple[str, str]:
 
 
 def rows(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
-    """Header and one row a metric: name, each make's figure, ours to Go's."""
+    """Header and one row for each metric: name, each make's figure, ours divided by Go's."""
     makes = list(found)
     compared = "penstock" in makes and "go" in makes
     table = [["", *makes, *(["ours / Go's"] if compared else [])]]
@@ -79,7 +79,7 @@ def rows(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
 def verdicts(
     workload: Workload, found: Mapping[str, Mapping[str, float]]
 ) -> list[tuple[str, bool | None]]:
-    """Each target with whether it is met; None where Go's figure would be needed."""
+    """Each target and whether it is met; None if Go's figure is missing."""
     if "penstock" not in found:
         return []
     judged = []
@@ -91,14 +91,14 @@ def verdicts(
     return judged
 
 
-# Where docs/benchmarks.md holds a run.
+# The section of a run in docs/benchmarks.md.
 RUN_BEGIN, RUN_END = "<!-- a run begins -->\n", "<!-- a run ends -->\n"
 
 WORDS = {True: "met", False: "MISSED", None: "not compared"}
 
 
 def text(workload: Workload, found: Mapping[str, Mapping[str, float]]) -> str:
-    """One workload for a terminal."""
+    """One workload, formatted for a terminal."""
     table = rows(found)
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     lines = ["", f"{workload.title}  [{workload.name}]"]
@@ -115,7 +115,7 @@ def markdown(
     machine: Mapping[str, str],
     results: Iterable[tuple[Workload, Mapping[str, Mapping[str, float]]]],
 ) -> str:
-    """All workloads as the section of docs/benchmarks.md that holds a run."""
+    """All workloads as the section of a run in docs/benchmarks.md."""
     lines = ["Measured on " + ", ".join(f"{name} {value}" for name, value in machine.items()) + "."]
     for workload, found in results:
         header, *body = rows(found)
@@ -129,7 +129,7 @@ def markdown(
 
 
 def placed(page: str, section: str, begin_mark: str = RUN_BEGIN, end_mark: str = RUN_END) -> str:
-    """``page`` with ``section`` between its two marks, or just the section if it has none."""
-    head, begin, rest = page.partition(begin_mark)
-    _, end, tail = rest.partition(end_mark)
+    """``page`` with ``section`` between its two marks, or only the section if it has none."""
+    head, begin, after = page.partition(begin_mark)
+    _, end, tail = after.partition(end_mark)
     return f"{head}{begin}\n{section}{end}{tail}" if begin and end else section

@@ -1,11 +1,11 @@
-"""Measure a broker, alone or beside Go's nsqd, and print the figures of docs/benchmarks.md.
+"""Measures our nsqd, alone or compared with Go's, and prints the figures of docs/benchmarks.md.
 
     python -m bench.run                              everything, about ten minutes
-    python -m bench.run --quick publish consume      a short look at two workloads
+    python -m bench.run --quick publish consume      a short run of two workloads
     python -m bench.run --go-nsqd ~/bin/nsqd         Go's nsqd in the same run, round by round
 
-Makes take turns within a workload (ours, Go's, ours, Go's ..), so that whatever else the machine
-does hits both; a figure is the median of its rounds.
+Makes alternate within a workload (ours, Go's, ours, Go's ..), so that other load on the machine
+affects both; a figure is the median of its rounds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"\n{judged.count(True)} targets met, {judged.count(False)} missed, "
         f"{judged.count(None)} not compared; {time.monotonic() - start_s:.0f} s"
-        + (" (quick: too short to judge by)" if options.quick else "")
+        + (" (quick: too short for conclusions)" if options.quick else "")
     )
     write_results(options, record, machine, results)
     return 1 if options.strict and False in judged else 0
@@ -65,24 +65,24 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         epilog="workloads:\n" + "\n".join(f"  {w.name:<18}{w.title}" for w in WORKLOADS),
     )
     add = parser.add_argument
-    add("workloads", nargs="*", metavar="workload", help="names; without any, all of them")
-    add("--quick", action="store_true", help="smaller numbers, about two minutes in all")
-    add("--rounds", type=int, default=0, help="rounds of each workload instead of its own number")
+    add("workloads", nargs="*", metavar="workload", help="names; default: all")
+    add("--quick", action="store_true", help="smaller numbers, about two minutes in total")
+    add("--rounds", type=int, default=0, help="rounds of each workload; default: its own")
     add("--go-nsqd", default=os.environ.get("GO_NSQD", ""), metavar="FILE", help="Go's nsqd")
-    add("--only-go", action="store_true", help="leave ours out")
+    add("--only-go", action="store_true", help="without ours")
     add("--data-path", help="folder for the brokers' files (the system's temporary folder)")
-    add("--json", metavar="FILE", help="where to write the result (bench/results/<time>.json)")
-    add("--markdown", metavar="FILE", help="put the tables into this page; - prints them")
-    add("--plots", metavar="FOLDER", help="draw the figures into this folder, as SVG")
+    add("--json", metavar="FILE", help="file for the result (bench/results/<time>.json)")
+    add("--markdown", metavar="FILE", help="update the tables of this page; - prints them")
+    add("--plots", metavar="FOLDER", help="draw charts into this folder, as SVG")
     add("--strict", action="store_true", help="exit status 1 if a target is missed")
     options = parser.parse_args(argv)
     for name in options.workloads:
         if name not in names:
-            parser.error(f"no workload is called {name!r}; there are {', '.join(names)}")
+            parser.error(f"unknown workload {name!r}; use {', '.join(names)}")
     if options.go_nsqd and not shutil.which(options.go_nsqd):
         parser.error(f"--go-nsqd: {options.go_nsqd} is not a program")
     if options.only_go and not options.go_nsqd:
-        parser.error("--only-go: where is Go's nsqd? see --go-nsqd")
+        parser.error("--only-go needs --go-nsqd")
     return options
 
 
@@ -97,7 +97,7 @@ def find_makes(go_nsqd: str) -> dict[str, Make]:
 def run_workload(
     workload: Workload, makes: dict[str, Make], options: argparse.Namespace
 ) -> dict[str, list[dict[str, float]]]:
-    """Each make's results, a list of rounds."""
+    """The results of each make, a list of rounds."""
     wanted = [name for name in workload.makes if name in makes]
     if options.only_go:
         wanted = [name for name in wanted if name == "go"]
@@ -112,7 +112,7 @@ def run_workload(
 
 
 def run_once(workload: Workload, make: Make, options: argparse.Namespace) -> dict[str, float]:
-    """One round: a fresh broker on an empty folder."""
+    """One round: a new broker on an empty folder."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=options.data_path))
     flags = workload.go_flags if make.name == "go" else workload.flags
     try:
@@ -128,7 +128,7 @@ def progress(line: str) -> None:
 
 
 def allow_open_files() -> None:
-    """A thousand consumers need a thousand sockets, here and in the broker, which inherits this."""
+    """Raise the limit: a thousand consumers need a thousand sockets, here and in the broker."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -1,11 +1,11 @@
-"""Spark on our nsqd beside what Spark brings itself, in one run, for docs/benchmarks.md.
+"""Spark on our nsqd compared with Spark's own sources, in one run, for docs/benchmarks.md.
 
     python -m bench.spark                           everything, about ten minutes
-    python -m bench.spark --quick scan sink         a short look at two kinds of work
+    python -m bench.spark --quick scan sink         a short run of two kinds of work
     python -m bench.spark --markdown docs/benchmarks.md --plots docs/images
 
-Works are in `spark_works.py`.  They share a session with the settings that `penstock pipeline` has,
-on all cores; each has a fresh nsqd on an empty folder.
+Works are in `spark_works.py`.  They share a session with the settings of `penstock pipeline`, on
+all cores; each has a new nsqd on an empty folder.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ SETTINGS = {"spark.sql.streaming.numRecentProgressUpdates": "10000", "spark.driv
 
 @dataclass(frozen=True)
 class Line:
-    """A figure of a work: its metric, what it is compared with, and what it has to be.
+    """A figure of a work: its metric, the metric it is compared with, and its target.
 
-    With something to compare the target is for the ratio, otherwise for the figure.
+    With a metric to compare the target is for the ratio, otherwise for the figure.
     """
 
     metric: str
@@ -154,7 +154,7 @@ WORKS = (
 
 
 def measure(chosen: Sequence[Work], options: argparse.Namespace) -> dict[str, Metrics]:
-    """The figures of each work, printed as they come."""
+    """The figures of each work, printed when each is done."""
     session: SparkSession | None = None
     results: dict[str, Metrics] = {}
     try:
@@ -171,7 +171,7 @@ def measure(chosen: Sequence[Work], options: argparse.Namespace) -> dict[str, Me
 
 
 def drop(line: str) -> None:
-    """Spark is loud about queries that are stopped in the middle of a batch, as these are."""
+    """Discard Spark's log: it complains about queries that are stopped during a batch."""
 
 
 def run(
@@ -187,7 +187,7 @@ def run(
 
 
 def text(work: Work, found: Mapping[str, float]) -> str:
-    """One work for a terminal."""
+    """One work, formatted for a terminal."""
     table = [list(HEADER), *(line.cells(found) for line in work.lines)]
     widths = [max(len(row[column]) for row in table) for column in range(len(HEADER))]
     lines = ["", f"{work.title}  [{work.name}]"]
@@ -246,17 +246,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     names = [work.name for work in WORKS]
     add = parser.add_argument
-    add("works", nargs="*", metavar="work", help=f"of {', '.join(names)}; without any, all")
-    add("--quick", action="store_true", help="small numbers; too short to judge by")
-    add("--data-path", help="folder for the brokers' data; the system's for temporary files")
-    add("--json", metavar="FILE", help=f"where to write the figures; {RESULTS_PATH} otherwise")
-    add("--markdown", metavar="FILE", help="page whose figures to renew")
-    add("--plots", metavar="FOLDER", help="where to draw them")
+    add("works", nargs="*", metavar="work", help=f"{', '.join(names)}; default: all")
+    add("--quick", action="store_true", help="small numbers; too short for conclusions")
+    add("--data-path", help="folder for the brokers' data (the system's temporary folder)")
+    add("--json", metavar="FILE", help=f"file for the results; default: in {RESULTS_PATH}")
+    add("--markdown", metavar="FILE", help="page whose tables to update")
+    add("--plots", metavar="FOLDER", help="folder for charts")
     add("--strict", action="store_true", help="exit status 1 if a target is missed")
     options = parser.parse_args(argv)
     for name in options.works:
         if name not in names:
-            parser.error(f"no work is called {name!r}; there are {', '.join(names)}")
+            parser.error(f"unknown work {name!r}; use {', '.join(names)}")
     return options
 
 
@@ -269,7 +269,7 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"\n{judged.count(True)} targets met, {judged.count(False)} missed; "
         f"{time.monotonic() - start_s:.0f} s"
-        + (" (quick: too short to judge by)" if options.quick else "")
+        + (" (quick: too short for conclusions)" if options.quick else "")
     )
     write(options, results)
     return 1 if options.strict and False in judged else 0

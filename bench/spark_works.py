@@ -1,13 +1,13 @@
-"""What is measured of Spark: functions from a session and a broker to figures.
+"""The measurements of Spark: functions from a session and a broker to figures.
 
-    scan           batch reads beside Spark's own Parquet scan of the same rows
-    micro-batch    small batches of a stream beside those of Spark's own rate source
-    end-to-end     from PUB to a row that a reader of the table sees
+    scan           batch reads compared with Spark's own Parquet scan of the same rows
+    micro-batch    small batches of a stream compared with Spark's own rate source
+    end-to-end     from PUB to a committed row
     sink           a table into a topic
     beside         ordinary clients while Spark reads (`spark_reader.py`)
 
-What is compared takes turns, so that whatever else the machine does hits both; a figure is the
-median of its rounds.  The first two rounds are not counted: there the JVM compiles.
+The two sides of a comparison alternate, so that other load on the machine affects both; a figure is
+the median of its rounds.  The first two rounds do not count, because the JVM compiles in them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COMMANDS = 250
 COMMAND_MESSAGES = 200
 WINDOW = 8
 WAIT_SECONDS_MAX = 300.0
-# What a query usually wants; topic, node and id cost as much again.
+# The usual columns of a query; topic, node and id would double the cost.
 FEW_COLUMNS = "index,timestamp,body"
 COLD_ROUNDS = 2
 PUBLISH_PERIOD_S = 0.01
@@ -52,7 +52,7 @@ STAMP_DIGITS = 20
 
 
 def bodies(seed: int, count: int) -> Iterator[bytes]:
-    """JSON of 200 bytes, all different: the same body again and again is nothing to a table."""
+    """JSON of 200 bytes, all different: a table would compress repeated bodies."""
     choose = random.Random(seed)
     for number in range(count):
         text = b'{"number":%010d,"text":"%s"}' % (number, choose.randbytes(100).hex().encode())
@@ -60,7 +60,7 @@ def bodies(seed: int, count: int) -> Iterator[bytes]:
 
 
 def fill(broker: Broker, topic: str, count: int) -> None:
-    """Publish ``count`` messages; the same 50,000 bodies come round again."""
+    """Publish ``count`` messages, which repeat after 50,000 bodies."""
     pool = list(bodies(1, min(count, COMMANDS * COMMAND_MESSAGES)))
     batches = [pool[at : at + COMMAND_MESSAGES] for at in range(0, len(pool), COMMAND_MESSAGES)]
     encoded = [commands.mpub(topic, batch) for batch in batches]
@@ -96,7 +96,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def read_all(frame: DataFrame) -> None:
-    """Make every row with every column, and drop it."""
+    """Read every row with every column, and drop it."""
     frame.write.format("noop").mode("overwrite").save()
 
 
@@ -110,7 +110,7 @@ def folder() -> Iterator[Path]:
 
 
 def scan(spark: SparkSession, broker: Broker, *, messages: int, rounds: int) -> Metrics:
-    """The same rows out of nsqd and out of Parquet files, with all columns and with three."""
+    """Read the same rows from nsqd and from Parquet files, with all columns and with three."""
     fill(broker, "rows", messages)
     with folder() as path:
         table = str(path / "table")
@@ -139,7 +139,7 @@ def scan(spark: SparkSession, broker: Broker, *, messages: int, rounds: int) -> 
 
 
 def sink(spark: SparkSession, broker: Broker, *, messages: int, rounds: int) -> Metrics:
-    """A table of Parquet files into a topic: staged, decided, published and synced."""
+    """Write a table of Parquet files to a topic: staged, decided, published and synced."""
     fill(broker, "rows", messages)
     taken, costs = [], []
     with folder() as path:
@@ -169,7 +169,7 @@ def sink(spark: SparkSession, broker: Broker, *, messages: int, rounds: int) -> 
 def micro_batch(
     spark: SparkSession, broker: Broker, *, batches: int, rows: int, rounds: int
 ) -> Metrics:
-    """Small batches back to back into nowhere, of a topic and of Spark's own rate source."""
+    """Small consecutive batches from a topic and from Spark's own rate source, discarded."""
     warm = max(5, batches // 4)
     fill(broker, "rows", (batches + warm + 10) * rows * (COLD_ROUNDS + rounds))
     taken: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -190,7 +190,7 @@ def micro_batch(
 
 @contextmanager
 def _running(frame: DataFrame, checkpoint: Path, table: Path | None) -> Iterator[StreamingQuery]:
-    """A query into files, or into nowhere."""
+    """A query that writes to files, or discards its rows."""
     writer = frame.writeStream.format("noop" if table is None else "parquet")
     if table is not None:
         writer = writer.option("path", str(table))
@@ -204,7 +204,7 @@ def _running(frame: DataFrame, checkpoint: Path, table: Path | None) -> Iterator
 def _batch_times(query: StreamingQuery, count: int) -> list[float]:
     """The times of the first ``count`` batches with rows, in ms."""
     give_up_s = time.monotonic() + WAIT_SECONDS_MAX
-    # One progress at a time: to ask for all of them takes the driver as long as a batch.
+    # One progress at a time: reading all of them takes the driver as long as a batch.
     while (last := query.lastProgress) is None or last["batchId"] < count:
         if time.monotonic() > give_up_s or not query.isActive:
             raise RuntimeError(f"no {count} batches: {query.exception()}")
@@ -220,8 +220,8 @@ def _batch_times(query: StreamingQuery, count: int) -> list[float]:
 def end_to_end(spark: SparkSession, broker: Broker, *, rate: int, seconds: float) -> Metrics:
     """Single PUBs at a steady rate, into Parquet files.
 
-    A row is there when the log of the table's files (_spark_metadata) names its file: the time of
-    that is the log's.  The clock is one, the messages carry theirs.
+    A row is committed when the log of the table's files (_spark_metadata) lists its file; the
+    log's time is the time of commit.  Messages have the time of the same clock.
     """
     broker.create("live")
     stream = spark.readStream.format("nsq").options(
@@ -244,7 +244,7 @@ def end_to_end(spark: SparkSession, broker: Broker, *, rate: int, seconds: float
 
 
 def publish_stamps(broker: Broker, rate: int, *, seconds: float) -> int:
-    """Publish ``rate`` messages a second, each with the time in its body; return how many."""
+    """Publish ``rate`` messages per second, each with the time in its body; return the count."""
     connection = broker.connect_client()
     filler = b"." * (BODY_SIZE - STAMP_DIGITS)
     each = max(1, round(rate * PUBLISH_PERIOD_S))
@@ -264,7 +264,7 @@ def publish_stamps(broker: Broker, rate: int, *, seconds: float) -> int:
 
 
 def latencies(table: Path, start_ns: int) -> Histogram:
-    """From stamp to commit, of all rows sent at ``start_ns`` or later."""
+    """Times from stamp to commit of all rows sent at ``start_ns`` or later."""
     import pyarrow.parquet
 
     found = Histogram()
@@ -280,7 +280,7 @@ def latencies(table: Path, start_ns: int) -> Histogram:
 def commits(table: Path) -> Iterator[tuple[int, list[Path]]]:
     """Each batch's time of commit and its files, from Spark's log of them.
 
-    Every tenth log also repeats what came before it; only new names are that batch's.
+    Every tenth log also repeats earlier names; only the new ones are of that batch.
     """
     logs = [path for path in (table / "_spark_metadata").iterdir() if path.name[0] != "."]
     seen: set[str] = set()
@@ -295,16 +295,16 @@ def commits(table: Path) -> Iterator[tuple[int, list[Path]]]:
 
 
 class Reader(Driver):
-    """A Spark that reads, in the session of those it must not disturb.
+    """A Spark program that reads, in the session of the clients it must not disturb.
 
-    Linux shares the cores between sessions first (autogroup), and only within one of them by what
-    a process has asked for.
+    Linux shares the cores between sessions first (autogroup); scheduling policies apply only
+    within a session.
     """
 
     own_session = False
 
     def members(self) -> list[Member]:
-        """It and what descends from it."""
+        """The process and its descendants."""
         found: list[Member] = []
         parents = {self.pid}
         everybody = living()
@@ -314,15 +314,15 @@ class Reader(Driver):
         return found
 
     def kill(self) -> None:
-        self.pause()  # nobody is born while the others die
+        self.pause()  # no process starts while the others are killed
         super().kill()
 
 
 def beside(broker: Broker, *, messages: int, backlog: int, rounds: int) -> Metrics:
-    """Publishing and consuming as fast as it goes, alone and while Spark reads a backlog.
+    """Publish and consume at full speed, alone and while Spark reads a backlog.
 
-    The reading Spark gets only what the others leave: on few cores it would take them from the
-    clients, whatever the broker does.  What it still reads is told too: the broker has that work.
+    The reading Spark gets only idle CPU time: on few cores it would take time from the clients,
+    whatever the broker does.  Its rate is reported too, because it is work for the broker.
     """
     fill(broker, "rows", backlog)
     message_size = broker.stored_size("**/*.log") / backlog
@@ -332,7 +332,7 @@ def beside(broker: Broker, *, messages: int, backlog: int, rounds: int) -> Metri
         reader.wait_for("read", WAIT_SECONDS_MAX)
         for number in range(COLD_ROUNDS + rounds):
             for where in ("alone", "beside"):
-                (reader.go_on if where == "beside" else reader.pause)()
+                (reader.resume if where == "beside" else reader.pause)()
                 broker.settle()
                 before, start_s = read_size(broker), time.monotonic()
                 found = clients(broker, f"{where}-{number}", messages)
@@ -344,17 +344,17 @@ def beside(broker: Broker, *, messages: int, backlog: int, rounds: int) -> Metri
 
 
 def read_size(broker: Broker) -> float:
-    """How many bytes of logs nsqd has sent to readers."""
+    """The bytes of logs that nsqd has sent to readers."""
     match = re.search(r"(?m)^\w*log_read_bytes_total (\S+)$", broker.get("/metrics").text)
     if match is None:
-        raise RuntimeError("/metrics does not tell log_read_bytes_total")
+        raise RuntimeError("/metrics has no log_read_bytes_total")
     return float(match[1])
 
 
 def clients(broker: Broker, topic: str, messages: int) -> Metrics:
     broker.create(topic, "bench")
     published = measure([broker.task("pub", topic, messages=messages, batch=200)])
-    # At the very end a broker may wait for its flush timer: a little more is there.
+    # Publish a little more: at the very end a broker may wait for its flush timer.
     measure([broker.task("pub", topic, messages=messages // 20, batch=200)])
     consumed = measure([broker.task("sub", topic, messages=messages)])
     broker.post(f"/topic/delete?topic={topic}")

@@ -1,4 +1,4 @@
-"""Publishing and consuming as fast as it goes: messages a second, and server CPU a message."""
+"""Publishing and consuming at full speed: messages per second, and server CPU per message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def publish(broker: Broker, *, messages: int, batch: int, connections: int = 1) 
 def publish_http(
     broker: Broker, *, requests: int, batch: int, connections: int, size: int = 200
 ) -> Metrics:
-    """/pub, or with a ``batch`` /mpub in its binary form; each connection awaits its answer."""
+    """/pub, or with a ``batch`` /mpub in its binary form; each connection awaits its response."""
     broker.create("bench", "bench")
     if batch == 1:
         raw = http_load.request("/pub?topic=bench", bytes(size))
@@ -35,11 +35,11 @@ def publish_http(
 
 
 def consume(broker: Broker, *, messages: int, connections: int, rdy: int = 2500) -> Metrics:
-    """Finish a backlog that is there already.
+    """Consume an existing backlog.
 
-    A little more is there than is consumed: at the very end a broker may wait for its flush timer,
-    which says nothing of its speed.  What the consumer counted has to be what is gone from the
-    channel: a broker that delivers messages twice would look fast.
+    The backlog is a little larger than what is consumed: at the very end a broker may wait for its
+    flush timer, which says nothing about its speed.  The consumer's count must be what the channel
+    has lost: a broker that delivers messages twice would look fast.
     """
     filled = messages + 10_000
     broker.create("bench", "bench")
@@ -55,7 +55,7 @@ def consume(broker: Broker, *, messages: int, connections: int, rdy: int = 2500)
 
 
 def consume_upgraded(broker: Broker, *, messages: int, ways: list[str]) -> Metrics:
-    """The same consuming in clear, encrypted and compressed."""
+    """Consume the same in clear, encrypted and compressed."""
     metrics: Metrics = {}
     for way in ways:
         topic = way.replace("+", "-")
@@ -73,7 +73,7 @@ def consume_upgraded(broker: Broker, *, messages: int, ways: list[str]) -> Metri
 
 
 def publish_by_channels(broker: Broker, *, messages: int, channels: list[int]) -> Metrics:
-    """The same publishing into topics with few and with many channels."""
+    """Publish the same to topics with few and many channels."""
     metrics: Metrics = {}
     # The first run of a process is never its fastest.
     broker.load(broker.task("pub", "warm-up", messages=messages // 5, batch=200))
@@ -88,10 +88,10 @@ def publish_by_channels(broker: Broker, *, messages: int, channels: list[int]) -
 
 
 def consume_by_backlog(broker: Broker, *, messages: int, backlogs: list[int]) -> Metrics:
-    """Consume as many messages in all out of small backlogs and out of large ones.
+    """Consume the same number of messages from small and from large backlogs.
 
-    A small backlog is filled again and again, or the clock would be too coarse; a tenth is left
-    each time, for the flush timer's sake as in `consume`.
+    A small backlog is filled repeatedly, because the clock is too coarse for one; a tenth is left
+    each time because of the flush timer, as in `consume`.
     """
     metrics: Metrics = {}
     for backlog in backlogs:
@@ -115,6 +115,6 @@ def consume_by_backlog(broker: Broker, *, messages: int, backlogs: list[int]) ->
 
 
 def growth(metrics: Metrics, steps: list[int]) -> float:
-    """How many times the first step's CPU a message the last one needs."""
+    """The last step's CPU per message divided by the first one's."""
     first, last = metrics[f"cpu_us@{steps[0]}"], metrics[f"cpu_us@{steps[-1]}"]
     return last / first if first else 0.0

@@ -1,6 +1,6 @@
-"""What has to happen on time: deadlines, deferral, delivery.  All times in milliseconds.
+"""Delays of deadlines, deferral and delivery, in milliseconds.
 
-A message says in the first 8 bytes of its body when it was due or sent, by this machine's clock.
+The first 8 bytes of a body are the time when the message was due or sent, by this machine's clock.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from penstock.wire import commands
 
 _STAMP = struct.Struct(">q")
 PIPELINE_COUNT = 500
-# A virtual machine hands memory that was freed back to its host, and stands still meanwhile, all
-# cores at once, up to 35 ms at a time: some seconds after 3 GB were dropped that is over.
-DROP_REST_S = 8.0
+# A virtual machine returns freed memory to its host, and stalls on all cores meanwhile, up to
+# 35 ms at a time; some seconds after 3 GB were dropped that is over.
+DROP_WAIT_S = 8.0
 
 
 def times(histogram: Histogram, prefix: str = "") -> Metrics:
@@ -56,7 +56,7 @@ class Crowd:
             self.selector.register(connection.sock, selectors.EVENT_READ, connection)
 
     def messages(self, wait_s: float) -> list[tuple[Connection, Message, int]]:
-        """What arrives within ``wait_s`` at most: connection, message, time of arrival."""
+        """Messages that arrive within ``wait_s``: connection, message, time of arrival."""
         arrived: list[tuple[Connection, Message, int]] = []
         for key, _ in self.selector.select(wait_s):
             frames = key.data.reader.feed(key.data.receive(65536))
@@ -74,15 +74,15 @@ class Crowd:
 
 
 def redelivery(broker: Broker, *, channels: int, wait_s: int) -> Metrics:
-    """A-1: one message in flight in each of many channels; from its deadline to its return.
+    """A-1: one message in flight in each of many channels; from its deadline to redelivery.
 
-    The deadlines lie 1 ms apart, so that the arrival at this single reader can be told exactly.
+    The deadlines are 1 ms apart, so that this single reader can time the arrivals exactly.
     """
     names = [f"channel-{n}" for n in range(channels)]
     broker.create("bench", *names)
     crowd = Crowd(broker.connect_client(msg_timeout=1000) for _ in names)
     for connection, name in zip(crowd.connections, names, strict=True):
-        connection.ask(commands.sub("bench", name))
+        connection.request(commands.sub("bench", name))
     broker.wait_for_scan()
     broker.load(broker.task("pub", messages=1))
     first_ns: dict[Connection, int] = {}
@@ -103,13 +103,13 @@ def redelivery(broker: Broker, *, channels: int, wait_s: int) -> Metrics:
 
 
 def lost_consumer(broker: Broker, *, in_flight: int, msg_timeout_s: int) -> Metrics:
-    """A-7: a consumer dies with messages in flight; until another one has them all."""
+    """A-7: a consumer dies with messages in flight; the time until another one has them."""
     broker.create("bench", "bench")
     broker.fill(in_flight)
     broker.wait_for_scan()
     victim, heir = (broker.connect_client(msg_timeout=msg_timeout_s * 1000) for _ in range(2))
     for connection in (victim, heir):
-        connection.ask(commands.sub("bench", "bench"))
+        connection.request(commands.sub("bench", "bench"))
     held = Crowd([victim])
     victim.sock.sendall(commands.rdy(in_flight))
     count = 0
@@ -130,7 +130,7 @@ def lost_consumer(broker: Broker, *, in_flight: int, msg_timeout_s: int) -> Metr
 
 
 def publish_deferred(connection: Connection, topic: str, delays_ms: list[int]) -> None:
-    """DPUB with the due time in each body, many on their way at once."""
+    """DPUB with the due time in each body, pipelined."""
     pad = bytes(200 - _STAMP.size)
     for at in range(0, len(delays_ms), PIPELINE_COUNT):
         part = delays_ms[at : at + PIPELINE_COUNT]
@@ -144,22 +144,22 @@ def publish_deferred(connection: Connection, topic: str, delays_ms: list[int]) -
         give_up_s = time.monotonic() + 30
         while answered < len(part):
             if time.monotonic() > give_up_s:
-                raise TimeoutError("no answer to DPUB for 30 s")
+                raise TimeoutError("no reply to DPUB for 30 s")
             answered += connection.oks(connection.receive(65536))
 
 
 class Lateness:
-    """Consumes until a due time has passed, and keeps how late each message came."""
+    """Consumes until a due time has passed, and records how late each message arrived."""
 
     def __init__(self, broker: Broker, topic: str) -> None:
         self.connection = broker.connect_client(output_buffer_size=-1)
-        self.connection.ask(commands.sub(topic, "bench"))
+        self.connection.request(commands.sub(topic, "bench"))
         self.connection.sock.sendall(commands.rdy(2500))
         self.late = Histogram()
         self.early = 0
 
     def consume(self, count: int, until_s: float) -> None:
-        """Until ``count`` have come, or the wall clock says ``until_s``."""
+        """Consume ``count`` messages, or until wall-clock time ``until_s``."""
         while self.late.count < count and time.time() < until_s:
             finished = self.connection.reader.finish(self.connection.receive(65536))
             now_ns = time.time_ns()
@@ -179,12 +179,12 @@ class Lateness:
 
 
 def deferred(broker: Broker, *, far: int, near: int, near_s: int) -> Metrics:
-    """A-2: many messages over the next 24 hours, and how late those of the next seconds are."""
+    """A-2: many messages over the next 24 hours, and the delay of those due in seconds."""
     choose = random.Random(far)
     broker.create("bench", "bench")
     before = broker.settle()
     connection = broker.connect_client()
-    # None of the far ones falls due within the run, so that the near ones can be counted.
+    # No far message is due during the run, so that the near ones can be counted.
     delays_ms = [choose.randrange(600_000, 86_400_000) for _ in range(far)]
     start_s = time.monotonic()
     publish_deferred(connection, "bench", delays_ms)
@@ -207,10 +207,9 @@ def deferred(broker: Broker, *, far: int, near: int, near_s: int) -> Metrics:
 def deferred_restart(
     broker: Broker, *, count: int, ends: list[str], from_ms: int, to_ms: int
 ) -> Metrics:
-    """A-4: deferred messages meet a clean stop, or a kill -9, before they are due.
+    """A-4: a clean stop or a kill -9 before deferred messages are due.
 
-    What had no chance to be on time because nsqd was down would be late: the delays are longer
-    than a restart takes.
+    The delays are longer than a restart takes, because messages due while nsqd is down are late.
     """
     metrics: Metrics = {}
     for end in ends:
@@ -230,14 +229,14 @@ def deferred_restart(
 
 
 def cold_read(broker: Broker, *, count: int, size: int, rate: int, seconds: int) -> Metrics:
-    """Others' latency while a backlog that is in no cache is consumed as fast as it goes."""
+    """The latency of others while an uncached backlog is consumed at full speed."""
     broker.create("cold", "bench")
     broker.create("bench", "bench")
     broker.fill(count, "cold", size)
     broker.settle()
     drop_from_cache(broker)
     task = broker.task("paced", rate=float(rate), seconds=float(seconds), output_buffer_size=-1)
-    # The bulk reader begins first and is still at it when the last of the others' is measured.
+    # The bulk reader starts first and still runs when the last latency is measured.
     bulk = broker.task("sub", "cold", seconds=seconds + 2.0, idle_seconds=float(seconds))
     with ThreadPoolExecutor(1) as beside:
         reading = beside.submit(measure, [bulk])
@@ -253,10 +252,10 @@ def cold_read(broker: Broker, *, count: int, size: int, rate: int, seconds: int)
 
 
 def drop_from_cache(broker: Broker) -> None:
-    """Make the kernel forget the data path's files."""
+    """Drop the data path's files from the page cache."""
     os.sync()
     for path in broker.data_path.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    time.sleep(DROP_REST_S)
+    time.sleep(DROP_WAIT_S)

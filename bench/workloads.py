@@ -1,8 +1,8 @@
-"""What is measured, as data.
+"""The workloads as data.
 
 A workload is a function of `throughput`, `timing`, `footprint` or `floods` with its parameters, the
-makes of broker it runs on, and the targets its figures have to meet.  `quick` replaces parameters
-for a short look; targets are judged on full runs.
+makes of broker it runs on, and the targets for its figures.  `quick` replaces parameters for a
+short run; targets are for full runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IN_MEMORY = ("--mem-queue-size=10000000",)
 
 @dataclass(frozen=True)
 class Target:
-    """``metric`` at most, or at least, ``limit``; with ``of_go``, that many times Go's figure."""
+    """``metric`` at most, or at least, ``limit``; with ``of_go``, ``limit`` times Go's figure."""
 
     metric: str
     limit: float

@@ -61,9 +61,9 @@ def tab(browser: Browser, cluster: Cluster) -> Iterator[Tab]:
         yield tab
 
 
-def told(tab: Tab, text: str) -> None:
+def expect_outcome(tab: Tab, text: str) -> None:
     """The page says what was done."""
-    expect(tab.page.locator(".told")).to_contain_text(text)
+    expect(tab.page.locator(".outcome")).to_contain_text(text)
 
 
 def asked(tab: Tab, id: str) -> Locator:
@@ -95,7 +95,7 @@ def test_create_a_topic_and_a_channel(tab: Tab, cluster: Cluster) -> None:
     tab.page.get_by_label("Topic", exact=True).fill("made.here")
     tab.page.get_by_label("Channel (optional)").fill("first")
     tab.click("Create")
-    told(tab, "Created channel first of topic made.here")
+    expect_outcome(tab, "Created channel first of topic made.here")
     expect(tab.page.locator("tr[data-key='made.here first']")).to_have_count(1)
     inactive = [row[0] for row in tab.rows("inactive")]
     assert inactive[inactive.index("made.here") + 1] == "first"
@@ -104,7 +104,7 @@ def test_create_a_topic_and_a_channel(tab: Tab, cluster: Cluster) -> None:
     # Nobody has it, so only the nsqlookupds have to forget it.
     tab.page.locator("tr[data-key='made.here'] summary").click()
     confirm(tab.page.locator("tr[data-key='made.here'] form"), "made.here")
-    told(tab, "Deleted topic made.here")
+    expect_outcome(tab, "Deleted topic made.here")
     assert "made.here" not in cluster.lookupd.get("/topics").json["topics"]
 
 
@@ -117,7 +117,7 @@ def test_a_name_that_is_none_is_refused_by_the_form_and_by_the_server(
     tab.click("Create")
     assert field.evaluate("field => field.validity.patternMismatch")
     forced(field)
-    told(tab, "Nothing was changed: INVALID_TOPIC")
+    expect_outcome(tab, "Nothing was changed: INVALID_TOPIC")
     assert "no spaces" not in cluster.lookupd.get("/topics").json["topics"]
 
 
@@ -127,7 +127,7 @@ def test_publish_a_test_message(tab: Tab, cluster: Cluster) -> None:
     tab.page.get_by_label("Message", exact=True).fill('{"line": 1}\nzwei ü')
     tab.page.locator("#publish").get_by_label("To").select_option(cluster.node(1))
     tab.click("Publish")
-    told(tab, f"Published a message to topic tested on {cluster.node(1)}")
+    expect_outcome(tab, f"Published a message to topic tested on {cluster.node(1)}")
     assert sorted(depths(cluster, "tested", "all")) == [0, 0, 1]
     messages = cluster.nsqds[1].channel("tested", "all")["message_count"]
     assert messages == 1
@@ -137,18 +137,18 @@ def test_publish_a_test_message(tab: Tab, cluster: Cluster) -> None:
     tab.page.get_by_label("Delay in ms").fill("3600000")
     tab.page.locator("#publish").get_by_label("To").select_option(cluster.node(0))
     tab.click("Publish")
-    told(tab, "Published a message")
+    expect_outcome(tab, "Published a message")
     wait_for(lambda: cluster.nsqds[0].channel("tested", "all")["deferred_count"], lambda n: n == 1)
 
 
 def test_pause_and_unpause_a_topic_everywhere(tab: Tab, cluster: Cluster) -> None:
     tab.open("/topics/halted")
     asked(tab, "pause").get_by_role("button").click()
-    told(tab, "Paused topic halted on 3 daemons.")
+    expect_outcome(tab, "Paused topic halted on 3 daemons.")
     assert paused(cluster, "halted") == [True, True, True]
     expect(tab.page.locator(".head .badge")).to_have_text("paused")
     asked(tab, "unpause").get_by_role("button").click()
-    told(tab, "Unpaused topic halted on 3 daemons.")
+    expect_outcome(tab, "Unpaused topic halted on 3 daemons.")
     assert paused(cluster, "halted") == [False, False, False]
     expect(tab.page.locator("details#pause")).to_have_count(1)
 
@@ -158,12 +158,12 @@ def test_pause_a_channel_on_one_node(tab: Tab, cluster: Cluster) -> None:
     form = asked(tab, "pause")
     form.get_by_label("On").select_option(cluster.node(2))
     form.get_by_role("button").click()
-    told(tab, f"Paused channel worker of topic partly on {cluster.node(2)}.")
+    expect_outcome(tab, f"Paused channel worker of topic partly on {cluster.node(2)}.")
     states = [nsqd.channel("partly", "worker")["paused"] for nsqd in cluster.nsqds]
     assert states == [False, False, True]
     form = asked(tab, "unpause")
     form.get_by_role("button").click()
-    told(tab, "Unpaused channel worker")
+    expect_outcome(tab, "Unpaused channel worker")
     assert not any(nsqd.channel("partly", "worker")["paused"] for nsqd in cluster.nsqds)
 
 
@@ -173,10 +173,10 @@ def test_emptying_a_channel_wants_its_name(tab: Tab, cluster: Cluster) -> None:
     confirm(form, "two")
     assert form.get_by_label("to confirm").evaluate("field => field.validity.patternMismatch")
     forced(form.get_by_label("to confirm"))
-    told(tab, "Nothing was changed: the name typed is not one.")
+    expect_outcome(tab, "Nothing was changed: the name typed is not one.")
     assert depths(cluster, "full", "one") == [1, 1, 1]
     confirm(asked(tab, "empty"), "one")
-    told(tab, "Emptied channel one of topic full on 3 daemons.")
+    expect_outcome(tab, "Emptied channel one of topic full on 3 daemons.")
     assert depths(cluster, "full", "one") == [0, 0, 0]
     assert depths(cluster, "full", "two") == [1, 1, 1]
 
@@ -185,7 +185,7 @@ def test_emptying_a_topic_leaves_its_channels(tab: Tab, cluster: Cluster) -> Non
     tab.open("/topics/backlog")
     assert tab.tiles()["Depth"] == "1"
     confirm(asked(tab, "empty"), "backlog")
-    told(tab, "Emptied topic backlog on 3 daemons.")
+    expect_outcome(tab, "Emptied topic backlog on 3 daemons.")
     assert [part["depth"] for part in cluster.topics()["backlog"]] == [0, 0, 0]
     expect(tab.page.locator("#totals .tile").first).to_contain_text("0")
 
@@ -193,13 +193,13 @@ def test_emptying_a_topic_leaves_its_channels(tab: Tab, cluster: Cluster) -> Non
 def test_delete_a_channel_then_the_topic(tab: Tab, cluster: Cluster) -> None:
     tab.open("/topics/goner/a.b")
     confirm(asked(tab, "delete"), "a.b")
-    told(tab, "Deleted channel a.b of topic goner")
+    expect_outcome(tab, "Deleted channel a.b of topic goner")
     expect(tab.page.locator("h1")).to_have_text("goner")
     assert cluster.channels("goner", "a.b") == []
     expect(tab.page.locator("#channels tbody tr")).to_have_count(1)
     assert list(tab.table("channels")) == ["keep"]
     confirm(asked(tab, "delete"), "goner")
-    told(tab, "Deleted topic goner")
+    expect_outcome(tab, "Deleted topic goner")
     expect(tab.page.locator("h1")).to_have_text("Topics")
     assert "goner" not in cluster.topics()
     expect(tab.page.locator("tr[data-key=goner]")).to_have_count(0)
@@ -222,7 +222,7 @@ def test_emptying_a_pull_channel_names_its_reader_and_wants_a_tick(
         assert len(cluster.channels("read.here", "tide")) == 2
         box.check()
         form.get_by_role("button").click()
-        told(tab, f"{done} channel tide of topic read.here")
+        expect_outcome(tab, f"{done} channel tide of topic read.here")
     assert cluster.channels("read.here", "tide") == []
     assert len(cluster.channels("read.here", "plain")) == 3
 
@@ -234,15 +234,15 @@ def test_deleting_a_topic_with_a_reader_names_it(tab: Tab, cluster: Cluster) -> 
     # A form that does not send the tick, as of a browser without these rules.
     form.locator("[name=force]").evaluate("box => box.removeAttribute('required')")
     confirm(form, "read.whole")
-    told(tab, "Nothing was changed: cannot delete topic read.whole without force")
-    told(tab, READER)
+    expect_outcome(tab, "Nothing was changed: cannot delete topic read.whole without force")
+    expect_outcome(tab, READER)
     assert "read.whole" in cluster.lookupd.get("/topics").json["topics"]
     assert len(cluster.topics()["read.whole"]) == 3
     tab.open("/topics/read.whole")
     form = asked(tab, "delete")
     form.get_by_label("Delete anyway").check()
     confirm(form, "read.whole")
-    told(tab, "Deleted topic read.whole")
+    expect_outcome(tab, "Deleted topic read.whole")
     assert "read.whole" not in cluster.topics()
 
 
@@ -262,7 +262,7 @@ def test_a_page_that_is_being_left_asks_for_nothing(tab: Tab, cluster: Cluster) 
 
     tab.page.route("**/action", answer_late)
     confirm(form, "leaving")
-    told(tab, "Deleted topic leaving")
+    expect_outcome(tab, "Deleted topic leaving")
 
 
 def test_a_tombstone_names_the_reader_of_that_node_only(tab: Tab, cluster: Cluster) -> None:
@@ -273,7 +273,7 @@ def test_a_tombstone_names_the_reader_of_that_node_only(tab: Tab, cluster: Clust
     form = asked(tab, "tombstone")
     form.get_by_label("Topic", exact=True).fill("read.moved")
     confirm(form, "read.moved")
-    told(tab, "Nothing was changed: cannot tombstone topic read.moved without force")
+    expect_outcome(tab, "Nothing was changed: cannot tombstone topic read.moved without force")
     producers = cluster.lookupd.get("/lookup?topic=read.moved").json["producers"]
     assert len(producers) == 3, "nor at the nsqlookupds"
     tab.open("/topics/read.moved")
@@ -281,7 +281,7 @@ def test_a_tombstone_names_the_reader_of_that_node_only(tab: Tab, cluster: Clust
     row.locator("summary").click()
     row.get_by_label("Tombstone anyway").check()
     confirm(row.locator("form"), "read.moved")
-    told(tab, "Tombstoned topic read.moved")
+    expect_outcome(tab, "Tombstoned topic read.moved")
     assert len(cluster.topics()["read.moved"]) == 2
 
 
@@ -311,14 +311,14 @@ def test_tombstone_a_topic_on_one_node(tab: Tab, cluster: Cluster) -> None:
     row = tab.page.locator(f"#nodes tr[data-key='{cluster.node(1)}']")
     row.locator("summary").click()
     confirm(row.locator("form"), "moved")
-    told(tab, "Tombstoned topic moved")
+    expect_outcome(tab, "Tombstoned topic moved")
     assert len(cluster.topics()["moved"]) == 2
     expect(tab.page.locator("#nodes tbody tr")).to_have_count(2)
     tab.open(f"/nodes/{cluster.node(0)}")
     form = asked(tab, "tombstone")
     form.get_by_label("Topic", exact=True).fill("moved")
     confirm(form, "moved")
-    told(tab, "Tombstoned topic moved")
+    expect_outcome(tab, "Tombstoned topic moved")
     assert len(cluster.topics()["moved"]) == 1
 
 
@@ -350,8 +350,8 @@ def test_an_action_that_fails_on_a_node_says_on_which(tab: Tab, cluster: Cluster
     cluster.nsqds[1].post("/channel/delete?topic=halfway&channel=there")
     form = asked(tab, "pause")
     form.get_by_role("button").click()
-    told(tab, "but failed on others")
-    told(tab, cluster.node(1))
+    expect_outcome(tab, "but failed on others")
+    expect_outcome(tab, cluster.node(1))
     assert [c["paused"] for c in cluster.channels("halfway", "there")] == [True, True]
 
 
@@ -360,9 +360,9 @@ def test_a_form_posts_once_and_reloading_repeats_nothing(tab: Tab, cluster: Clus
     tab.page.get_by_label("Message", exact=True).fill("x")
     tab.page.locator("#publish").get_by_label("To").select_option(cluster.node(0))
     tab.click("Publish")
-    told(tab, "Published")
+    expect_outcome(tab, "Published")
     # The page's script takes what was told out of its address, once it runs.
     expect(tab.page).to_have_url(f"{tab.url}/topics/once")
     tab.page.reload()
-    expect(tab.page.locator(".told")).to_have_count(0)
+    expect(tab.page.locator(".outcome")).to_have_count(0)
     assert cluster.nsqds[0].channel("once", "all")["message_count"] == 1

@@ -78,8 +78,8 @@ def shown_and_cleared(browser: Browser, nsqd: Nsqd, well: Nsqd, admin: Nsqadmin)
     with browser.tab(admin.url, extra_http_headers={"X-Forwarded-User": "ann"}) as tab:
         tab.open(f"/nodes/{node}")
         tab.page.get_by_role("button", name="Clear these records").click()
-        expect(tab.page.locator(".told")).to_contain_text(
-            f"Cleared the records of damage on {node}"
+        expect(tab.page.locator(".outcome")).to_contain_text(
+            f"Cleared the damage records on {node}"
         )
         expect(tab.page.locator("#damage")).to_have_count(0)
         tab.open("/")

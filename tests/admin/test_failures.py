@@ -64,7 +64,7 @@ def action_spares_the_fallen(cluster: Cluster, page) -> None:  # type: ignore[no
     page.goto(f"{cluster.admin.url}/topics/lasting/all")
     page.locator("details#pause > summary").click()
     page.locator("details#pause form button").click()
-    expect(page.locator(".told")).to_contain_text("Paused channel all of topic lasting")
+    expect(page.locator(".outcome")).to_contain_text("Paused channel all of topic lasting")
     assert [c["paused"] for c in cluster.channels("lasting", "all")] == [True, True]
 
 
@@ -103,7 +103,7 @@ def test_without_anything_the_pages_say_what_to_do_next(browser: Browser, tmp_pa
         tab.screenshot("topics-empty-light")
         tab.page.get_by_label("Topic", exact=True).fill("first")
         tab.click("Create")
-        expect(tab.page.locator(".told")).to_contain_text("Created topic first")
+        expect(tab.page.locator(".outcome")).to_contain_text("Created topic first")
         tab.page.get_by_role("link", name="first", exact=True).click()
         expect(tab.page.locator("main")).to_contain_text("No channels")
         tab.page.get_by_label("Channel", exact=True).fill("mine")

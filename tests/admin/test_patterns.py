@@ -64,7 +64,7 @@ def test_patterns_are_listed_and_deleted_by_an_admin(browser: Browser, tmp_path:
             row.locator("summary").click()
             row.get_by_label("Type archive to confirm").fill("archive")
             row.get_by_role("button", name="Delete").click()
-            expect(tab.page.locator(".told")).to_contain_text(
+            expect(tab.page.locator(".outcome")).to_contain_text(
                 "Deleted the pattern of channel archive on 2 daemons"
             )
             expect(tab.page.locator("#patterns tbody tr")).to_have_count(1)

@@ -148,13 +148,13 @@ def test_an_admin_behind_a_proxy_with_a_path_of_its_own(
         tab.page.get_by_role("link", name="guarded").click()
         tab.page.locator("details#pause > summary").click()
         tab.page.locator("details#pause form button").click()
-        expect(tab.page.locator(".told")).to_contain_text("Paused topic guarded")
+        expect(tab.page.locator(".outcome")).to_contain_text("Paused topic guarded")
         assert all(paused(cluster))
         # The page's script takes what was told out of its address, once it runs.
         expect(tab.page).to_have_url(f"{guarded.url}/nsq/topics/guarded")
         tab.page.locator("details#unpause > summary").click()
         tab.page.locator("details#unpause form button").click()
-        expect(tab.page.locator(".told")).to_contain_text("Unpaused")
+        expect(tab.page.locator(".outcome")).to_contain_text("Unpaused")
         tab.updated()
         assert {url.split("/")[3] for url in tab.requests} == {"nsq"}
         # A body is shown as it is, whatever it is.

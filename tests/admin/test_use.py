@@ -107,14 +107,14 @@ def test_what_comes_and_goes_above_leaves_the_rest_alone(tab: Tab, used: Cluster
     tab.open("/topics/use.gamma")
     tab.page.locator("details#pause > summary").click()
     tab.page.locator("details#pause form button").click()
-    expect(tab.page.locator(".told")).to_contain_text("Paused")
+    expect(tab.page.locator(".outcome")).to_contain_text("Paused")
     field = tab.page.get_by_label("Message", exact=True)
     field.press_sequentially("half a thou")
     form = tab.page.locator("#publish form").element_handle()
     for _ in range(2):
         tab.updated()
     assert form is not None and form.evaluate("form => form.isConnected")
-    expect(tab.page.locator(".told")).to_contain_text("Paused")
+    expect(tab.page.locator(".outcome")).to_contain_text("Paused")
     expect(field).to_be_focused()
     # Unpaused by somebody else: a label goes, a button changes its name.
     used.nsqds[0].post("/topic/unpause?topic=use.gamma")
@@ -260,11 +260,11 @@ def test_without_scripts_pages_are_whole_and_forms_work(browser: Browser, used: 
         expect(tab.page.locator("path.trace").nth(3)).to_be_attached()
         tab.page.locator("details#pause > summary").click()
         tab.page.locator("details#pause form button").click()
-        expect(tab.page.locator(".told")).to_contain_text("Paused topic use.delta")
+        expect(tab.page.locator(".outcome")).to_contain_text("Paused topic use.delta")
         expect(tab.page.locator(".head .badge")).to_have_text("paused")
         tab.page.locator("details#unpause > summary").click()
         tab.page.locator("details#unpause form button").click()
-        expect(tab.page.locator(".told")).to_contain_text("Unpaused")
+        expect(tab.page.locator(".outcome")).to_contain_text("Unpaused")
 
 
 def test_a_topic_that_is_deleted_elsewhere_says_so_on_its_open_page(

@@ -191,7 +191,7 @@ def test_the_result_for_people_and_the_json_file_agree(nsqd: Nsqd, tmp_path: Pat
     found = json.loads(path.read_text())
     assert f"pub at {address} (nsqd {found['server_version']})" in result.stdout
     assert "published  100 messages in " in result.stdout
-    assert "us of CPU a message" in result.stdout
+    assert "us of CPU per message" in result.stdout
 
 
 def test_progress_is_shown_on_a_terminal_only(nsqd: Nsqd) -> None:

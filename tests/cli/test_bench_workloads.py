@@ -53,7 +53,7 @@ def measured(workload: Workload, folder: Path) -> dict[str, float]:
 def test_a_workload_runs_and_its_figures_can_be_shown(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "DROP_REST_S", 0.1)  # for figures to be true, not to be there
+    monkeypatch.setattr(timing, "DROP_WAIT_S", 0.1)  # for figures to be true, not to be there
     found = {"penstock": measured(workload, tmp_path)}
     assert workload.title in report.text(workload, found)
     assert workload.title in report.markdown({"cores": "2"}, [(workload, found)])
@@ -125,9 +125,9 @@ def test_the_command_writes_its_results_and_tables(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["nothing"], "no workload is called 'nothing'"),
+        (["nothing"], "unknown workload 'nothing'"),
         (["--go-nsqd", "/no/such/nsqd"], "/no/such/nsqd is not a program"),
-        (["--go-nsqd", "", "--only-go"], "where is Go's nsqd?"),
+        (["--go-nsqd", "", "--only-go"], "--only-go needs --go-nsqd"),
     ],
 )
 def test_wrong_use_of_the_command_is_named(

@@ -207,7 +207,7 @@ def test_what_is_wrong_is_said_in_a_line(
     ]:
         assert main(arguments) == 1
         err = capsys.readouterr().err
-        assert words in err and err.endswith("; nothing was taken\n") and err.count("\n") == 1
+        assert words in err and err.endswith("; nothing was imported\n") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

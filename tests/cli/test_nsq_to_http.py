@@ -111,7 +111,7 @@ def test_a_refused_message_comes_again_and_redirects_are_followed(
         with start(nsqd, tmp_path, f"--post={server.url}/") as tool:
             tool.until(lambda: finished(nsqd, "t", CHANNEL))
             assert tool.terminate() == 0
-            assert "answered 500" in tool.log
+            assert "responded 500" in tool.log
         seen = [(path, body) for _, path, body, _ in server.received]
     assert seen == [("/", b"body"), ("/", b"body"), ("/moved", b"body")]
 

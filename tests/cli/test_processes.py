@@ -144,12 +144,12 @@ def test_a_node_that_cannot_start_ends_all_of_them(tmp_path: Path) -> None:
 def test_messages_of_another_number_of_nodes_are_not_forgotten(tmp_path: Path) -> None:
     with Nsqd(tmp_path) as nsqd:
         pass
-    with pytest.raises(AssertionError, match="holds the messages of a single nsqd"):
+    with pytest.raises(AssertionError, match="contains the messages of a single nsqd"):
         Nsqd(tmp_path, "--processes=2").start()
     for name in ("node-0", "node-1", "node-2"):
         (tmp_path / "several" / name).mkdir(parents=True)
     with Nsqd(tmp_path / "several") as nsqd:
         nsqd.wait_for_log("WARNING: no node serves node-0, node-1, node-2 of ")
     (tmp_path / "several" / "nsqd.dat").rename(tmp_path / "nsqd.dat.old")
-    with pytest.raises(AssertionError, match="holds the messages of a single nsqd"):
+    with pytest.raises(AssertionError, match="contains the messages of a single nsqd"):
         Nsqd(tmp_path / "several", "--processes=2").start()

@@ -86,7 +86,7 @@ def test_publishes_without_an_answer_end_with_status_1(nsqd: Nsqd, tmp_path: Pat
             os.write(writing, b"two\n")
             time.sleep(0.2)  # it is read and sent in a millisecond; nothing tells of it
             assert ends_in_time(tool) == 1
-            assert "without an answer" in tool.log
+            assert "not acknowledged" in tool.log
     os.close(reading)
     os.close(writing)
 

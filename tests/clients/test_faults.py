@@ -114,7 +114,7 @@ def test_a_stalled_connection_is_given_up_and_made_anew(nsqd: Nsqd) -> None:
                 proxy.stall()
                 await until(lambda: consumer.stats.lost >= 1)
                 proxy.cut()
-                proxy.go_on()
+                proxy.resume()
                 publish(nsqd, "stall", b"after")
                 await until(lambda: len(received) == 2)
 
@@ -134,7 +134,7 @@ def test_publishes_on_a_stalled_connection_go_to_another_nsqd(nsqd: Nsqd, tmp_pa
                 proxy.stall()
                 await asyncio.gather(*(producer.publish("fail", body) for body in numbered(50)))
                 proxy.cut()
-                proxy.go_on()
+                proxy.resume()
             both = [f"127.0.0.1:{nsqd.tcp_port}", addresses[1]]
             async with Consumer(
                 "fail", "ch", received, nsqd_tcp_addresses=both, max_in_flight=9, **QUICK
@@ -155,7 +155,7 @@ def test_an_unknown_outcome_is_reported_if_it_must_not_be_tried_again(nsqd: Nsqd
                 unanswered = [await producer.send("unknown", b"y") for _ in range(3)]
                 await asyncio.sleep(0.05)
                 proxy.cut()
-                proxy.go_on()
+                proxy.resume()
                 results = await asyncio.gather(*unanswered, return_exceptions=True)
                 assert [type(result) for result in results] == [UnknownOutcomeError] * 3
                 await producer.publish("unknown", b"z")
@@ -220,6 +220,6 @@ def test_a_consumer_stops_although_nsqd_never_answers_cls(nsqd: Nsqd) -> None:
             await consumer.stop()
             assert consumer.stats.finished == 2, "the slow one came to its end"
             assert 2.0 < loop.time() - since_s < 30
-            proxy.go_on()
+            proxy.resume()
 
     run(work())

@@ -11,7 +11,7 @@ from penstock.wire import commands
 from tests.support.certificates import Pki
 from tests.support.client import Client
 from tests.support.daemon import LimitedNsqd, Nsqd
-from tests.support.limits import Daemons, ask, status, trial, tried_by
+from tests.support.limits import Daemons, exchange, status, trial, tried_by
 from tests.support.waits import eventually
 
 MAGIC = commands.MAGIC_V2
@@ -145,8 +145,8 @@ def _(daemons: Daemons) -> None:
 @trial("A command line", "16 KiB")
 def _(daemons: Daemons) -> None:
     port = daemons.nsqd().tcp_port
-    assert b"E_INVALID" in ask(port, MAGIC + b"x" * 16_000 + b"\n")
-    assert ask(port, MAGIC + b"x" * 16_384 + b"\n") == b""
+    assert b"E_INVALID" in exchange(port, MAGIC + b"x" * 16_000 + b"\n")
+    assert exchange(port, MAGIC + b"x" * 16_384 + b"\n") == b""
 
 
 @trial("The name of a topic or a channel", "64 characters")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from tests.support.limits import Daemons, ask, trial, tried_by
+from tests.support.limits import Daemons, exchange, trial, tried_by
 
 TESTS = "tests.conformance.test_lookupd_limits:"
 
@@ -57,10 +57,10 @@ tried_by(
 @trial("IDENTIFY at nsqlookupd", "64 KiB")
 def _(daemons: Daemons) -> None:
     port = daemons.nsqlookupd().tcp_port
-    refused = ask(port, b"  V1IDENTIFY\n" + struct.pack(">i", (64 << 10) + 1))
+    refused = exchange(port, b"  V1IDENTIFY\n" + struct.pack(">i", (64 << 10) + 1))
     assert b"E_BAD_BODY IDENTIFY invalid body size 65537" in refused
     body = b"{}" + b" " * ((64 << 10) - 2)
-    assert b"invalid body size" not in ask(
+    assert b"invalid body size" not in exchange(
         port, b"  V1IDENTIFY\n" + struct.pack(">i", 1 << 16) + body
     )
 
@@ -68,5 +68,7 @@ def _(daemons: Daemons) -> None:
 @trial("A command line at nsqlookupd", "1,024 bytes")
 def _(daemons: Daemons) -> None:
     port = daemons.nsqlookupd().tcp_port
-    assert b"longer than" not in ask(port, b"  V1" + b"x" * 1024 + b"\n")
-    assert b"E_INVALID command longer than 1024 bytes" in ask(port, b"  V1" + b"x" * 1025 + b"\n")
+    assert b"longer than" not in exchange(port, b"  V1" + b"x" * 1024 + b"\n")
+    assert b"E_INVALID command longer than 1024 bytes" in exchange(
+        port, b"  V1" + b"x" * 1025 + b"\n"
+    )

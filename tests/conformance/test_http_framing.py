@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.daemon import Nsqd
-from tests.support.limits import ask, status
+from tests.support.limits import exchange, status
 
 POST = b"POST /pub?topic=framing HTTP/1.1\r\n"
 OLD = b"POST /pub?topic=framing HTTP/1.0\r\n"
@@ -123,6 +123,6 @@ def test_a_proper_request_is_taken(nsqd: Nsqd, name: str) -> None:
 def test_an_ambiguous_request_is_refused_and_the_connection_ends(nsqd: Nsqd, name: str) -> None:
     """Also behind one that was taken, whose head is known by then."""
     assert status(nsqd.http_port, REFUSED[name]) in (400, 501)
-    received = ask(nsqd.http_port, TAKEN["chunked"] + REFUSED[name] + HIDDEN, whole=True)
+    received = exchange(nsqd.http_port, TAKEN["chunked"] + REFUSED[name] + HIDDEN, whole=True)
     assert received.count(b"HTTP/1.") == 2, received
     assert received.startswith(b"HTTP/1.1 200 ")

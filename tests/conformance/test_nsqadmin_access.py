@@ -243,7 +243,7 @@ def test_an_endpoint_that_is_away_harms_nothing(nsqd: Nsqd, endpoint: str) -> No
     with admin_of(nsqd, f"--notification-http-endpoint={endpoint}") as admin:
         for _ in range(3):
             assert admin.http("POST", "/api/topics/t", PAUSE).status == 200
-        admin.wait_for_log("NOTIFY: pause_topic was not told")
+        admin.wait_for_log("NOTIFY: pause_topic not sent")
         assert admin.get("/ping").text == "OK"
 
 
@@ -253,7 +253,7 @@ def test_an_endpoint_that_fails_is_logged(nsqd: Nsqd) -> None:
         admin_of(nsqd, f"--notification-http-endpoint={endpoint.url}") as admin,
     ):
         admin.http("POST", "/api/topics/t", PAUSE)
-        admin.wait_for_log("NOTIFY: pause_topic was answered with 500")
+        admin.wait_for_log("NOTIFY: pause_topic: the endpoint responded 500")
 
 
 # Options

@@ -14,7 +14,7 @@ import pytest
 
 from tests.admin.running import Nsqadmin
 from tests.support.daemon import Nsqd
-from tests.support.endpoint import Answer, Asked, Endpoint
+from tests.support.endpoint import Answer, Endpoint, HttpRequest
 from tests.support.waits import wait_for
 from tests.unit.admin.test_sample import HOSTILE_NUMBERS, channel, stats, topic
 
@@ -38,12 +38,12 @@ class Node(Endpoint):
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def respond(self, asked: Asked) -> Answer:
-        if asked.path == "/info":
+    def respond(self, request: HttpRequest) -> Answer:
+        if request.path == "/info":
             info = {"version": "1.3.0", "broadcast_address": "127.0.0.1", "hostname": "h"}
             info |= {"http_port": self.port, "tcp_port": 1, "node_uuid": "u"}
             return 200, json.dumps(info).encode(), JSON
-        if asked.path == "/deferred":
+        if request.path == "/deferred":
             return 200, json.dumps(self.deferred).encode(), JSON
         return 200, self._said if self.raw is None else self.raw, JSON
 
@@ -266,10 +266,10 @@ def test_an_nsqlookupd_that_answers_anything_hides_nobody(
     class Lookupd(Endpoint):
         hostile = False
 
-        def respond(self, asked: Asked) -> Answer:
-            if self.hostile and asked.path == path:
+        def respond(self, request: HttpRequest) -> Answer:
+            if self.hostile and request.path == path:
                 return 200, body, JSON
-            return 200, json.dumps(good.get(asked.path, {"channels": []})).encode(), JSON
+            return 200, json.dumps(good.get(request.path, {"channels": []})).encode(), JSON
 
     with Lookupd() as honest, Lookupd() as other:
         other.hostile = True

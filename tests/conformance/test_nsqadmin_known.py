@@ -170,7 +170,7 @@ def test_a_registration_whose_address_is_none_hides_nobody(path: str, stranger: 
     with Lookupd() as lookupd, Nsqadmin(f"--lookupd-http-address=127.0.0.1:{lookupd.port}") as one:
         nodes = one.view("/nodes")
         assert [node["node"] for node in nodes["nodes"]] == ["127.0.0.1:9"]
-        assert any("10 of the nodes it names are invalid" in text for text in nodes["warnings"])
+        assert any("10 of the nodes it lists are invalid" in text for text in nodes["warnings"])
         assert one.get(path).status == 200
     assert stranger.requests == []
 

@@ -128,10 +128,10 @@ class Driver:
         self._forget()
 
     def pause(self) -> None:
-        """Stop all of it, as it is, until ``go_on``."""
+        """Stop all of it, as it is, until ``resume``."""
         send(signal.SIGSTOP, self.members())
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         send(signal.SIGCONT, self.members())
 
     def kill_workers(self) -> int:

@@ -340,7 +340,7 @@ def test_a_node_that_hangs_is_left_out(broker: Nsqd, second: Nsqd, topic: str) -
         assert stream.bodies(3) == numbered(3)
         for _ in range(5):
             stream.batch()
-        proxy.go_on()
+        proxy.resume()
         publish(second, topic, b"hung")
         assert stream.bodies(1) == [b"hung"]
 

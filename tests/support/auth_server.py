@@ -1,11 +1,11 @@
-"""A small real auth server, as the ones people write for NSQ.
+"""A small real auth server, like those people write for NSQ.
 
     with AuthServer(grants={"s3cret": reply(entry("^ok"))}) as server:
         Nsqd(path, f"--auth-http-address={server.address}")
         ...
         assert fields_of(server.requests[0])["secret"] == "s3cret"
 
-An unknown secret is answered with 403.  ``override`` replaces every answer.
+The response to an unknown secret is 403.  ``override`` replaces every response.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ssl import SSLContext
 from typing import Any
 from urllib.parse import parse_qs
 
-from tests.support.endpoint import Answer, Asked, Endpoint
+from tests.support.endpoint import Answer, Endpoint, HttpRequest
 
 
-def fields_of(asked: Asked) -> dict[str, str]:
-    """What nsqd tells of the client, by GET or POST."""
-    if asked.method == "POST":
-        return {key: values[0] for key, values in json.loads(asked.body).items()}
-    found = parse_qs(asked.query, keep_blank_values=True)
+def fields_of(request: HttpRequest) -> dict[str, str]:
+    """nsqd's description of the client, by GET or POST."""
+    if request.method == "POST":
+        return {key: values[0] for key, values in json.loads(request.body).items()}
+    found = parse_qs(request.query, keep_blank_values=True)
     return {key: values[0] for key, values in found.items()}
 
 
@@ -45,7 +45,7 @@ def reply(*entries: dict[str, Any], ttl: int = 3600, identity: str = "bob") -> d
 
 
 class AuthServer(Endpoint):
-    """Listens on a port of 127.0.0.1 from the beginning of ``with``."""
+    """Listens on a port of 127.0.0.1 while entered."""
 
     def __init__(
         self, grants: dict[str, dict[str, Any]] | None = None, tls: SSLContext | None = None
@@ -57,16 +57,16 @@ class AuthServer(Endpoint):
 
     @property
     def address(self) -> str:
-        """As --auth-http-address takes it."""
+        """The value for --auth-http-address."""
         if self.url.startswith("https:"):
             return f"{self.url}/auth"
         return f"127.0.0.1:{self.port}"
 
-    def respond(self, asked: Asked) -> Answer:
+    def respond(self, request: HttpRequest) -> Answer:
         time.sleep(self.delay_s)
         if self.override is not None:
             return (*self.override, "application/json")
-        granted = self.grants.get(fields_of(asked)["secret"])
+        granted = self.grants.get(fields_of(request)["secret"])
         if granted is None:
             return 403, b'{"message":"FORBIDDEN"}', "application/json"
         return 200, json.dumps(granted).encode(), "application/json"

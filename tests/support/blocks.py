@@ -14,7 +14,7 @@ BATCH_HEADER = b"a batch header is not a frame"
 
 
 class Sent(NamedTuple):
-    """What a consumer reads from one frame."""
+    """The contents of one frame."""
 
     index: int
     attempts: int
@@ -24,7 +24,7 @@ class Sent(NamedTuple):
 
 
 def body_of(index: int) -> bytes:
-    """Bodies of different sizes, so that an offset that is wrong does not look right."""
+    """Bodies of different sizes, so that a wrong offset is noticed."""
     return b"%d:" % index + b"." * (index % 7)
 
 
@@ -47,7 +47,7 @@ def frame(
 
 
 def runs_of(indexes: Iterable[int]) -> list[tuple[int, int]]:
-    """Ascending indexes as dense (start, end)."""
+    """Ascending indexes as contiguous (start, end)."""
     runs: list[tuple[int, int]] = []
     for index in indexes:
         if runs and runs[-1][1] == index:
@@ -58,7 +58,7 @@ def runs_of(indexes: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def block_of(indexes: Iterable[int], *, body: bytes | None = None, node_id: int = NODE_ID) -> Block:
-    """A block as a log would give it: one span a dense run, batch headers between them."""
+    """A block as a log returns it: one span for each run, batch headers between them."""
     data = bytearray()
     spans = []
     for first, end in runs_of(indexes):
@@ -71,7 +71,7 @@ def block_of(indexes: Iterable[int], *, body: bytes | None = None, node_id: int 
 
 
 def read_frames(data: bytes | memoryview) -> list[Sent]:
-    """Take frames apart; every byte must belong to one."""
+    """Parse frames; every byte must belong to one."""
     data = bytes(data)
     found = []
     at = 0

@@ -1,4 +1,4 @@
-"""Bodies of messages, and how commands and requests carry them."""
+"""Bodies of messages, as commands and requests have them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import struct
 
 
 def numbered(count: int, start: int = 0) -> list[bytes]:
-    """Bodies that tell one message from another."""
+    """Distinct bodies."""
     return [b"%d" % number for number in range(start, start + count)]
 
 
 def sized(body: bytes) -> bytes:
-    """As it follows a command: its size in front."""
+    """A body as it follows a command: preceded by its size."""
     return struct.pack(">I", len(body)) + body
 
 
 def several(*bodies: bytes) -> bytes:
-    """Many in one, as MPUB and /mpub?binary=true have them."""
+    """Several bodies, as in MPUB and /mpub?binary=true."""
     return struct.pack(">I", len(bodies)) + b"".join(map(sized, bodies))

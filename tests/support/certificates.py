@@ -1,9 +1,9 @@
-"""Certificates for one test run: an authority, a server and clients it vouches for, and others.
+"""Certificates for one test run: an authority, a server and clients it signs, and others.
 
 pki = Pki(folder)
 Nsqd(path, *pki.options())                      # a certificate, HTTPS on a port of its own
 pki.client_context()                            # trusts the authority
-pki.client_context("bob")                       # and shows a certificate with that name
+pki.client_context("bob")                       # and presents a certificate with that name
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Pki:
         return self.path("ca.pem")
 
     def issue(self, name: str, *, age_days: int = 0) -> str:
-        """A certificate that the authority vouches for, with ``name`` as its common name."""
+        """A certificate signed by the authority, with ``name`` as its common name."""
         key = _new_key()
         self._write(name, key, self._sign(key, _name(name), age_days=age_days))
         return name
@@ -60,7 +60,7 @@ class Pki:
         )
 
     def client_context(self, name: str = "") -> ssl.SSLContext:
-        """A client that trusts the authority and shows the certificate ``name``, if any."""
+        """A context that trusts the authority and presents the certificate ``name``, if any."""
         context = ssl.create_default_context(cafile=self.ca)
         if name:
             context.load_cert_chain(f"{self.path(name)}.pem", f"{self.path(name)}.key")
@@ -101,7 +101,7 @@ def _name(text: str) -> x509.Name:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: rsa.RSAPrivateKey, age_days: int = 0
 ) -> x509.CertificateBuilder:
-    """Valid for a month, beginning ``age_days`` and a day ago."""
+    """Valid for a month, from ``age_days`` and a day ago."""
     begin = datetime.datetime.now(datetime.UTC) - (1 + age_days) * _DAY
     return (
         x509.CertificateBuilder()

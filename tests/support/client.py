@@ -1,13 +1,13 @@
-"""A small V2 client on a blocking socket, for tests that watch deliveries.
+"""A small V2 client on a blocking socket, for tests of deliveries.
 
     with Client.of(nsqd, heartbeat_interval=1000) as consumer:      # fields of IDENTIFY
         consumer.sub("orders", "email", ready=10)
         message = consumer.message()
         consumer.fin(message)
 
-Messages, replies and heartbeats come interleaved on the wire; here each kind waits in a queue of
-its own, so that a test may ask for the one it means.  Heartbeats are answered with NOP unless
-``answers`` is switched off.  Every wait has a limit.
+Messages, replies and heartbeats are interleaved on the wire; here each kind has its own queue, so
+that a test can wait for one kind.  Heartbeats are answered with NOP unless ``answers`` is off.
+Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEARTBEAT = b"_heartbeat_"
 
 
 class Client:
-    """One connection; nothing but the magic is sent until it is told to."""
+    """One connection; by itself it sends only the magic."""
 
     def __init__(self, address: tuple[str, int] | str) -> None:
         if isinstance(address, str):
@@ -119,7 +119,7 @@ class Client:
         assert self.command(commands.cls()) == b"CLOSE_WAIT"
 
     def settle(self) -> None:
-        """Return when all commands sent so far are executed: an unknown FIN's error says so."""
+        """Wait until all commands sent so far are executed, by the error of an unknown FIN."""
         self.send(commands.fin(b"0" * 16))
         reply = self.reply()
         assert reply.text == b"E_FIN_FAILED FIN 0000000000000000 failed ID not in flight", reply
@@ -139,7 +139,7 @@ class Client:
         return [self._messages.popleft() for _ in range(count)]
 
     def finish_all(self, count: int, timeout_s: float = WAIT_SECONDS_MAX) -> list[Message]:
-        """Take and finish messages as they come until there were ``count``."""
+        """Finish messages as they arrive until there were ``count``."""
         taken: list[Message] = []
         deadline_s = time.monotonic() + timeout_s
         while len(taken) < count:
@@ -152,14 +152,14 @@ class Client:
         return taken
 
     def arrived(self, seconds: float, count: int | None = None) -> list[Message]:
-        """Whatever messages come within ``seconds``, all of which are waited; or so many."""
+        """The messages that arrive in ``seconds``; with ``count``, return after that many."""
         self._receive_until(lambda: count is not None and len(self._messages) >= count, seconds)
         messages = list(self._messages)
         self._messages.clear()
         return messages
 
     def quiet(self, seconds: float) -> bool:
-        """Whether no message comes for ``seconds``; heartbeats are answered meanwhile."""
+        """Whether no message arrives for ``seconds``; heartbeats are answered meanwhile."""
         return not self._receive_until(lambda: bool(self._messages), seconds)
 
     def reply(self, timeout_s: float = WAIT_SECONDS_MAX) -> Reply:
@@ -175,14 +175,14 @@ class Client:
         return reply.text.decode()
 
     def heartbeat(self, timeout_s: float = WAIT_SECONDS_MAX) -> float:
-        """Wait for one more heartbeat and return when it came (monotonic)."""
+        """Wait for one more heartbeat and return the time of its arrival (monotonic)."""
         count = len(self.heartbeat_times_s)
         if not self._receive_until(lambda: len(self.heartbeat_times_s) > count, timeout_s):
             raise AssertionError(f"no heartbeat in {timeout_s} s; {self._state()}")
         return self.heartbeat_times_s[count]
 
     def wait_closed(self, timeout_s: float = WAIT_SECONDS_MAX) -> float:
-        """Wait until the peer has closed and return when it did (monotonic)."""
+        """Wait until the peer has closed and return the time (monotonic)."""
         self._receive_until(lambda: self.closed_s is not None, timeout_s)
         if self.closed_s is None:
             raise AssertionError(f"not closed in {timeout_s} s; {self._state()}")
@@ -192,7 +192,7 @@ class Client:
         return f"messages: {list(self._messages)[:3]}, replies: {list(self._replies)[:3]}"
 
     def _receive_until(self, reached: Callable[[], bool], timeout_s: float) -> bool:
-        """Receive until ``reached``; False if the time is over or the peer closed before."""
+        """Receive until ``reached``; False after the timeout or if the peer closed."""
         deadline_s = time.monotonic() + timeout_s
         while not reached():
             left_s = deadline_s - time.monotonic()
@@ -224,7 +224,7 @@ class Client:
                     self._answer()
 
     def _answer(self) -> None:
-        # The peer may just be closing; what it sent before is still worth reading.
+        # The peer may be closing; what it sent before must still be read.
         try:
             self.send(commands.NOP)
         except (BrokenPipeError, ConnectionResetError):
@@ -232,7 +232,7 @@ class Client:
 
 
 def publish(nsqd: Nsqd, topic: str, *bodies: bytes) -> None:
-    """Publish ``bodies`` over a connection of their own."""
+    """Publish ``bodies`` over a new connection."""
     with Client.of(nsqd) as producer:
         if len(bodies) == 1:
             producer.pub(topic, *bodies)

@@ -1,4 +1,4 @@
-"""A folder that is cut off before its n-th change, in place of kills."""
+"""A folder that fails before its n-th change, to simulate kills."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from penstock.pipeline.folders import LocalFolder
 
 
 class Cut(Exception):
-    """In place of a kill."""
+    """Simulates a kill."""
 
 
 class CutFolder(LocalFolder):
-    """Fails before the n-th change; a kill would leave the same."""
+    """Fails before the n-th change and leaves the state that a kill would leave."""
 
     def __init__(self, path: str, change_count: int) -> None:
         super().__init__(path)

@@ -1,4 +1,4 @@
-"""Real nsqd and nsqlookupd processes, and raw connections to them, for the tests that need them.
+"""Real nsqd and nsqlookupd processes, and raw connections to them.
 
     with Nsqd(tmp_path) as nsqd:                    # port 0s; the real ports are read from stderr
         with nsqd.connect() as raw:
@@ -7,7 +7,7 @@
         nsqd.kill()                                 # SIGKILL
         nsqd.start()                                # same data path, same ports, same options
 
-Every wait is bounded: a daemon that hangs fails the test with what it logged.
+Every wait is bounded: a daemon that hangs fails the test with its log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-# For machines with other things to do: what takes that long has failed.
+# Long enough for a busy machine.
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 60.0
 REPLY_SECONDS_MAX = 30.0
@@ -42,7 +42,7 @@ RESPONSE, ERROR, MESSAGE = 0, 1, 2
 
 @dataclass(frozen=True)
 class Message:
-    """A message as it stands in a frame of type 2."""
+    """A message of a frame of type 2."""
 
     timestamp_ns: int
     attempts: int
@@ -52,7 +52,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Reply:
-    """An HTTP answer."""
+    """An HTTP response."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -80,15 +80,15 @@ class Daemon:
         self.lines: list[str] = []
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._stderr_open = False
 
-    # Life
+    # Lifecycle
 
     def start(self, *options: str) -> Self:
-        """Start and return once both ports are listening.
+        """Start and return when both ports are listening.
 
-        ``options`` come on top of those given at construction, for this run only.
+        ``options`` are added to those given at construction, for this run only.
         """
         assert self._process is None, "already running"
         self.lines = []
@@ -112,7 +112,7 @@ class Daemon:
         return self
 
     def command(self) -> list[str]:
-        """The command line.  After the first start the ports are no longer 0 but the same."""
+        """The command line.  The ports are 0 at the first start and do not change after it."""
         return [
             str(Path(sys.executable).parent / self.program),
             f"--tcp-address=127.0.0.1:{self.tcp_port}",
@@ -124,7 +124,7 @@ class Daemon:
         return self._end(signal.SIGTERM, timeout_s)
 
     def kill(self) -> int:
-        """Send SIGKILL, which no process survives, and return the exit status."""
+        """Send SIGKILL, wait for the end and return the exit status."""
         return self._end(signal.SIGKILL, STOP_SECONDS_MAX)
 
     def restart(self, *options: str) -> Self:
@@ -147,7 +147,7 @@ class Daemon:
 
     @property
     def https_port(self) -> int:
-        """There is one if the options name a certificate."""
+        """The HTTPS port, if the options name a certificate."""
         return self._listening_port("HTTPS")
 
     @property
@@ -166,7 +166,7 @@ class Daemon:
         self.stop()
 
     def stop(self) -> None:
-        """End the process whatever its state; for clean-up."""
+        """End the process in any state; for clean-up."""
         if self._process is None:
             return
         try:
@@ -194,7 +194,7 @@ class Daemon:
         """Return the first match of ``pattern`` in a line logged since the start."""
         deadline_s = time.monotonic() + timeout_s
         seen = 0
-        with self._news:
+        with self._changed:
             while True:
                 for line in self.lines[seen:]:
                     if match := re.search(pattern, line):
@@ -203,7 +203,7 @@ class Daemon:
                 left_s = deadline_s - time.monotonic()
                 if not self._stderr_open or left_s <= 0:
                     raise AssertionError(f"{pattern!r} was not logged:\n{self.log}")
-                self._news.wait(left_s)
+                self._changed.wait(left_s)
 
     def _listening_port(self, kind: str) -> int:
         match = self.wait_for_log(rf"\b{kind}: listening on \S+:(\d+)", START_SECONDS_MAX)
@@ -213,16 +213,16 @@ class Daemon:
         process = self._process
         assert process is not None and process.stderr is not None
         for line in process.stderr:
-            with self._news:
+            with self._changed:
                 if len(self.lines) < LOG_LINES_MAX:
                     self.lines.append(line.rstrip("\n"))
-                self._news.notify_all()
-        with self._news:
+                self._changed.notify_all()
+        with self._changed:
             self._stderr_open = False
-            self._news.notify_all()
+            self._changed.notify_all()
         process.stderr.close()
 
-    # Talking
+    # Requests
 
     @contextmanager
     def connect(self, magic: bytes | None = None) -> Iterator[Raw]:
@@ -239,7 +239,7 @@ class Daemon:
         headers: dict[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> Reply:
-        """Make one HTTP request on a connection of its own, an HTTPS one if ``tls`` is given."""
+        """Make one HTTP request on a new connection, over HTTPS if ``tls`` is given."""
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, REPLY_SECONDS_MAX)
         if tls is not None:
             connection = http.client.HTTPSConnection(
@@ -259,7 +259,7 @@ class Daemon:
         return self.http("POST", target, body)
 
     def metric(self, name: str) -> float:
-        """What /metrics has under ``name``, its labels included."""
+        """The value of ``name``, with its labels, in /metrics."""
         lines = self.get("/metrics").text.splitlines()
         (value,) = [line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} ")]
         return float(value)
@@ -280,8 +280,8 @@ class Nsqd(Daemon):
         return super().start(*options)
 
     def command(self) -> list[str]:
-        program, *rest = super().command()
-        return [program, f"--data-path={self.data_path}", *rest]
+        program, *flags = super().command()
+        return [program, f"--data-path={self.data_path}", *flags]
 
     def stats(self, query: str = "") -> Any:
         """The JSON of /stats."""
@@ -295,7 +295,7 @@ class Nsqd(Daemon):
 
 
 class LimitedNsqd(Nsqd):
-    """An nsqd that is given a soft and a hard limit of open files."""
+    """An nsqd with a soft and a hard limit of open files."""
 
     def __init__(self, data_path: Path, soft: int, hard: int, *options: str) -> None:
         super().__init__(data_path, *options)
@@ -312,7 +312,7 @@ class Nsqlookupd(Daemon):
     magic = b"  V1"
 
     def __init__(self, *options: str, open_files: int = 0) -> None:
-        """``open_files``: a limit of its own."""
+        """``open_files``: the limit of open files; 0: inherited."""
         super().__init__(*options)
         self.open_files = open_files
 
@@ -332,7 +332,7 @@ class Nsqlookupd(Daemon):
 
 
 class Raw:
-    """A client that knows frames and nothing else, on a blocking socket with a time limit."""
+    """A client that knows only frames, on a blocking socket with a timeout."""
 
     def __init__(self, sock: socket.socket, timeout_s: float = REPLY_SECONDS_MAX) -> None:
         self.sock = sock
@@ -343,9 +343,9 @@ class Raw:
         self.sock.sendall(b"".join(parts))
 
     def send_bytewise(self, data: bytes) -> None:
-        """One packet a byte (no Nagle), so that every split point is met.
+        """Send one packet for each byte (no Nagle), to test every split point.
 
-        The peer may close before the end, after an error: the rest is then not sent.
+        The peer may close before the end, after an error: the remainder is then not sent.
         """
         for at in range(len(data)):
             try:
@@ -364,7 +364,7 @@ class Raw:
         return b"".join(chunks)
 
     def frame(self) -> tuple[int, bytes]:
-        """The next frame's type and data; heartbeats are frames like any other."""
+        """The next frame's type and data, heartbeats included."""
         size, kind = struct.unpack(">iI", self.exactly(8))
         return kind, self.exactly(size - 4)
 
@@ -383,7 +383,7 @@ class Raw:
             self.send(b"NOP\n")
 
     def command(self, *parts: bytes) -> tuple[int, bytes]:
-        """Send a command and return the frame that answers it."""
+        """Send a command and return the frame of its reply."""
         self.send(*parts)
         return self.frame()
 

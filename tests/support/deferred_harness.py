@@ -1,6 +1,6 @@
-"""A broker in small around a deferred queue: topic logs as a list, clocks and disk under control.
+"""A minimal broker around a deferred queue: topic logs as a list, a controlled clock and disk.
 
-The log is what a test judges: every message in it has its origin, and a power cut takes what of it
+Tests check the log: every message in it has its origin, and a power failure removes the part that
 was not synced.
 """
 
@@ -24,7 +24,7 @@ FOLDER = "/data/penstock/deferred"
 
 
 class StepDisk:
-    """Runs submitted work when told to, in order; a crash forgets what has not run."""
+    """Runs submitted work in order, on request; a crash drops work that has not run."""
 
     def __init__(self) -> None:
         self.queue: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
@@ -52,7 +52,7 @@ class StepDisk:
         for _ in range(100_000):
             if not self.step():
                 return
-        raise AssertionError("the disk never comes to rest")
+        raise AssertionError("the disk never becomes idle")
 
 
 class Logged:
@@ -65,7 +65,7 @@ class Logged:
 
 
 class World:
-    """A deferred queue with everything around it."""
+    """A deferred queue with everything it needs."""
 
     def __init__(self, files: LossyFiles | None = None, **options: Any) -> None:
         self.files = files or LossyFiles()
@@ -110,7 +110,7 @@ class World:
         self.queue.recover(fired)
 
     def restart(self, mode: str = KEEP, seed: int = 0) -> None:
-        """Stop at once, and start again; only ``KEEP`` leaves what was not synced."""
+        """Stop immediately, and start again; only ``KEEP`` keeps what was not synced."""
         if mode != KEEP:
             self.log = [logged for logged in self.log if logged.synced]
         self.files.crash(mode, seed)
@@ -155,7 +155,7 @@ class World:
         return ticket, stamp
 
     def flush(self) -> None:
-        """Write what was accepted; new files are made by the disk, very many in several turns."""
+        """Write accepted messages; the disk creates new files, many of them in several turns."""
         for _ in range(1000):
             self.queue.writer.flush()
             self.disk.drain()
@@ -164,19 +164,19 @@ class World:
         raise AssertionError("never written")
 
     def put(self, delay_ns: int, body: bytes = b"body", instance: int = 1) -> None:
-        """Accept one message and see it written."""
+        """Accept one message and write it."""
         ticket = self.defer(delay_ns, body, instance)
         self.flush()
         assert ticket.done and ticket.error is None
 
     def take(self, count_max: int = 1000, size_max: int = 1 << 30) -> list[Due]:
-        """What is due now, with the disk given all the time it wants."""
+        """The messages due now, after the disk has run all work."""
         for _ in range(1000):
             taken = self.queue.take(self.now_ns, count_max, size_max)
             if taken or not self.disk.queue:
                 return taken
             self.disk.drain()
-        raise AssertionError("the disk never comes to rest")
+        raise AssertionError("the disk never becomes idle")
 
     def fire(self, count_max: int = 1000) -> list[bytes]:
         """Fire everything that is due; returns the bodies in order."""

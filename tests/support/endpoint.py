@@ -1,4 +1,4 @@
-"""Some HTTP server: answers everything the same, and remembers what it was asked."""
+"""An HTTP server that gives every request the same response, and records the requests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SECONDS_MAX = 10.0
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request as it came."""
+class HttpRequest:
+    """A received request."""
 
     method: str
     target: str
@@ -35,7 +35,7 @@ class Asked:
 
 
 class Endpoint:
-    """Listens on a port of 127.0.0.1 while entered; ``answer`` may be changed any time."""
+    """Listens on a port of 127.0.0.1 while entered; ``answer`` may be changed at any time."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class Endpoint:
         tls: SSLContext | None = None,
     ) -> None:
         self.answer: Answer = (status, body, kind)
-        self.requests: list[Asked] = []
-        self._news = threading.Condition()
+        self.requests: list[HttpRequest] = []
+        self._changed = threading.Condition()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._answerer())
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
@@ -54,18 +54,18 @@ class Endpoint:
         self.port = int(self._server.server_address[1])
         self.url = f"http{'s' if tls is not None else ''}://127.0.0.1:{self.port}"
 
-    def respond(self, asked: Asked) -> Answer:
-        """What to answer; others may have better ideas."""
+    def respond(self, request: HttpRequest) -> Answer:
+        """The response; subclasses may override it."""
         return self.answer
 
-    def wait(self, count: int) -> list[Asked]:
+    def wait(self, count: int) -> list[HttpRequest]:
         """The requests, when there are ``count`` of them."""
         deadline_s = time.monotonic() + SECONDS_MAX
-        with self._news:
+        with self._changed:
             while len(self.requests) < count:
                 left_s = deadline_s - time.monotonic()
                 assert left_s > 0, f"{len(self.requests)} requests instead of {count}"
-                self._news.wait(left_s)
+                self._changed.wait(left_s)
             return list(self.requests)
 
     def __enter__(self) -> Self:
@@ -89,11 +89,11 @@ class Endpoint:
             def do_GET(self) -> None:
                 size = int(self.headers.get("Content-Length") or 0)
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                asked = Asked(self.command, self.path, headers, self.rfile.read(size))
-                with endpoint._news:  # before the answer: who asks in turn is kept in turn
-                    endpoint.requests.append(asked)
-                    endpoint._news.notify_all()
-                status, body, kind = endpoint.respond(asked)
+                request = HttpRequest(self.command, self.path, headers, self.rfile.read(size))
+                with endpoint._changed:  # before the response, to keep the order
+                    endpoint.requests.append(request)
+                    endpoint._changed.notify_all()
+                status, body, kind = endpoint.respond(request)
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))

@@ -1,15 +1,15 @@
-"""A broker without sockets, threads and time: disk, turns and clocks are the test's.
+"""A broker without sockets, threads and real time: the test controls disk, turns and clocks.
 
-    engine = Engine(seed=7)                       # files in memory, disk works in any order
+    engine = Engine(seed=7)                       # files in memory, disk work in any order
     topic, made = engine.broker.create_topic("t")
-    engine.settle()                               # run all that can run without time passing
+    engine.settle()                               # run everything that can run at this time
     client = Client(engine, "t", "a", ready_count=5)
     engine.advance(SECOND)                        # timers fire one after another, in order
-    engine.crash(LOSE)                            # the machine stops; what was not synced is gone
+    engine.crash(LOSE)                            # the machine stops; unsynced data is lost
     engine.start()
 
-Rule 1: nothing happens but in ``settle`` and ``advance``; both end, or fail.
-Rule 2: up to 8 works are with the disk at once, as in the daemon, and finish in any order.
+Rule 1: nothing runs outside ``settle`` and ``advance``; both end, or fail.
+Rule 2: up to 8 disk operations run concurrently, as in the daemon, and finish in any order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HOUR = 60 * MINUTE
 ROOT = "/data"
 RESERVE_SIZE = 64 * 1024
 WORKS_AT_ONCE = 8
-# More turns than any test needs: past this something goes round in circles.
+# More turns than any test needs: above this there is an endless loop.
 TURN_COUNT_MAX = 200_000
 
 
@@ -60,7 +60,7 @@ class ManualTimer:
 
 
 class ManualTurns:
-    """The loop: calls in order, timers by the manual clock."""
+    """An event loop: calls in order, timers by the manual clock."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
@@ -83,7 +83,7 @@ class ManualTurns:
         return self._timers[0][0] if self._timers else None
 
     def fire(self) -> bool:
-        """Call the timers that are due now; whether there are any."""
+        """Call the timers that are due now; False if there are none."""
         now_ns = self._clock.monotonic_ns()
         before = len(self.calls)
         while (next_ns := self.next_ns()) is not None and next_ns <= now_ns:
@@ -92,7 +92,7 @@ class ManualTurns:
 
 
 class ScrambledDisk:
-    """Works that overtake one another, as on threads; a seed of 0 keeps them in order."""
+    """Finishes work out of order, as threads do; with a seed of 0, in order."""
 
     def __init__(self, turns: ManualTurns, seed: int) -> None:
         self._turns = turns
@@ -114,14 +114,14 @@ class ScrambledDisk:
 
 
 class StrictSupervisor(Supervisor):
-    """The daemon logs a defect of one topic and goes on; a test must see it."""
+    """The daemon logs a defect of one topic and continues; a test must fail."""
 
     def defect(self, what: str) -> None:
         raise
 
 
 class Engine:
-    """A broker on a data path with its parts, and everything around it."""
+    """A broker on a data path with its parts, and everything it needs."""
 
     def __init__(self, files: Any = None, seed: int = 0, **options: Any) -> None:
         self.files: Any = files if files is not None else LossyFiles()
@@ -134,11 +134,11 @@ class Engine:
         self._seeds = random.Random(seed) if seed else None
         self.start()
 
-    # Life
+    # Lifecycle
 
     @classmethod
     def of(cls, files: LossyFiles, wall_ns: int, **options: Any) -> Engine:
-        """A broker that starts on the files of another one, at ``wall_ns``."""
+        """A broker on the files of another one, starting at ``wall_ns``."""
         engine = cls.__new__(cls)
         engine.files, engine.root = files, ROOT
         engine.clock = ManualClock(wall_ns)
@@ -148,8 +148,8 @@ class Engine:
         return engine
 
     def start(self) -> None:
-        """Recover the data path, as the daemon does, and come to rest."""
-        self.clock.advance(MS)  # a start takes its time
+        """Recover the data path, as the daemon does, and settle."""
+        self.clock.advance(MS)  # a start takes time
         self.turns = ManualTurns(self.clock)
         self.disk = ScrambledDisk(self.turns, self._seeds.getrandbits(32) if self._seeds else 0)
         self.data = DataPath(self.files, self.root)
@@ -164,18 +164,18 @@ class Engine:
         self.settle()
 
     def hook(self, hooks: Hooks) -> None:
-        """For tests that listen to the topics."""
+        """For tests that observe the topics."""
 
     def crash(self, mode: str = KEEP, seed: int = 0) -> None:
-        """Stop at once; only the files go on, as far as ``mode`` leaves them."""
+        """Stop immediately; only the files remain, as ``mode`` leaves them."""
         self.files.crash(mode, seed)
 
     def kill(self) -> None:
-        """Crash on real files."""
+        """Crash with real files."""
         self.files.close()
 
     def exit(self) -> None:
-        """A clean end: SIGTERM."""
+        """A clean shutdown, as after SIGTERM."""
         self.parts.refuse_all()
         for client in list(self.clients):
             client.close()
@@ -187,7 +187,7 @@ class Engine:
     # Time
 
     def settle(self) -> None:
-        """Run turns, disk and timers until nothing is left to do at this moment."""
+        """Run turns, disk and due timers until nothing is left to do."""
         for _ in range(TURN_COUNT_MAX):
             if self.turns.calls:
                 self.turns.calls.popleft()()
@@ -195,10 +195,10 @@ class Engine:
                 self.disk.step()
             elif not self.turns.fire():
                 return
-        raise AssertionError("the engine never comes to rest")
+        raise AssertionError("the engine never becomes idle")
 
     def advance(self, duration_ns: int, seen: Callable[[], None] = lambda: None) -> None:
-        """Let time pass, timer by timer; ``seen`` is called after each."""
+        """Advance the time, timer by timer; ``seen`` is called after each."""
         end_ns = self.clock.monotonic_ns() + duration_ns
         while True:
             self.settle()
@@ -212,18 +212,18 @@ class Engine:
         seen()
 
     def sleep(self, duration_ns: int) -> None:
-        """The machine is suspended: time jumps, then every timer that is due fires once."""
+        """Suspend the machine: time jumps, then every due timer fires once."""
         self.settle()
         self.clock.advance(duration_ns)
         self.settle()
 
     def done(self, ticket: Ticket) -> Exception | None:
-        """Wait for a ticket; returns its error."""
+        """Wait for a ticket; return its error."""
         self.settle()
-        assert ticket.done, "never answered"
+        assert ticket.done, "never settled"
         return ticket.error
 
-    # Looking inside
+    # Inspection
 
     def topic(self, name: str) -> Topic:
         topic = self.broker.topics[name]
@@ -249,12 +249,12 @@ class Engine:
         return found
 
     def held(self, topic: str) -> set[bytes]:
-        """What the topic keeps from its channels."""
+        """The messages that the topic has not released to its channels."""
         released = self.topic(topic).released
         return {body for index, body in self.logged(topic).items() if index >= released}
 
     def unfinished(self, topic: str, channel: str) -> dict[bytes, Unfinished]:
-        """What the channel still has to deliver or to have finished."""
+        """The messages that the channel has not finished."""
         window = self.topic(topic).channels[channel].window
         released = self.topic(topic).released
         found = {}
@@ -265,7 +265,7 @@ class Engine:
         return found
 
     def passed_over(self, topic: str, channel: str) -> set[bytes]:
-        """What the topic holds and the channel will not deliver when it is released."""
+        """The unreleased messages that the channel will not deliver."""
         window = self.topic(topic).channels[channel].window
         released = self.topic(topic).released
         return {
@@ -275,7 +275,7 @@ class Engine:
         }
 
     def check(self) -> None:
-        """All invariants that the parts can state themselves."""
+        """Check the invariants of all parts."""
         for topic in self.broker.topics.values():
             if isinstance(topic, Topic):
                 topic.log.check()
@@ -305,7 +305,7 @@ class Received(NamedTuple):
 
 
 class Client:
-    """A consumer: what it is sent, and its answers, as a connection gives them to the window."""
+    """A consumer: receives messages and passes its answers to the window, like a connection."""
 
     def __init__(
         self,
@@ -377,7 +377,7 @@ class Client:
         return status
 
     def take(self) -> list[Received]:
-        """What arrived since the last call."""
+        """The messages received since the last call."""
         taken, self.inbox = self.inbox, []
         return taken
 

@@ -1,4 +1,4 @@
-"""Failing file calls on command: rules, shared by the files in memory and by a real nsqd.
+"""File calls that fail by rules, for files in memory and for a real nsqd.
 
     faults = Faults()
     faults.add("*.slot", errno.EIO, "pread", "read")       # until heal()
@@ -9,8 +9,8 @@
         ...
         nsqd.heal()
 
-``FaultyNsqd`` starts this module, which puts ``FaultyFiles`` in the place of ``Files`` and then
-runs nsqd as its script does.  The rules stand in a file that is looked at before every call.
+``FaultyNsqd`` starts this module, which replaces ``Files`` by ``FaultyFiles`` and then runs nsqd as
+its script does.  The rules are in a file that is checked before every call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WRITES = (
 
 
 class Faults:
-    """Which calls fail: (pattern of the path, errno, actions, how often; -1: always)."""
+    """The calls that fail: (pattern of the path, errno, actions, how often; -1: always)."""
 
     def __init__(self) -> None:
         self.rules: list[tuple[str, int, Sequence[str], int]] = []
@@ -65,7 +65,7 @@ class Faults:
 
 
 class FaultyFiles(Files):
-    """Real files whose calls fail as the rules in a file say."""
+    """Real files whose calls fail by the rules in a file."""
 
     def __init__(self, open_max: int = 256, *, read_only: bool = False) -> None:
         super().__init__(open_max, read_only=read_only)
@@ -145,7 +145,7 @@ class FaultyFiles(Files):
 
 
 class FaultyNsqd(Nsqd):
-    """A real nsqd whose files fail as it is told; page-cached reads count as well."""
+    """A real nsqd whose file calls fail by rules, cached reads included."""
 
     def __init__(self, data_path: Path, *options: str) -> None:
         super().__init__(data_path, *options)
@@ -159,11 +159,11 @@ class FaultyNsqd(Nsqd):
         return super().start(*options)
 
     def command(self) -> list[str]:
-        _, *rest = super().command()
-        return [sys.executable, "-m", "tests.support.faults", *rest]
+        _, *flags = super().command()
+        return [sys.executable, "-m", "tests.support.faults", *flags]
 
     def fault(self, pattern: str, code: int, *actions: str, times: int = -1) -> None:
-        """From now on calls on paths like ``pattern`` fail with ``code``."""
+        """Let calls on paths that match ``pattern`` fail with ``code`` from now on."""
         self._faults.add(pattern, code, *actions, times=times)
         self._write()
 
@@ -174,7 +174,7 @@ class FaultyNsqd(Nsqd):
     def _write(self) -> None:
         fresh = self._rules_path.with_suffix(".new")
         fresh.write_text(json.dumps(self._faults.rules))
-        # Two changes within one tick of the file system's clock must not look like one.
+        # Two changes within one tick of the file system's clock must have different times.
         now_ns = time.time_ns()
         os.utime(fresh, ns=(now_ns, now_ns))
         fresh.rename(self._rules_path)

@@ -1,4 +1,4 @@
-"""A Go nsqd's data path, written as the format's description says.
+"""A Go nsqd's data path, written by the description of the format.
 
 source = GoPath(tmp_path / "go")
 source.queue("orders:email", [record(1), record(2, attempts=3)])
@@ -18,7 +18,7 @@ TIME_NS = 1_700_000_000_000_000_000
 
 @dataclass(frozen=True)
 class GoMessage:
-    """A message as a queue holds it."""
+    """A message in a queue."""
 
     id: bytes
     timestamp_ns: int
@@ -44,7 +44,7 @@ def message(
 
 
 class GoPath:
-    """The folder."""
+    """The data path of a Go nsqd."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,9 +63,9 @@ class GoPath:
     def queue(
         self, name: str, messages: Sequence[GoMessage], *, per_file: int = 1000, finished: int = 0
     ) -> None:
-        """A queue after a clean end; the first ``finished`` messages were read already.
+        """A queue after a clean shutdown; the first ``finished`` messages have been read.
 
-        Files that were read to their end are gone, as nsqd removes them.
+        Files that were read to their end do not exist, because nsqd removes them.
         """
         files = [messages[at : at + per_file] for at in range(0, len(messages), per_file)] or [[]]
         read_file, read_count = divmod(finished, per_file)
@@ -95,7 +95,7 @@ class GoPath:
         (self.folder / "nsqd.dat").write_text(text)
 
     def snapshot(self) -> dict[str, tuple[bytes, int]]:
-        """Every file's bytes and time of change, to see that nothing was touched."""
+        """Every file's bytes and modification time, to check that nothing was changed."""
         return {
             path.name: (path.read_bytes(), path.stat().st_mtime_ns)
             for path in sorted(self.folder.iterdir())

@@ -1,13 +1,13 @@
-"""Trials of the limits that docs/operations.md lists: one for each row of its table "Limits".
+"""Trials of the limits in docs/operations.md: one for each row of its table "Limits".
 
     @trial("A command line", "16 KiB")
     def _(daemons: Daemons) -> None: ...
 
     tried_by("A command line", "16 KiB", "tests.conformance.test_x:test_a_long_line_is_refused")
 
-The first argument is the row's "What", the second its "How much" without markup; both must be what
-the table says.  Where a test of its own tries a limit against a real daemon, ``tried_by`` names it.
-Trials stand in tests/conformance/limits_*.py.
+The first argument is the row's "What", the second its "How much" without markup; both must match
+the table.  If another test tries a limit against a real daemon, ``tried_by`` names it.  Trials are
+in tests/conformance/limits_*.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Row:
 class Trial:
     how_much: str
     run: Callable[[Daemons], None]
-    patient: bool  # takes a minute or more: begins before all others, on daemons of its own
+    patient: bool  # takes a minute or more: starts before all others, on its own daemons
 
 
 TRIALS: dict[str, Trial] = {}
@@ -92,7 +92,7 @@ def trial(
 
 
 def tried_by(what: str, how_much: str, test: str) -> None:
-    """``test``, which is run by itself, is the trial; it must be there."""
+    """``test``, which runs on its own, is the trial; it must exist."""
 
     def there(_: Daemons) -> None:
         module, _, name = test.partition(":")
@@ -102,7 +102,7 @@ def tried_by(what: str, how_much: str, test: str) -> None:
 
 
 def rows() -> list[Row]:
-    """Of the table under "## Limits"."""
+    """The rows of the table under "## Limits"."""
     section = PAGE.read_text(encoding="utf-8").partition("\n## Limits\n")[2].partition("\n## ")[0]
     found = []
     for line in section.splitlines():
@@ -113,17 +113,17 @@ def rows() -> list[Row]:
 
 
 def plain(cell: str) -> str:
-    """The text of a cell: links as what they show, no code marks."""
+    """The text of a cell, without links and code marks."""
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell).replace("`", "").strip()
 
 
-# Talking
+# Requests
 
 
-def ask(port: int, data: bytes, seconds: float = 20, *, whole: bool = False) -> bytes:
-    """Send bytes on a connection of their own; what is answered.
+def exchange(port: int, data: bytes, seconds: float = 20, *, whole: bool = False) -> bytes:
+    """Send bytes on a new connection; return the response.
 
-    In HTTP until there is a head; if it should be ``whole``, until the daemon closes.
+    For HTTP, read up to the end of the head; with ``whole``, until the daemon closes.
     """
     with socket.create_connection(("127.0.0.1", port), seconds) as sock:
         with contextlib.suppress(ConnectionError):
@@ -138,6 +138,6 @@ def ask(port: int, data: bytes, seconds: float = 20, *, whole: bool = False) -> 
 
 
 def status(port: int, data: bytes, seconds: float = 20) -> int:
-    """The status of the first answer; 0 if there is none."""
-    found = re.match(rb"HTTP/1\.[01] (\d{3}) ", ask(port, data, seconds))
+    """The status of the first response; 0 if there is none."""
+    found = re.match(rb"HTTP/1\.[01] (\d{3}) ", exchange(port, data, seconds))
     return int(found[1]) if found else 0

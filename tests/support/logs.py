@@ -1,4 +1,4 @@
-"""What tests ask of a topic's log, and nobody else does."""
+"""Queries on a topic's log that only tests need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock.storage.topic_log import TopicLog
 
 
 def gaps(log: TopicLog) -> list[tuple[int, int]]:
-    """The ranges between the first message and the end that hold nothing."""
+    """The ranges without messages between the first message and the end."""
     found = []
     at = log.first
     for start, end in [*log.existing(at, log.end), (log.end, log.end)]:

@@ -1,4 +1,4 @@
-"""Something that answers /lookup as nsqlookupd does, for tests of discovery alone."""
+"""A server with nsqlookupd's /lookup only, for tests of discovery."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class Lookup:
-    """Answers with ``addresses`` for every topic; ``status`` other than 200 is answered as such."""
+    """Responds with ``addresses`` for every topic, and with ``status``."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = list(addresses)

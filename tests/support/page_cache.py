@@ -1,4 +1,4 @@
-"""What tests need of the kernel's page cache: that it tells what is in it, and that it forgets."""
+"""Drops files from the kernel's page cache, and checks whether the kernel reports its contents."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ from penstock.page_cache import is_cached
 FORGET_SECONDS_MAX = 2.0
 
 
-def _tells() -> bool:
+def _has_cachestat() -> bool:
     with tempfile.TemporaryFile() as file:
         file.write(b"x")
         file.flush()
         return is_cached(file.fileno(), 0, 1)
 
 
-needs_cachestat = pytest.mark.skipif(
-    not _tells(), reason="needs a kernel that tells what it has cached: Linux 6.5"
-)
+needs_cachestat = pytest.mark.skipif(not _has_cachestat(), reason="needs cachestat: Linux 6.5")
 
 
 def must_forget(path: str | Path) -> None:
-    """Have none of a file in memory, or skip the test."""
+    """Drop a file from the page cache, or skip the test."""
     if not forget(path):
         pytest.skip("needs a file system on a disk")
 
 
 def forget(path: str | Path) -> bool:
-    """Have none of a file in memory; False: its file system is memory itself."""
+    """Drop a file from the page cache; False if its file system is in memory."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,12 +1,12 @@
-"""Tests that mostly wait, run together.
+"""Runs tests that mostly wait concurrently.
 
     together = ParallelTests()
 
     @together.test
     def test_a_timeout_brings_a_message_back(nsqd: Nsqd) -> None: ...
 
-The first such test of a module starts all of them that were collected, a thread each, against
-the same daemon; every test then reports its own outcome.  They must not share topics.
+The first such test of a module starts all that were collected, each in a thread, against the same
+daemon; every test then reports its own outcome.  They must not share topics.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Test = Callable[[Nsqd], None]
 
 
 class ParallelTests:
-    """The tests of one module that run at once."""
+    """The tests of one module that run concurrently."""
 
     def __init__(self) -> None:
         self._tests: dict[str, Test] = {}
@@ -41,7 +41,7 @@ class ParallelTests:
                 self._start(nsqd, request)
             self._outcomes[name].result(TEST_SECONDS_MAX)
 
-        # pytest asks for the fixtures that the signature names, and wraps() would hide ours.
+        # pytest requests the fixtures that the signature names, and wraps() would hide ours.
         del wait.__wrapped__  # type: ignore[attr-defined]
         return wait
 

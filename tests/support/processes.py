@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def children(pid: int) -> list[int]:
-    """The ids of all that ``pid`` started, and of all those started."""
+    """The ids of all descendants of ``pid``."""
     try:
         direct = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except FileNotFoundError:
@@ -24,7 +24,7 @@ def command_line(pid: int) -> str:
 def gone(pids: list[int], timeout_s: float = 10.0) -> bool:
     """Whether all of them end in time; those that do not are killed.
 
-    One that nobody has waited for has ended too.
+    A zombie has ended too.
     """
     give_up_s = time.monotonic() + timeout_s
     while any(map(_alive, pids)):
@@ -37,7 +37,7 @@ def gone(pids: list[int], timeout_s: float = 10.0) -> bool:
 
 
 def state(pid: int) -> str:
-    """R, S and D live, T is stopped, Z has ended."""
+    """R, S and D: alive, T: stopped, Z: ended."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

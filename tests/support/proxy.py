@@ -1,15 +1,15 @@
-"""A TCP proxy that does to connections what networks do.
+"""A TCP proxy that simulates faults of the network.
 
     with Proxy(nsqd.tcp_port) as proxy:
         connect to proxy.address
         proxy.cut()                 # every connection is reset
-        proxy.stall()               # bytes stop, connections stay; proxy.go_on()
-        proxy.hold_answer(b"POST /x")   # a request that begins so passes, and no answer any more
+        proxy.stall()               # bytes stop, connections stay; proxy.resume()
+        proxy.hold_answer(b"POST /x")   # a request that begins so passes, but no response after it
         proxy.cut_after(5000)       # each connection is reset after about that many bytes
-        proxy.refuse()              # new connections are closed at once; proxy.accept()
+        proxy.refuse()              # new connections are reset; proxy.accept()
     Proxy(port, piece=3)            # bytes pass three at a time
 
-Each direction of a connection is a thread of its own.
+Each direction of a connection has its own thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RECEIVE_SIZE = 1 << 16
 
 
 class Proxy:
-    """Passes bytes between its own port and ``port`` on loopback."""
+    """Forwards bytes between its own port and ``port`` on loopback."""
 
     def __init__(self, port: int, *, piece: int = 0, seed: int = 0) -> None:
         self.port = port
@@ -63,27 +63,27 @@ class Proxy:
         self.cut()
 
     def cut(self) -> None:
-        """Reset all connections; bytes on their way are gone."""
+        """Reset all connections; bytes in transit are lost."""
         with self._lock:
             sockets, self._sockets = self._sockets, set()
         for sock in sockets:
             reset(sock)
 
     def cut_after(self, size: int) -> None:
-        """Reset every later connection after up to ``size`` bytes; 0: no more."""
+        """Reset every later connection after up to ``size`` bytes; 0: never."""
         self._cut_size = size
 
     def hold_answer(self, beginning: bytes) -> None:
-        """Pass a request that begins so, and from then on nothing in the other direction.
+        """Forward a request with this beginning, and after it nothing in the other direction.
 
-        ``holding`` is set when it has come.
+        ``holding`` is set when it has arrived.
         """
         self._hold_answer = beginning
 
     def stall(self) -> None:
         self._passing.clear()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._passing.set()
 
     def refuse(self) -> None:
@@ -119,14 +119,14 @@ class Proxy:
                 ).start()
 
     def _pass(
-        self, source: socket.socket, target: socket.socket, size_max: int, asking: bool
+        self, source: socket.socket, target: socket.socket, size_max: int, is_request: bool
     ) -> None:
         passed = 0
         try:
             while data := source.recv(RECEIVE_SIZE):
-                if asking and self._hold_answer and data.startswith(self._hold_answer):
+                if is_request and self._hold_answer and data.startswith(self._hold_answer):
                     self.holding.set()
-                if not asking and self.holding.is_set():
+                if not is_request and self.holding.is_set():
                     continue
                 self._passing.wait()
                 if size_max and passed + len(data) >= size_max:
@@ -145,7 +145,7 @@ class Proxy:
 
 
 def reset(sock: socket.socket) -> None:
-    """Close with RST, so that the peer learns of it at once."""
+    """Close with RST, so that the peer is notified immediately."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         # A thread may be blocked in recv: shutdown wakes it, close alone does not.

@@ -23,7 +23,7 @@ BODY_SIZE_MAX = 5_242_880
 
 
 def multi(*bodies: bytes) -> bytes:
-    """The body of an MPUB, with its size in front."""
+    """The body of an MPUB, preceded by its size."""
     return sized(several(*bodies))
 
 
@@ -32,7 +32,7 @@ def id_of(index: int) -> bytes:
 
 
 class Peer:
-    """Feeds bytes to a scanner and does what a server would do with the results."""
+    """Feeds bytes to a scanner and handles the results as a server would."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Peer:
         self.appenders[topic.encode()] = appender
 
     def subscribe(self) -> None:
-        """Half of what is in flight is this client's, the other half somebody else's."""
+        """Half of the messages in flight are this client's, the others another client's."""
         other = Consumer("other", 60_000 * MS)
         self.window.join(other)
         self.window.join(self.consumer)
@@ -87,7 +87,7 @@ class Peer:
         self.scanner.state = SUBSCRIBED
 
     def send(self, *pieces: bytes) -> list[Any]:
-        """Feed the pieces; return what next() gave for Python to do, errors as text."""
+        """Feed the pieces; return the results of next() for Python, errors as text."""
         results = []
         for piece in pieces:
             if not self.open:
@@ -129,7 +129,7 @@ class Peer:
         return bodies
 
     def owed(self) -> list[tuple[str, str, int]]:
-        """Replies that wait: (topic, command, count)."""
+        """Pending replies: (topic, command, count)."""
         return [(self._topics[one.ticket], one.command, one.count) for one in self.scanner.owed]
 
     def window_state(self) -> dict[int, Any]:

@@ -1,6 +1,6 @@
-"""A client that negotiates TLS and compression; otherwise as tests.support.client.
+"""A client that negotiates TLS and compression; otherwise like tests.support.client.
 
-The compressions are zlib's and python-snappy's own, not those under test.
+Compression is by zlib and python-snappy, not by the code under test.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class PackedSocket:
 
 
 class SecureClient(Client):
-    """``negotiated`` is what nsqd answered to IDENTIFY."""
+    """``negotiated`` is nsqd's reply to IDENTIFY."""
 
     negotiated: dict[str, Any]
 
     @classmethod
     def of(cls, nsqd: Nsqd, context: ssl.SSLContext | None = None, **fields: object) -> Self:
-        """A client of ``nsqd`` that asks for TLS if a context is given."""
+        """A client of ``nsqd`` that requests TLS if a context is given."""
         client = cls(("127.0.0.1", nsqd.tcp_port))
         client.upgrade(context, **fields)
         return client
@@ -79,7 +79,7 @@ class SecureClient(Client):
     def upgrade(self, context: ssl.SSLContext | None, **fields: object) -> None:
         fields = {"feature_negotiation": True, "tls_v1": context is not None, **fields}
         self.sock.sendall(commands.identify(fields))
-        # Not a byte more than the reply: what follows is another stream.
+        # Read not a byte more than the reply: what follows is upgraded.
         kind, data = Raw(self.sock).frame()
         assert kind != ERROR, data
         self.negotiated = json.loads(data)

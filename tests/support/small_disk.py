@@ -1,4 +1,4 @@
-"""A file system of few megabytes, to be filled."""
+"""A file system of a few megabytes, to be filled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, size_mb: int) -> Iterator[Path]:
-    """``folder`` as a file system of its own; the test is skipped where nobody may mount one."""
+    """Mount a file system at ``folder``; skip the test if mounting is not permitted."""
     folder.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder)],

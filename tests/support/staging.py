@@ -1,4 +1,4 @@
-"""What the tests of staging share: bodies of parts, and a query that writes to a broker."""
+"""Shared by the tests of staging: bodies of parts, and queries that write to a broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DUE_MAX_NS = (1 << 63) - 1
 
 
 def plain(*bodies: bytes) -> bytes:
-    """A part as MPUB has it."""
+    """A part, in the form of MPUB."""
     return several(*bodies)
 
 
@@ -31,7 +31,7 @@ def deferred(*rows: tuple[int, bytes]) -> bytes:
 
 
 class Query:
-    """A query that writes to an engine without sockets; every step waits for its answer."""
+    """A query that writes to an engine without sockets; every step waits for its result."""
 
     def __init__(self, engine: Engine, name: str = "q") -> None:
         self.engine = engine
@@ -51,7 +51,7 @@ class Query:
         return self.engine.done(self.engine.parts.staging.seal(key, part_count, count))
 
     def stage(self, key: Key, topic: str, *parts: Sequence[bytes]) -> None:
-        """Put and seal, all of it."""
+        """Put and seal all parts."""
         for part, bodies in enumerate(parts):
             assert self.put(key, part, topic, plain(*bodies)) is None
         assert self.seal(key, len(parts), sum(map(len, parts))) is None
@@ -98,5 +98,5 @@ class HttpQuery:
         )
 
     def publish(self, batch: int, *winners: tuple[int, str]) -> Reply:
-        told = [{"partition": partition, "attempt": attempt} for partition, attempt in winners]
-        return self.post("publish", batch=batch, winners=told)
+        fields = [{"partition": partition, "attempt": attempt} for partition, attempt in winners]
+        return self.post("publish", batch=batch, winners=fields)

@@ -1,8 +1,8 @@
-"""How exactly a test may measure time on a machine that has other things to do.
+"""Tolerances for times that a test measures on a busy machine.
 
-What happens is seen late: by a process that has to wait for its turn.  So a wait may look too long
-when its end, and too short when its beginning is seen late.  On a machine of our own the limits
-below are what they say; the busier it is, the wider they are.
+A process that waits for a core observes events late.  A measured wait is too long if its end is
+observed late, and too short if its start is.  On an idle machine the tolerances are as given; they
+grow with the load.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ CORES = os.cpu_count() or 1
 
 
 def load_per_core() -> float:
-    """How many processes want each core; 1 at least."""
+    """The load average for each core; at least 1."""
     return max(1.0, os.getloadavg()[0] / CORES)
 
 
 def late_s(limit_s: float = 1.0) -> float:
-    """By how much a wait may look too long."""
+    """By how much a measured wait may be too long."""
     return limit_s * load_per_core()
 
 
 def early_s(limit_s: float = 0.02) -> float:
-    """By how much a wait may look too short."""
+    """By how much a measured wait may be too short."""
     return limit_s + 0.1 * (load_per_core() - 1.0)

@@ -1,12 +1,12 @@
-"""Bounded waits for what another process, thread or connection does.
+"""Bounded waits for another process, thread or connection.
 
     assert eventually(lambda: nsqd.channel("t", "c")["depth"] == 0)
     wait_until(lambda: path.exists(), why=lambda: nsqd.log)     # fails the test, with the log
-    wait_for(lambda: nsqd.get("/ping").status, 200)             # fails with what was seen last
+    wait_for(lambda: nsqd.get("/ping").status, 200)             # fails with the last value
     await until(lambda: len(received) == 10)                    # in a coroutine
 
-They ask again after some milliseconds, or after as long as the last answer took.  Limits are for
-machines with other things to do.
+They poll every few milliseconds, or after as long as the last check took.  The limits are long
+enough for a busy machine.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def wait_until(
 ) -> None:
     """Wait until ``fact`` is true.
 
-    The test fails after ``timeout_s``, or as soon as what it waits for is no longer ``alive``;
-    ``why`` is what it says then, or gives it.
+    The test fails after ``timeout_s``, or as soon as ``alive`` is false; ``why`` is the message,
+    or returns it.
     """
 
     def decided() -> object:
@@ -57,21 +57,21 @@ def wait_until(
     )
 
 
-def wait_for(ask: Callable[[], Any], wanted: Any, timeout_s: float = WAIT_SECONDS_MAX) -> Any:
-    """Ask until the answer is ``wanted``, or what ``wanted`` accepts if that is a function."""
-    answer: Any = None
+def wait_for(read: Callable[[], Any], wanted: Any, timeout_s: float = WAIT_SECONDS_MAX) -> Any:
+    """Poll until the value is ``wanted``, or until ``wanted``, if it is a function, accepts it."""
+    value: Any = None
 
     def right() -> object:
-        nonlocal answer
-        answer = ask()
-        return wanted(answer) if callable(wanted) else answer == wanted
+        nonlocal value
+        value = read()
+        return wanted(value) if callable(wanted) else value == wanted
 
-    assert eventually(right, timeout_s), f"still {answer!r}"
-    return answer
+    assert eventually(right, timeout_s), f"still {value!r}"
+    return value
 
 
 async def until(fact: Callable[[], object], timeout_s: float = WAIT_SECONDS_MAX) -> None:
-    """Let the loop go on until ``fact`` is true; TimeoutError if it never is."""
+    """Run the loop until ``fact`` is true; raises TimeoutError if it never is."""
     async with asyncio.timeout(timeout_s):
         while not fact():
             await asyncio.sleep(POLL_S / 2)

@@ -1,20 +1,20 @@
-"""Who may do what.
+"""Authorization of requests.
 
-NSQ's way: without --admin-user everybody may change things; else the header --acl-http-header,
-which a proxy in front must set and protect, has to name one of them.  Looking is free.
+As in NSQ: without --admin-user everybody may run actions.  Otherwise the header --acl-http-header,
+which a proxy in front must set and protect, has to name one of the users.  Reading needs no rights.
 
-A browser can be made to post anything anywhere by a page of somebody else, with the user's cookies
-and from inside his network.  So what changes something must not come from another site:
+Another site's page can make a browser send a POST to any address, with the user's cookies and from
+inside the user's network.  A request that changes something must therefore not be cross-site:
 
-    Sec-Fetch-Site   the browser's own word, the same behind any proxy: same-origin, or none
-    Origin           older browsers, or plain http: must be the host that was asked
-    Referer          still older ones: likewise
-    none of them     no browser: curl and NSQ's API clients go on as they do
+    Sec-Fetch-Site   set by the browser, unchanged by proxies: must be same-origin or none
+    Origin           older browsers, or plain http: must be the requested host
+    Referer          still older browsers: the same
+    none of them     not a browser: curl and NSQ's API clients are accepted
 
-and a form of our pages carries a token that no other site can read.
+and a form of our pages has a token that no other site can read.
 
-Rule 1: a refusal is 403 FORBIDDEN and says no more; the log says why.
-Rule 2: the token is bound to the user and to this process, and lasts for a working day.
+Rule 1: a refusal is 403 FORBIDDEN without a reason; the reason is logged.
+Rule 2: the token is bound to the user and to this process, and is valid for 12 hours.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HOUR_S = 3600
 
 
 class Access:
-    """Judges requests."""
+    """Checks what requests may do."""
 
     def __init__(self, options: AdminOptions, now_s: Callable[[], float] = time.time) -> None:
         self._header = options.acl_http_header.lower().encode("latin-1", "replace")
@@ -48,33 +48,33 @@ class Access:
         self._now_s = now_s
 
     def user(self, request: Request) -> str:
-        """Whom the proxy says it is; empty if it says nothing."""
+        """The user's name as set by the proxy; empty if it is not set."""
         return request.headers.get(self._header, b"").decode("utf-8", "replace")
 
     def is_admin(self, request: Request) -> bool:
-        """Whether the user may change things."""
+        """Whether the user may run actions."""
         return not self._users or self.user(request) in self._users
 
     def check_change(self, request: Request) -> None:
-        """Raise HttpError unless the request may change something."""
+        """Raise HttpError unless the request may run actions."""
         if not self.is_admin(request):
-            raise refusal(request, f"user {self.user(request)!r} is no admin")
+            raise refusal(request, f"user {self.user(request)!r} is not an admin")
         if reason := foreign(request):
             raise refusal(request, reason)
 
     # Forms
 
     def token(self, request: Request) -> str:
-        """What a form carries as ``token``."""
+        """The value of a form's field ``token``."""
         return self._sign(self.user(request), int(self._now_s()) // _HOUR_S)
 
     def check_token(self, request: Request, token: str) -> None:
-        """Raise HttpError if the token is not one of ours, for this user, of today."""
+        """Raise HttpError unless the token is this user's and has not expired."""
         user, hour = self.user(request), int(self._now_s()) // _HOUR_S
         given = token.encode("utf-8", "replace")
         known = (self._sign(user, hour - age).encode() for age in range(TOKEN_HOURS))
         if not any(hmac.compare_digest(given, one) for one in known):
-            raise refusal(request, "its token is missing, old or another's")
+            raise refusal(request, "the token is missing, expired or another user's")
 
     def _sign(self, user: str, hour: int) -> str:
         return hmac.new(self._secret, f"{hour} {user}".encode(), hashlib.sha256).hexdigest()
@@ -82,7 +82,7 @@ class Access:
     # /config
 
     def check_config(self, request: Request) -> None:
-        """Raise HttpError unless the peer may see and change options."""
+        """Raise HttpError unless the peer may read and change options."""
         if self._config_from is None:
             return
         try:
@@ -92,24 +92,24 @@ class Access:
         if isinstance(peer, ipaddress.IPv6Address) and peer.ipv4_mapped is not None:
             peer = peer.ipv4_mapped
         if peer not in self._config_from:
-            raise refusal(request, "its address may not use /config")
+            raise refusal(request, "the address may not use /config")
 
 
 def foreign(request: Request) -> str:
-    """Why a request comes from another site; empty if it does not."""
+    """The reason why a request is cross-site; empty if it is not."""
     headers = request.headers
     site = headers.get(b"sec-fetch-site")
     if site is not None:
-        return "" if site in (b"same-origin", b"none") else f"it comes from {site!r}"
+        return "" if site in (b"same-origin", b"none") else f"cross-site request: {site!r}"
     for name in (b"origin", b"referer"):
         value = headers.get(name)
         if value is not None:
-            return "" if _host(value) in _own_hosts(request) else f"it comes from {value!r}"
+            return "" if _host(value) in _own_hosts(request) else f"cross-site request: {value!r}"
     return ""
 
 
 def _host(url: bytes) -> str:
-    """Host and port of a URL; of anything else something that no host is."""
+    """Host and port of a URL, or "?", which matches no host, if it is not one."""
     try:
         return urlsplit(url.decode("latin-1").lower()).netloc or "?"
     except ValueError:
@@ -117,7 +117,7 @@ def _host(url: bytes) -> str:
 
 
 def _own_hosts(request: Request) -> set[str]:
-    """How this server was asked; no page can make a browser send X-Forwarded-Host elsewhere."""
+    """The requested hosts.  No page can make a browser send X-Forwarded-Host cross-site."""
     own = set()
     for name in (b"host", b"x-forwarded-host"):
         for value in request.headers.get(name, b"").split(b","):

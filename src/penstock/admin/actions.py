@@ -1,19 +1,21 @@
-"""What an operator can do to topics and channels, on all nodes or one, told apart by daemon.
+"""Actions on topics and channels, on all nodes or on one, with a result for each daemon.
 
-    create      nsqlookupds, then the topic's nodes (known from nsqds: all nodes)
+    create      nsqlookupds, then the topic's nodes (without nsqlookupds: all nodes)
     delete      nsqlookupds, then the topic's nodes
     pause, unpause, empty      the topic's nodes
     tombstone   nsqlookupds hide the node for the topic, then it is deleted there
-    clear       the records of damage of one node
+    clear       the damage records of one node
     forget      a pattern, on all nodes that have it
 
-With an ``address`` only that node is asked; ``addresses.py`` has it, never a request.  What removes
-messages under the reader of a pull channel is refused, unless ``force`` is set (``readers.py``).
+With an ``address`` the action runs on that node only.  The address comes from ``addresses.py``,
+never from a request.  An action that would remove messages before a pull channel's reader has read
+them is refused unless ``force`` is set (``readers.py``).
 
-Rule 1: who is asked is found out first; if nobody can tell, nothing is done (NothingKnownError).
-Rule 2: a daemon that fails spoils nothing for the others: it is a result with an error.
-Rule 3: nsqlookupds first.  The other way round a consumer could find a node whose topic is gone,
-        subscribe, and so make it again.
+Rule 1: the nodes are determined first.  If no daemon knows them, nothing is done
+        (NothingKnownError).
+Rule 2: a daemon that fails is a result with an error; the action continues on the others.
+Rule 3: nsqlookupds first.  In the other order a consumer could find a node whose topic is already
+        deleted, subscribe, and so create it again.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from typing import Any
 from penstock.admin import readers
 from penstock.admin.addresses import Addresses
 from penstock.admin.cluster import Cluster, Known, NothingKnownError, Producer
-from penstock.admin.upstream import UpstreamError, ask_all
+from penstock.admin.upstream import UpstreamError, request_all
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonResult:
-    """What one daemon said to it."""
+    """The result of an action on one daemon."""
 
     daemon: str
     error: str = ""
@@ -39,7 +41,7 @@ class DaemonResult:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of an action; ``failures`` are of those who should have told where to do it."""
+    """The results of an action; ``failures`` are errors while the nodes were determined."""
 
     results: list[DaemonResult] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -47,13 +49,13 @@ class Outcome:
 
     @property
     def warning(self) -> str:
-        """NSQ's ``message``: empty if everybody did it."""
+        """NSQ's ``message``: empty if every daemon succeeded."""
         texts = [*self.failures, *(result.error for result in self.results if result.error)]
         return "WARNING: " + "\n".join(texts) if texts else ""
 
 
 class Actions:
-    """Does them."""
+    """Runs actions."""
 
     def __init__(self, cluster: Cluster, addresses: Addresses) -> None:
         self._cluster = cluster
@@ -80,7 +82,7 @@ class Actions:
     async def delete(
         self, topic: str, channel: str = "", address: str = "", *, force: bool = False
     ) -> Outcome:
-        """HttpError 409 if a pull channel has a reader, as ``change`` and ``tombstone``."""
+        """Raise HttpError 409 if a pull channel has a reader, like ``change`` and ``tombstone``."""
         outcome = Outcome()
         path, names = _target("delete", topic, channel)
         nodes = [address] if address else await self._producers(outcome, topic)
@@ -99,7 +101,7 @@ class Actions:
         *,
         force: bool = False,
     ) -> Outcome:
-        """pause, unpause or empty."""
+        """Pause, unpause or empty."""
         outcome = Outcome()
         path, names = _target(action, topic, channel)
         nodes = [address] if address else await self._producers(outcome, topic)
@@ -111,7 +113,7 @@ class Actions:
     async def tombstone(self, topic: str, node: str, *, force: bool = False) -> Outcome:
         """Hide a node for a topic and delete the topic there.
 
-        Consumers would otherwise find the node again before they notice, and make the topic anew.
+        A consumer that finds a node whose topic was only deleted subscribes and creates it again.
         """
         outcome = Outcome()
         address = await self._addresses.of(node)
@@ -125,13 +127,13 @@ class Actions:
         return outcome
 
     async def clear(self, address: str) -> Outcome:
-        """Somebody has seen what a node found damaged; it is not shown any more."""
+        """Delete a node's damage records, once somebody has read them."""
         outcome = Outcome()
         await self._on_nsqds(outcome, [address], "/damage/clear")
         return outcome
 
     async def forget(self, channel: str, addresses: Iterable[str]) -> Outcome:
-        """Delete a pattern: topics made from now on do not get the channel."""
+        """Delete a pattern: topics created from now on do not get the channel."""
         outcome = Outcome()
         await self._on_nsqds(outcome, addresses, "/channel/pattern/delete", channel=channel)
         return outcome
@@ -154,7 +156,7 @@ class Actions:
     async def _forced(
         self, nodes: list[str], action: str, topic: str, channel: str, force: bool
     ) -> dict[str, str]:
-        """What makes nsqds do it all the same; without ``force`` they are asked for readers."""
+        """The query argument that overrides nsqd's check; without ``force``, check for readers."""
         if force:
             return {"force": "true"}
         await readers.check(self.upstream, nodes, action, topic, channel)
@@ -183,8 +185,8 @@ class Actions:
 async def _do(
     outcome: Outcome, addresses: Iterable[str], post: Callable[[str], Coroutine[Any, Any, None]]
 ) -> list[str]:
-    """Do it everywhere; the addresses where it worked."""
-    answers, failures = await ask_all(addresses, post)
+    """Post to all addresses; return those that succeeded."""
+    answers, failures = await request_all(addresses, post)
     outcome.results += [DaemonResult(address) for address in answers]
     outcome.results += [
         DaemonResult(address, error.text, error.short) for address, error in failures.items()

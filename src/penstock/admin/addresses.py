@@ -1,8 +1,8 @@
-"""Where a node is asked: the only way from a name in a request to an address.
+"""The addresses of nodes: the only way from a node's name in a request to an address.
 
-A request may name any host.  nsqadmin sends its token for the nsqds with what it asks, and returns
-what was answered, so it asks only nodes that are known: from the newest sample, from the
-nsqlookupds (asked afresh, for a node that registered a moment ago), or from --nsqd-http-address.
+A request may name any host.  nsqadmin sends its token for nsqds with each request and returns the
+response, so it connects only to known nodes: from the newest sample, from the nsqlookupds (queried
+again, for a node that has just registered), or from --nsqd-http-address.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Addresses:
-    """Knows the nodes of one cluster."""
+    """The nodes of one cluster by name."""
 
     def __init__(self, cluster: Cluster, sampler: Sampler) -> None:
         self._cluster = cluster
         self._sampler = sampler
 
     async def of(self, node: str) -> str:
-        """The address of a known node.  HttpError 404 if nobody knows it."""
+        """The address of a known node.  Raises HttpError 404 if it is unknown."""
         part = (await self._sampler.first()).nodes.get(node)
         if part is not None:
             return part.address

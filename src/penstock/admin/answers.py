@@ -1,7 +1,7 @@
-"""Answers to browsers and API clients: JSON in NSQ's form, pages with their rules, compressed.
+"""Responses to browsers and API clients: NSQ's JSON, and pages with security headers; compressed.
 
-Every page says what it may load, and from where: only from here, no script in the page itself.  A
-name or a message that gets past the escaping of a template would still not run.
+Every page has a Content-Security-Policy: it may load files only from nsqadmin, and no inline
+script.  A name or a message that gets past a template's escaping still does not run.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 Coroutines = Callable[[Request], Coroutine[Any, Any, Response]]
 Headers = Sequence[tuple[str, str]]
 
-# Below this a packet holds it anyway.
+# A smaller body fits into one packet anyway.
 COMPRESS_SIZE_MIN = 1024
-# 400 KB of topics: 5 ms and 30 KB; the best level takes four times as long for a sixth less.
+# 400 KB of topics: 5 ms, 30 KB.  The best level takes four times as long and saves a sixth.
 COMPRESS_LEVEL = 3
 TASK_COUNT_MAX = 256
 
@@ -53,17 +53,17 @@ DATA_HEADERS: Headers = (("X-Content-Type-Options", "nosniff"), ("Cache-Control"
 
 
 def html(request: Request, text: str, status: int = 200) -> Response:
-    """A page."""
+    """An HTML response."""
     return packed(request, status, text.encode("utf-8", "replace"), (HTML, *PAGE_HEADERS))
 
 
 def json_object(request: Request, value: object) -> Response:
-    """NSQ's V1 JSON."""
+    """A response in NSQ's V1 JSON."""
     return packed(request, 200, gojson.encode(value), (JSON, V1, *DATA_HEADERS))
 
 
 def packed(request: Request, status: int, body: bytes, headers: Headers) -> Response:
-    """An answer, compressed if it is worth it and the client takes it."""
+    """A response, compressed if it is large enough and the client accepts gzip."""
     if len(body) < COMPRESS_SIZE_MIN:
         return Response(status, body, headers)
     vary = ("Vary", "Accept-Encoding")
@@ -81,24 +81,24 @@ def takes_gzip(request: Request) -> bool:
 
 
 def gzipped(body: bytes) -> bytes:
-    # Window bits beyond 16 make it gzip rather than zlib.
+    # Window bits above 16 select the gzip format instead of zlib.
     packer = zlib.compressobj(COMPRESS_LEVEL, zlib.DEFLATED, 31)
     return packer.compress(body) + packer.flush()
 
 
 class Tasks:
-    """Handlers that are coroutines: the server waits for their ticket."""
+    """Runs handlers that are coroutines; the server waits for their tickets."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handler(self, work: Coroutines) -> Handler:
-        """A handler for a Route."""
+        """Wrap a coroutine function as a handler for a Route."""
 
         def begin(request: Request) -> Pending:
             if len(self._tasks) >= TASK_COUNT_MAX:
                 raise HttpError(503, "TOO_MANY_REQUESTS")
-            # The server lets go of the body once a handler returns.
+            # The server releases the body when the handler returns.
             body = request.body
             waiting = _Waiting()
 
@@ -114,7 +114,7 @@ class Tasks:
         return begin
 
     async def close(self) -> None:
-        """Give up on what is still under way."""
+        """Cancel the running handlers."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -122,7 +122,7 @@ class Tasks:
 
 
 class _Waiting:
-    """An answer that a task makes."""
+    """The response of a running task."""
 
     def __init__(self) -> None:
         self.ticket = Ticket()

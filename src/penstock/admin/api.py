@@ -1,10 +1,10 @@
 """NSQ's JSON API of nsqadmin, as tools use it: paths, fields, texts and statuses are NSQ's.
 
-Everything is asked afresh.  If some daemons fail the rest is shown, and ``message`` says
-``WARNING: ...``; if all fail it is 502 ``UPSTREAM_ERROR: ...``.
+Every request queries the daemons.  If some fail, the response has the others' data and a
+``message`` ``WARNING: ...``; if all fail, it is 502 ``UPSTREAM_ERROR: ...``.
 
-Differences, which only help: an unknown topic or channel is 404, where NSQ says 502 or an empty
-200; sums do not overwrite what the nodes said; known from nsqds, create creates.
+Differences from NSQ: an unknown topic or channel is 404 instead of 502 or an empty 200; sums do
+not overwrite the values of nodes; create also works without nsqlookupds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Api:
 
     def add_routes(self, router: Router) -> None:
         topic, channel = "/api/topics/:topic", "/api/topics/:topic/:channel"
-        for path, look in (
+        for path, view in (
             ("/api/topics", self.topics),
             (topic, self.topic),
             (channel, self.channel),
@@ -51,7 +51,7 @@ class Api:
             ("/api/nodes/:node", self.node),
             ("/api/counter", self.counter),
         ):
-            self._add(router, "GET", path, look)
+            self._add(router, "GET", path, view)
         for method, path, change in (
             ("POST", "/api/topics", self.create),
             ("POST", topic, self.change),
@@ -72,7 +72,7 @@ class Api:
         body_size_max: int = BODY_SIZE_MAX,
     ) -> None:
         route = Route(
-            self._admin.tasks.handler(_told(handler)),
+            self._admin.tasks.handler(_with_upstream_errors(handler)),
             body_size_max=body_size_max,
             logged=method != "GET",
         )
@@ -85,7 +85,7 @@ class Api:
 
         return guarded
 
-    # Looking
+    # Reading
 
     async def topics(self, request: Request) -> Response:
         if request.query.get("inactive") == "true":
@@ -154,7 +154,7 @@ class Api:
         return _answer(request, view, known.warnings + stats.warnings)
 
     async def _producers(self, topic: str) -> Known[list[Producer]]:
-        """The nodes of a topic; 404 if nobody knows it."""
+        """The nodes of a topic; 404 if no daemon knows it."""
         try:
             known = await self._cluster.topic_producers(topic)
         except NothingKnownError as error:
@@ -174,10 +174,10 @@ class Api:
             raise HttpError(400, "INVALID_TOPIC")
         if channel and not is_valid_name(channel):
             raise HttpError(400, "INVALID_CHANNEL")
-        outcome = await self._admin.deeds.create(topic, channel)
-        self._admin.notifier.tell("create_topic", request, topic)
+        outcome = await self._admin.actions.create(topic, channel)
+        self._admin.notifier.notify("create_topic", request, topic)
         if channel:
-            self._admin.notifier.tell("create_channel", request, topic, channel)
+            self._admin.notifier.notify("create_channel", request, topic, channel)
         return self._done(request, topic, outcome)
 
     async def change(self, request: Request) -> Response:
@@ -185,19 +185,19 @@ class Api:
         action = read_object(request.body).get("action", "")
         if action not in CHANGES:
             raise HttpError(400, "INVALID_ACTION")
-        # As NSQ does: told whatever becomes of it.
-        self._admin.notifier.tell(
+        # As in NSQ: notify whether or not it succeeds.
+        self._admin.notifier.notify(
             posted_actions.notice_of(action, channel), request, topic, channel
         )
-        changing = self._admin.deeds.change(action, topic, channel, force=request.boolean("force"))
-        return self._done(request, topic, await self._found(changing))
+        change = self._admin.actions.change(action, topic, channel, force=request.boolean("force"))
+        return self._done(request, topic, await self._found(change))
 
     async def delete(self, request: Request) -> Response:
         topic, channel = request.params["topic"], request.params.get("channel", "")
         outcome = await self._found(
-            self._admin.deeds.delete(topic, channel, force=request.boolean("force"))
+            self._admin.actions.delete(topic, channel, force=request.boolean("force"))
         )
-        self._admin.notifier.tell(
+        self._admin.notifier.notify(
             posted_actions.notice_of("delete", channel), request, topic, channel
         )
         return self._done(request, topic, outcome)
@@ -210,13 +210,13 @@ class Api:
             raise HttpError(400, "INVALID_BODY") from None
         if not is_valid_name(topic):
             raise HttpError(400, "INVALID_TOPIC")
-        outcome = await self._admin.deeds.tombstone(topic, node, force=request.boolean("force"))
-        self._admin.notifier.tell("tombstone_topic_producer", request, topic, "", node)
+        outcome = await self._admin.actions.tombstone(topic, node, force=request.boolean("force"))
+        self._admin.notifier.notify("tombstone_topic_producer", request, topic, "", node)
         return self._done(request, topic, outcome)
 
     async def action(self, request: Request) -> Response:
-        """Ours: see ``posted``."""
-        outcome = await self._admin.actions.object(request)
+        """Not in NSQ: see ``posted_actions``."""
+        outcome = await self._admin.posted.object(request)
         return answers.json_object(request, posted_actions.answer(outcome))
 
     async def _found(self, doing: Coroutine[Any, Any, Outcome]) -> Outcome:
@@ -228,7 +228,7 @@ class Api:
             raise
 
     def _done(self, request: Request, topic: str, outcome: Outcome) -> Response:
-        self._admin.sampler.hurry(topic)
+        self._admin.sampler.refresh(topic)
         if outcome.warning:
             log.warning("%s %s: %s", request.method, request.path, outcome.warning)
         return answers.json_object(request, {"message": outcome.warning})
@@ -239,15 +239,15 @@ def _answer(request: Request, view: Object, warnings: list[str]) -> Response:
     return answers.json_object(request, view | {"message": message})
 
 
-def _told(handler: Handler) -> Handler:
-    """With NSQ's answer when nobody can tell anything."""
+def _with_upstream_errors(handler: Handler) -> Handler:
+    """Answer 502 as NSQ does when no daemon responds."""
 
     @wraps(handler)
-    async def told(request: Request) -> Response:
+    async def wrapped(request: Request) -> Response:
         try:
             return await handler(request)
         except NothingKnownError as error:
             log.error("%s %s: %s", request.method, request.path, error)
             raise HttpError(502, f"UPSTREAM_ERROR: {error}") from None
 
-    return told
+    return wrapped

@@ -1,12 +1,12 @@
-"""NSQ's objects of /api: topics, channels and nodes over several nsqds, made of decoded JSON.
+"""NSQ's objects of /api: topics, channels and nodes over several nsqds, built from decoded JSON.
 
-Fields, their order and what is left out are NSQ's.  NSQ's own sum is written over the first node's
-part of it; here ``nodes`` holds what each node said.
+The fields, their order and which are omitted are NSQ's.  NSQ overwrites the first node's values
+with the sum; here ``nodes`` has the values of each node.
 
 A part of a node:      {"node": "10.0.0.5:4151", ..., "nodes": null}
 A sum over nodes:      {"node": "*", ..., "nodes": [parts by hostname]}
 
-What a daemon's answer must not look like is a ValueError.
+An invalid response of a daemon raises ValueError.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ CHANNEL_NUMBERS = (
     *("depth", "memory_depth", "backend_depth", "in_flight_count", "deferred_count"),
     *("requeue_count", "timeout_count", "message_count"),
 )
-# Of a node that knows its consumers' zones; left out where 0.
+# Only of nodes that know their consumers' zones; omitted if 0.
 LOCALITIES = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
 SECOND_NS = 1_000_000_000
-# What NSQ counts in.
+# NSQ counts in int64.
 NUMBER_MAX = 1 << 63
 
 CLIENT_FIELDS: Mapping[str, Any] = {
@@ -57,7 +57,7 @@ CLIENT_FIELDS: Mapping[str, Any] = {
 
 
 def topic_part(topic: Mapping[str, Any], producer: Mapping[str, Any], now_s: float) -> Object:
-    """A topic of a node's /stats; ValueError if it is none."""
+    """A topic of a node's /stats; raises ValueError if it is not one."""
     node, hostname = producer["node"], producer["hostname"]
     name = text(topic, "topic_name")
     depth, backend_depth = count(topic, "depth"), count(topic, "backend_depth")
@@ -109,7 +109,7 @@ def channel_part(
 
 
 def _add_deliveries(target: Object, counts: Mapping[str, Any]) -> None:
-    """By how near the consumer was; all of them left out if there are none."""
+    """Add the delivery counts by the consumer's distance; omitted if all are 0."""
     near = {name: target.get(name, 0) + count(counts, name, 0) for name in LOCALITIES}
     if total := sum(near.values()):
         target["delivery_msg_count"] = total
@@ -134,7 +134,7 @@ def _is_like(value: Any, absent: Any) -> bool:
 
 
 def nearness(client: Mapping[str, Any]) -> int:
-    """0: in the node's zone, 1: in its region, 2: elsewhere or not known."""
+    """0: in the node's zone, 1: in its region, 2: elsewhere or unknown."""
     region = client["node_topology_region"]
     if not region or client["topology_region"] != region:
         return 2
@@ -143,7 +143,7 @@ def nearness(client: Mapping[str, Any]) -> int:
 
 
 def topic_sum(name: str, parts: Iterable[Object]) -> Object:
-    """One topic of several nodes."""
+    """One topic summed over several nodes."""
     parts = by_host(parts)
     channels: dict[str, list[Object]] = {}
     for part in parts:
@@ -161,7 +161,7 @@ def topic_sum(name: str, parts: Iterable[Object]) -> Object:
 
 
 def channel_sum(topic: str, parts: Iterable[Object]) -> Object:
-    """One channel of several nodes."""
+    """One channel summed over several nodes."""
     parts = by_host(parts)
     name = parts[0]["channel_name"]
     total: Object = {"node": "*", "hostname": "", "topic_name": topic, "channel_name": name}
@@ -184,7 +184,7 @@ def by_host(parts: Iterable[Object]) -> list[Object]:
 
 
 def latency_part(latency: Any) -> Object:
-    """A node's percentiles in the form of a sum over one."""
+    """A node's percentiles, as a sum over one node."""
     found = latency if isinstance(latency, Mapping) else {}
     number = count(found, "count", 0)
     percentiles = [
@@ -202,7 +202,7 @@ def latency_part(latency: Any) -> Object:
 
 
 def latency_sum(parts: Iterable[Object], topic: str, channel: str) -> Object:
-    """Percentiles of several nodes: the mean by number of messages, and the extremes."""
+    """Percentiles of several nodes: the mean weighted by messages, and the extremes."""
     merged: dict[float, Object] = {}
     total = 0
     for part in parts:
@@ -242,7 +242,7 @@ def _latency(number: int, percentiles: list[Object], topic: str, channel: str, h
     }
 
 
-# Shapes
+# Validation
 
 
 def count(holder: Mapping[str, Any], name: str, absent: int | None = None) -> int:

@@ -1,30 +1,30 @@
-"""The parts of one nsqadmin, put together.
+"""The parts of one nsqadmin.
 
-For whoever writes pages:
+To write a page:
 
-    view = await views.topics(admin)                what a page shows
+    view = await views.topics(admin)                the values that a page shows
     admin.url("/topics")                            a path under --base-path
     admin.access.is_admin(request)                  whether to show buttons
     admin.access.token(request)                     for the hidden field "token" of every form
-    outcome = await admin.actions.form(request)     what a posted form asks for, judged and done;
-                                                    HttpError if it may not be
+    outcome = await admin.posted.form(request)      check and run a posted form's action;
+                                                    HttpError if it is refused
     Route(admin.tasks.handler(page))                a route whose handler is a coroutine function
-    answers.html(request, text)                     an answer, compressed if the browser likes
+    answers.html(request, text)                     a response, compressed if the browser accepts it
 
 A form posts, as application/x-www-form-urlencoded, the fields:
 
-    token      of access
+    token      from admin.access
     action     create, pause, unpause, empty, delete, tombstone, publish, peek or clear
-    topic      and channel, if it is about a channel
+    topic      and channel, for an action on a channel
     node       "host:port", or empty for all nodes
-    confirm    empty, delete and tombstone: the name of what it is about, typed by the user:
-               the channel's, else the topic's
-    body       publish: the message;  defer_ms: publish: its delay
-    count      peek: how many messages
+    confirm    for empty, delete and tombstone: the channel's name, else the topic's, typed by the
+               user
+    body       for publish: the message;  defer_ms: its delay
+    count      for peek: the number of messages
 
 Scripts post the same fields, without a token, as a JSON object (Content-Type: application/json) to
 /api/action and get {"message": "", "results": [{"node": .., "error": ""}], "messages": [..]};
-``peeking`` says what a message holds.
+``peek.py`` describes a message.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Admin:
         self.details = Details(self.upstream)
         self.notifier = Notifier(options.notification_http_endpoint, self.upstream)
         addresses = Addresses(self.cluster, self.sampler)
-        self.deeds = Actions(self.cluster, addresses)
-        self.actions = Posted(self.deeds, addresses, self.access, self.notifier, self.sampler)
+        self.actions = Actions(self.cluster, addresses)
+        self.posted = Posted(self.actions, addresses, self.access, self.notifier, self.sampler)
 
     async def sample(self) -> Sample:
-        """The newest look at the cluster; right after the start it is waited for."""
+        """The newest sample of the cluster; right after start, wait for the first one."""
         return await self.sampler.first()
 
     def url(self, path: str) -> str:
-        """A path under --base-path; it begins with a slash."""
+        """A path under --base-path; ``path`` begins with a slash."""
         base = self.options.base_path.rstrip("/")
         return (base + path).rstrip("/") or "/"

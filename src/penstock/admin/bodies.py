@@ -1,11 +1,10 @@
-"""Bodies of messages as people read them.
+"""Message bodies formatted for people.
 
-    json      indented; numbers, escapes and repeated keys stay as they were written
+    json      indented; numbers, escapes and repeated keys stay as written
     text      UTF-8 without control characters
     hex       offsets, bytes in hex, characters, 16 bytes a line
 
-What is shown is bounded, whatever a body holds: JSON that would grow too much by indenting it is
-shown as text.
+The size is bounded for any body: JSON that would become too long by indenting is shown as text.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ import json
 import re
 from typing import NamedTuple
 
-# Asked of nsqd for each message.
+# Requested from nsqd for each message.
 BODY_SIZE_MAX = 16 * 1024
 HEX_SIZE_MAX = 2 * 1024
 INDENTED_SIZE_MAX = 8 * BODY_SIZE_MAX
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-# A string, a piece of structure, space, or anything else, which is a number or a word.
+# A string, punctuation, space, or anything else: a number or a word.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|\s+|[^\s"{}\[\],:]+', re.S)
 
 
 class Shown(NamedTuple):
     kind: str
     text: str
-    size: int  # bytes of the body that it stands for
+    size: int  # bytes of the body that are shown
 
 
 def shown(body: bytes, whole: bool) -> Shown:
-    """``body`` for people; without ``whole`` it is the beginning of a longer one."""
+    """Format ``body``; without ``whole`` it is the beginning of a longer one."""
     text = _text(body[:BODY_SIZE_MAX], whole and len(body) <= BODY_SIZE_MAX)
     if text is None:
         head = body[:HEX_SIZE_MAX]
@@ -47,7 +46,7 @@ def _text(body: bytes, whole: bool) -> str | None:
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
-        # A cut may go through a character, which has at most four bytes.
+        # The cut may split a character, which has at most four bytes.
         if whole or len(body) - error.start > 3 or error.reason != "unexpected end of data":
             return None
         text = body[: error.start].decode()
@@ -55,7 +54,7 @@ def _text(body: bytes, whole: bool) -> str | None:
 
 
 def _indented(text: str) -> str | None:
-    """JSON, object or list, on many lines; None if it is none or would be too long."""
+    """A JSON object or list on many lines; None if it is not one or would be too long."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
@@ -64,7 +63,7 @@ def _indented(text: str) -> str | None:
         return None
     parts: list[str] = []
     depth = size = 0
-    fresh = False  # just behind an opening bracket
+    fresh = False  # just after an opening bracket
     for token in _TOKEN.findall(text):
         if token.isspace():
             continue
@@ -92,6 +91,6 @@ def _hex(body: bytes) -> str:
     for at in range(0, len(body), 16):
         row = body[at : at + 16]
         halves = f"{row[:8].hex(' '):<23}  {row[8:].hex(' '):<23}"
-        signs = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        lines.append(f"{at:08x}  {halves}  |{signs}|")
+        characters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{at:08x}  {halves}  |{characters}|")
     return "\n".join(lines)

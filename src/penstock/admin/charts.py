@@ -1,16 +1,16 @@
-"""Charts as figures for the template ``_chart.html``: numbers in, SVG coordinates and words out.
+"""Charts for the template ``_chart.html``: numbers in, SVG coordinates and text out.
 
-    y of a value     0 at the bottom, the axis' top at the top, in hundredths of the plot
-    x of a value     0 at the left, 1000 at the right, the newest value; both are stretched to the
-                     figure's size by the browser, text is not
+    y of a value     0 at the bottom, the axis' maximum at the top, in hundredths of the plot
+    x of a value     0 at the left, 1000 at the right (the newest value); the browser scales both
+                     to the plot's size, but not the text
 
 They are drawn here and not in the browser, so that a page has its charts before any script runs
-and without scripts at all; static/chart.js adds a cursor with the values under it.
+and without scripts; static/chart.js adds a cursor that shows the values.
 
-Rule 1: a line is told by its dashes and its name in the legend, not by colour alone.
-Rule 2: what is not known is a gap, never a zero.
-Rule 3: of the values that share a point the largest is drawn: a peak is what one looks for.
-Rule 4: each chart has a sentence and a table that say the same.
+Rule 1: lines differ by dashes and by a name in the legend, not by colour alone.
+Rule 2: an unknown value is a gap, never a zero.
+Rule 3: of the values that share a point the largest is drawn, so that peaks stay visible.
+Rule 4: each chart has a sentence and a table with the same content.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from penstock.admin import formats
 
 WIDTH = 1000
 HEIGHT = 100
-# A plot is at most some 800 pixels wide.
+# A plot is at most about 800 pixels wide.
 POINTS_MAX = 360
 TICKS_MAX = 4
 TABLE_ROWS_MAX = 12
-# Of lines 1, 2, 3 ...; the first is solid.
+# The dashes of lines 1, 2, 3 ...; the first is solid.
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 LINES_MAX = len(DASHES)
 
@@ -36,12 +36,12 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """How values of an axis are written."""
+    """The format of an axis' values."""
 
     name: str
     text: Callable[[float | None], str]
     axis: Callable[[float | None], str]
-    step_min: float  # between two ticks; finer ones would have the same label
+    step_min: float  # between two ticks; closer ticks would have the same label
 
 
 def _per_second(value: float | None) -> str:
@@ -60,7 +60,7 @@ class Line:
     area: str  # filled below the line; empty if there are other lines
     dashes: str
     now: str
-    values: str  # for the cursor: numbers between commas, gaps empty
+    values: str  # for the cursor: numbers separated by commas, gaps empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class Chart:
     ticks: list[Tick]
     times: list[Tick]
     step_s: float
-    end_ms: int  # wall time of the newest values; 0: not known
+    end_ms: int  # wall-clock time of the newest values; 0: unknown
     summary: str
-    table: list[tuple[str, list[str]]]  # when, a value a line
+    table: list[tuple[str, list[str]]]  # time, one value for each line
     empty: bool
 
 
@@ -92,10 +92,10 @@ def chart(
     newest: Sequence[float | None] = (),
     end_ms: int = 0,
 ) -> Chart:
-    """A chart of values ``step_s`` apart, the newest last; all lines have the same number.
+    """A chart of values ``step_s`` apart, the newest last; all lines have equally many.
 
-    ``newest`` are values newer than the last of each line, for the legend, if there are any.
-    ``end_ms`` is when the last values are from.
+    ``newest`` are values for the legend that are newer than the last of each line, if any.
+    ``end_ms`` is the time of the last values.
     """
     lines = [(name, [_finite(value) for value in values]) for name, values in lines[:LINES_MAX]]
     newest = newest or [values[-1] if values else None for _, values in lines]
@@ -141,7 +141,7 @@ class Bars:
 
 
 def bars(title: str, values: Sequence[tuple[str, int]]) -> Bars:
-    """Counts side by side, each with its label; every sixth label stands on the axis."""
+    """A bar chart of counts with labels; every sixth label is on the axis."""
     highest = max((value for _, value in values), default=0)
     top, ticks = _axis(float(highest), COUNT)
     width = WIDTH / max(len(values), 1)
@@ -172,7 +172,7 @@ def bars(title: str, values: Sequence[tuple[str, int]]) -> Bars:
 
 
 def _finite(value: float | None) -> float | None:
-    """A value that can be drawn; a chart of the last hour must not fail for one of them."""
+    """The value, or None if it cannot be drawn: one bad value must not break an hour's chart."""
     return value if value is not None and 0 <= value < formats.NUMBER_MAX else None
 
 
@@ -206,7 +206,7 @@ def _nice(value: float) -> float:
 
 
 def _times(span_s: float) -> list[Tick]:
-    """How long ago, at the ends and the middle of the axis."""
+    """Age labels at the ends and the middle of the axis."""
     if span_s <= 0:
         return []
     anchors = enumerate(("start", "middle", "end"))
@@ -214,7 +214,7 @@ def _times(span_s: float) -> list[Tick]:
 
 
 def _ago(ago_s: float) -> str:
-    """In one unit: an axis has no room for two."""
+    """An age in one unit: an axis has no room for two."""
     if ago_s < 1:
         return "now"
     if ago_s < 100:
@@ -236,12 +236,12 @@ def _line(
 
 
 def _path(values: Sequence[float | None], top: float) -> str:
-    """SVG path data; a value between two gaps is a short dash, so that it is seen."""
+    """SVG path data; a value between two gaps is a short dash, so that it is visible."""
     parts: list[str] = []
     for run in _runs(values, top):
-        first, *rest = run
+        first, *others = run
         parts.append(f"M{first[0]} {first[1]}")
-        parts += [f"L{x} {y}" for x, y in rest] or ["h2"]
+        parts += [f"L{x} {y}" for x, y in others] or ["h2"]
     return "".join(parts)
 
 
@@ -284,7 +284,7 @@ def _summary(
 def _table(
     lines: Sequence[tuple[str, list[float | None]]], step_s: float, unit: Unit, end_ms: int
 ) -> list[tuple[str, list[str]]]:
-    """At most TABLE_ROWS_MAX rows, the newest first, each the largest of its time."""
+    """At most TABLE_ROWS_MAX rows, the newest first, each with the maxima of its interval."""
     size = len(lines[0][1]) if lines else 0
     group = max(1, math.ceil(size / TABLE_ROWS_MAX))
     columns = [_thin(values, group)[::-1] for _, values in lines]

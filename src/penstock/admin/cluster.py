@@ -1,14 +1,14 @@
-"""Who is in the cluster and what they have, asked afresh: NSQ's /api stands on this.
+"""The nodes of the cluster, their topics and statistics, queried on each call, for NSQ's /api.
 
-    known from       topics            nodes of a topic             all nodes
+    source           topics            nodes of a topic             all nodes
     nsqlookupd       /topics           /lookup?topic=               /nodes
     nsqd             /stats            /stats?topic= and /info      /info and /stats
 
-Rule 1: an answer is data *and* warnings; one daemon that is away spoils nothing.
-Rule 2: only when all of them fail, nothing is known: NothingKnownError.
-Rule 3: what a daemon says is checked when it is read; nonsense counts as no answer.
-Rule 4: whoever reaches a nsqlookupd may register there.  A node whose address is not a host and a
-        port is left out, and told; it does not hide the others.
+Rule 1: a result is data *and* warnings; a daemon that is down does not hide the others' data.
+Rule 2: only if all daemons fail, NothingKnownError is raised.
+Rule 3: a response is validated when it is read; an invalid one counts as a failure.
+Rule 4: anyone who can reach an nsqlookupd may register there.  A node whose address is not a host
+        and a port is left out with a warning; it does not hide the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.admin import api_objects
 from penstock.admin.hosts import is_host
-from penstock.admin.upstream import Upstream, UpstreamError, ask_all
+from penstock.admin.upstream import Upstream, UpstreamError, request_all
 from penstock.errors import PenstockError
 from penstock.wire.address import join_address
 from penstock.wire.names import is_valid_name
@@ -35,7 +35,7 @@ TEXT_SIZE_MAX = 255
 
 
 class NothingKnownError(PenstockError):
-    """Nobody answered; ``statuses`` are those of answers that were refusals."""
+    """No daemon responded successfully; ``statuses`` are the statuses of the error responses."""
 
     def __init__(self, text: str, statuses: frozenset[int] = frozenset()) -> None:
         super().__init__(text)
@@ -44,24 +44,24 @@ class NothingKnownError(PenstockError):
 
 @dataclass(slots=True)
 class Known(Generic[T]):
-    """Data, and who did not answer."""
+    """Data, and a warning for each daemon that failed."""
 
     data: T
     warnings: list[str] = field(default_factory=list)
 
 
 class Producers(list["Producer"]):
-    """The nodes that a nsqlookupd names; ``error`` tells of those that were left out."""
+    """The nodes that an nsqlookupd lists; ``error`` counts those that were left out."""
 
     error = ""
 
 
 @dataclass(slots=True)
 class Producer:
-    """An nsqd as /lookup, /nodes or its own /info tell of it."""
+    """An nsqd as described by /lookup, /nodes or its own /info."""
 
     node: str  # broadcast_address:http_port
-    address: str  # where it is asked: the same, unless a flag says otherwise
+    address: str  # where to connect: the same, unless given by a flag
     hostname: str
     broadcast_address: str
     tcp_port: int
@@ -70,18 +70,18 @@ class Producer:
     zone: str = ""
     region: str = ""
     remote_address: str = ""
-    remote_addresses: list[str] | None = None  # "lookupd/address", one of each nsqlookupd
+    remote_addresses: list[str] | None = None  # "lookupd/address", one for each nsqlookupd
     topics: list[tuple[str, bool]] = field(default_factory=list)  # name, tombstoned
     out_of_date: bool = False
 
     @classmethod
     def unknown(cls, address: str) -> Producer:
-        """A node that has not answered yet."""
+        """A node that has not responded yet."""
         host, _, port = address.rpartition(":")
         return cls(address, address, "", host, 0, int(port) if port.isdecimal() else 0, "")
 
     def as_object(self) -> Object:
-        """NSQ's NODE."""
+        """NSQ's JSON object of a node."""
         node: Object = {
             "remote_addresses": self.remote_addresses,
             "remote_address": self.remote_address,
@@ -101,7 +101,7 @@ class Producer:
         }
 
     def place(self) -> Object:
-        """What ``merging`` notes of where something is."""
+        """The node's fields for ``api_objects``."""
         return {
             "node": self.node,
             "hostname": self.hostname,
@@ -111,7 +111,7 @@ class Producer:
 
 
 class Cluster:
-    """Asks the daemons that ``lookupds()`` or ``nsqds()`` name at the moment."""
+    """Queries the daemons that ``lookupds()`` or ``nsqds()`` currently return."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Cluster:
     # Topics
 
     async def topics(self) -> Known[list[str]]:
-        """All topics by name."""
+        """The names of all topics, sorted."""
         if lookupds := self.lookupds():
             answers = await self._from_lookupds(lookupds, self.lookupd_topics)
         else:
@@ -135,7 +135,7 @@ class Cluster:
         return Known(sorted(names), answers.warnings)
 
     async def inactive(self) -> Known[dict[str, list[str]]]:
-        """Topics that no node has, with their channels; only nsqlookupds know of such."""
+        """Topics that no node has, with their channels; only nsqlookupds know them."""
         lookupds = self.lookupds()
         if not lookupds:
             return Known({})
@@ -149,13 +149,13 @@ class Cluster:
         return Known(dict(zip(names, channels, strict=True)), warnings)
 
     async def lookupd_channels(self, topic: str) -> list[str]:
-        """The channels that any nsqlookupd knows of a topic."""
+        """The channels of a topic that any nsqlookupd knows."""
 
-        async def ask(address: str) -> list[str]:
+        async def fetch(address: str) -> list[str]:
             answer = await self.upstream.lookupd_get(address, "/channels", topic=topic)
             return _names(answer, "channels", address)
 
-        answers, _ = await ask_all(self.lookupds(), ask)
+        answers, _ = await request_all(self.lookupds(), fetch)
         return sorted({name for found in answers.values() for name in found})
 
     async def lookupd_topics(self, address: str) -> list[str]:
@@ -180,7 +180,7 @@ class Cluster:
 
     @staticmethod
     def merged(answers: Mapping[str, Producers]) -> list[Producer]:
-        """The nodes of several nsqlookupds, each once."""
+        """The nodes of several nsqlookupds, without duplicates."""
         merged: dict[str, Producer] = {}
         for address, producers in answers.items():
             for producer in producers:
@@ -190,26 +190,26 @@ class Cluster:
                 known.remote_addresses = known.remote_addresses or []
                 known.remote_addresses.append(f"{address}/{producer.remote_address}")
         nodes = list(merged.values())
-        _judge_versions(nodes)
+        _mark_outdated(nodes)
         return nodes
 
     async def topic_producers(self, topic: str) -> Known[list[Producer]]:
         """The nodes that have a topic."""
 
-        async def ask_lookupd(address: str) -> Producers:
+        async def from_lookupd(address: str) -> Producers:
             answer = await self.upstream.lookupd_get(address, "/lookup", topic=topic)
             return _producers(answer, address)
 
-        async def ask_nsqd(address: str) -> Producers:
+        async def from_nsqd(address: str) -> Producers:
             stats = await self.upstream.nsqd_get(address, "/stats", **stats_query(topic))
             if topic not in dict(_topics_of(stats, address)):
                 return Producers()
             return Producers([await self.node(address)])
 
         if lookupds := self.lookupds():
-            answers = await self._from_lookupds(lookupds, ask_lookupd)
+            answers = await self._from_lookupds(lookupds, from_lookupd)
         else:
-            answers = await self._from_nsqds(self.nsqds(), ask_nsqd)
+            answers = await self._from_nsqds(self.nsqds(), from_nsqd)
         found = {p.node: p for producers in answers.data.values() for p in producers}
         return Known(list(found.values()), answers.warnings)
 
@@ -225,7 +225,7 @@ class Cluster:
         return Producers([producer])
 
     async def node(self, address: str) -> Producer:
-        """A node by its own word.  Raises UpstreamError."""
+        """A node as it describes itself.  Raises UpstreamError."""
         producer = _producer(await self.upstream.nsqd_get(address, "/info"), address)
         producer.address = address
         return producer
@@ -239,11 +239,11 @@ class Cluster:
         channel: str = "",
         clients: bool = False,
     ) -> Known[list[Object]]:
-        """What nodes have, as ``api_objects.topic_part`` shows it; by hostname."""
+        """The nodes' topics in the form of ``api_objects.topic_part``, by hostname."""
         by_address = {producer.address: producer for producer in producers}
         query = stats_query(topic, channel, include_clients="" if clients else "false")
 
-        async def ask(address: str) -> list[Object]:
+        async def fetch(address: str) -> list[Object]:
             stats = await self.upstream.nsqd_get(address, "/stats", **query)
             place, now_s = by_address[address].place(), time.time()
             try:
@@ -253,29 +253,29 @@ class Cluster:
                     if not topic or name == topic
                 ]
             except ValueError as error:
-                raise _nonsense(address, str(error)) from None
+                raise _invalid(address, str(error)) from None
 
-        answers = await self._from_nsqds(by_address, ask)
+        answers = await self._from_nsqds(by_address, fetch)
         parts = [part for found in answers.data.values() for part in found]
         return Known(api_objects.by_host(parts), answers.warnings)
 
-    # Asking
+    # Queries
 
     async def _from_lookupds(
-        self, addresses: Iterable[str], ask: Callable[[str], Coroutine[Any, Any, T]]
+        self, addresses: Iterable[str], fetch: Callable[[str], Coroutine[Any, Any, T]]
     ) -> Known[dict[str, T]]:
-        return await _some(addresses, ask, "nsqlookupd")
+        return await _some(addresses, fetch, "nsqlookupd")
 
     async def _from_nsqds(
-        self, addresses: Iterable[str], ask: Callable[[str], Coroutine[Any, Any, T]]
+        self, addresses: Iterable[str], fetch: Callable[[str], Coroutine[Any, Any, T]]
     ) -> Known[dict[str, T]]:
-        return await _some(addresses, ask, "nsqd")
+        return await _some(addresses, fetch, "nsqd")
 
 
 async def _some(
-    addresses: Iterable[str], ask: Callable[[str], Coroutine[Any, Any, T]], kind: str
+    addresses: Iterable[str], fetch: Callable[[str], Coroutine[Any, Any, T]], kind: str
 ) -> Known[dict[str, T]]:
-    answers, failures = await ask_all(addresses, ask)
+    answers, failures = await request_all(addresses, fetch)
     texts = [error.text for error in failures.values()]
     for address, answer in answers.items():
         if isinstance(answer, Producers) and answer.error:
@@ -286,30 +286,30 @@ async def _some(
     return Known(answers, ["\n".join(texts)] if texts else [])
 
 
-def _nonsense(address: str, reason: str) -> UpstreamError:
+def _invalid(address: str, reason: str) -> UpstreamError:
     return UpstreamError(f"{address}: {reason}", short=reason)
 
 
 def _names(answer: Any, name: str, address: str) -> list[str]:
     try:
-        # What is not a name could be neither asked for nor deleted.
+        # An invalid name could be neither queried nor deleted.
         return [item for item in names_in(answer, name) if is_valid_name(item)]
     except ValueError as error:
-        raise _nonsense(address, str(error)) from None
+        raise _invalid(address, str(error)) from None
 
 
 def _topics_of(stats: Any, address: str) -> list[tuple[str, Object]]:
     try:
         return topics_in(stats)
     except ValueError:
-        raise _nonsense(address, "invalid statistics") from None
+        raise _invalid(address, "invalid statistics") from None
 
 
 def _producers(answer: Any, address: str) -> Producers:
     try:
         found = members(answer, "producers")
     except ValueError:
-        raise _nonsense(address, "invalid list of nodes") from None
+        raise _invalid(address, "invalid list of nodes") from None
     producers, left_out = Producers(), 0
     for producer in found:
         try:
@@ -317,7 +317,7 @@ def _producers(answer: Any, address: str) -> Producers:
         except UpstreamError:
             left_out += 1
     if left_out:
-        producers.error = f"{left_out} of the nodes it names are invalid"
+        producers.error = f"{left_out} of the nodes it lists are invalid"
     return producers
 
 
@@ -345,11 +345,11 @@ def _producer(found: Any, address: str) -> Producer:
             ),
         )
     except (AttributeError, TypeError, ValueError, RecursionError):
-        raise _nonsense(address, "invalid description of a node") from None
+        raise _invalid(address, "invalid description of a node") from None
 
 
 def _place(found: Any) -> tuple[str, int]:
-    """Host and HTTP port of a node; ValueError if a URL with them would lead elsewhere."""
+    """Host and HTTP port of a node; raises ValueError if they would not be safe in a URL."""
     host, port = text(found, "broadcast_address"), api_objects.count(found, "http_port")
     if not 0 <= port < 65536:
         raise ValueError("http_port is not a port")
@@ -362,8 +362,8 @@ def _short(text: str) -> str:
     return text[:TEXT_SIZE_MAX]
 
 
-def _judge_versions(producers: list[Producer]) -> None:
-    """Mark those that are older than the newest."""
+def _mark_outdated(producers: list[Producer]) -> None:
+    """Mark the nodes whose version is older than the newest."""
     newest = max((_version(producer.version) for producer in producers), default=())
     for producer in producers:
         producer.out_of_date = _version(producer.version) < newest
@@ -373,5 +373,5 @@ def _version(version: str) -> tuple[int, ...]:
     match = _VERSION.match(version)
     if match is None:
         return (0, 0, 0, 0)
-    # A pre-release comes before its release.
+    # A pre-release is older than its release.
     return (int(match[1]), int(match[2]), int(match[3]), 0 if match[4] else 1)

@@ -1,6 +1,6 @@
-"""GET and PUT /config/:opt, for those that --allow-config-from-cidr lets in.
+"""GET and PUT /config/:opt, for addresses in --allow-config-from-cidr.
 
-nsqlookupd_http_addresses, log_level      may be changed until the process ends
+nsqlookupd_http_addresses, log_level      can be changed; the change lasts until the process ends
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ConfigApi:
 
     def put(self, request: Request) -> Response:
         self._admin.access.check_config(request)
-        # Behind a proxy on the same machine everybody comes from a permitted address.
+        # Behind a proxy on the same machine every request comes from a permitted address.
         self._admin.access.check_change(request)
         if request.oversize or not request.body:
             raise HttpError(413, "INVALID_VALUE")

@@ -1,6 +1,6 @@
-"""nsqadmin as a process: samples, listens, answers, and ends when it is told to.
+"""The nsqadmin process: samples, listens and responds until a signal stops it.
 
-It keeps nothing on disk: the history begins anew with the process.
+It stores nothing on disk: the history starts empty with the process.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 _PING_OK = Response(200, b"OK", (TEXT,))
 NOTIFY_SECONDS_MAX = 2.0
-# A sample makes and drops 100,000 objects, none of them in a cycle: at Python's own pace the
-# collections between them are a fifth of all work.
+# A sample creates and drops 100,000 objects, none of them in a cycle: with Python's default
+# thresholds garbage collection takes a fifth of the CPU time.
 COLLECT_COUNTS = (100_000, 50, 100)
 
 
@@ -45,7 +45,7 @@ class AdminDaemon:
         self._http.gate = lambda secure: hosts.gate
 
     async def serve(self) -> None:
-        """Run until a signal says otherwise."""
+        """Run until a signal stops the process."""
         stopped = stop_signals(self._loop)
         gc.set_threshold(*COLLECT_COUNTS)
         options = self._options
@@ -68,7 +68,7 @@ class AdminDaemon:
 
 
 def router_of(admin: Admin) -> Router:
-    """All routes of a nsqadmin."""
+    """All routes of an nsqadmin."""
     router = Router()
     router.add("GET", admin.url("/ping"), Route(lambda request: _PING_OK))
     for part in (Api(admin), Graphite(admin), ConfigApi(admin), Pages(admin)):
@@ -77,7 +77,7 @@ def router_of(admin: Admin) -> Router:
 
 
 async def resolve(loop: asyncio.AbstractEventLoop, addresses: tuple[str, ...], flag: str) -> None:
-    """Addresses that are no addresses are a mistake in the command line."""
+    """Raise OptionError if an address is invalid or cannot be resolved."""
     for address in addresses:
         host, port = split_address(address)
         if port is None or not host:
@@ -89,7 +89,7 @@ async def resolve(loop: asyncio.AbstractEventLoop, addresses: tuple[str, ...], f
 
 
 def run(options: AdminOptions) -> int:
-    """Serve until told to stop; return the exit code."""
+    """Serve until a signal; return the exit code."""
     return run_daemon("nsqadmin", _serve(options))
 
 

@@ -3,17 +3,18 @@
     stdin     size: 8 bytes | JSON
     stdout    size: 4 bytes | a piece, marshalled      ...      0: 4 bytes
 
-It is a script that imports nothing of Penstock, so that it starts in 20 ms.
+It is a script that imports nothing from Penstock, so that it starts in 20 ms.
 
-    (VALUE, None, value)      all of it
-    (OPEN, key, [] or {})     a large container, in the one that is open
-    (MORE, None, part)        so much more of the one that is open
+    (VALUE, None, value)      the whole value
+    (OPEN, key, [] or {})     starts a large container inside the open one
+    (MORE, None, part)        more items of the open container
     (CLOSE, None, None)
     (ERROR, None, text)
 
-Rule 1: a piece has at most some VALUES values, so that putting it together holds the loop for
-        less than a millisecond.
-Rule 2: memory is bounded by the system, and what fails for it is told; nothing is kept between two.
+Rule 1: a piece has about VALUES values at most, so that adding it blocks the loop for less than a
+        millisecond.
+Rule 2: the system limits the memory, and exceeding it is reported; no state is kept between
+        bodies.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MEMORY_SIZE_MAX = 2 << 30
 
 
 def pieces(value: Any) -> Iterator[Piece]:
-    """A value in pieces.  ValueError if it is nested too deeply."""
+    """Split a value into pieces.  Raises ValueError if it is nested too deeply."""
     if weight(value, DEPTH_MAX) <= VALUES:
         yield (VALUE, None, value)
     else:
@@ -44,9 +45,9 @@ def pieces(value: Any) -> Iterator[Piece]:
 
 
 def _container(key: Any, value: Any, depth: int) -> Iterator[Piece]:
-    """A large one: what is small in it together, what is large by itself."""
+    """The pieces of a large container: small items together, large ones each on their own."""
     if not isinstance(value, list | dict):
-        # A text, which has no parts.
+        # A string, which has no items.
         yield (OPEN, key, value)
         yield (CLOSE, None, None)
         return
@@ -79,11 +80,11 @@ def _numbered(value: list[Any]) -> Iterator[tuple[None, Any]]:
 
 
 def weight(value: Any, depth: int) -> int:
-    """How many values it has, itself included, or that it has more than VALUES."""
+    """The number of values, itself included; counting stops above VALUES."""
     if not isinstance(value, list | dict):
         return 1 + len(value) // 256 if isinstance(value, str) else 1
     if depth <= 0:
-        raise ValueError("the answer is not JSON: nested too deeply")
+        raise ValueError("the response is not JSON: nested too deeply")
     total = 1
     for inner in value.values() if isinstance(value, dict) else value:
         total += weight(inner, depth - 1)
@@ -93,15 +94,15 @@ def weight(value: Any, depth: int) -> int:
 
 
 def decode(body: bytes) -> Iterator[Piece]:
-    """The pieces of a JSON text, or of what is wrong with it."""
+    """The pieces of a JSON text; the last one may be an error."""
     try:
         yield from pieces(json.loads(body, parse_constant=_refuse))
     except MemoryError:
-        yield (ERROR, None, "its answer takes too much memory")
+        yield (ERROR, None, "the response needs too much memory")
     except RecursionError:
-        yield (ERROR, None, "the answer is not JSON: nested too deeply")
+        yield (ERROR, None, "the response is not JSON: nested too deeply")
     except ValueError as error:
-        text = str(error) if "nested" in str(error) else "the answer is not JSON"
+        text = str(error) if "nested" in str(error) else "the response is not JSON"
         yield (ERROR, None, text)
 
 
@@ -110,7 +111,7 @@ def _refuse(constant: str) -> None:
 
 
 def serve(source: BinaryIO, target: BinaryIO) -> None:
-    """Decode until nobody asks any more."""
+    """Decode until the end of the input."""
     while len(head := source.read(8)) == 8:
         size = int.from_bytes(head, "big")
         body = source.read(size)
@@ -124,7 +125,7 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def main() -> None:
-    # Nothing in decoded JSON refers back.
+    # Decoded JSON has no reference cycles.
     gc.disable()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_SIZE_MAX, MEMORY_SIZE_MAX))
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):

@@ -1,14 +1,14 @@
-"""JSON that daemons answered, decoded within bounds and without holding up the loop.
+"""Decodes JSON from daemons, with limits and without blocking the loop.
 
-    small          decoded where it is: SMALL_SIZE takes 2 ms at most, whatever it holds
-    larger         its values are counted first, in slices; then another process decodes it, and
+    small          decoded in place: SMALL_SIZE takes 2 ms at most, whatever its content
+    larger         its values are counted first, in slices; then another process decodes it and
                    sends it back in pieces (``decoder_process.py``)
 
-Python's decoder cannot be interrupted and holds the interpreter: 57 MB of ``[]`` are 7 s, in a
-thread too, and 1.4 GB.  The other process has limits of its own, and is killed if it is too slow.
+Python's decoder cannot be interrupted and holds the interpreter lock: 57 MB of ``[]`` take 7 s, in
+a thread too, and 1.4 GB.  The other process has its own limits and is killed if it is too slow.
 
-Rule 1: bounded are size (by who asks), values, depth, memory and time; beyond is a ValueError.
-Rule 2: one answer is decoded at a time; the process ends when it was not needed for a while.
+Rule 1: size (by the caller), values, depth, memory and time are limited; above a limit, ValueError.
+Rule 2: one response is decoded at a time; the process ends after IDLE_S without work.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SMALL_SIZE = 64 << 10
 VALUE_COUNT_MAX = 4_000_000
 SECONDS_MAX = 15.0
 IDLE_S = 60.0
-# Between two turns of the loop.
+# The longest run before the loop gets a turn.
 SLICE_S = 0.003
 _COUNT_SIZE = 1 << 20
 
 
 class Decoding:
-    """Decodes the answers that one nsqadmin gets."""
+    """Decodes the responses that one nsqadmin receives."""
 
     def __init__(self, seconds_max: float = SECONDS_MAX) -> None:
         self._seconds_max = seconds_max
@@ -44,7 +44,7 @@ class Decoding:
         self._idle: asyncio.TimerHandle | None = None
 
     async def decode(self, body: bytes) -> Any:
-        """The value of ``body``; ValueError if it is no JSON, or more than is taken."""
+        """The value of ``body``; raises ValueError if it is not JSON or exceeds a limit."""
         if len(body) <= SMALL_SIZE:
             return loads(body)
         await _count(body)
@@ -52,15 +52,15 @@ class Decoding:
             self._stop_timer()
             try:
                 async with asyncio.timeout(self._seconds_max):
-                    return await self._ask(body)
+                    return await self._request(body)
             except TimeoutError:
                 await self.close()
-                raise ValueError("its answer takes too long to decode") from None
+                raise ValueError("the response takes too long to decode") from None
             except (OSError, asyncio.IncompleteReadError):
                 await self.close()
-                raise ValueError("its answer could not be decoded") from None
+                raise ValueError("the response could not be decoded") from None
             except asyncio.CancelledError:
-                # Half an answer may be on its way.
+                # The pipe may hold the remainder of a reply.
                 self._kill()
                 raise
             finally:
@@ -75,7 +75,7 @@ class Decoding:
                 process.kill()
             await process.wait()
 
-    async def _ask(self, body: bytes) -> Any:
+    async def _request(self, body: bytes) -> Any:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", decoder_process.__file__), stdin=PIPE, stdout=PIPE
@@ -106,7 +106,7 @@ class Decoding:
 
 
 class Building:
-    """A value, put together again from the pieces that ``decoder_process.pieces`` makes of it."""
+    """Builds a value from the pieces that ``decoder_process.pieces`` splits it into."""
 
     def __init__(self) -> None:
         self.value: Any = None
@@ -134,7 +134,7 @@ class Building:
 
 
 async def _pieces(reader: asyncio.StreamReader) -> AsyncIterator[decoder_process.Piece]:
-    """What the other process sends, until it says that it is done; the loop gets its turns."""
+    """The pieces that the other process sends, with a turn for the loop every SLICE_S."""
     since_s = time.monotonic()
     while size := int.from_bytes(await reader.readexactly(4), "big"):
         yield marshal.loads(await reader.readexactly(size))
@@ -144,22 +144,22 @@ async def _pieces(reader: asyncio.StreamReader) -> AsyncIterator[decoder_process
 
 
 async def _count(body: bytes) -> None:
-    """Refuse what has too many values: before each of them stands one of these."""
+    """Refuse a body with too many values: each is preceded by one of these characters."""
     count = 0
     for start in range(0, len(body), _COUNT_SIZE):
         end = start + _COUNT_SIZE
-        count += sum(body.count(sign, start, end) for sign in (b"[", b"{", b","))
+        count += sum(body.count(mark, start, end) for mark in (b"[", b"{", b","))
         if count > VALUE_COUNT_MAX:
-            raise ValueError(f"its answer has more than {VALUE_COUNT_MAX:,} values")
+            raise ValueError(f"the response has more than {VALUE_COUNT_MAX:,} values")
         await asyncio.sleep(0)
 
 
 def loads(body: bytes) -> Any:
-    """The value of a small body; ValueError if it is no JSON or nested deeply."""
+    """The value of a small body; raises ValueError if it is not JSON or nested too deeply."""
     try:
         return json.loads(body, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        raise ValueError("the answer is not JSON") from None
+        raise ValueError("the response is not JSON") from None
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -1,8 +1,8 @@
-"""What only one page shows and is not worth sampling: clients, due times, records of damage.
+"""Data that only one page shows and that is not sampled: clients, due times, damage records.
 
-Rule 1: asked when the page is looked at, and kept for KEEP_S: a hundred browsers on one page cost
-        the daemons what one costs.
-Rule 2: a daemon that does not answer is a warning; what the others say is shown.
+Rule 1: fetched when a page is requested, and cached for KEEP_S: a hundred browsers on one page
+        cost the daemons as much as one.
+Rule 2: a daemon that does not respond is a warning; the others' data is shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from penstock.admin import api_objects
 from penstock.admin.rows import View
 from penstock.admin.sample import NodePart, Sample
-from penstock.admin.upstream import Upstream, UpstreamError, ask_all
+from penstock.admin.upstream import Upstream, UpstreamError, request_all
 from penstock.wire.peer_answers import channels_in, objects, stats_query, text
 
 KEEP_S = 2.0
@@ -26,7 +26,7 @@ DAMAGE_COUNT_MAX = 200
 HOUR_S = 3600
 HOUR_COUNT_MAX = 48
 
-# (until so many seconds from now, in words)
+# (upper bound in seconds from now, label)
 SPANS: tuple[tuple[int | None, str], ...] = (
     (HOUR_S, "within the hour"),
     (6 * HOUR_S, "in 1 to 6 hours"),
@@ -39,7 +39,7 @@ SPANS: tuple[tuple[int | None, str], ...] = (
 
 @dataclass(slots=True)
 class Clients:
-    """Clients of a channel or of a node, and how many are left out."""
+    """Clients of a channel or of a node, and how many were left out."""
 
     clients: list[View] = field(default_factory=list)
     left_out: int = 0
@@ -49,7 +49,7 @@ class Clients:
 
 @dataclass(slots=True)
 class Damages:
-    """What a node found damaged or missing."""
+    """Damaged or missing data that a node has found."""
 
     records: list[View] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ class PendingMessages:
 
 
 class Details:
-    """Asks, and remembers for a moment."""
+    """Fetches, and caches for KEEP_S."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -92,7 +92,7 @@ class Details:
         return found
 
     async def damage(self, sample: Sample, node: str) -> Damages:
-        """The records of a node that has any."""
+        """The damage records of a node."""
         part = sample.nodes[node]
         if not part.answered or part.damage is None:
             return Damages()
@@ -100,33 +100,33 @@ class Details:
         return found
 
     async def deferred(self, sample: Sample) -> PendingMessages:
-        """What is pending on all nodes that can tell."""
+        """The deferred messages of all nodes that report them."""
         parts = [part for part in sample.nodes.values() if part.answered]
         found: PendingMessages = await self._once(("deferred",), lambda: self._deferred(parts))
         return found
 
-    async def _once(self, key: tuple[str, ...], ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def _once(self, key: tuple[str, ...], get: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         now_s = time.monotonic()
         self._kept = {k: kept for k, kept in self._kept.items() if kept[0] > now_s}
         kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= KEPT_COUNT_MAX:
                 del self._kept[next(iter(self._kept))]
-            kept = self._kept[key] = (now_s + KEEP_S, asyncio.create_task(ask()))
+            kept = self._kept[key] = (now_s + KEEP_S, asyncio.create_task(get()))
         return await asyncio.shield(kept[1])
 
     async def _clients(self, parts: list[NodePart], topic: str, channel: str) -> Clients:
         by_address = {part.address: part for part in parts}
         query = stats_query(topic, channel, include_clients="", include_mem="false")
 
-        async def ask(address: str) -> list[tuple[str, Mapping[str, Any]]]:
+        async def fetch(address: str) -> list[tuple[str, Mapping[str, Any]]]:
             stats = await self._upstream.nsqd_get(address, "/stats", **query)
             try:
                 return [(name, _checked(shown)) for name, _, shown in channels_in(stats)]
             except ValueError:
                 raise UpstreamError("invalid statistics") from None
 
-        answers, failures = await ask_all(by_address, ask)
+        answers, failures = await request_all(by_address, fetch)
         result = Clients(warnings=_warnings(by_address, failures))
         for address, channels in answers.items():
             part = by_address[address]
@@ -143,15 +143,15 @@ class Details:
         except UpstreamError as error:
             return Damages(warnings=[f"{part.node}: {error.short}"])
         except (AttributeError, ValueError):
-            return Damages(warnings=[f"{part.node}: invalid records of damage"])
+            return Damages(warnings=[f"{part.node}: invalid damage records"])
 
     async def _deferred(self, parts: list[NodePart]) -> PendingMessages:
         able = {part.address: part for part in parts if part.own}
 
-        async def ask(address: str) -> list[tuple[str, list[tuple[int, int]]]]:
+        async def fetch(address: str) -> list[tuple[str, list[tuple[int, int]]]]:
             return _pending(await self._upstream.nsqd_get(address, "/deferred"))
 
-        answers, failures = await ask_all(able, ask)
+        answers, failures = await request_all(able, fetch)
         result = PendingMessages(warnings=_warnings(able, failures))
         result.silent = [part.node for part in parts if not part.own]
         due: dict[str, dict[int, int]] = {}
@@ -181,7 +181,7 @@ def _warnings(parts: Mapping[str, NodePart], failures: Mapping[str, UpstreamErro
 
 
 def _checked(channel: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A channel of /stats as far as it is looked at here; ValueError if it is none."""
+    """The fields of a channel in /stats that are used here; raises ValueError if invalid."""
     return {
         "channel_name": text(channel, "channel_name"),
         "clients": objects(channel.get("clients")),
@@ -221,7 +221,7 @@ def _add_clients(result: Clients, part: NodePart, topic: str, channel: Mapping[s
             "zone": client["topology_zone"],
             "region": client["topology_region"],
             "near": nearness,
-            # A link made of it must not be a script.
+            # The link must not be a javascript: URL.
             "auth_identity_url": url if url.startswith(("http://", "https://")) else "",
         }
         result.clients.append(shown)
@@ -231,14 +231,14 @@ def _add_clients(result: Clients, part: NodePart, topic: str, channel: Mapping[s
 
 
 def _pending(answer: Any) -> list[tuple[str, list[tuple[int, int]]]]:
-    """(topic, [(start of a stretch in s, count)]) of a node's /deferred."""
+    """(topic, [(start of an interval in s, count)]) of a node's /deferred."""
     try:
         return [
             (
                 text(topic, "topic_name"),
                 [
-                    (api_objects.count(stretch, "start"), api_objects.count(stretch, "count"))
-                    for stretch in objects(topic.get("due"))
+                    (api_objects.count(interval, "start"), api_objects.count(interval, "count"))
+                    for interval in objects(topic.get("due"))
                 ],
             )
             for topic in objects(answer.get("topics"))
@@ -279,7 +279,7 @@ def _span(seconds: float) -> int:
 
 
 def _every_hour(hours: Mapping[int, int], now_s: float) -> list[View]:
-    """The next two days hour by hour; what is overdue counts as now."""
+    """Counts for each hour of the next two days; overdue messages count as now."""
     this_hour = int(now_s) // HOUR_S * HOUR_S
     shown = {this_hour + at * HOUR_S: 0 for at in range(HOUR_COUNT_MAX)}
     for start_s, count in hours.items():

@@ -1,16 +1,16 @@
-"""Numbers and times as people read them; the templates' filters.
+"""Numbers and times formatted for people; the templates' filters.
 
     count      1234567        1,234,567
     brief      1234567        1.23 M            axes and large tiles
-    rate       0.25           0.25              events a second, without the unit
+    rate       0.25           0.25              events per second, without the unit
     span       90_000_000_000 1 min 30 s        nanoseconds
     size       2048           2 KiB
 
-``None`` is what a node did not tell, and shown as a dash everywhere; so is what is no number,
-because some of it comes from strangers as it is.
+``None``, a value that a node did not report, is shown as a dash; so is anything that is not a
+number, because some values come from peers unchecked.
 
-Cells are whole ``<td>`` elements, made here because a macro of the template takes four times as
-long, and the page of 2,000 topics has 20,000 of them.
+Cells are whole ``<td>`` elements, built here because a template macro takes four times as long,
+and the page of 2,000 topics has 20,000 cells.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 UNKNOWN = "\N{EN DASH}"
-# Above this nothing is counted, and floats are no longer exact by far.
+# No count is larger, and floats are far from exact.
 NUMBER_MAX = 1e30
 _THOUSANDS = ("", " k", " M", " G", " T", " P", " E")
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-# (at least, divisor, unit), for one number and its unit
+# (minimum, divisor, unit)
 _SHORT_SPANS = ((1_000_000_000, 1e9, "s"), (1_000_000, 1e6, "ms"), (1_000, 1e3, "µs"), (0, 1, "ns"))
 _LONG_SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def _known(value: object) -> TypeGuard[float]:
-    """Whether it is a number that can be worked with."""
+    """Whether it is a number in range."""
     return isinstance(value, int | float) and -NUMBER_MAX < value < NUMBER_MAX
 
 
@@ -68,7 +68,7 @@ def _three_digits(value: float) -> str:
 
 
 def span(value_ns: float | None) -> str:
-    """A length of time: two units from a minute on, one below."""
+    """A duration: two units from one minute, one below."""
     if not _known(value_ns):
         return UNKNOWN
     if value_ns >= 60_000_000_000:
@@ -139,7 +139,7 @@ def several(value: float, noun: str) -> str:
 
 
 def segment(name: str) -> str:
-    """A name as a part of a path; what is no text leads nowhere, but does not fail."""
+    """A name as a segment of a path; a name that is not valid text does not raise."""
     try:
         raw = name.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -148,12 +148,12 @@ def segment(name: str) -> str:
 
 
 def only(name: str) -> str:
-    """A name as the pattern of a form's field that takes this name alone."""
+    """A pattern for a form's field that accepts only this name."""
     return "".join(c if c.isalnum() or c in "_-#" else f"[{c}]" for c in name)
 
 
 def lag(value_s: float | None, is_open: bool = False) -> str:
-    """How far behind; with ``is_open`` that much at least."""
+    """A lag; with ``is_open`` it is at least that much."""
     if not _known(value_s):
         return UNKNOWN
     return f"\N{GREATER-THAN OR EQUAL TO} {span_s(value_s)}" if is_open else span_s(value_s)
@@ -180,7 +180,7 @@ def lag_cell(value_s: float | None, is_open: bool = False) -> Markup:
 
 
 def _value_cell(text: str, value: float | None) -> Markup:
-    """A cell whose text does not sort by itself."""
+    """A cell with its sort key, for a text that does not sort by itself."""
     if not value or not _known(value):
         return _cell(text, True)
     return Markup(f'<td class="number" data-value="{float(value):.3f}">{text}')

@@ -1,4 +1,4 @@
-"""Graphite behind nsqadmin: one rate as NSQ's pages ask for it, and images passed on."""
+"""Graphite behind nsqadmin: a rate, in the form that NSQ's pages request, and proxied images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
-# What an image may be: a stranger's page under our own address would be ours to a browser.
+# Only images: a browser would treat a page served here as one of nsqadmin's own.
 IMAGES = ("image/png", "image/svg+xml", "image/gif", "image/jpeg")
 
 
@@ -37,7 +37,7 @@ class Graphite:
             router.add("GET", url("/render"), Route(tasks.handler(self.render)))
 
     async def rate(self, request: Request) -> Response:
-        """Messages a second of a target, of the last whole interval of statsd."""
+        """Messages per second of a target in the last complete statsd interval."""
         query = request.query
         if query.get("metric") != "rate":
             raise HttpError(400, "INVALID_ARG_METRIC")
@@ -64,7 +64,7 @@ class Graphite:
         return answers.json_object(request, {"rate": shown})
 
     async def render(self, request: Request) -> Response:
-        """An image of Graphite's."""
+        """Proxy an image from Graphite."""
         url = f"{self._url}/render?{request.raw_query.decode('latin-1')}"
         try:
             answer = await self._admin.upstream.elsewhere("GET", url, {})
@@ -81,7 +81,7 @@ class Graphite:
 
 
 def _first_point(body: bytes) -> float | None:
-    """The first number of the first series; ValueError if there is none."""
+    """The first number of the first series; raises ValueError if there is none."""
     try:
         series: Any = json.loads(body)
         value = series[0]["datapoints"][0][0]
@@ -90,5 +90,5 @@ def _first_point(body: bytes) -> float | None:
     if value is None:
         return None
     if type(value) not in (int, float) or not abs(value) < NUMBER_MAX:
-        raise ValueError("a datapoint that is no number")
+        raise ValueError("a datapoint is not a number")
     return float(value)

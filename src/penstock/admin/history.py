@@ -1,20 +1,20 @@
-"""The last hour, in memory: what every node, topic and channel did, for charts.
+"""The figures of every node, topic and channel in the last hour, in memory, for charts.
 
-    recent    a column each sample, the last 10 minutes          at 5 s: 120 columns
-    hour      the mean of three of them, the last hour           at 15 s: 240 columns
+    recent    a column for each sample of the last 10 minutes    at 5 s: 120 columns
+    hour      the mean of three columns, for the last hour       at 15 s: 240 columns
 
-    column    ids   | 3 | 4 | 9 |          who, ascending
+    column    ids   | 3 | 4 | 9 |          objects, ascending
               rows  | 8 numbers | 8 numbers | 8 numbers |
 
-A column holds only those who did anything: a channel without messages costs nothing, one of 2,000
-busy topics 36 bytes.  Reading one of them back looks it up in every column, half a millisecond.
+A column has only the objects that were active: a channel without messages costs nothing, each of
+2,000 busy topics 36 bytes.  Reading one object back searches every column, in half a millisecond.
 
 Rule 1: memory is bounded twice: by the number of columns, and by HISTORY_SIZE_MAX, above which the
-        oldest columns go, those of the hour first.
-Rule 2: an id is never given twice, so a topic that is deleted and made again has a new history.
-Rule 3: a step without a sample, and a node that did not answer, are None; never zero.
-Rule 4: a rate times its time is what was counted: two samples of one step become one whose rates
-        are those of both together, and a step that was missed has the rates of the next sample.
+        oldest columns are dropped, those of the hour first.
+Rule 2: an id is never reused, so a topic that is deleted and created again has a new history.
+Rule 3: a step without a sample and a node that did not respond are None, never zero.
+Rule 4: a rate times its duration is the count.  Two samples of one step become one with the rates
+        over both, and a missed step has the rates of the next sample.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.admin.sample import Figures, Sample, TopicSum
 Key = tuple[str, ...]
 CLUSTER: Key = ("cluster",)
 
-# The numbers of a row, in this order.
+# The columns of a row, in order.
 GAUGES = ("depth", "in_flight", "deferred")
 RATES = ("in_rate", "out_rate", "requeue_rate", "timeout_rate")
 METRICS = (*GAUGES, *RATES, "lag_s")
@@ -50,13 +50,13 @@ Row = tuple[float, ...]
 
 @dataclass(slots=True)
 class Column:
-    """A moment of all."""
+    """The rows of one point in time."""
 
     at_ms: int
     tick: int
     ids: array[int]
     values: array[float]
-    span_s: float = 0.0  # that its rates are measured over
+    span_s: float = 0.0  # over which the rates are measured
 
     @property
     def size(self) -> int:
@@ -70,7 +70,7 @@ class Column:
 
 
 class History:
-    """Columns, and who is who in them."""
+    """The columns, and the ids of objects in them."""
 
     def __init__(self, interval_s: float, size_max: int = HISTORY_SIZE_MAX) -> None:
         self._interval_s = interval_s
@@ -82,11 +82,11 @@ class History:
 
     @property
     def size(self) -> int:
-        """Bytes of all columns."""
+        """The bytes of all columns."""
         return sum(column.size for column in (*self._recent, *self._hour))
 
     def record(self, sample: Sample) -> None:
-        """Take over a sample; two in one tick are one."""
+        """Add a sample; two in one tick are joined."""
         column = self._column(sample)
         recent = self._recent
         if recent:
@@ -102,13 +102,13 @@ class History:
             recent.popleft()
 
     def _merge(self, group: int) -> None:
-        """The ticks of a group are all there: they become a column of the hour."""
+        """Merge the columns of a complete group into one of the hour."""
         columns = [c for c in list(self._recent)[-MERGED_COUNT:] if c.tick // MERGED_COUNT == group]
         nodes = {id for key, id in self._ids.items() if key[0] == "node"}
         self._hour.append(_mean(columns, group, nodes))
 
     def chart(self, key: Key, *metrics: str) -> dict[str, Any]:
-        """Series of one of them: ``{"recent": SERIES, "hour": SERIES}``, see ``views``."""
+        """The series of one object: ``{"recent": SERIES, "hour": SERIES}``, see ``views``."""
         names = metrics or METRICS
         return {
             "recent": self._series(self._recent, self._interval_s, key, names),
@@ -125,7 +125,7 @@ class History:
         tick = columns[0].tick if columns else 0
         row: Row | None = None
         for column in columns:
-            # A tick or two without a sample is a slow one; more is a gap.
+            # One or two ticks without a sample mean a slow sample; more are a gap.
             missed = column.tick - tick
             last, row = row, column.row(id) or absent
             rows = [_bridge(last, row) if missed <= MISSED_COUNT_MAX else None] * missed
@@ -204,14 +204,14 @@ def _topic_row(topic: TopicSum) -> Row:
 
 
 def _bridge(last: Row | None, row: Row | None) -> Row | None:
-    """A step without a sample: as much waits as before it, and the next rates cover it."""
+    """The row of a step without a sample: the gauges of the last, the rates of the next."""
     if last is None or row is None:
         return last
     return (*last[: RATES_AT.start], *row[RATES_AT], *last[RATES_AT.stop :])
 
 
 def _joined(one: Column, other: Column) -> Column:
-    """Two samples of one step: the later one's numbers, with the rates of both together."""
+    """Join two samples of one step: the later gauges, with the rates over both."""
     span_s = one.span_s + other.span_s
     if span_s <= 0:
         return other
@@ -232,9 +232,9 @@ def _joined(one: Column, other: Column) -> Column:
 
 
 def _mean(columns: list[Column], tick: int, nodes: set[int]) -> Column:
-    """One column of several: the means of all numbers.
+    """The mean of several columns.
 
-    Who is not in a column did nothing then; only a node was not there at all.
+    An object that is not in a column was idle then; only a node is left out because it was down.
     """
     sums: dict[int, list[float]] = {}
     counts = dict.fromkeys(nodes, 0)

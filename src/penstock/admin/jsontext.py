@@ -1,6 +1,6 @@
-"""The small JSON objects that are posted to NSQ's API, with the errors of Go's decoder.
+"""Reads the small JSON objects posted to NSQ's API, with the errors of Go's decoder.
 
-A body is read up to the end of its first value, whatever follows; keys match in any case.
+A body is read up to the end of its first value; keys are case-insensitive.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _SPACE = " \t\r\n"
 
 
 def read_object(body: bytes) -> dict[str, str]:
-    """The members that are texts.  HttpError 400 with the decoder's text if it is no object."""
+    """The string members.  Raises HttpError 400 with Go's error text if it is not an object."""
     text = body.decode("utf-8", "replace").lstrip(_SPACE)
     if not text:
         raise HttpError(400, "EOF")
     try:
         value, _ = _DECODER.raw_decode(text)
     except (ValueError, RecursionError) as error:
-        raise HttpError(400, _words(text, error)) from None
+        raise HttpError(400, _go_error(text, error)) from None
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -38,7 +38,7 @@ def read_object(body: bytes) -> dict[str, str]:
     return members
 
 
-def _words(text: str, error: Exception) -> str:
+def _go_error(text: str, error: Exception) -> str:
     at = getattr(error, "pos", len(text))
     if at >= len(text) or str(error).startswith("Unterminated"):
         return "unexpected EOF"

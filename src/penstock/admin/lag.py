@@ -1,20 +1,20 @@
-"""How far channels are behind: how long ago the oldest message came that is not finished.
+"""The lag of channels: the age of the oldest unfinished message.
 
-/stats tells counts, not ages.  So a few marks (time, messages that had arrived by then) are kept
-for each channel with a backlog.  Finished are ``messages - backlog``; the oldest unfinished one
-came between the two marks around that count.
+/stats has counts, not ages.  So a few marks (time, messages that had arrived by then) are kept for
+each channel with a backlog.  ``messages - backlog`` are finished; the oldest unfinished message
+arrived between the two marks around that count.
 
     marks     12:00:00 100      12:00:05 180      12:00:10 260
-    finished                 ^ 140: the next one came at about 12:00:02.5
+    finished                 ^ 140: the next one arrived at about 12:00:02.5
 
-It is an estimate: messages are taken to be finished in their order.  When more have arrived than
-were ever seen to, the age is open: "at least".
+It is an estimate that assumes messages are finished in order.  If the oldest one arrived before the
+first mark, the lag is open: "at least".
 
-Rule 1: marks are kept for each channel of each node, because counts of several nodes cannot be
-        compared with earlier ones when a node comes or goes.  The slowest node's lag counts.
-Rule 2: a node that does not answer still has its unfinished messages, and they grow older.  Its lag
-        counts until it is forgotten (``sampler.REMEMBER_S``).
-Rule 3: a node that was started anew counts from zero, but what was unfinished is as old as before.
+Rule 1: marks are kept for each channel of each node, because sums over nodes cannot be compared
+        with earlier sums when a node joins or leaves.  The lag is that of the slowest node.
+Rule 2: a node that does not respond still has unfinished messages, and they grow older.  Its lag
+        counts until the node is dropped (``sampler.REMEMBER_S``).
+Rule 3: a restarted node counts from zero, but its unfinished messages are as old as before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from penstock.admin.sample import ChannelPart, NodePart, Sample
 
-# Beyond this every other mark goes: the age stays right within a few per cent.
+# Above this every other mark is dropped: the age stays right within a few per cent.
 MARK_COUNT_MAX = 32
 
 Key = tuple[str, str]  # topic, channel
@@ -32,17 +32,17 @@ Marks = list[tuple[float, int]]  # time, messages that had arrived
 
 @dataclass(slots=True)
 class _Node:
-    """What is kept of a node: its channels that are behind, and the counts of all others."""
+    """The state of a node: marks of channels with a backlog, and the counts of the others."""
 
     start_time: int = 0
     at_s: float = 0.0
     marks: dict[Key, Marks] = field(default_factory=dict)
     idle: dict[Key, int] = field(default_factory=dict)
-    oldest: dict[Key, tuple[float, bool]] = field(default_factory=dict)  # when it came, open
+    oldest: dict[Key, tuple[float, bool]] = field(default_factory=dict)  # when it arrived, open
 
 
 class Lags:
-    """Marks of all channels that are behind."""
+    """The marks of all channels with a backlog."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
@@ -59,11 +59,11 @@ class Lags:
                 nodes[name] = known
         self._nodes = nodes
         for node in nodes.values():
-            for (topic, channel), (came_s, is_open) in node.oldest.items():
+            for (topic, channel), (at_s, is_open) in node.oldest.items():
                 found = sample.topics.get(topic)
                 total = found.channels.get(channel) if found is not None else None
-                if total is not None and (now_s - came_s, is_open) > (total.lag_s, total.lag_open):
-                    total.lag_s, total.lag_open = now_s - came_s, is_open
+                if total is not None and (now_s - at_s, is_open) > (total.lag_s, total.lag_open):
+                    total.lag_s, total.lag_open = now_s - at_s, is_open
 
 
 def _measured(part: NodePart, before: _Node, now_s: float) -> _Node:
@@ -77,14 +77,14 @@ def _measured(part: NodePart, before: _Node, now_s: float) -> _Node:
             finished = channel.messages - channel.depth - channel.in_flight
             marks = _marks(key, channel, before, now)
             marks.append((now_s, channel.messages))
-            _forget(marks, finished)
+            _prune(marks, finished)
             now.marks[key] = marks
-            now.oldest[key] = _came(marks, finished)
+            now.oldest[key] = _arrival(marks, finished)
     return now
 
 
 def _marks(key: Key, channel: ChannelPart, before: _Node, now: _Node) -> Marks:
-    """What is known of a channel that is behind; empty if nothing is."""
+    """The earlier marks of a channel with a backlog; empty if there are none."""
     marks = before.marks.get(key)
     if before.start_time != now.start_time:
         if marks is None:
@@ -98,7 +98,7 @@ def _marks(key: Key, channel: ChannelPart, before: _Node, now: _Node) -> Marks:
     return []
 
 
-def _forget(marks: Marks, finished: int) -> None:
+def _prune(marks: Marks, finished: int) -> None:
     passed = 0
     while passed + 2 < len(marks) and marks[passed + 1][1] <= finished:
         passed += 1
@@ -107,8 +107,8 @@ def _forget(marks: Marks, finished: int) -> None:
         del marks[1:-1:2]
 
 
-def _came(marks: Marks, finished: int) -> tuple[float, bool]:
-    """When the message after ``finished`` came, and whether it came before all marks."""
+def _arrival(marks: Marks, finished: int) -> tuple[float, bool]:
+    """When the message after ``finished`` arrived, and whether that was before all marks."""
     first_s, first = marks[0]
     if finished < first or len(marks) == 1:
         return first_s, True

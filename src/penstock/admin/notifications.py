@@ -1,8 +1,8 @@
-"""Tells somebody of every action: a POST of JSON to --notification-http-endpoint, as NSQ's.
+"""Notifies of every action with a POST of JSON to --notification-http-endpoint, as in NSQ.
 
-Rule 1: nobody waits for it, and nothing depends on it.  An endpoint that is away costs a log line;
-        beyond QUEUE_COUNT_MAX that wait for a slow one the rest is dropped, counted and told.
-Rule 2: in the order of the actions, one at a time, without a second try.
+Rule 1: nothing waits for a notification or depends on it.  If the endpoint is down, the error is
+        logged; if it is slow, notifications above QUEUE_COUNT_MAX are dropped, counted and logged.
+Rule 2: they are sent in the order of the actions, one at a time, without a retry.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUEUE_COUNT_MAX = 1000
 
 
 class Notifier:
-    """The queue before the endpoint; without one nothing happens."""
+    """The queue of notifications; without an endpoint it stays empty."""
 
     def __init__(
         self, endpoint: str, upstream: Upstream, now_s: Callable[[], float] = time.time
@@ -38,7 +38,7 @@ class Notifier:
         self._now_s = now_s
         self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(QUEUE_COUNT_MAX)
 
-    def tell(
+    def notify(
         self, action: str, request: Request, topic: str, channel: str = "", node: str = ""
     ) -> None:
         """Queue a notification."""
@@ -49,7 +49,7 @@ class Notifier:
             self._queue.put_nowait(notice)
         except asyncio.QueueFull:
             self.dropped_count += 1
-            log.warning("NOTIFY: %s is dropped: %d wait", action, QUEUE_COUNT_MAX)
+            log.warning("NOTIFY: %s dropped: %d are queued", action, QUEUE_COUNT_MAX)
 
     async def run(self) -> None:
         """Send until cancelled."""
@@ -57,7 +57,7 @@ class Notifier:
             await self._send(await self._queue.get())
 
     async def drain(self, seconds_max: float) -> None:
-        """Send what waits, for a while."""
+        """Send the queued notifications, for ``seconds_max`` at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds_max):
                 while not self._queue.empty():
@@ -70,16 +70,16 @@ class Notifier:
                 "POST", self._endpoint, headers, gojson.encode(notice)
             )
         except UpstreamError as error:
-            log.error("NOTIFY: %s was not told: %s", notice["action"], error)
+            log.error("NOTIFY: %s not sent: %s", notice["action"], error)
             return
         if answer.status >= 300:
-            log.error("NOTIFY: %s was answered with %d", notice["action"], answer.status)
+            log.error("NOTIFY: %s: the endpoint responded %d", notice["action"], answer.status)
 
 
 def notification(
     action: str, request: Request, topic: str, channel: str, node: str, now_s: int
 ) -> dict[str, Any]:
-    """NSQ's fields in NSQ's order; channel, node and user only if there are any."""
+    """NSQ's fields in NSQ's order; channel, node and user are omitted if empty."""
     headers = request.headers
     scheme = "https" if headers.get(b"x-scheme") == b"https" else "http"
     host = headers.get(b"host", b"").decode("latin-1")

@@ -18,7 +18,7 @@ CHARTS = "Charts"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AdminOptions:
-    """What nsqadmin was told.  ``checked`` judges how the options go together."""
+    """The options of an nsqadmin.  ``checked`` validates their combination."""
 
     http_address: str = string(
         LISTEN, "0.0.0.0:4171", "address:port for browsers, or the path of a unix socket"
@@ -123,7 +123,7 @@ def checked(options: AdminOptions) -> AdminOptions:
 
 
 def config_network(options: AdminOptions) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    """Those who may use /config.  Raises OptionError."""
+    """The addresses that may use /config.  Raises OptionError."""
     try:
         return ipaddress.ip_network(options.allow_config_from_cidr, strict=False)
     except ValueError:

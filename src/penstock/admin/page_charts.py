@@ -1,4 +1,4 @@
-"""Which charts a page shows, made of its view."""
+"""The charts of each page, built from its view."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.admin.charts import COUNT, RATE, SPAN, Bars, Chart, Unit, bars, ch
 
 View = dict[str, Any]
 
-# Until the hour has this many values, those of the last minutes show as much and finer.
+# Until the hour has this many values, the recent ones cover as much at a finer step.
 HOUR_COUNT_MIN = 40
 
 # title, (name of a line, name of its series), unit
@@ -51,13 +51,13 @@ def counter(view: View, span: str) -> list[Chart]:
 
 
 def pipelines(view: View, span: str) -> list[list[Chart]]:
-    """Three for each pipeline."""
+    """Three charts for each pipeline."""
     waiting: Plan = ("Waiting messages", (("Depth", "depth"),), COUNT)
     return [_drawn(row["chart"], span, ARRIVALS, waiting, LAG) for row in view["pipelines"]]
 
 
 def deferred(view: View, span: str) -> list[Bars]:
-    """The next two days, hour by hour."""
+    """Deferred messages of the next two days, by hour."""
     if not view["total"]:
         return []
     hours = [(_hour(row["start_ms"]), row["count"]) for row in view["hours"]]
@@ -71,7 +71,7 @@ def _drawn(history: View, span: str, *plans: Plan) -> list[Chart]:
     drawn = []
     for title, plan, unit in plans:
         lines = [(name, chosen["series"][series]) for name, series in plan]
-        # A step of the hour is over some time later: the numbers beside it should be the same.
+        # The hour's last step ends earlier; the legend should match the numbers on the page.
         newest = [(recent["series"][series] or [None])[-1] for _, series in plan]
         step_s, end_ms = chosen["step_ms"] / 1000, chosen["end_ms"]
         drawn.append(chart(title, lines, step_s, unit, newest, end_ms))

@@ -2,14 +2,14 @@
 
     GET  /topics/orders              the page
     GET  /api/view/topics/orders     its JSON twin
-    POST /action                     what a form asks for; answered with a redirect to a page
+    POST /action                     runs a form's action; responds with a redirect to a page
     GET  /static/<digest>/admin.css  styles, scripts, the icon
 
-A page asks for itself again to stay current (static/live.js).  Its ETag is the number of the
-sample, so while there is no newer one the answer is 304 and nothing is made for it.
+A page fetches itself again to stay current (static/live.js).  Its ETag is the number of the sample:
+while there is no newer one the response is 304 and nothing is rendered.
 
-Rule 1: what may be shown is decided here; what may be done is decided by ``Posted`` again.
-Rule 2: an error is a page too, with a way back.
+Rule 1: pages decide what is shown; ``Posted`` checks again what may be done.
+Rule 2: an error is also a page, with a link back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.admin.actions import Outcome
 from penstock.admin.answers import PAGE_HEADERS
 from penstock.admin.posted_actions import BODY_SIZE_MAX, form_fields
 from penstock.admin.renderer import Assets, Templates
-from penstock.admin.results import Result, Results, told
+from penstock.admin.results import Result, Results, describe
 from penstock.net.http_message import HTML, HttpError, Request, Response
 from penstock.net.http_router import Route, Router
 from penstock.version import NSQ_VERSION, VERSION
@@ -41,10 +41,10 @@ View = dict[str, Any]
 Params = Mapping[str, str]
 
 FOR_EVER = ("Cache-Control", "public, max-age=31536000, immutable")
-# How long an action's answer waits for a sample that shows what it did.
-SEEN_S = 2.0
-SEEN_STEP_S = 0.05
-# A node's page shows that many topics with all their channels.
+# How long an action's response waits for a sample that includes its effect.
+SAMPLE_WAIT_S = 2.0
+SAMPLE_POLL_S = 0.05
+# A node's page shows this many topics with all their channels.
 NODE_TOPIC_COUNT_MAX = 200
 KEPT_COUNT_MAX = 16
 PEEK_COUNTS = ("10", "25", "100")
@@ -54,7 +54,7 @@ _BACK = re.compile(r"/(?!/)[A-Za-z0-9._~:@!$&'()*+,;=%\[\]/-]*")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A template and where its view comes from."""
+    """A template and the source of its view."""
 
     pattern: str
     template: str
@@ -131,7 +131,7 @@ PAGES = (
 )
 
 
-# What an error's text means, and where to go on: title, text, path, its name.
+# By error: title, text, path of a link, its name.
 NOT_FOUND = {
     "TOPIC_NOT_FOUND": ("No such topic", "It may have been deleted.", "/topics", "All topics"),
     "CHANNEL_NOT_FOUND": ("No such channel", "It may have been deleted.", "/topics", "All topics"),
@@ -151,9 +151,9 @@ class Pages:
         self._admin = admin
         self._assets = Assets(admin.options.dev_static_dir)
         self._results = Results()
-        # Pages as they were sent: ten browsers on one page cost what one does.
+        # Rendered pages: ten browsers on one page cost as much as one.
         self._kept: OrderedDict[tuple[int, str, str, bool], Response] = OrderedDict()
-        # Samples are numbered from 1 after every start; the tags of an earlier run must not match.
+        # Samples are numbered from 1 after every start: the ETags of an earlier run must not match.
         self._run = secrets.token_hex(4)
         base = admin.url("/").rstrip("/")
         self._templates = Templates(
@@ -180,7 +180,7 @@ class Pages:
         router.add("POST", url("/action"), action)
         router.add("GET", url("/static/:digest/:asset"), Route(self._asset))
 
-    # Looking
+    # Reading
 
     async def _show(self, page: Page, request: Request) -> Response:
         user, gzip = self._admin.access.user(request), answers.takes_gzip(request)
@@ -192,7 +192,7 @@ class Pages:
         kept = self._kept.get(key)
         if kept is None:
             try:
-                kept = await self._made(page, request, tag)
+                kept = await self._rendered(page, request, tag)
             except HttpError as error:
                 return self._error(request, error)
             self._kept[key] = kept
@@ -200,7 +200,7 @@ class Pages:
                 self._kept.popitem(last=False)
         return kept
 
-    async def _made(self, page: Page, request: Request, tag: str) -> Response:
+    async def _rendered(self, page: Page, request: Request, tag: str) -> Response:
         view = await page.view(self._admin, request.params)
         span = "recent" if request.query.get("span") == "recent" else "hour"
         values = {
@@ -223,13 +223,13 @@ class Pages:
         if found is None:
             raise HttpError(404, "NOT_FOUND")
         body, kind = found
-        # An old page may ask for files of its own time, which are gone.
+        # An old page may request files of an older version, which no longer exist.
         current = request.params["digest"] == self._assets.digest
         cache = FOR_EVER if current else ("Cache-Control", "no-store")
         headers = (("Content-Type", kind), ("X-Content-Type-Options", "nosniff"), cache)
         return answers.packed(request, 200, body, headers)
 
-    # Doing
+    # Actions
 
     async def _act(self, request: Request) -> Response:
         fields = form_fields(request)
@@ -237,23 +237,23 @@ class Pages:
         if not _BACK.fullmatch(back):
             back = "/"
         try:
-            result = told(fields, await self._admin.actions.form(request))
+            result = describe(fields, await self._admin.posted.form(request))
         except HttpError as error:
             if error.status == 403:
                 return self._error(request, error)
             result = Result(False, _refused(fields, error))
         else:
-            await self._seen()
+            await self._next_sample()
         key = self._results.keep(result)
         return Response(303, b"", (("Location", f"{self._admin.url(back)}?done={key}"),))
 
-    async def _seen(self) -> None:
-        """Wait a moment for a sample begun after now: the next page should show what was done."""
-        number = self._admin.sampler.begun
-        for _ in range(int(SEEN_S / SEEN_STEP_S)):
+    async def _next_sample(self) -> None:
+        """Wait for a sample started after the action, so that the next page shows its effect."""
+        number = self._admin.sampler.started
+        for _ in range(int(SAMPLE_WAIT_S / SAMPLE_POLL_S)):
             if (await self._admin.sample()).number > number:
                 return
-            await asyncio.sleep(SEEN_STEP_S)
+            await asyncio.sleep(SAMPLE_POLL_S)
 
     async def _peek_form(self, request: Request) -> Response:
         return await self._peeked(request, {}, None)
@@ -261,7 +261,7 @@ class Pages:
     async def _peek(self, request: Request) -> Response:
         try:
             fields = form_fields(request)
-            outcome = await self._admin.actions.form(request)
+            outcome = await self._admin.posted.form(request)
         except HttpError as error:
             return self._error(request, error)
         return await self._peeked(request, fields, outcome)
@@ -346,10 +346,10 @@ def _path(pattern: str, params: Params) -> str:
 
 
 def _filtered(page: Page, view: View, request: Request) -> View:
-    """The rows that a filter leaves, for the two pages that have one.
+    """The rows that match a filter, for the two pages that have one.
 
-    All topics are one page, on which the browser filters without asking.  A node's page has all
-    channels too, and is bounded instead.
+    The page of topics has all of them, and the browser filters without a request.  A node's page
+    also has all channels, and is limited instead.
     """
     if page.template not in ("topics", "node"):
         return {}

@@ -1,6 +1,6 @@
-"""Patterns (R47): which new topics get a reader's channel, as nsqds tell of them in /stats.
+"""Patterns (R47): which new topics get a reader's channel, as nsqds report in /stats.
 
-The same pattern is on every node of its reader; on the page it is one row.
+A pattern is on every node of its reader; the page shows it as one row.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-# As nsqd bounds them; what a node says beyond is not shown.
+# nsqd's limits; anything above is not shown.
 PATTERN_COUNT_MAX = 64
 GLOB_COUNT_MAX = 64
 EXCEPTION_COUNT_MAX = 1024
@@ -30,48 +30,48 @@ class PatternPart(NamedTuple):
     lapses_in_ms: int | None
 
 
-def read_patterns(told: Any) -> tuple[PatternPart, ...]:
-    """What a node says, taken apart; ValueError or TypeError if it makes no sense."""
-    if told is None:
+def read_patterns(raw: Any) -> tuple[PatternPart, ...]:
+    """Parse a node's patterns; raises ValueError or TypeError if they are invalid."""
+    if raw is None:
         return ()
-    if not isinstance(told, list):
-        raise ValueError("patterns that are none")
-    return tuple(_part(each) for each in told[:PATTERN_COUNT_MAX])
+    if not isinstance(raw, list):
+        raise ValueError("patterns are not a list")
+    return tuple(_part(each) for each in raw[:PATTERN_COUNT_MAX])
 
 
-def _part(told: Mapping[str, Any]) -> PatternPart:
-    lapses_in_ms = told["lapses_in_ms"]
+def _part(raw: Mapping[str, Any]) -> PatternPart:
+    lapses_in_ms = raw["lapses_in_ms"]
     return PatternPart(
-        _text(told["channel"]),
-        _text(told["identity"]),
-        _text(told["reader"]),
-        _texts(told["topics"], GLOB_COUNT_MAX),
-        _texts(told["except"], EXCEPTION_COUNT_MAX),
-        _count(told["idle_ms"]),
+        _text(raw["channel"]),
+        _text(raw["identity"]),
+        _text(raw["reader"]),
+        _texts(raw["topics"], GLOB_COUNT_MAX),
+        _texts(raw["except"], EXCEPTION_COUNT_MAX),
+        _count(raw["idle_ms"]),
         None if lapses_in_ms is None else _count(lapses_in_ms),
     )
 
 
 def _texts(values: Any, count_max: int) -> tuple[str, ...]:
     if not isinstance(values, list):
-        raise ValueError("a list that is none")
+        raise ValueError("not a list")
     return tuple(_text(value) for value in values[:count_max])
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError("a text that is none")
+        raise ValueError("not a text")
     return value[:TEXT_SIZE_MAX].encode("utf-8", "replace").decode()
 
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < NUMBER_MAX:
-        raise ValueError("a number that is none")
+        raise ValueError("not a number")
     return value
 
 
 def rows(nodes: Iterable[tuple[str, tuple[PatternPart, ...]]]) -> list[View]:
-    """One row a channel and identity, by channel, of (node, its patterns)."""
+    """One row for each channel and identity, by channel, from (node, its patterns)."""
     found: dict[tuple[str, str], View] = {}
     for node, parts in nodes:
         for part in parts:

@@ -1,9 +1,9 @@
-"""The oldest unfinished messages of a channel, of all its nodes, without consuming any.
+"""The oldest unfinished messages of a channel on all its nodes, without consuming any.
 
     {"node", "id", "timestamp_ms", "attempts", "state": "queued", "in_flight" or "deferred",
      "due_ms" (deferred, else None), "size", "cut", "kind": "json", "text" or "hex", "body"}
 
-Bodies come cut to BODY_SIZE_MAX by nsqd; ``bodies`` makes them readable.
+nsqd truncates bodies to BODY_SIZE_MAX; ``bodies`` formats them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.admin import api_objects, bodies
 from penstock.admin.sample import Sample
-from penstock.admin.upstream import Upstream, UpstreamError, ask_all
+from penstock.admin.upstream import Upstream, UpstreamError, request_all
 from penstock.net.http_message import HttpError
 from penstock.wire.peer_answers import objects, text
 
@@ -25,18 +25,18 @@ _STATES = frozenset(("queued", "in_flight", "deferred"))
 async def peek(
     upstream: Upstream, sample: Sample, topic: str, channel: str, node: str, count: int
 ) -> tuple[list[dict[str, Any]], dict[str, UpstreamError]]:
-    """The oldest unfinished messages of a channel, and who did not answer, by node."""
+    """The oldest unfinished messages of a channel, and the failures by node."""
     found = sample.topics.get(topic)
     known = found.channels.get(channel) if found is not None else None
-    # One that was just made is in no sample yet: then all nodes are asked.
+    # A new channel is in no sample yet: query all nodes.
     names = known.nodes if known is not None else list(sample.nodes)
     parts = [sample.nodes[name] for name in names if node in ("", name)]
     able = {part.address: part for part in parts if part.own and part.answered}
     if not able:
-        # Go's nsqd has no way to look without consuming.
+        # Go's nsqd cannot read messages without consuming them.
         raise HttpError(501, "PEEK_NOT_SUPPORTED")
 
-    async def ask(address: str) -> list[dict[str, Any]]:
+    async def fetch(address: str) -> list[dict[str, Any]]:
         answer = await upstream.nsqd_get(
             address,
             "/channel/peek",
@@ -47,7 +47,7 @@ async def peek(
         )
         return _messages(answer, able[address].node)
 
-    answers, failures = await ask_all(able, ask)
+    answers, failures = await request_all(able, fetch)
     failures = {address: error for address, error in failures.items() if error.status != 404}
     if not answers and not failures:
         raise HttpError(404, "CHANNEL_NOT_FOUND")

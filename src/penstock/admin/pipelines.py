@@ -1,11 +1,12 @@
-"""The Spark queries that read topics, one row each, as ``views.pipelines`` describes them.
+"""The Spark queries that read topics, one row each, in the form of ``views.pipelines``.
 
 A query has a pull channel on every topic it reads, on every node.  It reports to some of them after
-each batch (``penstock.progress``); the newest report is the query's.
+each batch (``penstock.progress``); the newest report counts.
 
 Rule 1: channels whose reports name the same query are one row.  A channel without a report belongs
-        to the query that reports from channels of its name; if there is none, those are a row.
-Rule 2: what a query counts (rows, rates) is its whole batch's, and stands in its row once.
+        to the query that reports from channels of the same name; if there is none, the channels of
+        that name are a row.
+Rule 2: a query's rows and rates are those of its whole batch, and are in its row once.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from penstock.progress import OVER, Progress
 View = dict[str, Any]
 Part = tuple[NodePart, ChannelPart]
 
-# A reader that has not come for this long is not reading.
+# A reader that has made no request for this long is not reading.
 IDLE_MS = 60_000
-# Below this an operator should know that the reader's place will be given up.
+# Below this, warn that the reader's channel will be deleted.
 LAPSING_MS = 3_600_000
 
-# Beside the states of ``PipelineState``.
-SILENT = "silent"  # says it runs, but has not come for IDLE_MS
+# In addition to the states of ``PipelineState``.
+SILENT = "silent"  # reported that it runs, but has made no request for IDLE_MS
 UNKNOWN = "unknown"  # has not reported
 
 CHARTED = ("depth", "in_rate", "out_rate", "lag_s")
@@ -65,13 +66,13 @@ def _row(sample: Sample, history: History, channels: list[ChannelSum]) -> View:
     parts = [part for channel in channels for part in _parts(sample, channel)]
     pulls = [part.pull for _, part in parts if part.pull is not None]
     report = _newest(pulls)
-    told = report or Progress()
+    progress = report or Progress()
     slowest = max(channels, key=lambda channel: (channel.lag_s, channel.lag_open))
     names = sorted({channel.name for channel in channels})
     lapses = [pull.lapses_in_ms for pull in pulls if pull.lapses_in_ms is not None]
     return {
-        "name": told.name or told.query or names[0],
-        "query": told.query or None,
+        "name": progress.name or progress.query or names[0],
+        "query": progress.query or None,
         "state": _state(pulls, report),
         "lapsing": min(lapses, default=LAPSING_MS) < LAPSING_MS,
         "readers": sorted({pull.reader or pull.identity for pull in pulls if pull.identity}),
@@ -89,21 +90,21 @@ def _row(sample: Sample, history: History, channels: list[ChannelSum]) -> View:
         "depth": sum(channel.depth for channel in channels),
         "lag_s": round(slowest.lag_s, 1),
         "lag_open": slowest.lag_open,
-        "input_rate": told.input_rate,
-        "processed_rate": told.processed_rate,
-        "batch": told.batch,
-        "batch_ms": told.batch_ms,
-        "rows": told.rows,
-        "sink": told.sink or None,
-        "error": told.error or None,
-        "at_ms": told.at_ms,
+        "input_rate": progress.input_rate,
+        "processed_rate": progress.processed_rate,
+        "batch": progress.batch,
+        "batch_ms": progress.batch_ms,
+        "rows": progress.rows,
+        "sink": progress.sink or None,
+        "error": progress.error or None,
+        "at_ms": progress.at_ms,
         "nodes": _nodes(parts),
         "chart": summed([history.chart(("channel", c.topic, c.name), *CHARTED) for c in channels]),
     }
 
 
 def _nodes(parts: list[Part]) -> list[View]:
-    """A query on each node, over all its topics there."""
+    """A query's figures on each node, over all its topics there."""
     found: dict[str, View] = {}
     for node, part in parts:
         pull = part.pull
@@ -148,7 +149,7 @@ def _parts(sample: Sample, channel: ChannelSum) -> list[Part]:
 
 
 def summed(charts: list[View]) -> View:
-    """The charts of several channels as one: added up, and the longest lag of them."""
+    """The charts of several channels as one: sums, and the longest lag."""
     total = charts[0]
     for chart in charts[1:]:
         total = {span: _added(total[span], chart[span]) for span in total}

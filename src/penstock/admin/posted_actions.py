@@ -1,10 +1,10 @@
-"""Actions as pages ask for them: a form, or a JSON object of the same fields (see ``app``).
+"""Actions posted as a form, or as a JSON object of the same fields (see ``app``).
 
-Rule 1: all of them are POST, by an admin, from our own pages or no page at all.
-Rule 2: what cannot be taken back wants the name of what it is about, typed.
-Rule 3: every one is logged, with who asked, and notified.
-Rule 4: what a reader would miss messages by also wants ``force``; the pages ask for it with the
-        reader's name.
+Rule 1: all are POST, by an admin, from our own pages or not from a page.
+Rule 2: an action that cannot be undone needs the name of the topic or channel, typed.
+Rule 3: every action is logged with its user, and notified.
+Rule 4: an action by which a reader would miss messages also needs ``force``; the pages ask for it
+        and name the reader.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 class Posted:
-    """Judges what was posted, and has it done."""
+    """Checks and runs posted actions."""
 
     def __init__(
         self,
@@ -62,18 +62,18 @@ class Posted:
         self._sampler = sampler
 
     async def form(self, request: Request) -> Outcome:
-        """What a page's form asks for.  Raises HttpError."""
+        """Run the action of a page's form.  Raises HttpError."""
         self._access.check_change(request)
         fields = form_fields(request)
         self._access.check_token(request, fields.get("token", ""))
-        # Browsers send every line end of a text field as CR LF; nobody typed the CR.
+        # Browsers send each line end of a text field as CR LF; the user typed no CR.
         fields["body"] = fields.get("body", "").replace("\r\n", "\n")
         return await self._do(request, fields)
 
     async def object(self, request: Request) -> Outcome:
-        """What a page's script asks for.  Raises HttpError.
+        """Run the action of a script.  Raises HttpError.
 
-        No page of another site can post application/json without being allowed to first.
+        Another site's page cannot post application/json without a CORS preflight.
         """
         self._access.check_change(request)
         return await self._do(request, json_fields(request))
@@ -100,7 +100,7 @@ class Posted:
             raise HttpError(502, f"UPSTREAM_ERROR: {error}") from None
         failed = [result for result in outcome.results if result.error]
         log.info(
-            "%s: %s%s by %s (%s): done by %d, failed at %d",
+            "%s: %s%s by %s (%s): done on %d, failed on %d",
             _named(topic, channel),
             action,
             f" on {node}" if node else "",
@@ -109,9 +109,9 @@ class Posted:
             len(outcome.results) - len(failed),
             len(failed),
         )
-        self._notifier.tell(notice_of(action, channel), request, topic, channel, node)
+        self._notifier.notify(notice_of(action, channel), request, topic, channel, node)
         if action != "peek":
-            self._sampler.hurry(topic)
+            self._sampler.refresh(topic)
         return outcome
 
     async def _act(
@@ -180,7 +180,7 @@ class Posted:
 
 
 def notice_of(action: str, channel: str) -> str:
-    """The name of an action in notifications, NSQ's where it has one."""
+    """The name of an action in notifications; NSQ's if it has one."""
     special = {
         "tombstone": "tombstone_topic_producer",
         "publish": "publish_message",
@@ -231,11 +231,11 @@ def json_fields(request: Request) -> dict[str, str]:
 
 
 def _field(value: object) -> str:
-    """A member as a form would have it.  ValueError for lists, objects and broken text."""
+    """A member as a form's field.  Raises ValueError for lists, objects and invalid text."""
     if not isinstance(value, str | int | float):
         raise ValueError("neither text nor number")
     text = str(value)
-    # Half a surrogate pair is JSON, but no text that could be sent on.
+    # A lone surrogate is valid JSON, but cannot be encoded.
     text.encode()
     return text
 
@@ -254,7 +254,7 @@ def _number(fields: Mapping[str, str], name: str, absent: int) -> int:
 
 
 def _flag(fields: Mapping[str, str], name: str) -> bool:
-    text = fields.get(name, "").lower()  # JSON's true is True by now
+    text = fields.get(name, "").lower()  # str() made True of JSON's true
     if text not in ("", "true", "false"):
         raise HttpError(400, f"INVALID_{name.upper()}")
     return text == "true"

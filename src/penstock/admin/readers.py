@@ -1,12 +1,12 @@
-"""Who reads pull channels, and would miss what an action removes (R45).
+"""The readers of pull channels, which would miss the messages that an action removes (R45).
 
-    READER      channel, identity or None (not bound yet), reader (its name for people, maybe ""),
-                since_ms or None, nodes [name], text (all of it for people)
+    READER      channel, identity or None (not bound yet), reader (its display name, may be ""),
+                since_ms or None, nodes [name], text (all of it, formatted for people)
 
-Rule 1: nothing is done where a reader would miss messages, unless somebody who was told of the
-        reader says ``force``.  Asked before the nsqlookupds are: they must not forget a topic that
-        its nodes keep.
-Rule 2: nsqd has the last word; a node that does not answer here is asked again by the action.
+Rule 1: an action by which a reader would miss messages needs ``force``; the refusal names the
+        reader.  Readers are checked before the nsqlookupds are changed: they must not drop a topic
+        that its nodes keep.
+Rule 2: nsqd decides.  A node that does not respond here is queried again by the action.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from penstock.admin.sample import (
     Pull,
     Sample,
 )
-from penstock.admin.upstream import Upstream, ask_all
+from penstock.admin.upstream import Upstream, request_all
 from penstock.net.http_message import HttpError
 from penstock.wire.peer_answers import channels_in, stats_query
 
 View = dict[str, Any]
 
-# So many are named; a person reads it.
+# At most this many are named, because people read the text.
 READER_COUNT_MAX = 5
 _SINCE_MS_MAX = 253_402_300_799_999  # the end of the year 9999
 
 
 def shown(sample: Sample, channels: Iterable[ChannelSum]) -> list[View]:
-    """The readers of ``channels``, each with the nodes it reads there."""
+    """The readers of ``channels``, each with the nodes it reads from."""
     found: dict[tuple[str, str | None, str], View] = {}
     for channel in channels:
         for name in channel.nodes if channel.pull else ():
@@ -54,11 +54,11 @@ def _view(channel: str, pull: Pull) -> View:
         "reader": pull.reader,
         "since_ms": pull.since_ms,
     }
-    return {**view, "nodes": [], "text": words(view)}
+    return {**view, "nodes": [], "text": describe(view)}
 
 
-def words(reader: Mapping[str, Any]) -> str:
-    """A READER: "lake, read by pipeline lake on host7 (since 2026-11-16 19:00 UTC)"."""
+def describe(reader: Mapping[str, Any]) -> str:
+    """For example "lake, read by pipeline lake on host7 (since 2026-11-16 19:00 UTC)"."""
     if reader["identity"] is None:
         return f"{reader['channel']}, not bound to a reader yet"
     name = reader["reader"] or f"an unnamed reader, identity {reader['identity']}"
@@ -72,13 +72,13 @@ def words(reader: Mapping[str, Any]) -> str:
 async def check(
     upstream: Upstream, addresses: Iterable[str], action: str, topic: str, channel: str
 ) -> None:
-    """HttpError 409 PULL_CHANNEL if a node has a pull channel that ``action`` is about."""
+    """Raise HttpError 409 PULL_CHANNEL if ``action`` affects a pull channel on a node."""
     query = stats_query(topic, channel, include_mem="false")
 
-    async def ask(address: str) -> list[str]:
+    async def fetch(address: str) -> list[str]:
         return _pulled(await upstream.nsqd_get(address, "/stats", **query), topic, channel)
 
-    answers, _ = await ask_all(addresses, ask)
+    answers, _ = await request_all(addresses, fetch)
     names = dict.fromkeys(name for found in answers.values() for name in found)
     if not names:
         return
@@ -93,18 +93,18 @@ async def check(
 
 
 def _pulled(stats: Any, topic: str, channel: str) -> list[str]:
-    """The pull channels in an answer of /stats, in words; what is not an answer has none."""
+    """Descriptions of the pull channels in a /stats response; none if it is invalid."""
     found: list[str] = []
     with suppress(ValueError):
-        for _, name, told in channels_in(stats, [topic], channel):
-            pull = told.get("pull")
+        for _, name, fields in channels_in(stats, [topic], channel):
+            pull = fields.get("pull")
             if isinstance(pull, dict):
-                found.append(words({"channel": name, **reader_fields(pull)}))
+                found.append(describe({"channel": name, **reader_fields(pull)}))
     return found
 
 
 def reader_fields(pull: Mapping[str, Any]) -> View:
-    """Who reads a channel, of the ``pull`` in /stats; cut to what can be shown."""
+    """The reader of a channel, from ``pull`` in /stats, truncated for display."""
     identity, name, since_ms = (pull.get(key) for key in ("identity", "reader", "reader_since_ms"))
     return {
         "identity": identity[:TEXT_SIZE_MAX] if isinstance(identity, str) else None,

@@ -1,9 +1,8 @@
-"""Templates and static files, read once at the start.
+"""Templates and static files, read once at start.
 
-Everything in a template is escaped unless it is said to be markup, and only formats.py says so.
-The static files are served under a path with their own digest, so that browsers keep them for
-ever and still see a new version at once; the modules among them import each other by relative
-paths and so share it.
+Templates escape every value that is not Markup, and only formats.py creates Markup.  Static files
+are served under a path with their digest, so that browsers cache them forever and still get a new
+version at once; scripts import each other by relative paths, and so under the same digest.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TYPES = {
 
 
 class Assets:
-    """The static files: name to bytes; ``instead`` is another folder than the package's."""
+    """The static files by name; ``instead`` is a folder that replaces the package's."""
 
     def __init__(self, instead: str = "") -> None:
         self._files: dict[str, bytes] = {}
@@ -37,13 +36,13 @@ class Assets:
         self.digest = hashlib.sha256(whole).hexdigest()[:12]
 
     def find(self, name: str) -> tuple[bytes, str] | None:
-        """The bytes of a file and their type."""
+        """A file's bytes and its content type."""
         body = self._files.get(name)
         return None if body is None else (body, TYPES[name.rpartition(".")[2]])
 
 
 class Templates:
-    """Pages from dicts; ``common`` is what all of them see."""
+    """Renders templates; ``common`` are values for all of them."""
 
     def __init__(self, common: dict[str, Any]) -> None:
         self._environment = jinja2.Environment(

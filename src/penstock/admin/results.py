@@ -1,7 +1,7 @@
-"""What actions did, kept for the page that is shown after them.
+"""The results of actions, kept for the page that is shown next.
 
-A form is answered with a redirect, so that reloading the page does not repeat the action; the page
-it leads to finds the result here.  A few are kept, for a few minutes at most in practice.
+The response to a form is a redirect, so that reloading the page does not repeat the action; the
+page it leads to reads the result from here.  Only the newest results are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DONE = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One action, in words."""
+    """The result of one action, formatted for people."""
 
     done: bool
     text: str
@@ -38,7 +38,7 @@ class Result:
 
 
 class Results:
-    """The last KEPT_COUNT_MAX results, by keys that nobody guesses."""
+    """The last KEPT_COUNT_MAX results, by keys that cannot be guessed."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Result] = OrderedDict()
@@ -54,12 +54,12 @@ class Results:
         return self._kept.get(key)
 
 
-def told(fields: Mapping[str, str], outcome: Outcome) -> Result:
-    """An outcome in words: what, where, and who failed."""
+def describe(fields: Mapping[str, str], outcome: Outcome) -> Result:
+    """An outcome for people: the action, where it was done, and the failures."""
     topic, channel = fields.get("topic", ""), fields.get("channel", "")
     what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
     if fields.get("action") == "clear":
-        what = "the records of damage"
+        what = "the damage records"
     if fields.get("action") == "forget":
         what = f"the pattern of channel {channel}"
     failed = [result for result in outcome.results if result.error]

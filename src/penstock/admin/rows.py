@@ -1,4 +1,4 @@
-"""The rows of the pages' tables, as ``views`` describes them."""
+"""The rows of the pages' tables; ``views`` describes them."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _pull(pull: Pull | None) -> View | None:
 
 
 def latency(several: Iterable[tuple[tuple[float, float], ...]]) -> list[View]:
-    """The highest of the nodes for each quantile: percentiles cannot be added up."""
+    """The highest value of all nodes for each quantile: percentiles cannot be added."""
     worst: dict[float, float] = {}
     for percentiles in several:
         for quantile, value in percentiles:

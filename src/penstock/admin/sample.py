@@ -1,28 +1,28 @@
-"""One look at the whole cluster: what every node's /stats said at a moment, and the sums of it.
+"""A sample of the cluster: every node's /stats at one time, and the sums over nodes.
 
     Sample
       nodes     "host:port" -> NodePart      each with its TopicParts and their ChannelParts
       topics    name -> TopicSum             over all nodes, with ChannelSums
       totals    Figures                      over everything
 
-    depth of a topic      messages that wait: its own, which no channel has yet, and those of the
-                          channel that is furthest behind.  Channels read one log, so adding all of
-                          them up would count a message once a channel
-    deferred of a topic   messages that wait for their time, each once: published with a delay, or
+    depth of a topic      waiting messages: its own, which no channel has yet, and those of the
+                          channel that is furthest behind.  Channels read one log, so the sum over
+                          channels would count a message once for each channel
+    deferred of a topic   messages waiting for their time, each once: published with a delay, or
                           requeued with one in a channel
 
-Both are added up over nodes, for a node over its topics, and for the cluster over everything: so a
+Both are summed over nodes; for a node over its topics, and for the cluster over everything.  So a
 figure means the same on every page.
 
-Rule 1: what a node says is not trusted.  ``read_node`` takes it apart completely, or refuses it
-        with ValueError; everything after it works on checked numbers.
-Rule 2: a rate is the growth of a node's own counter over the time between two of its answers; it is
-        never negative.  What is new since the last look, be it a channel, a topic, or a node that
-        was started since, has counted from zero: its first messages are in the rate too.  Only
-        what channels had before a restart says nothing of what arrived or left since.
-Rule 3: nothing here is kept of an older sample but its numbers.
+Rule 1: a node's response is not trusted.  ``read_node`` validates it completely or raises
+        ValueError; all other code uses validated numbers.
+Rule 2: a rate is the increase of a node's own counter over the time between two of its responses;
+        it is never negative.  A channel, topic or node that is new since the last sample has
+        counted from zero: its first messages are in the rate too.  Only the channels of a restarted
+        node have no rates, because their counts from before do not say what arrived or left since.
+Rule 3: only the numbers of an older sample are kept.
 
-A part is a tuple and a sum has slots: 18,000 channels of three nodes as dicts would be 30 MB.
+Parts are tuples and sums have slots: 18,000 channels of three nodes as dicts would take 30 MB.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from typing import Any, NamedTuple
 from penstock.admin.patterns import PatternPart, read_patterns
 from penstock.progress import Progress
 
-# What NSQ counts in; nothing counts further.
+# NSQ counts in int64.
 NUMBER_MAX = 1 << 63
 NAME_SIZE_MAX = 128
 TEXT_SIZE_MAX = 255
 PERCENTILE_COUNT_MAX = 32
 CHANNEL_COUNT_MAX = 250_000
-# So many channels are worked on before others get their turn: 5 ms.
+# Channels between two turns of the loop: 5 ms.
 SLICE_COUNT = 2000
 
 
 class Pull(NamedTuple):
-    """What nsqd tells of the reader of a channel that is read by index."""
+    """nsqd's report on the reader of a pull channel."""
 
     idle_ms: int | None
     lapses_in_ms: int | None
     progress: Progress | None
-    progress_ms: int  # when it was reported, by the node's clock
-    identity: str | None = None  # whom the channel is bound to
-    reader: str = ""  # its name for people
+    progress_ms: int  # time of the report, by the node's clock
+    identity: str | None = None  # of the reader that owns the channel
+    reader: str = ""  # its display name
     since_ms: int | None = None
 
 
 class Damage(NamedTuple):
-    """What a node found damaged or missing on its disk, and nobody has cleared."""
+    """Damaged or missing data that a node found on its disk, not cleared yet."""
 
     records: int
     messages: int  # lost, as far as it can be counted
@@ -80,9 +80,9 @@ class ChannelPart(NamedTuple):
     pull: Pull | None
 
     def backlog(self, own: bool) -> int:
-        """What has arrived and is not finished.
+        """Messages that have arrived and are not finished.
 
-        Our nsqds count a message published with a delay when it is due, Go's at once.
+        Our nsqds count a message published with a delay when it is due, Go's immediately.
         """
         backlog = self.depth + self.in_flight
         return backlog if own else backlog + self.deferred
@@ -91,7 +91,7 @@ class ChannelPart(NamedTuple):
 class TopicPart(NamedTuple):
     """A topic on one node."""
 
-    depth: int  # of the topic itself: what no channel has yet
+    depth: int  # of the topic itself: messages that no channel has yet
     backend_depth: int
     messages: int
     message_bytes: int
@@ -104,7 +104,7 @@ class TopicPart(NamedTuple):
 
 @dataclass(slots=True)
 class Figures:
-    """Numbers that add up.  Rates are per second; ``depth + backlog`` is what pages call depth."""
+    """Numbers that can be added.  Rates are per second; the pages' depth is ``depth + backlog``."""
 
     depth: int = 0
     backlog: int = 0
@@ -122,10 +122,10 @@ class Figures:
 
 @dataclass(slots=True)
 class NodePart:
-    """One nsqd; without ``answered`` only what others know of it."""
+    """One nsqd; without ``answered`` it has only what others know about the node."""
 
     node: str  # broadcast_address:http_port
-    address: str = ""  # where it is asked
+    address: str = ""  # where to connect
     hostname: str = ""
     broadcast_address: str = ""
     tcp_port: int = 0
@@ -133,18 +133,18 @@ class NodePart:
     version: str = ""
     zone: str = ""
     region: str = ""
-    lookupds: tuple[str, ...] = ()  # those at which it is registered
-    tombstones: tuple[str, ...] = ()  # topics for which it is hidden
+    lookupds: tuple[str, ...] = ()  # where it is registered
+    tombstones: tuple[str, ...] = ()  # topics for which it is tombstoned
     out_of_date: bool = False
     answered: bool = False
     error: str = ""
-    own: bool = False  # a nsqd of Penstock, which can tell more
+    own: bool = False  # an nsqd of Penstock, which reports more
     health: str = ""
     start_time: int = 0
     memory: dict[str, int] = field(default_factory=dict)
     damage: Damage | None = None
     patterns: tuple[PatternPart, ...] = ()
-    at_ns: int = 0  # monotonic, of its answer
+    at_ns: int = 0  # monotonic time of its response
     topics: dict[str, TopicPart] = field(default_factory=dict)
     channel_count: int = 0
     figures: Figures = field(default_factory=Figures)
@@ -168,7 +168,7 @@ class ChannelSum:
         self.messages = self.requeues = self.timeouts = self.clients = 0
         self.paused = self.pull = False
         self.arrival_rate = self.consume_rate = self.requeue_rate = self.timeout_rate = 0.0
-        # How long ago the oldest unfinished message came; ``lag_open``: that long at least.
+        # The age of the oldest unfinished message; ``lag_open``: at least that.
         self.lag_s = 0.0
         self.lag_open = False
 
@@ -204,29 +204,29 @@ class LookupdPart:
 
 @dataclass(slots=True)
 class Sample:
-    """The cluster at a moment."""
+    """The cluster at one time."""
 
     number: int
-    tick: int  # intervals since the start, which charts count by
-    at_ms: int  # wall time
+    tick: int  # intervals since start, the unit of charts
+    at_ms: int  # wall-clock time
     at_ns: int  # monotonic time
     nodes: dict[str, NodePart] = field(default_factory=dict)
     lookupds: list[LookupdPart] = field(default_factory=list)
     inactive: dict[str, list[str]] = field(default_factory=dict)  # topics without a producer
     warnings: list[str] = field(default_factory=list)
-    topics: dict[str, TopicSum] = field(default_factory=dict)  # by name, in its order
+    topics: dict[str, TopicSum] = field(default_factory=dict)  # ordered by name
     totals: Figures = field(default_factory=Figures)
     channel_count: int = 0
 
 
 def read_node(part: NodePart, stats: Any, at_ns: int) -> None:
-    """Fill ``part`` from the decoded JSON of its /stats; ValueError if it is none."""
+    """Fill ``part`` from the decoded JSON of its /stats; raises ValueError if it is invalid."""
     for _ in reading_node(part, stats, at_ns):
         pass
 
 
 def reading_node(part: NodePart, stats: Any, at_ns: int) -> Iterator[None]:
-    """The same in slices."""
+    """``read_node`` in slices."""
     try:
         part.version = _text(stats["version"])
         part.health = _text(stats["health"])
@@ -257,22 +257,22 @@ def _reason(error: Exception) -> str:
 
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= NAME_SIZE_MAX:
-        raise ValueError("a name that is none")
-    # Half a surrogate pair is JSON, but stands in no path and no page.
+        raise ValueError("not a name")
+    # A lone surrogate is valid JSON, but cannot be encoded in a path or a page.
     value.encode()
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError("a text that is none")
+        raise ValueError("not a text")
     return value[:TEXT_SIZE_MAX].encode("utf-8", "replace").decode()
 
 
 def _count(value: Any) -> int:
-    """A number of things.  A diskqueue of Go's may count a little below zero."""
+    """A count.  Go's diskqueue may report one slightly below zero."""
     if type(value) is not int or not -NUMBER_MAX <= value < NUMBER_MAX:
-        raise ValueError("a number that is none")
+        raise ValueError("not a number")
     return max(0, value)
 
 
@@ -297,7 +297,7 @@ def _topic_part(topic: Mapping[str, Any]) -> TopicPart:
     channels = {_name(c["channel_name"]): _channel_part(c) for c in topic["channels"] or ()}
     deferred = topic.get("deferred_count")
     if deferred is None:
-        # A nsqd of Go's holds a copy for each channel, and has no other count.
+        # Go's nsqd has a copy for each channel and no other count.
         deferred = sum(channel.deferred for channel in channels.values())
     return TopicPart(
         _count(topic["depth"]),
@@ -323,8 +323,8 @@ def _channel_part(channel: Mapping[str, Any]) -> ChannelPart:
         channel["timeout_count"],
         channel["client_count"],
     )
-    # One look at all of them, as this runs for every channel: a float, a text or a number that
-    # nothing counts to does not get past it.
+    # Checked together, because this runs for every channel: a float, a text or a number out of
+    # range fails it.
     if type(sum(numbers)) is not int or min(numbers) < 0 or max(numbers) >= NUMBER_MAX:
         numbers = tuple(map(_count, numbers))
     pull = channel.get("pull")
@@ -338,12 +338,12 @@ def _channel_part(channel: Mapping[str, Any]) -> ChannelPart:
 
 def _pull(pull: Mapping[str, Any]) -> Pull:
     idle_ms, lapses_in_ms = pull.get("idle_ms"), pull.get("lapses_in_ms")
-    told_ns = pull.get("progress_time")
+    reported_ns = pull.get("progress_time")
     return Pull(
         None if idle_ms is None else _count(idle_ms),
         None if lapses_in_ms is None else _count(lapses_in_ms),
         Progress.read(pull.get("progress")),
-        0 if told_ns is None else _count(told_ns) // 1_000_000,
+        0 if reported_ns is None else _count(reported_ns) // 1_000_000,
         None if pull.get("identity") is None else _text(pull["identity"]),
         "" if pull.get("reader") is None else _text(pull["reader"]),
         None if pull.get("reader_since_ms") is None else _count(pull["reader_since_ms"]),
@@ -356,18 +356,18 @@ def _percentiles(stats: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
     if not found:
         return ()
     if not isinstance(found, list) or len(found) > PERCENTILE_COUNT_MAX:
-        raise ValueError("percentiles that are none")
+        raise ValueError("percentiles are not a list")
     return tuple((_float(entry["quantile"]), _float(entry["value"])) for entry in found)
 
 
 def _float(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value < NUMBER_MAX:
-        raise ValueError("a number that is none")
+        raise ValueError("not a number")
     return float(value)
 
 
 def _add_up(part: NodePart, topics: Mapping[str, TopicPart]) -> None:
-    """The node's own figures."""
+    """Sum a node's figures."""
     figures = part.figures = Figures()
     part.channel_count = sum(len(topic.channels) for topic in topics.values())
     if part.channel_count > CHANNEL_COUNT_MAX:
@@ -385,14 +385,14 @@ def _add_up(part: NodePart, topics: Mapping[str, TopicPart]) -> None:
 
 
 class Since(NamedTuple):
-    """The look before: what is new since then has counted from zero."""
+    """The time of the previous sample; anything newer has counted from zero."""
 
     at_ns: int  # monotonic
-    at_ms: int  # wall time
+    at_ms: int  # wall-clock time
 
 
 def add_up(sample: Sample, earlier: Mapping[str, NodePart], since: Since | None = None) -> None:
-    """Make the sums of ``sample`` from its nodes; ``earlier`` are their last answers before."""
+    """Sum the nodes of ``sample``; ``earlier`` are the nodes' previous responses."""
     for _ in adding_up(sample, earlier, since):
         pass
 
@@ -400,7 +400,7 @@ def add_up(sample: Sample, earlier: Mapping[str, NodePart], since: Since | None 
 def adding_up(
     sample: Sample, earlier: Mapping[str, NodePart], since: Since | None = None
 ) -> Iterator[None]:
-    """The same in slices: a browser may be answered in between."""
+    """``add_up`` in slices, so that requests are served in between."""
     topics: dict[str, TopicSum] = {}
     for node in sample.nodes.values():
         if node.answered:
@@ -419,12 +419,12 @@ def total_of(several: Iterable[Figures]) -> Figures:
 
 
 class Past(NamedTuple):
-    """What a node's numbers are compared with; without ``known`` its rates are not known yet."""
+    """The earlier numbers of a node; without ``known`` its rates are unknown."""
 
     known: bool
     per_s: float
     topics: Mapping[str, TopicPart]
-    # Of a node that was started anew: our channels count what was waiting as arrived again.
+    # Of a restarted node: Penstock's channels count the waiting messages as arrived again.
     again: Mapping[str, TopicPart]
 
 
@@ -441,7 +441,7 @@ def _past(node: NodePart, before: NodePart | None, since: Since | None) -> Past:
         else:
             again = before.topics
     elif since is not None and node.start_time * 1000 >= since.at_ms:
-        # It is new, and was started after the last look.
+        # A new node that was started after the last sample.
         passed_ns = node.at_ns - since.at_ns
     else:
         return _UNKNOWN
@@ -464,7 +464,7 @@ def _add_node(topics: dict[str, TopicSum], node: NodePart, past: Past) -> Iterat
         total.paused |= part.paused
         before = past.topics.get(name)
         if past.known:
-            rate = _grown(part.messages, before.messages if before else 0) * past.per_s
+            rate = _increase(part.messages, before.messages if before else 0) * past.per_s
             total.publish_rate += rate
             node.figures.publish_rate += rate
         _add_channels(total, node, part, before, past)
@@ -475,8 +475,8 @@ def _add_node(topics: dict[str, TopicSum], node: NodePart, past: Past) -> Iterat
     yield
 
 
-def _grown(now: int, before: int) -> int:
-    """How much a counter grew; one that fell was deleted and made again, and counts from zero."""
+def _increase(now: int, before: int) -> int:
+    """The increase of a counter; one that fell was deleted, created again, and counts from zero."""
     return now - before if now >= before else now
 
 
@@ -491,7 +491,7 @@ def _add_channels(
         if total is None:
             total = topic.channels[name] = ChannelSum(topic.name, name)
         total.nodes.append(address)
-        # Taken apart at once, and zeros left out: this runs for every channel of every node.
+        # Unpacked at once, and zeros skipped: this runs for every channel of every node.
         depth, backend, sent, deferred, messages, requeues, timeouts, clients = channel[:8]
         paused, pull = channel.paused, channel.pull
         total.messages += messages
@@ -511,7 +511,7 @@ def _add_channels(
             total.pull |= pull is not None
         if past.known and name not in again:
             found = earlier.get(name)
-            # Most channels of a large cluster are quiet at any moment.
+            # At any time most channels of a large cluster are idle.
             if found is None or found != channel:
                 _add_rates(total, node, channel, found, past.per_s)
 
@@ -519,8 +519,8 @@ def _add_channels(
 def _add_rates(
     total: ChannelSum, node: NodePart, now: ChannelPart, before: ChannelPart | None, per_s: float
 ) -> None:
-    """What left is what came, less what stayed: /stats has no count of finished messages."""
-    if before is None or now.messages < before.messages:  # made since, or made again
+    """Finished is arrived minus the growth of the backlog: /stats does not count it."""
+    if before is None or now.messages < before.messages:  # created since, or created again
         before = _NEW
     arrived = now.messages - before.messages
     left = max(0, arrived - now.backlog(node.own) + before.backlog(node.own))

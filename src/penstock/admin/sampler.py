@@ -1,13 +1,13 @@
-"""Looks at the cluster every few seconds, for all pages and all browsers together.
+"""Samples the cluster every few seconds, once for all pages and browsers.
 
-    nsqlookupds  /topics, /nodes  ->  who is there
+    nsqlookupds  /topics, /nodes  ->  the nodes
     nsqds        /stats           ->  Sample  ->  lags, history
-                 /info                of a node that is new or was started anew
+                 /info                of a new or restarted node
 
-Rule 1: one sample at a time.  If the cluster is so large that the work of one takes more than a
-        fifteenth of the interval, the next waits longer: nsqadmin stays under a tenth of a core.
-Rule 2: a node that nsqlookupd forgot, because it fell, is asked and shown as down for REMEMBER_S.
-Rule 3: nothing that a daemon answers ends the sampling.
+Rule 1: one sample at a time.  If a sample of a large cluster takes more CPU time than a fifteenth
+        of the interval, the next is delayed: nsqadmin uses less than a tenth of a core.
+Rule 2: a node that nsqlookupd has dropped is polled and shown as down for REMEMBER_S.
+Rule 3: no response of a daemon ends the sampling.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from penstock.admin.sample import (
     adding_up,
     reading_node,
 )
-from penstock.admin.upstream import UpstreamError, ask_all
+from penstock.admin.upstream import UpstreamError, request_all
 from penstock.clock import Clock
 from penstock.wire.peer_answers import stats_query
 
 log = logging.getLogger(__name__)
 
 REMEMBER_S = 900
-# More are not asked: whoever reaches nsqlookupd may register.
+# A limit, because anyone who can reach nsqlookupd may register nodes.
 NODE_COUNT_MAX = 1000
 IDLE_SHARE = 15
-# Channels of topics without a node: each is a request of its own.
+# Channels of topics without a node: one request for each topic.
 INACTIVE_S = 30
-INACTIVE_ASKED_MAX = 32
+INACTIVE_QUERIED_MAX = 32
 NEVER_NS = -(1 << 62)
-# Between two samples, however much is changed.
-HURRY_S = 0.3
-# A sample may begin that much of an interval before its tick.
+# The least time between two samples, however often something changes.
+REFRESH_S = 0.3
+# The share of an interval by which a sample may start before its tick.
 EARLY_SHARE = 0.1
 
 
@@ -66,14 +66,14 @@ class Sampler:
         self._first = asyncio.Event()
         self._again = asyncio.Event()
         self._start_ns = self._clock.monotonic_ns()
-        # The last answer of each node, and what is known of it beside.
+        # The last response of each node, and its registration.
         self._answers: dict[str, NodePart] = {}
         self._producers: dict[str, Producer] = {}
         self._seen_ns: dict[str, int] = {}
-        self._own: dict[str, tuple[int, bool]] = {}  # by node: start time, whether it is ours
-        self._inactive_channels: dict[str, tuple[int, list[str]]] = {}  # when asked, what
+        self._own: dict[str, tuple[int, bool]] = {}  # by node: start time, whether it is Penstock's
+        self._inactive_channels: dict[str, tuple[int, list[str]]] = {}  # time of the query, names
         self._number = 0
-        self.begun = 0  # the number of the sample that was begun last
+        self.started = 0  # the number of the sample that was started last
 
     async def run(self) -> None:
         """Sample until cancelled."""
@@ -81,40 +81,40 @@ class Sampler:
         while True:
             began_s, began_ns = time.monotonic(), time.thread_time_ns()
             try:
-                await self.look()
+                await self.sample()
             except Exception:
                 log.exception("SAMPLE: failed")
             busy_s = (time.thread_time_ns() - began_ns) / 1e9
-            # On the ticks of the interval, so that charts have even steps.
+            # On ticks of the interval, so that charts have even steps.
             tick_count = max(1, math.ceil(IDLE_SHARE * busy_s / self._interval_s))
             passed = int((began_s - started_s) / self._interval_s + EARLY_SHARE)
             wait_s = started_s + (passed + tick_count) * self._interval_s - time.monotonic()
-            await asyncio.sleep(min(HURRY_S, max(0.0, wait_s)))
+            await asyncio.sleep(min(REFRESH_S, max(0.0, wait_s)))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._again.wait(), max(0.0, wait_s - HURRY_S))
+                await asyncio.wait_for(self._again.wait(), max(0.0, wait_s - REFRESH_S))
             self._again.clear()
 
-    def hurry(self, topic: str) -> None:
-        """Something of a topic was changed: look again soon, so that it is seen."""
+    def refresh(self, topic: str) -> None:
+        """Sample again soon, because a topic was changed."""
         self._inactive_channels.pop(topic, None)
         self._again.set()
 
     async def first(self) -> Sample:
-        """The newest sample, waited for if there is none yet."""
+        """The newest sample; wait for it if there is none yet."""
         await self._first.wait()
         assert self.newest is not None
         return self.newest
 
-    async def look(self) -> Sample:
+    async def sample(self) -> Sample:
         """Take one sample."""
-        self.begun = self._number + 1
+        self.started = self._number + 1
         lookupds, nodes, inactive = await self._discover()
-        answers, failures = await ask_all(nodes, self._ask)
+        answers, failures = await request_all(nodes, self._poll)
         now_ns = self._clock.monotonic_ns()
         self._number += 1
         sample = Sample(
             number=self._number,
-            # In the middle of its tick, so that one that is a little late is not in the next.
+            # Rounded, so that a slightly late sample is not in the next tick.
             tick=int((now_ns - self._start_ns) / 1e9 / self._interval_s + 0.5),
             at_ms=self._clock.wall_ns() // 1_000_000,
             at_ns=now_ns,
@@ -125,7 +125,7 @@ class Sampler:
         sample.nodes = {part.node: part for part in parts}
         sample.warnings = [f"{part.address}: {part.error}" for part in lookupds if part.error]
         sample.warnings += [f"{part.node}: {part.error}" for part in parts if part.error]
-        # With thousands of channels each of these steps takes some 20 ms.
+        # With thousands of channels each of these steps takes about 20 ms.
         before = self.newest
         since = None if before is None else Since(before.at_ns, before.at_ms)
         for _ in adding_up(sample, self._answers, since):
@@ -136,23 +136,23 @@ class Sampler:
             if part.answered:
                 self._answers[part.node] = part
         self._history.record(sample)
-        self._forget(now_ns)
+        self._expire(now_ns)
         self.newest = sample
         self._first.set()
         return sample
 
-    # Who is there
+    # Discovery
 
     async def _discover(
         self,
     ) -> tuple[list[LookupdPart], dict[str, Producer], dict[str, list[str]]]:
-        """The nsqlookupds, the nodes to ask by address, and topics that no node has."""
+        """The nsqlookupds, the nodes to poll by address, and topics that no node has."""
         addresses = self._cluster.lookupds()
         if not addresses:
             known = {address: self._given(address) for address in self._cluster.nsqds()}
             return [], known, {}
-        topics, failures = await ask_all(addresses, self._cluster.lookupd_topics)
-        nodes, more = await ask_all(topics, self._cluster.lookupd_nodes)
+        topics, failures = await request_all(addresses, self._cluster.lookupd_topics)
+        nodes, more = await request_all(topics, self._cluster.lookupd_nodes)
         failures |= more
         parts = [
             LookupdPart(
@@ -171,16 +171,16 @@ class Sampler:
         return parts, dict(self._producers), await self._inactive(names)
 
     async def _inactive(self, names: set[str]) -> dict[str, list[str]]:
-        """Topics without a node, and their channels: a few are asked for in each sample."""
+        """Topics without a node, and their channels: each sample queries a few."""
         known = {name: found for name, found in self._inactive_channels.items() if name in names}
         self._inactive_channels = known
         now_ns = self._clock.monotonic_ns()
         stale_ns = now_ns - INACTIVE_S * 1_000_000_000
-        # Those that were never asked for come first, then by age.
+        # Those never queried first, then by age.
         ages = sorted((known[name][0] if name in known else NEVER_NS, name) for name in names)
-        asked = [name for at_ns, name in ages[:INACTIVE_ASKED_MAX] if at_ns < stale_ns]
-        channels = await asyncio.gather(*map(self._cluster.lookupd_channels, asked))
-        known |= {name: (now_ns, found) for name, found in zip(asked, channels, strict=True)}
+        queried = [name for at_ns, name in ages[:INACTIVE_QUERIED_MAX] if at_ns < stale_ns]
+        channels = await asyncio.gather(*map(self._cluster.lookupd_channels, queried))
+        known |= {name: (now_ns, found) for name, found in zip(queried, channels, strict=True)}
         return {name: known[name][1] if name in known else [] for name in sorted(names)}
 
     def _remember(self, producers: list[Producer]) -> None:
@@ -195,10 +195,10 @@ class Sampler:
             del self._producers[address], self._seen_ns[address]
 
     def _given(self, address: str) -> Producer:
-        """A node named by a flag: its own word, if it ever answered."""
+        """A node given by a flag, as it described itself if it ever responded."""
         return self._producers.get(address) or Producer.unknown(address)
 
-    def _forget(self, now_ns: int) -> None:
+    def _expire(self, now_ns: int) -> None:
         if self._cluster.lookupds():
             for address, seen_ns in list(self._seen_ns.items()):
                 if now_ns - seen_ns > REMEMBER_S * 1_000_000_000:
@@ -207,9 +207,9 @@ class Sampler:
         self._answers = {node: part for node, part in self._answers.items() if node in named}
         self._own = {node: own for node, own in self._own.items() if node in named}
 
-    # Asking a node
+    # Polling a node
 
-    async def _ask(self, address: str) -> NodePart:
+    async def _poll(self, address: str) -> NodePart:
         producer = self._given(address)
         if not producer.version:
             producer = self._producers[address] = await self._cluster.node(address)

@@ -1,12 +1,13 @@
-"""Asking nsqlookupds and nsqds, many at once.
+"""Requests to nsqlookupds and nsqds, many at once.
 
-Rule 1: everything is bounded: requests at once, time (by flags), the size of an answer and of all
-        answers together (``meter.py``), what it takes to decode one (``decoders.py``).
-Rule 2: what goes wrong with one daemon is an UpstreamError with a text for people; asking many
-        gives what was answered *and* what went wrong, side by side.
-Rule 3: 403 with an ``https_port`` (nsqd with --tls-required=true) is asked again there.
-Rule 4: the token goes to nsqds only, never to nsqlookupds or other addresses.  Whom to take for
-        a nsqd is the callers' affair: ``addresses.py``, ``sampler.py``, ``cluster.py``.
+Rule 1: everything is limited: concurrent requests, time (by flags), the size of one response and of
+        all together (``meter.py``), the cost of decoding one (``decoders.py``).
+Rule 2: the failure of one daemon is an UpstreamError with a text for people; a request to many
+        returns the responses *and* the failures.
+Rule 3: after 403 with an ``https_port`` (nsqd with --tls-required=true) the request is retried
+        there.
+Rule 4: the token is sent to nsqds only, never to nsqlookupds or other addresses.  The callers
+        decide which addresses are nsqds: ``addresses.py``, ``sampler.py``, ``cluster.py``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ T = TypeVar("T")
 REQUEST_COUNT_MAX = 64
 # /stats of 100,000 channels without clients has 35 MB.
 BODY_SIZE_MAX = 64 << 20
-# Of other answers than /stats: 1,000 nodes, 100,000 topics, 100 messages of 16 KiB, a few words.
+# Of responses other than /stats: 1,000 nodes, 100,000 topics, 100 messages of 16 KiB, a few words.
 SIZES_MAX = {
     "/nodes": 16 << 20,
     "/lookup": 16 << 20,
@@ -48,14 +49,14 @@ SIZES_MAX = {
 }
 POSTED_SIZE_MAX = 64 << 10
 TOKEN_SIZE_MAX = 512
-# Of a body that is only shown in an error.
+# Of a body that is shown in an error.
 SHOWN_SIZE_MAX = 512
 
 
 class UpstreamError(HttpClientError):
-    """A daemon did not answer, or not as wanted.
+    """A daemon did not respond, or with an error or an invalid response.
 
-    ``text`` is what NSQ's API says, with the URL; ``short`` only what happened.
+    ``text`` is NSQ's error text, with the URL; ``short`` is only the reason.
     """
 
     def __init__(self, text: str, status: int = 0, short: str = "") -> None:
@@ -65,7 +66,7 @@ class UpstreamError(HttpClientError):
 
 
 class Upstream:
-    """Makes the requests of one nsqadmin."""
+    """Sends the requests of one nsqadmin."""
 
     def __init__(self, options: AdminOptions) -> None:
         self._timeouts = Timeouts.of(options)
@@ -85,7 +86,7 @@ class Upstream:
         self._decoding = Decoding()
 
     async def close(self) -> None:
-        """End what runs beside it."""
+        """Stop the decoder process."""
         await self._decoding.close()
 
     async def lookupd_get(self, address: str, path: str, **query: str) -> Any:
@@ -105,7 +106,7 @@ class Upstream:
     async def elsewhere(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes = b""
     ) -> Answer:
-        """Ask what is no daemon of NSQ; any status is an answer."""
+        """Send a request to a server that is not an NSQ daemon; any status is a response."""
         async with self._turns:
             try:
                 return await fetch(
@@ -146,7 +147,7 @@ class Upstream:
         incoming: Metered,
         body: bytes = b"",
     ) -> Answer:
-        # A name of a request's path may hold bytes that are not UTF-8.
+        # A name from a request's path may have bytes that are not UTF-8.
         target = path + ("?" + urlencode(query, errors="surrogateescape") if query else "")
         async with self._turns:
             answer = await self._fetch(method, "http", address, target, headers, incoming, body)
@@ -171,7 +172,7 @@ class Upstream:
         body: bytes,
     ) -> Answer:
         if address.endswith(":0"):
-            # To a URL that would be the port 80 of its host.
+            # In a URL, port 0 would mean port 80.
             raise failure(method, f"{scheme}://{address}{target}", "no HTTP port")
         try:
             return await fetch(
@@ -187,15 +188,15 @@ class Upstream:
             raise failure(method, f"{scheme}://{address}{target}", _reason(error)) from None
 
 
-async def ask_all(
-    addresses: Iterable[str], ask: Callable[[str], Coroutine[Any, Any, T]]
+async def request_all(
+    addresses: Iterable[str], request: Callable[[str], Coroutine[Any, Any, T]]
 ) -> tuple[dict[str, T], dict[str, UpstreamError]]:
-    """Ask all of them side by side: the answers and the failures, by address."""
-    asked = list(dict.fromkeys(addresses))
-    results = await asyncio.gather(*map(ask, asked), return_exceptions=True)
+    """Send all requests concurrently: the responses and the failures, by address."""
+    unique = list(dict.fromkeys(addresses))
+    results = await asyncio.gather(*map(request, unique), return_exceptions=True)
     answers: dict[str, T] = {}
     failures: dict[str, UpstreamError] = {}
-    for address, result in zip(asked, results, strict=True):
+    for address, result in zip(unique, results, strict=True):
         if isinstance(result, UpstreamError):
             failures[address] = result
         elif isinstance(result, BaseException):
@@ -206,12 +207,12 @@ async def ask_all(
 
 
 def failure(method: str, url: str, reason: str) -> UpstreamError:
-    """In the words of Go's HTTP client: ``Get "http://10.0.0.5:4151/stats": timed out``."""
+    """As Go's HTTP client formats it: ``Get "http://10.0.0.5:4151/stats": timed out``."""
     return UpstreamError(f'{method.title()} "{url}": {reason}', short=reason)
 
 
 def refusal(answer: Answer) -> UpstreamError:
-    """In NSQ's words: tools match on them."""
+    """NSQ's text, because tools match on it."""
     try:
         phrase = HTTPStatus(answer.status).phrase
     except ValueError:
@@ -221,7 +222,7 @@ def refusal(answer: Answer) -> UpstreamError:
 
 
 def https_port(body: bytes) -> int:
-    """Where plain HTTP says that HTTPS is; 0 if it does not."""
+    """The HTTPS port named in a response to plain HTTP; 0 if there is none."""
     if len(body) > SHOWN_SIZE_MAX:
         return 0
     try:
@@ -232,16 +233,16 @@ def https_port(body: bytes) -> int:
 
 
 def _reason(error: HttpClientError) -> str:
-    """Short words for what happened: "connection refused"."""
+    """A short reason: "connection refused"."""
     cause = error.__cause__
     if isinstance(cause, ssl.SSLError):
         return f"TLS: {cause.reason or cause}"
     if isinstance(cause, OSError) and cause.strerror:
-        # asyncio gives the number its own words.
+        # asyncio has its own text; take the errno's.
         return _os_text(cause)
     if cause is None:
         return "timed out"
-    # The parser wraps what our own limits raise.
+    # The parser wraps the errors of our own limits.
     inner = cause.__context__
     cause = inner if isinstance(inner, ValueError) else cause
     return str(cause) or type(cause).__name__
@@ -253,7 +254,7 @@ def _os_text(error: OSError) -> str:
 
 
 def read_token(path: str) -> str:
-    """The token in a file, alone or behind a role as nsqd's own token file has it."""
+    """The token in a file, alone or after a role as in nsqd's own token file."""
     try:
         with Path(path).open("rb") as file:
             text = file.read(TOKEN_SIZE_MAX + 64)
@@ -262,5 +263,5 @@ def read_token(path: str) -> str:
     lines = [line.split() for line in text.splitlines() if line.strip()]
     words = next((line for line in lines if not line[0].startswith(b"#")), [])
     if not 1 <= len(words) <= 2 or len(words[-1]) > TOKEN_SIZE_MAX or not words[-1].isascii():
-        raise OptionError(f"--nsqd-auth-token-file {path}: must hold one token")
+        raise OptionError(f"--nsqd-auth-token-file {path}: must contain one token")
     return words[-1].decode("ascii")

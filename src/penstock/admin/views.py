@@ -1,20 +1,20 @@
-"""What each page shows, as plain dicts of JSON: the template and the page's JSON twin get the same.
+"""The values of each page as plain dicts: its template and its JSON twin get the same.
 
-    view = await views.topic(admin, "orders")        raises HttpError(404, ...) if there is none
+    view = await views.topic(admin, "orders")        raises HttpError(404, ...) if it is unknown
 
 All views have:
 
     page        "topic"
     sample      {"number": 12, "at_ms": 1794717613000, "interval_ms": 5000}
-    warnings    ["10.0.0.5:4151: connection refused"]     who did not answer; data is from the rest
-    mode        "lookupd" or "nsqd": where the nodes are known from
+    warnings    ["10.0.0.5:4151: connection refused"]     nodes that failed; data is from the others
+    mode        "lookupd" or "nsqd": the source of the list of nodes
 
-and the parts below.  Rates are per second, times are ms or s by their names, ``None`` is "not
-known" (a Go nsqd cannot tell everything).  Names, bodies, addresses and texts come from strangers.
+and the parts below.  Rates are per second, times are ms or s by their names, ``None`` is unknown
+(Go's nsqd does not report everything).  Names, bodies, addresses and texts are untrusted.
 
-    FIGURES     depth (messages that wait: of a topic its own and those of the channel that is
-                furthest behind), in_flight (deliveries that are not answered), deferred (messages
-                that wait for their time; a topic's count once, however many channels will get
+    FIGURES     depth (waiting messages: of a topic its own and those of the channel that is
+                furthest behind), in_flight (delivered, not answered yet), deferred (messages
+                waiting for their time; a topic's count once, however many channels will get
                 them), clients,
                 message_count, requeue_count, timeout_count (since the nodes' starts),
                 publish_rate, consume_rate, requeue_rate, timeout_rate
@@ -27,9 +27,9 @@ known" (a Go nsqd cannot tell everything).  Names, bodies, addresses and texts c
                 channel yet), message_bytes, lag_s (of its slowest channel), lag_open, + FIGURES
     CHANNEL     topic, channel, ephemeral, paused, pull (read by Spark), node_count, backend_depth,
                 lag_s (age of the oldest unfinished message), lag_open ("at least"), + FIGURES;
-                its publish_rate is what arrives
-    READER      of pull channels: channel, identity (None: not bound yet), reader (its name for
-                people), since_ms, nodes [name], text
+                its publish_rate is the rate of arrivals
+    READER      of pull channels: channel, identity (None: not bound yet), reader (its display
+                name), since_ms, nodes [name], text
     LATENCY     [{"quantile": 0.99, "ms": 12.5}]
     CHART       {"recent": SERIES, "hour": SERIES}: the last 10 minutes, the last hour
     SERIES      {"step_ms": 5000, "end_ms": .., "count_max": 120, "series": {"depth": [1, None]}}
@@ -95,7 +95,7 @@ async def topic(admin: Admin, name: str) -> View:
 
     TOPIC ON NODE: node, hostname, topic_depth, memory_depth, backend_depth, message_count,
     message_bytes, channel_count, paused, latency: LATENCY, readers [READER].
-    ``inactive`` if no node has it: all lists are empty then.
+    ``inactive`` if no node has it; all lists are then empty.
     """
     sample = await admin.sample()
     found = sample.topics.get(name)
@@ -139,7 +139,7 @@ async def channel(admin: Admin, topic_name: str, name: str) -> View:
     """channel: CHANNEL + latency; nodes [CHANNEL ON NODE]; clients [CLIENT]; readers [READER];
     can_peek; chart.
 
-    clients: at most 1000, then ``clients_left_out`` says how many are missing.
+    clients: at most 1000; ``clients_left_out`` is the number of others.
 
     CHANNEL ON NODE: node, hostname, depth, memory_depth, backend_depth, in_flight, deferred,
     message_count, requeue_count, timeout_count, clients, paused, own, latency, delivery {zone,
@@ -192,8 +192,7 @@ async def node(admin: Admin, name: str) -> View:
 
     TOPIC ON NODE: topic, topic_depth, backend_depth, message_count, message_bytes, paused,
     tombstoned, latency, channels [CHANNEL ON NODE + channel].  clients: of all channels.
-    DAMAGE: time_ms, kind, topic, path, messages (None: nobody can count them), text; the newest
-    first.
+    DAMAGE: time_ms, kind, topic, path, messages (None: unknown), text; the newest first.
     """
     sample = await admin.sample()
     found = sample.nodes.get(name)
@@ -233,7 +232,7 @@ async def node(admin: Admin, name: str) -> View:
 
 async def lookup(admin: Admin) -> View:
     """lookupds [LOOKUPD]; inactive [{"topic": .., "channels": [..]}]: on no node any more; at most
-    1000, then ``inactive_left_out`` says how many are missing.
+    1000; ``inactive_left_out`` is the number of others.
 
     LOOKUPD: address, state ("ok", "down"), error, node_count, topic_count.
     """
@@ -250,7 +249,7 @@ async def lookup(admin: Admin) -> View:
 
 
 async def counter(admin: Admin) -> View:
-    """message_count: received by all channels since the nodes' starts; rate: as of now; chart."""
+    """message_count: received by all channels since the nodes' starts; rate: current; chart."""
     sample = await admin.sample()
     channels = [c for topic in sample.topics.values() for c in topic.channels.values()]
     return {
@@ -262,15 +261,15 @@ async def counter(admin: Admin) -> View:
 
 
 async def deferred(admin: Admin) -> View:
-    """Messages that wait for their time: those published with a delay by when they fall due.
+    """Deferred messages; those published with a delay by due time.
 
-    deferred: all of them, the figure of every other page; total: those published with a delay;
+    deferred: all of them, the figure of the other pages; total: those published with a delay;
     spans [{"until_s": 3600, "label": "within the hour", "count": n}], the last one's until_s
-    is None; hours [{"start_ms", "count"}]: the next two days hour by hour;
+    is None; hours [{"start_ms", "count"}]: the next two days by hour;
     topics [{"topic", "deferred", "count" (published with a delay), "next_due_ms" (the start of
     its hour), "counts": [n per span]}];
-    channels [{"topic", "channel", "deferred"}]: what waits for each, its topic's included;
-    silent [node]: nodes that cannot tell (Go's keep no list).
+    channels [{"topic", "channel", "deferred"}]: deferred for each channel, its topic's included;
+    silent [node]: nodes that do not report due times (Go's have no list).
     """
     sample = await admin.sample()
     details = await admin.details.deferred(sample)
@@ -294,7 +293,7 @@ async def deferred(admin: Admin) -> View:
 
 
 def _deferred_topics(sample: Sample, due: list[View]) -> list[View]:
-    """What is known of due times, and of all topics with deferred messages how many there are."""
+    """The due times that are known, and the deferred count of every topic that has any."""
     known = {row["topic"]: row for row in due}
     names = {name for name, topic in sample.topics.items() if topic.deferred} | set(known)
     nothing = {"count": 0, "next_due_ms": None, "counts": [0] * len(SPANS)}
@@ -309,8 +308,8 @@ def _deferred_topics(sample: Sample, due: list[View]) -> list[View]:
 async def pipelines(admin: Admin) -> View:
     """pipelines [PIPELINE]: the Spark queries that read topics, each once.
 
-    PIPELINE: name, query (Spark's id), state (of ``PipelineState``, or "silent": it has not come
-    for a minute, or "unknown": it has not reported), lapsing, readers [name], channels
+    PIPELINE: name, query (Spark's id), state (of ``PipelineState``, or "silent": no request for a
+    minute, or "unknown": it has not reported), lapsing, readers [name], channels
     [name], topics [{"topic", "channel", "depth", "lag_s", "lag_open"}], depth, lag_s, lag_open (of
     its slowest topic),
     input_rate, processed_rate, batch, batch_ms, rows (of its last batch), sink, error, at_ms,

@@ -1,10 +1,4 @@
-"""`penstock bench`: load for any nsqd, and what it took.
-
-pub      publish as fast as the server answers
-sub      consume and finish what is there
-both     the two at once
-latency  publish at a fixed rate and time each message from its sending to its arrival
-"""
+"""`penstock bench`: load for any nsqd, and a report; see DESCRIPTION."""
 
 from __future__ import annotations
 
@@ -146,8 +140,8 @@ def seconds(text: str) -> float:
     return value
 
 
-def nsqd_place(options: argparse.Namespace) -> tuple[str, int]:
-    """Host and port; empty and 0 if there are none."""
+def nsqd_address(options: argparse.Namespace) -> tuple[str, int]:
+    """Host and port; "" and 0 if the address is invalid."""
     from penstock.errors import OptionError
     from penstock.wire.address import split_address
 
@@ -159,8 +153,8 @@ def nsqd_place(options: argparse.Namespace) -> tuple[str, int]:
 
 
 def wrong(options: argparse.Namespace) -> str:
-    """What argparse itself cannot judge; empty if all is well."""
-    host, port = nsqd_place(options)
+    """The usage error that argparse cannot detect; empty if there is none."""
+    host, port = nsqd_address(options)
     if not (host and port):
         return f"argument --nsqd-tcp-address: {options.nsqd_tcp_address!r} is not HOST:PORT"
     if options.rate and options.command != "latency":
@@ -173,13 +167,13 @@ def wrong(options: argparse.Namespace) -> str:
 
 
 def tasks(options: argparse.Namespace) -> list[Task]:
-    """What the workers of this run do."""
+    """The tasks of this run's workers."""
     from dataclasses import replace
 
     from penstock.cli.load_workers import Task
     from penstock.cli.measurement import spread
 
-    host, port = nsqd_place(options)
+    host, port = nsqd_address(options)
     duration_s = options.duration or (0.0 if options.messages else DURATION_S)
     latency = options.command == "latency"
     base = Task(
@@ -197,12 +191,12 @@ def tasks(options: argparse.Namespace) -> list[Task]:
         idle_seconds=options.idle,
         rdy=options.rdy,
         rate=(options.rate or RATE) if latency else 0.0,
-        # Only so does nsqd send each message at once.
+        # Without a buffer nsqd sends each message immediately.
         output_buffer_size=options.output_buffer_size or (-1 if latency else 0),
         output_buffer_timeout_ms=options.output_buffer_timeout,
         upgrade=options.upgrade,
     )
-    # Next to a publisher, a subscriber ends when it has all that was published.
+    # With a publisher, the subscriber ends when it has received everything published.
     sub = replace(base, kind="sub", seconds=duration_s if options.command == "sub" else 0.0)
     kinds = {
         "pub": [base],
@@ -214,7 +208,7 @@ def tasks(options: argparse.Namespace) -> list[Task]:
 
 
 def progress_display(options: argparse.Namespace) -> tuple[Show | None, Callable[[], None]]:
-    """Something to watch on a terminal, nothing elsewhere; and what to call at the end."""
+    """A progress display if stderr is a terminal, and a function to call at the end."""
     if options.quiet or not sys.stderr.isatty():
         return None, lambda: None
     try:
@@ -251,7 +245,7 @@ def plain_display(options: argparse.Namespace) -> tuple[Show, Callable[[], None]
 
 
 class Rates:
-    """Counts become rates of the last moment, and a share of the whole run."""
+    """Current rates, and the share of the run that is done, from counts."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -259,7 +253,7 @@ class Rates:
         self.last = {"published": 0, "consumed": 0}
 
     def share(self, published: Flow, consumed: Flow) -> float:
-        """How much of the run is done, 0 to 1."""
+        """The share of the run that is done, 0 to 1."""
         total: float = self.options.messages or self.options.duration or DURATION_S
         if not self.options.messages:
             return min(1.0, (time.monotonic() - self.start_s) / total)
@@ -280,7 +274,7 @@ class Rates:
 
 
 def lines(options: argparse.Namespace, report: Report) -> list[str]:
-    """The result for a person."""
+    """The result, formatted for people."""
     version = report.server.get("version", "?")
     found = [f"{options.command} at {options.nsqd_tcp_address} (nsqd {version})"]
     for name, flow in (("published", report.published), ("consumed", report.consumed)):
@@ -296,7 +290,7 @@ def lines(options: argparse.Namespace, report: Report) -> list[str]:
         )
     if report.before is not None and report.after is not None:
         found.append(
-            f"  server     {report.cpu_us_per_message:.2f} us of CPU a message, resident "
+            f"  server     {report.cpu_us_per_message:.2f} us of CPU per message, resident "
             f"{report.before.rss_size / 2**20:,.1f} -> {report.after.rss_size / 2**20:,.1f} MiB"
         )
     if report.published.messages > report.consumed.messages and options.command != "pub":

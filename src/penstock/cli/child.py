@@ -1,10 +1,10 @@
-"""A command of `penstock` that ends with whoever started it.
+"""A command of `penstock` that ends with its parent process.
 
     python -P -m penstock.cli.child <pid of the parent> <command> [flags]
 
-Rule 1: when the parent is gone, also by kill -9, the child gets SIGTERM and ends as it always does.
-        The kernel sends it: no daemon has to watch, and nothing is left if the parent cannot act.
-Rule 2: Ctrl-C in a terminal reaches only the parent, which then ends its children in its order.
+Rule 1: when the parent ends, even by kill -9, the child gets SIGTERM and shuts down normally.  The
+        kernel sends the signal, so nothing has to watch the parent.
+Rule 2: Ctrl-C in a terminal reaches only the parent, which then ends its children in order.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 async def spawn(command: Sequence[str], stderr: int | None = None) -> Process:
-    """Start a command of `penstock`; to be called on the main thread, whose end is the parent's.
+    """Start a command of `penstock`; call it on the main thread, because the child ends with it.
 
-    The child ties itself: ``preexec_fn`` would run Python between fork and exec.
+    The child sets its own death signal: ``preexec_fn`` would run Python between fork and exec.
     """
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "penstock.cli.child", str(os.getpid())),
@@ -34,7 +34,7 @@ async def spawn(command: Sequence[str], stderr: int | None = None) -> Process:
 
 
 async def end(process: Process, seconds_max: float) -> bool:
-    """Ask it to end and wait; whether it did.  If not in ``seconds_max``, it is killed."""
+    """Terminate it and wait; False if it had to be killed after ``seconds_max``."""
     send(process, signal.SIGTERM)
     try:
         await asyncio.wait_for(process.wait(), seconds_max)
@@ -52,7 +52,7 @@ def send(process: Process, number: int) -> None:
 
 
 def status_text(status: int) -> str:
-    """How a process ended, in words: "with status 1", "by SIGKILL"."""
+    """How a process ended: "with status 1", "by SIGKILL"."""
     if status >= 0:
         return f"with status {status}"
     try:
@@ -62,13 +62,13 @@ def status_text(status: int) -> str:
 
 
 def run_as_child(arguments: Sequence[str]) -> int:
-    """Tie this process to its parent, then run the command."""
+    """Set the signal for the parent's end, then run the command."""
     parent = int(arguments[0])
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))
-    # It may have died before the kernel was told.
+    # The parent may have ended before prctl.
     if os.getppid() != parent:
         return 1
     from penstock.cli.main import main

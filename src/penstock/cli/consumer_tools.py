@@ -1,4 +1,4 @@
-"""What the consuming tools share: where messages come from, and consumers that start and stop."""
+"""Shared by the consuming tools: options of the source, and the start and stop of consumers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_one_kind(flag: str, nsqds: Sequence[str], lookupds: Sequence[str]) -> 
 def consumer_config(
     program: str, options: Consuming, standing: Mapping[str, Any], **fixed: Any
 ) -> Config:
-    """Of ``--max-in-flight`` and an option of the client with that name, the flag counts."""
+    """``--max-in-flight`` overrides the client option of the same name."""
     fixed = {"max_in_flight": options.max_in_flight, **fixed}
     return client_config(program, options.consumer_opt, standing, **fixed)
 
@@ -81,10 +81,10 @@ async def start_all(consumers: Sequence[Consumer]) -> None:
 async def running(
     consumers: Sequence[Consumer], options: Consuming, stop: asyncio.Event
 ) -> AsyncIterator[None]:
-    """Start all, and in the end stop all, which finishes what is in flight (30 s at most).
+    """Start all, and at the end stop all, which finishes messages in flight (30 s at most).
 
-    An nsqd given by address that cannot be reached at the start is an error; later it is waited
-    for.  ``stop`` ends the start as well: an nsqd that hangs would hold it up for 11 s.
+    An nsqd given by address that cannot be reached at start is an error; later the client
+    reconnects.  ``stop`` also interrupts the start: an nsqd that hangs would delay it by 11 s.
     """
     try:
         if await unless_stopped(start_all(consumers), stop):

@@ -1,9 +1,9 @@
-"""`penstock demo`: made-up orders and clicks, a few a second, to have something to look at.
+"""`penstock demo`: sample orders and clicks, a few per second.
 
     orders    {"id": 17, "customer": "carla", "total": 12.5, "at": "2026-11-15T10:31:22Z"}
     clicks    {"page": "/shop", "customer": "emil", "ms": 81}
 
-One in a hundred orders is not JSON, as in real life.
+One order in a hundred is invalid JSON, as in real life.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ async def run(options: DemoOptions, signals: Signals) -> int:
 async def _publish_all(options: DemoOptions, producer: Producer) -> None:
     chance = random.Random(0)
     await producer.start()
-    log.LOGGER.info("publishing %d messages a second to orders and clicks", options.rate)
+    log.LOGGER.info("publishing %d messages per second to orders and clicks", options.rate)
     number, due = 0, 0.0
     while True:
         due += options.rate * TICK_S
@@ -95,7 +95,7 @@ async def _publish_all(options: DemoOptions, producer: Producer) -> None:
 
 
 async def _publish(producer: Producer, topic: str, body: bytes) -> None:
-    """A demo outlives its broker's restarts."""
+    """Publish, and log an error instead of failing: a demo survives restarts of its nsqd."""
     try:
         await producer.publish(topic, body)
     except ClientError as error:

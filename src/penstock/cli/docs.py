@@ -1,6 +1,6 @@
 """Writes the generated pages of ``docs/``: ``python -m penstock.cli.docs [folder]``.
 
-A test fails when a page there is not what this would write.
+A test fails if a page differs from the generated one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ not in NSQ.
 # Kinds of values that only the data source has.
 OWN_KINDS = spark.__name__
 
-# Durations that show how an option is given.
+# Durations for the examples of an introduction.
 EXAMPLES = ("msg-timeout", "tombstone-lifetime", "statsd-interval")
 
 
@@ -64,7 +64,7 @@ This page has the output of `--help`, or a link to the page with a command's opt
 """
 
 TOOLS = (to_nsq, nsq_tail, nsq_stat, nsq_to_file, nsq_to_http, nsq_to_nsq)
-# The page that has a command's options, by its module; others' --help is shown as it is.
+# The page with a command's options, by module; for other commands --help is shown.
 PAGES = {
     nsqd.__name__: "options.md",
     nsqlookupd.__name__: "options-nsqlookupd.md",
@@ -108,7 +108,7 @@ def _spark_row(setting: Setting) -> str:
     default = setting.show_default()
     if default and not setting.default_text:
         default = f"`{default}`"
-    # Of lists and words the table says enough; what a time or an offset looks like it does not.
+    # For lists and words the limits are enough; a time or an offset also needs its syntax.
     allowed = setting.kind.limits()
     if type(setting.kind).__module__ == OWN_KINDS:
         allowed = setting.kind.noun
@@ -221,14 +221,14 @@ def _row(setting: Setting) -> str:
     default = setting.show_default()
     if default and not setting.default_text:
         default = f"`{default}`"
-    # <DATETIME> and the like would be taken for HTML.
+    # <DATETIME> would be read as HTML.
     help = setting.help.replace("<", "&lt;")
     cells = [name, setting.kind.kind, default, setting.kind.limits(), help]
     return "| " + " | ".join(cells) + " |"
 
 
 def commands_page() -> str:
-    """Return the page of all commands: what each prints for --help, or where its options are."""
+    """Return the page of all commands: the output of --help, or a link to the options."""
     lines = [NOTICE, "", "# Commands", "", COMMANDS_INTRODUCTION, "## penstock", ""]
     lines += indented(help_text())
     for name, (module, text) in COMMANDS.items():
@@ -242,7 +242,7 @@ def commands_page() -> str:
 
 
 def help_of(module: str) -> str:
-    """What a command prints for --help, on a terminal of 100 columns."""
+    """The output of a command's --help, on a terminal of 100 columns."""
     printed = io.StringIO()
     columns = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "100"

@@ -1,4 +1,4 @@
-"""`penstock dump FILE...`: what is in the files of a data path, for a person."""
+"""`penstock dump FILE...`: prints the files of a data path for people."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = dump_all(options.files, brief=options.brief)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever reads has seen enough.  The interpreter's own flush at exit must not complain.
+        # The reader closed the pipe.  The interpreter's flush at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def dump_all(paths: Sequence[str], *, brief: bool) -> int:
-    """Show each file in turn; one that cannot be shown does not stop the others."""
+    """Print each file; one that cannot be read does not stop the others."""
     from penstock.errors import StorageError
     from penstock.storage.dump import dump_file
     from penstock.storage.files import Files

@@ -1,7 +1,7 @@
-"""Signals that come before a daemon listens to them.
+"""Signals that arrive before a daemon has installed its handlers.
 
-Python would end with a traceback for SIGINT, and the system would end the process for SIGHUP,
-which means "read the options again" a moment later.
+By default SIGINT would print a traceback, and SIGHUP would end the process, although it means
+"reload the options" once the daemon runs.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-def take_signals(*, hangup: bool = True) -> None:
-    """Until the daemon takes over: leave quietly on SIGINT and SIGTERM, ignore SIGHUP."""
+def install_signals(*, hangup: bool = True) -> None:
+    """Until the daemon installs its own: exit on SIGINT and SIGTERM, ignore SIGHUP."""
     if hangup:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)
+        signal.signal(number, _exit)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    # Nothing is open yet.  An exception might come up where Python ignores it.
+def _exit(number: int, frame: FrameType | None) -> None:
+    # Nothing is open yet.  Python might ignore an exception, depending on where it is raised.
     os.write(2, b"stopped while starting\n")
     os._exit(0)

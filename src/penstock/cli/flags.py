@@ -1,13 +1,14 @@
-"""Command lines in Go's style, environment variables and TOML files, read against a table.
+"""Parses command lines in Go's style, environment variables and TOML files, by a table of options.
 
     -flag=v   --flag=v   -flag v   --flag v   -switch   --switch=false   --  (ends the flags)
 
-Rule 1: the command line goes before the environment, that before the file, that before the default.
-Rule 2: what NSQ accepts is accepted; what NSQ ignores is ignored, but never silently.
-Rule 3: a wrong value is refused with the place it stood, the value, and what is allowed.
+Rule 1: the command line overrides the environment, which overrides the file, which overrides the
+        default.
+Rule 2: everything that NSQ accepts is accepted; what NSQ ignores is ignored with a warning.
+Rule 3: the error for an invalid value names the place, the value and the allowed values.
 
-Every daemon and tool declares its options as ``penstock.settings.table`` describes, and gets
-flags, help, environment, config file and documentation from here.
+Every daemon and tool declares its options with ``penstock.settings.table``; flags, help,
+environment, config file and documentation are derived from them here.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ COMMON = (
 
 
 class UsageError(OptionError):
-    """The command line itself is wrong: exit code 2, as Go's flag package does."""
+    """The command line is wrong: exit code 2, as with Go's flag package."""
 
 
 @dataclass
 class Parsed(Generic[Options]):
-    """What a command line asks for; ``options`` are the defaults unless the action is "run"."""
+    """A parsed command line; ``options`` are the defaults unless the action is "run"."""
 
     action: Action
     options: Options
@@ -45,22 +46,22 @@ class Parsed(Generic[Options]):
 
 @dataclass
 class _Line:
-    """A command line taken apart, before anything else is read."""
+    """The command line alone, before environment and file are read."""
 
     action: Action = "run"
     config_path: str = ""
     values: dict[str, Any] = field(default_factory=dict)
-    flag_count: int = 0  # arguments up to the end of the flags, their values included
-    rest: Sequence[str] = ()
+    flag_count: int = 0  # arguments up to the end of the flags, including values
+    arguments: Sequence[str] = ()  # after the flags
 
 
 class FlagTable(Generic[Options]):
     """The flags of one program.
 
-    ``ignored`` lists flags that NSQ still accepts and that do nothing: (name, help).  An argument
-    that is not a flag is refused, with a hint at ``argument_flag``, the flag that was probably
-    meant.  ``ignores_rest`` is for the daemons, which start whatever NSQ's daemons start with.
-    ``statuses`` are the exit statuses, if there are more than the usual three: (number, help).
+    ``ignored`` are flags that NSQ still accepts without effect: (name, help).  An argument that is
+    not a flag is refused, with a hint at ``argument_flag``, the flag that was probably meant; with
+    ``ignores_arguments`` it is ignored, as by NSQ's daemons.  ``statuses`` are the exit statuses,
+    if there are more than the usual three: (number, help).
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class FlagTable(Generic[Options]):
         environment_prefix: str,
         ignored: Iterable[tuple[str, str]] = (),
         argument_flag: str = "topic",
-        ignores_rest: bool = False,
+        ignores_arguments: bool = False,
         statuses: Sequence[tuple[int, str]] = (),
     ) -> None:
         self.program = program
@@ -86,19 +87,19 @@ class FlagTable(Generic[Options]):
         self._by_option = {setting.option: setting for setting in self.settings}
         self._ignored_names = frozenset(name for name, _ in self.ignored)
         self._argument_flag = argument_flag
-        self._ignores_rest = ignores_rest
+        self._ignores_arguments = ignores_arguments
 
     def parse(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Parsed[Options]:
-        """Return what the arguments (without the program's name) ask for, or raise OptionError."""
+        """Parse the arguments (without the program's name), or raise OptionError."""
         line = self._parse_line(arguments)
         if line.action != "run":
             return Parsed(line.action, self.options())
         warnings = []
-        if line.rest:
+        if line.arguments:
             text = self._unexpected(line, arguments)
-            if not self._ignores_rest:
+            if not self._ignores_arguments:
                 raise UsageError(text)
-            ignored = " ".join(line.rest)
+            ignored = " ".join(line.arguments)
             warnings.append(f"{text}; ignoring it and everything after it, as NSQ does: {ignored}")
         config_path = line.config_path or environment.get(self.environment_prefix + "CONFIG", "")
         values = self._read_config(config_path, warnings) if config_path else {}
@@ -107,8 +108,8 @@ class FlagTable(Generic[Options]):
         return Parsed("run", self.options(**values), warnings)
 
     def _unexpected(self, line: _Line, arguments: Sequence[str]) -> str:
-        """What to say about the first argument that is not a flag."""
-        argument = line.rest[0]
+        """The error text for the first argument that is not a flag."""
+        argument = line.arguments[0]
         before = arguments[line.flag_count - 1].lstrip("-") if line.flag_count else ""
         switch = self._by_flag.get(before)
         if switch is not None and switch.kind.kind == "bool" and argument in ("true", "false"):
@@ -121,7 +122,7 @@ class FlagTable(Generic[Options]):
         return f'unexpected argument "{argument}"; use --{setting.flag}={argument}'
 
     def flags_of(self, arguments: Sequence[str]) -> Sequence[str]:
-        """The arguments without what follows the flags, so that more flags can be added."""
+        """The arguments up to the end of the flags, so that flags can be appended."""
         return arguments[: self._parse_line(arguments).flag_count]
 
     def _parse_line(self, arguments: Sequence[str]) -> _Line:
@@ -145,11 +146,11 @@ class FlagTable(Generic[Options]):
         else:
             line.flag_count = position
             return line
-        line.rest = [] if line.action == "help" else list(arguments[position:])
+        line.arguments = [] if line.action == "help" else list(arguments[position:])
         return line
 
     def _take(self, line: _Line, name: str, text: str | None, following: str | None) -> int:
-        """Note one flag; return how many of the following arguments belong to it."""
+        """Parse one flag; return how many of the following arguments belong to it."""
         if name in ("h", "help"):
             line.action = "help"
             return 0
@@ -198,7 +199,7 @@ class FlagTable(Generic[Options]):
     def _read_environment(
         self, environment: Mapping[str, str], warnings: list[str]
     ) -> dict[str, Any]:
-        """An empty variable counts as unset, as scripts and containers leave them behind."""
+        """An empty variable counts as unset: scripts and containers often set them."""
         values: dict[str, Any] = {}
         prefix = self.environment_prefix
         for variable in sorted(environment):
@@ -274,14 +275,14 @@ class FlagTable(Generic[Options]):
 
 
 def take_word(table: FlagTable[Any], arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The one argument that is not a flag, and the others; it stands before the flags or behind."""
+    """The one argument that is not a flag, before or after the flags, and the others."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
     flags = table.flags_of(arguments)
-    rest = arguments[len(flags) :]
-    if not rest or rest[0].startswith("-"):
+    remaining = arguments[len(flags) :]
+    if not remaining or remaining[0].startswith("-"):
         return "", arguments
-    return rest[0], [*flags, *rest[1:]]
+    return remaining[0], [*flags, *remaining[1:]]
 
 
 def _convert(convert: Callable[[Any], Any], value: object, place: str, setting: Setting) -> Any:

@@ -1,13 +1,13 @@
-"""Which of several hosts to use next.
+"""Selects one of several hosts.
 
-    round-robin      one after the other, whatever became of them
-    hostpool         one after the other, without those that failed lately
-    epsilon-greedy   mostly those that answer fast, sometimes the next one in turn, to learn
+    round-robin      one after the other, whether or not they fail
+    hostpool         one after the other, without those that failed recently
+    epsilon-greedy   mostly the fastest, sometimes the next in turn, to measure it
 
-A host that fails rests for 30 s; then it is tried in its turn, and rests twice as long each time
-it is tried, up to 15 minutes, until a success.  When all hosts rest, all are taken for healthy.
+A host that fails is skipped for 30 s and then retried in turn; the delay doubles with each retry,
+up to 15 minutes, until one succeeds.  If all hosts are skipped, all count as healthy.
 
-Rule 1: no I/O, and clock and chance are given: a test replays any run.
+Rule 1: no I/O, and clock and random numbers are passed in: a test can replay any run.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-REST_S = 30.0
-REST_MAX_S = 900.0
+RETRY_S = 30.0
+RETRY_MAX_S = 900.0
 EPSILON = 0.3
 EPSILON_DECAY = 0.9
 EPSILON_MIN = 0.01
@@ -28,12 +28,12 @@ Clock = Callable[[], float]
 
 
 class Host:
-    """One host, and what is known of it."""
+    """One host, its state and its response times."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.dead = False
-        self.rest_s = 0.0
+        self.retry_s = 0.0
         self.due_s = 0.0
         self.counts = [0] * BUCKET_COUNT
         self.totals_ms = [0.0] * BUCKET_COUNT
@@ -42,19 +42,19 @@ class Host:
         return not self.dead or now_s > self.due_s
 
     def taken(self, now_s: float) -> None:
-        """A dead host that is tried rests longer, unless the try succeeds."""
+        """Double the delay of a dead host that is retried."""
         if self.dead:
-            self.rest_s = min(self.rest_s * 2, REST_MAX_S)
-            self.due_s = now_s + self.rest_s
+            self.retry_s = min(self.retry_s * 2, RETRY_MAX_S)
+            self.due_s = now_s + self.retry_s
 
     def fail(self, now_s: float) -> None:
         if not self.dead:
             self.dead = True
-            self.rest_s = REST_S
-            self.due_s = now_s + REST_S
+            self.retry_s = RETRY_S
+            self.due_s = now_s + RETRY_S
 
     def average_ms(self, newest: int) -> float:
-        """Newer buckets weigh more; an empty one repeats the one before.  0: nothing is known."""
+        """The average, newer buckets weigh more; an empty one repeats the last.  0: unknown."""
         total = weights = last_ms = 0.0
         for age in range(1, BUCKET_COUNT + 1):
             bucket = (newest + age) % BUCKET_COUNT
@@ -68,7 +68,7 @@ class Host:
 
 
 class RoundRobin:
-    """Counts, and knows nothing else."""
+    """One after the other, without regard to failures."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
@@ -78,12 +78,12 @@ class RoundRobin:
         self._turn = (self._turn + 1) % len(self._names)
         return self._names[self._turn]
 
-    def tell(self, name: str, elapsed_s: float, ok: bool) -> None:
-        """What became of a host that was taken."""
+    def report(self, name: str, elapsed_s: float, ok: bool) -> None:
+        """Report the result of a request to a host that ``take`` returned."""
 
 
 class HostPool:
-    """Round robin over those that did not fail lately."""
+    """Round robin over the hosts that did not fail recently."""
 
     def __init__(self, names: Sequence[str], clock: Clock = time.monotonic) -> None:
         self.hosts = [Host(name) for name in names]
@@ -104,7 +104,7 @@ class HostPool:
         self._turn = 1 % len(self.hosts)
         return self.hosts[0].name
 
-    def tell(self, name: str, elapsed_s: float, ok: bool) -> None:
+    def report(self, name: str, elapsed_s: float, ok: bool) -> None:
         host = self._by_name[name]
         if ok:
             host.dead = False
@@ -113,7 +113,7 @@ class HostPool:
 
 
 class EpsilonGreedy(HostPool):
-    """Chooses by speed; explores less and less."""
+    """Chooses by response time; explores less and less."""
 
     def __init__(
         self,
@@ -145,8 +145,8 @@ class EpsilonGreedy(HostPool):
         host.taken(now_s)
         return host.name
 
-    def tell(self, name: str, elapsed_s: float, ok: bool) -> None:
-        super().tell(name, elapsed_s, ok)
+    def report(self, name: str, elapsed_s: float, ok: bool) -> None:
+        super().report(name, elapsed_s, ok)
         self._advance()
         if ok:
             host = self._by_name[name]
@@ -154,7 +154,7 @@ class EpsilonGreedy(HostPool):
             host.totals_ms[self._bucket] += max(elapsed_s * 1000.0, 0.001)
 
     def _advance(self) -> None:
-        """Begin the buckets that time has reached."""
+        """Start the buckets up to the current time."""
         now_s = self._clock()
         behind = int((now_s - self._bucket_end_s) / BUCKET_S) + 1
         if now_s < self._bucket_end_s:
@@ -171,7 +171,7 @@ Pool = RoundRobin | HostPool
 
 
 def make_pool(mode: str, names: Sequence[str]) -> Pool:
-    """The pool of a ``--mode``; any unknown one is round robin."""
+    """The pool for a ``--mode``; an unknown mode is round robin."""
     if mode == "hostpool":
         return HostPool(names)
     return EpsilonGreedy(names) if mode == "epsilon-greedy" else RoundRobin(names)

@@ -1,4 +1,4 @@
-"""`penstock import-nsqd --from DIR --to DIR`: take over the data path of a Go nsqd."""
+"""`penstock import-nsqd --from DIR --to DIR`: imports the data path of a Go nsqd."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except (PenstockError, OSError) as error:
         meter.clear()
-        print(f"penstock import-nsqd: {error}; nothing was taken", file=sys.stderr)
+        print(f"penstock import-nsqd: {error}; nothing was imported", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         meter.clear()
-        print("penstock import-nsqd: interrupted; nothing was taken", file=sys.stderr)
+        print("penstock import-nsqd: interrupted; nothing was imported", file=sys.stderr)
         return 130
     meter.clear()
     if options.json:
@@ -107,7 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _size(text: str) -> int:
-    # A record's length is a signed 32-bit number that includes 26 bytes before the body.
+    # A record's length is a signed 32-bit integer that includes 26 bytes before the body.
     if not text.isdecimal() or not 1 <= int(text) <= (1 << 31) - 27:
         raise argparse.ArgumentTypeError(f"{text!r} is not in 1..{(1 << 31) - 27}")
     return int(text)
@@ -126,7 +126,7 @@ def _default_node_id() -> int:
 
 
 class Meter:
-    """Progress: a bar on a terminal, otherwise a line now and then."""
+    """Progress: a bar on a terminal, otherwise a line every LINE_INTERVAL_S."""
 
     def __init__(self, out: TextIO, *, quiet: bool = False) -> None:
         self._out = out
@@ -136,7 +136,7 @@ class Meter:
         self._shown = 0
 
     def show(self, topic: str, step: str, done: int, total: int) -> None:
-        """``done`` of ``total``: bytes of "read", copies of "sort" and "write"."""
+        """Show ``done`` of ``total``: bytes for "read", copies for "sort" and "write"."""
         now_s = time.monotonic()
         if self._quiet or now_s < self._next_s:
             return
@@ -153,14 +153,14 @@ class Meter:
         self._shown = len(line)
 
     def clear(self) -> None:
-        """Take the bar away, before anything else is printed."""
+        """Remove the bar, before anything else is printed."""
         if self._shown:
             print(f"\r{'':<{self._shown}}\r", end="", file=self._out, flush=True)
             self._shown = 0
 
 
 def report_lines(report: ImportReport) -> list[str]:
-    """The report for a person."""
+    """The report, formatted for people."""
     lines = []
     for topic in report.topics:
         lines += _topic_lines(topic)

@@ -1,6 +1,6 @@
-"""A load generator's socket with TLS, snappy or deflate on it; otherwise used as a socket is.
+"""A load generator's socket with TLS, snappy or deflate, with the interface of a socket.
 
-The server's certificate is not verified: what is measured is the work, not the trust.
+The server's certificate is not verified: only the cost is measured.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ _OK = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
 
 
 def fields_of(upgrade: str) -> dict[str, object]:
-    """What IDENTIFY asks for; ``upgrade`` is tls, snappy or deflate, or two joined by a plus."""
+    """The fields for IDENTIFY; ``upgrade`` is tls, snappy or deflate, or two joined by a plus."""
     wanted = upgrade.split("+")
     return {("tls_v1" if name == "tls" else name): True for name in wanted if name}
 
 
 class UpgradedSocket:
-    """The socket after its upgrade; what the server has not sent yet is not waited for."""
+    """The socket after its upgrade.  A read does not wait for the rest of a TLS or snappy frame."""
 
     def __init__(self, sock: socket.socket, settings: dict[str, Any]) -> None:
         self._sock = sock
         self._tls: Tls | None = None
         self._packing: Packing | None = None
-        rest = b""
+        received = b""
         if settings["tls_v1"]:
             self._tls = Tls(client_context(insecure=True), server_side=False)
             self._shake(self._tls)
-            rest = self._expect_ok(b"")
+            received = self._expect_ok(b"")
         if settings["snappy"]:
             self._packing = Snappy()
         elif settings["deflate"]:
             self._packing = Deflate(settings["deflate_level"])
         if self._packing is not None:
-            # The second OK may have come with the first.
-            self._expect_ok(self._packing.decompress(rest))
+            # The second OK may have arrived with the first.
+            self._expect_ok(self._packing.decompress(received))
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -59,7 +59,7 @@ class UpgradedSocket:
         self._sock.sendall(data)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """What has arrived; BlockingIOError as from a socket, also if it says nothing yet."""
+        """Received data; raises BlockingIOError also if it decodes to nothing yet."""
         data = b""
         if self._packing is None or not self._packing.pending:
             data = self._sock.recv(_RECEIVE_SIZE, flags)
@@ -96,12 +96,12 @@ class UpgradedSocket:
         self._sock.sendall(tls.take_output())
 
     def _expect_ok(self, received: bytes) -> bytes:
-        """Wait for the OK of a layer; return what came behind it."""
+        """Wait for the OK of a layer; return what was received after it."""
         while len(received) < len(_OK):
             try:
                 piece = self.recv(_RECEIVE_SIZE)
             except BlockingIOError:
-                continue  # TLS had something to say to itself: a session ticket
+                continue  # only a TLS record, such as a session ticket
             if not piece:
                 raise ConnectionError("the server closed the connection during the upgrade")
             received += piece
@@ -111,7 +111,7 @@ class UpgradedSocket:
 
 
 def read_settings(sock: socket.socket) -> dict[str, Any]:
-    """IDENTIFY's reply, and not a byte more: what follows is another stream."""
+    """Read IDENTIFY's reply and not a byte more: what follows is upgraded."""
     (size,) = struct.unpack(">i", sock.recv(4, socket.MSG_WAITALL))
     data = sock.recv(size, socket.MSG_WAITALL)
     if data[:4] != b"\x00\x00\x00\x00":

@@ -1,12 +1,12 @@
-"""The workers of the load generator: they publish or consume as fast, or as evenly, as told.
+"""The workers of the load generator, which publish or consume at full speed or at a fixed rate.
 
-The generator shares its cores with the server it measures, so it has to be cheap: commands are
+The generator shares its cores with the server it measures, so it must be cheap: commands are
 encoded once, sockets block in the kernel instead of in an event loop, and the compiled frame
-reader answers a run of messages with one run of FINs.
+reader turns a run of messages into one run of FINs.
 
-Rule 1: every wait is bounded.  A server that says nothing for ``SILENCE_SECONDS_MAX`` while an
-        answer is due ends the run with an error.
-Rule 2: a worker never talks to another one; they share the `Board`, one row each.
+Rule 1: every wait is bounded.  If a reply is due and the server sends nothing for
+        ``SILENCE_SECONDS_MAX``, the run ends with an error.
+Rule 2: workers do not communicate with each other; they share the `Board`, one row each.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from penstock.wire import commands
 
 CONNECT_SECONDS_MAX = 5.0
 SILENCE_SECONDS_MAX = 30.0
-# How long one wait in the kernel may last before a worker looks whether it should stop.
+# The longest wait in the kernel before a worker checks whether it should stop.
 WAIT_SECONDS = 0.25
-# Large enough that a full ready count of 2500 small messages comes in a few reads.
+# Large enough for a full ready count of 2500 small messages in a few reads.
 RECEIVE_SIZE = 512 * 1024
-# Finer than the latencies that matter, and still only 1,000 wake-ups a second.
+# Finer than the latencies that matter, and still only 1,000 wake-ups per second.
 PACE_SECONDS = 0.001
 
 OK_FRAME = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
@@ -44,7 +44,7 @@ _STAMP = struct.Struct(">q")
 
 @dataclass(frozen=True)
 class Task:
-    """What one worker does.  ``messages`` is its share; 0 means until ``seconds`` have passed."""
+    """The task of one worker.  ``messages`` is its share; 0 means run for ``seconds``."""
 
     kind: str
     host: str
@@ -66,11 +66,11 @@ class Task:
 
 
 class Board:
-    """The counters that all workers of a run share, over memory that they all see.
+    """The counters of all workers of a run, in shared memory.
 
         | stop | expected | count, size, first_ns, last_ns of worker 0 | .. of worker 1 | ..
 
-    Each worker writes its own row only; the parent writes the first two.
+    Each worker writes only its own row; the parent writes the first two cells.
     """
 
     HEAD, ROW = 2, 4
@@ -91,7 +91,7 @@ class Board:
         self.cells[0] = 1
 
     def expect(self, count: int) -> None:
-        """Subscribers may end once they have ``count`` messages together; -1: not known yet."""
+        """Subscribers end when together they have ``count`` messages; -1: not known yet."""
         self.cells[1] = count
 
     @property
@@ -114,7 +114,7 @@ class Board:
 
 
 class Histogram:
-    """Times in buckets of under 1 % width, so that any number of samples takes bounded memory."""
+    """Times in buckets less than 1 % wide, so that memory is bounded for any number of samples."""
 
     PRECISION_BITS = 7
 
@@ -122,7 +122,7 @@ class Histogram:
         self.buckets: Counter[int] = Counter(dict(buckets))
 
     def add(self, value_ns: int) -> None:
-        # The bucket's name is its upper end: a percentile is never flattered.
+        # A bucket's key is its upper end, so that a percentile is never too low.
         value_ns = max(0, value_ns)
         shift = max(0, value_ns.bit_length() - self.PRECISION_BITS)
         self.buckets[((value_ns >> shift) + 1 << shift) - 1] += 1
@@ -146,12 +146,12 @@ class Histogram:
 
 
 class Connection:
-    """A V2 connection on a blocking socket, identified."""
+    """A V2 connection on a blocking socket, after IDENTIFY."""
 
     def __init__(self, host: str, port: int, upgrade: str = "", **fields: object) -> None:
         self.sock: Any = socket.create_connection((host, port), CONNECT_SECONDS_MAX)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A timeout of Python's own would poll before each call; the kernel's costs nothing.
+        # Python's own timeout would poll before each call; the kernel's costs nothing.
         self.sock.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             seconds = WAIT_SECONDS if option == socket.SO_RCVTIMEO else SILENCE_SECONDS_MAX
@@ -168,10 +168,10 @@ class Connection:
             self.server = read_settings(self.sock)
             self.sock = UpgradedSocket(self.sock, self.server)
         else:
-            self.server = json.loads(self.ask(commands.identify(identity)))
+            self.server = json.loads(self.request(commands.identify(identity)))
 
-    def ask(self, command: bytes) -> bytes:
-        """Send a command and return the response to it; messages on the way are not expected."""
+    def request(self, command: bytes) -> bytes:
+        """Send a command and return its reply; no messages are expected before it."""
         self.sock.sendall(command)
         give_up_s = time.monotonic() + SILENCE_SECONDS_MAX
         while time.monotonic() < give_up_s:
@@ -180,10 +180,10 @@ class Connection:
                     return frame.text
             if self.reader.error is not None:
                 raise self.reader.error
-        raise TimeoutError(f"no answer to {command[:40]!r} for {SILENCE_SECONDS_MAX:.0f} s")
+        raise TimeoutError(f"no reply to {command[:40]!r} for {SILENCE_SECONDS_MAX:.0f} s")
 
     def receive(self, size: int, flags: int = 0) -> bytes:
-        """What has arrived; nothing if nothing came for ``WAIT_SECONDS``."""
+        """Received data; empty if none arrived for ``WAIT_SECONDS``."""
         received: bytes
         try:
             received = self.sock.recv(size, flags)
@@ -194,7 +194,7 @@ class Connection:
         return received
 
     def served(self, reply: Reply) -> bool:
-        """Answer a heartbeat, raise an error; False for a reply that somebody waits for."""
+        """Answer a heartbeat, raise an error; False for the reply to a command."""
         if reply.error:
             code, _, text = reply.text.decode("utf-8", "replace").partition(" ")
             raise ProtocolError(code, text)
@@ -204,7 +204,7 @@ class Connection:
         return False
 
     def oks(self, received: bytes) -> int:
-        """How many publishes ``received`` answers."""
+        """The number of publishes that ``received`` acknowledges."""
         if received == OK_FRAME and not self.reader.held_size:
             return 1
         count = 0
@@ -220,7 +220,7 @@ class Connection:
 
 
 class Poll:
-    """Which connections have something to read.  One alone waits in its own recv()."""
+    """The connections that are readable.  A single one waits in its own recv()."""
 
     def __init__(self, connections: list[Connection]) -> None:
         self.connections = connections
@@ -237,7 +237,7 @@ class Poll:
 
 
 class Worker:
-    """What publishers and subscribers have in common: connections, a row on the board, an end."""
+    """Common to publishers and subscribers: connections, a row on the board, the end."""
 
     def __init__(self, task: Task, board: Board, number: int) -> None:
         self.task = task
@@ -252,7 +252,7 @@ class Worker:
         self.seconds_end = float("inf")
 
     def connect(self, **fields: object) -> dict[str, object]:
-        """Connect all; return what the server says of itself."""
+        """Open all connections; return the server's reply to IDENTIFY."""
         for _ in range(self.task.connections):
             self.connections.append(
                 Connection(self.task.host, self.task.port, self.task.upgrade, **fields)
@@ -277,20 +277,20 @@ class Worker:
 
     def check_silence(self) -> None:
         if time.monotonic_ns() - self.last_ns > SILENCE_SECONDS_MAX * 1e9:
-            raise TimeoutError(f"no answer for {SILENCE_SECONDS_MAX:.0f} s")
+            raise TimeoutError(f"no reply for {SILENCE_SECONDS_MAX:.0f} s")
 
 
 class Publisher(Worker):
-    """Keeps ``window`` commands unanswered on each connection."""
+    """Keeps ``window`` commands in flight on each connection."""
 
     def start(self) -> None:
         super().start()
         task = self.task
         body = random.Random(task.size).randbytes(task.size)
         self.command = self.encode(body, task.batch)
-        whole, rest = divmod(task.messages, task.batch)
-        self.left = whole + (rest > 0)
-        self.last_command = self.encode(body, rest) if rest else self.command
+        whole, remainder = divmod(task.messages, task.batch)
+        self.left = whole + (remainder > 0)
+        self.last_command = self.encode(body, remainder) if remainder else self.command
         self.unanswered = 0
 
     def encode(self, body: bytes, count: int) -> bytes:
@@ -310,13 +310,13 @@ class Publisher(Worker):
                     self.check_silence()
                     continue
                 oks = connection.oks(received)
-                # Counting can wait until the server has something to do again.
+                # Send before counting, so that the server is not idle.
                 for _ in range(oks):
                     self.send(connection)
                 self.answer(oks)
 
     def send(self, connection: Connection) -> None:
-        """Send the next command, if there is one to send."""
+        """Send the next command, if there is one."""
         if self.task.messages:
             if not self.left:
                 return
@@ -332,16 +332,16 @@ class Publisher(Worker):
         self.unanswered -= oks
         count = oks * self.task.batch
         if self.task.messages:
-            # The last command may be a smaller one.
+            # The last command may have fewer messages.
             count = min(count, self.task.messages - self.count)
         self.note(count, count * self.task.size)
 
 
 class PacedPublisher(Worker):
-    """Publishes ``rate`` messages a second without waiting for answers, the time in each body.
+    """Publishes ``rate`` messages per second without waiting for replies, each with its time.
 
-    What is due goes out once a millisecond and carries the time of that moment, not of when it
-    was due: a generator that is late itself must not be taken for a slow server.
+    Messages that are due are sent once a millisecond, with the time of sending, not the due time: a
+    generator that is late must not make the server look slow.
     """
 
     def start(self) -> None:
@@ -383,7 +383,7 @@ class PacedPublisher(Worker):
 
 
 class Subscriber(Worker):
-    """Finishes whatever comes.  The first message's arrival starts its clock, the last ends it."""
+    """Finishes every message.  Time runs from the first message's arrival to the last one's."""
 
     def connect(self, **fields: object) -> dict[str, object]:
         task = self.task
@@ -393,7 +393,7 @@ class Subscriber(Worker):
             fields["output_buffer_timeout"] = task.output_buffer_timeout_ms
         server = super().connect(**fields)
         for connection in self.connections:
-            connection.ask(commands.sub(task.topic, task.channel))
+            connection.request(commands.sub(task.topic, task.channel))
         return server
 
     def start(self) -> None:
@@ -440,7 +440,7 @@ class Subscriber(Worker):
             self.histogram.add(now_ns - stamp_ns)
 
     def close(self, connection: Connection) -> None:
-        """CLS, and finish until its answer: closing on unread messages would reset the FINs."""
+        """Send CLS and finish messages until its reply: closing before would lose the FINs."""
         connection.sock.sendall(commands.CLS)
         give_up_s = time.monotonic() + 2.0
         while time.monotonic() < give_up_s:

@@ -1,6 +1,6 @@
-"""`penstock <command>`: one door to all programs.
+"""`penstock <command>`: runs any of the programs.
 
-A command is a module with ``main(arguments) -> int``; it is loaded only when it is called.
+A command is a module with ``main(arguments) -> int``, imported only when it is called.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def help_text() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the first argument names; return its exit code."""
+    """Run the command named by the first argument; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     word = arguments[0] if arguments else ""
     if word in ("-version", "--version"):
@@ -79,10 +79,10 @@ def _run(name: str, arguments: list[str]) -> int:
     from importlib import import_module
 
     if name == "pipeline" and arguments[:1] == ["run"]:
-        # Its imports take a second, in which a supervisor may want to stop it.
-        from penstock.cli.early_signals import take_signals
+        # Its imports take a second, during which a supervisor may stop it.
+        from penstock.cli.early_signals import install_signals
 
-        take_signals(hangup=False)
+        install_signals(hangup=False)
     return int(import_module(COMMANDS[name][0]).main(arguments))
 
 

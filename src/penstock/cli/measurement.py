@@ -1,6 +1,6 @@
-"""Runs the workers of the load generator, one process each, and adds up what they did.
+"""Runs the workers of the load generator, one process each, and sums their results.
 
-spawn -> each worker connects -> all ready -> go -> results (or the first error ends the run)
+spawn -> each worker connects -> all ready -> start -> results (or the first error ends the run)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.
 
 @dataclass
 class Flow:
-    """What the publishers, or the subscribers, of a run did together."""
+    """The totals of all publishers or all subscribers of a run."""
 
     messages: int = 0
     size: int = 0
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def cpu_us_per_message(self) -> float:
-        """The server's CPU time for a message that was published, consumed, or both."""
+        """The server's CPU time per message published, consumed, or both."""
         count = max(self.published.messages, self.consumed.messages)
         if self.before is None or self.after is None or not count:
             return 0.0
@@ -73,14 +73,14 @@ class Report:
         return parts
 
 
-# What is called a few times a second with what has been published and consumed so far.
+# Called a few times per second with the totals published and consumed so far.
 Show = Callable[[Flow, Flow], None]
 
 
 def measure(tasks: list[Task], *, pid: int = 0, progress: Show | None = None) -> Report:
-    """Run ``tasks`` at once, each in a process of its own, and return what came of it.
+    """Run ``tasks`` concurrently, each in its own process, and return the result.
 
-    With ``pid`` the server's CPU time is read before the start and after it has gone quiet.
+    With ``pid`` the server's CPU time is read before the start and after the server is idle.
     Raises ``LoadError``.
     """
     crew = Crew(tasks)
@@ -88,7 +88,7 @@ def measure(tasks: list[Task], *, pid: int = 0, progress: Show | None = None) ->
     try:
         report.server = crew.connect()
         report.before = usage(pid) if pid else None
-        crew.go()
+        crew.start()
         report.interrupted = crew.follow(report, progress)
         report.after = settle(pid) if pid else None
     except ProcessLookupError as error:
@@ -129,12 +129,12 @@ class Crew:
         servers = [self.receive(pipe, START_SECONDS_MAX) for pipe in self.pipes]
         return dict(servers[0])
 
-    def go(self) -> None:
+    def start(self) -> None:
         for pipe in self.pipes:
-            pipe.send("go")
+            pipe.send("start")
 
     def follow(self, report: Report, progress: Show | None) -> bool:
-        """Gather the results; True if a person ended the run before its end."""
+        """Collect the results; True if the run was interrupted by Ctrl-C."""
         waiting = set(self.pipes)
         done: set[int] = set()
         interrupted = False
@@ -157,7 +157,7 @@ class Crew:
         return interrupted
 
     def expect_published(self, done: set[int]) -> None:
-        """Once all is published, that is what the subscribers wait for."""
+        """When everything is published, subscribers wait for that many messages."""
         if self.publishers and self.subscribers and done.issuperset(self.publishers):
             self.board.expect(self.flow(self.publishers).messages)
 
@@ -174,7 +174,7 @@ class Crew:
                 raise LoadError(f"a worker did not start within {seconds_max:.0f} s")
             kind, value = pipe.recv()
         except (EOFError, ConnectionError):
-            raise LoadError("a worker of the load generator died") from None
+            raise LoadError("a worker of the load generator ended unexpectedly") from None
         if kind == "error":
             raise LoadError(value)
         return value
@@ -189,13 +189,13 @@ class Crew:
 
 
 def work(task: Task, cells: Any, subscribers: tuple[int, ...], number: int, pipe: Pipe) -> None:
-    """The life of a worker process."""
-    # Ctrl-C goes to the whole group; the parent tells the workers through the board.
+    """The main function of a worker process."""
+    # Ctrl-C reaches the whole process group; the parent stops the workers through the board.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = KINDS[task.kind](task, Board(cells, subscribers), number)
     try:
         pipe.send(("ready", worker.connect()))
-        if pipe.poll(START_SECONDS_MAX + SILENCE_SECONDS_MAX) and pipe.recv() == "go":
+        if pipe.poll(START_SECONDS_MAX + SILENCE_SECONDS_MAX) and pipe.recv() == "start":
             worker.start()
             worker.run()
             pipe.send(("done", list(worker.histogram.buckets.items())))
@@ -208,14 +208,14 @@ def work(task: Task, cells: Any, subscribers: tuple[int, ...], number: int, pipe
 
 
 def split(total: int, parts: int) -> list[int]:
-    """``total`` in ``parts`` that differ by one at most."""
-    each, rest = divmod(total, parts)
-    return [each + (n < rest) for n in range(parts)]
+    """Split ``total`` into ``parts`` that differ by one at most."""
+    each, remainder = divmod(total, parts)
+    return [each + (n < remainder) for n in range(parts)]
 
 
 def spread(task: Task, processes: int) -> list[Task]:
-    """``task`` over several processes: connections, messages and rate are divided."""
-    # A share of no messages would mean: without end.
+    """Split ``task`` over several processes: connections, messages and rate are divided."""
+    # A share of 0 messages would mean no limit.
     processes = min(processes, task.connections, task.messages or processes)
     shares = zip(split(task.connections, processes), split(task.messages, processes), strict=True)
     return [

@@ -14,7 +14,7 @@ def folder_name(node: int) -> str:
 
 
 def warn_left(data_path: str, count: int = 0) -> None:
-    """Say that there are folders of more nodes than ``count``, and so messages nobody gets."""
+    """Warn of folders of more nodes than ``count``: nothing serves their messages."""
     names = {path.name for path in Path(data_path or ".").glob("node-*")}
     served = {folder_name(node) for node in range(count)}
     if left := sorted(name for name in names - served if re.fullmatch(r"node-\d+", name)):

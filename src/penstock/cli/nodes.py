@@ -8,13 +8,13 @@
     node id        id        id + 1    id + 2    modulo 1024
     log prefix     [nsqd-0]  [nsqd-1]  [nsqd-2]
 
-A hundred apart, because a step of ten or less meets nsqlookupd (4160, 4161) and nsqadmin (4171).
+The step is 100, because 10 or less collides with nsqlookupd (4160, 4161) and nsqadmin (4171).
 
-Rule 1: a node that ends is started again, after a wait that doubles while it keeps ending.
-Rule 2: a node that cannot start at all (its port is taken, its folder is in use) ends the whole,
-        as it would end a single nsqd.
-Rule 3: SIGTERM and SIGINT end all nodes at once, SIGHUP reaches each.
-Rule 4: messages are never left behind unnoticed when N changes.
+Rule 1: a node that ends is restarted, after a delay that doubles while it keeps ending.
+Rule 2: if a node cannot start at all (port in use, folder locked), all nodes end, as a single nsqd
+        would.
+Rule 3: SIGTERM and SIGINT end all nodes concurrently; SIGHUP is forwarded to each.
+Rule 4: when N changes, folders with messages that no node serves are reported.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ log = logging.getLogger(__name__)
 
 PORT_STEP = 100
 
-# nsqd leaves by itself within about 12 s even if its disk does not answer.
+# nsqd ends within about 12 s even if its disk hangs.
 STOP_SECONDS_MAX = 15.0
 
 RESTART_WAIT_S = 0.25
 RESTART_WAIT_MAX_S = 30.0
-STEADY_S = 60.0  # having run for so long, the next end is a new trouble
+STEADY_S = 60.0  # after running this long, the delay starts from its minimum again
 
-# A first start that ends in this time with status 1 has failed; later, something has happened.
+# A first run that ends with status 1 within this time could not start; later, it failed.
 START_S = 10.0
 
 
 def run_nodes(options: Options, flags: Sequence[str]) -> int:
-    """Run the nodes until told to stop; ``flags`` are those of the command line."""
+    """Run the nodes until a signal; ``flags`` are those of the command line."""
     log.info("%s, %d nodes", version_line("nsqd"), options.processes)
     files = Files()
     try:
@@ -67,7 +67,7 @@ def run_nodes(options: Options, flags: Sequence[str]) -> int:
 
 
 def node_flags(options: Options) -> list[list[str]]:
-    """For each node the flags that set it apart, to stand behind all others."""
+    """The flags that differ for each node, to be placed after all others."""
     taken: set[str] = set()
     result = []
     for node in range(options.processes):
@@ -100,7 +100,7 @@ def node_flags(options: Options) -> list[list[str]]:
 
 
 def shifted_address(address: str, node: int) -> str:
-    """The address of one node; port 0, for any, and no address at all stay as they are."""
+    """The address of one node; port 0 (any) and an empty address do not change."""
     if not address:
         return address
     host, port = split_address(address)
@@ -122,13 +122,13 @@ def numbered(prefix: str, node: int) -> str:
 
 
 def make_folders(files: Files, data_path: Path, count: int) -> None:
-    """Lock the data path, look for messages of another number of nodes, make the folders."""
+    """Lock the data path, check for messages of another number of nodes, create the folders."""
     if not data_path.is_dir():
         raise PenstockError(f"--data-path {data_path} is not a folder")
     files.lock(str(data_path))
     if (data_path / "nsqd.dat").exists() or (data_path / "penstock").exists():
         raise PenstockError(
-            f"{data_path} holds the messages of a single nsqd: move its contents to"
+            f"{data_path} contains the messages of a single nsqd: move its contents to"
             f" {data_path / folder_name(0)}, or choose another --data-path"
         )
     warn_left(str(data_path), count)
@@ -137,7 +137,7 @@ def make_folders(files: Files, data_path: Path, count: int) -> None:
 
 
 class Nodes:
-    """The nodes of one command.  ``commands`` are what `penstock` is called with for each."""
+    """The nodes of one command.  ``commands`` are the arguments of `penstock` for each."""
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
         self._commands = commands
@@ -153,7 +153,7 @@ class Nodes:
         loop.add_signal_handler(signal.SIGHUP, self._forward, signal.SIGHUP)
         async with asyncio.TaskGroup() as group:
             for node in range(len(self._commands)):
-                group.create_task(self._keep(node))
+                group.create_task(self._supervise(node))
             await self._stopping.wait()
             log.info("NSQ: stopping %d nodes", len(self._running))
             for node, process in self._running.items():
@@ -165,8 +165,8 @@ class Nodes:
         for process in self._running.values():
             send(process, number)
 
-    async def _keep(self, node: int) -> None:
-        """Run one node, again and again, until all are to stop."""
+    async def _supervise(self, node: int) -> None:
+        """Run one node and restart it until all are stopped."""
         loop = asyncio.get_running_loop()
         wait_s, first = RESTART_WAIT_S, True
         while not self._stopping.is_set():
@@ -196,7 +196,7 @@ class Nodes:
             return 1
         self._running[node] = process
         log.info("node=%d: started as pid %d", node, process.pid)
-        # Told to stop meanwhile: it was not among those that were ended.
+        # Stopped during spawn: serve() has not ended this one.
         if self._stopping.is_set():
             await self._end(node, process)
         status = await process.wait()

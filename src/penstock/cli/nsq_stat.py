@@ -1,4 +1,4 @@
-"""`nsq_stat`: one line an interval with the numbers of a channel, summed over all nsqds."""
+"""`nsq_stat`: prints a line per interval with a channel's numbers, summed over all nsqds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.cli.tool import (
 )
 from penstock.errors import HttpClientError, OptionError
 from penstock.net.http_client import Timeouts
-from penstock.net.peer_client import fetch_json, look_up
+from penstock.net.peer_client import fetch_json, lookup
 from penstock.settings.table import duration, integer, string
 from penstock.wire.peer_answers import channels_in, stats_query
 
@@ -38,7 +38,7 @@ NSQDS_AT_ONCE = 32
 class StatOptions:
     topic: str = string("Channel", "", "topic of the channel")
     channel: str = string("Channel", "", "channel to report on")
-    # Its range is checked in NSQ's words.
+    # The range is checked below, with NSQ's error text.
     interval_ns: int = duration("Report", "2s", "time between two lines", minimum="-1h")
     count: int = integer("Report", 0, "lines to print; 0: no limit", minimum=0)
     nsqd_http_address: tuple[str, ...] = repeated("Source", "HTTP address of an nsqd, host:port")
@@ -56,7 +56,7 @@ class StatOptions:
 
 @dataclass(slots=True)
 class Numbers:
-    """What is summed, in the order it is printed."""
+    """The sums, in the order they are printed."""
 
     depth: int = 0
     memory_depth: int = 0
@@ -69,7 +69,7 @@ class Numbers:
     client_count: int = 0
 
     def add(self, channel: dict[str, Any]) -> None:
-        """Add a channel of /stats.  Before 1.3 nsqd told the memory's part by its absence."""
+        """Add a channel of /stats.  An nsqd before 1.3 does not report all of the numbers."""
         for field in fields(self):
             value = channel.get(field.name)
             if field.name == "memory_depth":
@@ -129,35 +129,35 @@ async def run(options: StatOptions, signals: Signals) -> int:
 
 
 async def report(options: StatOptions, output: Output) -> None:
-    """Print the lines; the first look is only what the second is compared with."""
+    """Print the lines; the first sample is only the baseline of the second."""
     loop = asyncio.get_running_loop()
     interval_s = options.interval_ns / 1e9
-    before = await look(options)
+    before = await sample(options)
     printed = 0
     due_s = loop.time()
     while not options.count or printed < options.count:
         due_s = max(due_s + interval_s, loop.time())
         await asyncio.sleep(due_s - loop.time())
-        now = await look(options)
+        now = await sample(options)
         header = HEADER if printed % HEADER_LINES == 0 else ""
         await output.write((header + now.line(before, interval_s)).encode())
         printed += 1
         before = now
 
 
-async def look(options: StatOptions) -> Numbers:
-    """Ask every nsqd; one that does not answer is an error, for the sum would be wrong."""
+async def sample(options: StatOptions) -> Numbers:
+    """Query every nsqd; one that does not respond is an error, because the sum would be wrong."""
     addresses = options.nsqd_http_address or await producers(options)
     target = f"/stats?{urlencode(stats_query(options.topic, options.channel), quote_via=quote)}"
-    places = asyncio.Semaphore(NSQDS_AT_ONCE)
+    slots = asyncio.Semaphore(NSQDS_AT_ONCE)
 
-    async def ask(address: str) -> Any:
-        async with places:
+    async def fetch(address: str) -> Any:
+        async with slots:
             return await fetch_json(f"http://{address}{target}", Timeouts.of(options))
 
     total, found = Numbers(), False
     try:
-        for answer in await asyncio.gather(*(ask(address) for address in addresses)):
+        for answer in await asyncio.gather(*(fetch(address) for address in addresses)):
             for _, _, channel in channels_in(answer, [options.topic], options.channel):
                 total.add(channel)
                 found = True
@@ -172,12 +172,12 @@ async def look(options: StatOptions) -> Numbers:
 
 
 async def producers(options: StatOptions) -> list[str]:
-    """The HTTP addresses of the nsqds that have the topic, by all lookupds."""
+    """The HTTP addresses of the nsqds that have the topic, from all nsqlookupds."""
     timeouts = Timeouts.of(options)
     try:
         answers = await asyncio.gather(
             *(
-                look_up(address, options.topic, "http_port", timeouts)
+                lookup(address, options.topic, "http_port", timeouts)
                 for address in options.lookupd_http_address
             )
         )

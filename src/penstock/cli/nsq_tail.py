@@ -1,7 +1,7 @@
-"""`nsq_tail`: print messages as they come.
+"""`nsq_tail`: prints messages as they arrive.
 
-Rule 1: a message is finished after it was printed, and before the tool ends: with ``-n`` nothing
-        printed is delivered again.  (nsq_tail leaves its last messages in flight.)
+Rule 1: a message is finished after it is printed and before the tool ends: with ``-n`` no printed
+        message is delivered again.  (NSQ's nsq_tail leaves its last messages in flight.)
 Rule 2: a line is one message of one topic; lines of several topics do not mix.
 """
 
@@ -67,7 +67,7 @@ def checked(options: TailOptions) -> TailOptions:
     channel = options.channel or f"tail{random.randrange(999999):06d}#ephemeral"
     limit = options.max_in_flight
     if options.n:
-        # More would only come to be handed back.
+        # More would only be requeued.
         limit = min(limit, options.n)
     return replace(options, channel=channel, max_in_flight=limit)
 
@@ -96,7 +96,7 @@ async def run(options: TailOptions, signals: Signals) -> int:
 
 
 class Tail:
-    """One topic on its way to standard output."""
+    """Prints one topic."""
 
     def __init__(self, topic: str, options: TailOptions, output: Output, signals: Signals) -> None:
         self.topic = topic
@@ -109,7 +109,7 @@ class Tail:
 
     async def show(self, messages: list[Message]) -> None:
         if self._left is not None:
-            hand_back(messages[self._left :])
+            requeue(messages[self._left :])
             messages = messages[: self._left]
             self._left -= len(messages)
         lines = [self._prefix + message.body + b"\n" for message in messages]
@@ -118,21 +118,21 @@ class Tail:
         except ToolError as error:
             self.error = error
             self._left = 0
-            hand_back(messages)
-        self._ask_for_no_more()
+            requeue(messages)
+        self._limit_in_flight()
         if self._left == 0:
             self._stop.set()
 
-    def _ask_for_no_more(self) -> None:
-        """nsqd must not deliver what will not be printed: that would cost attempts and order.
+    def _limit_in_flight(self) -> None:
+        """nsqd must not deliver messages that will not be printed: their attempts and order change.
 
-        The lower ready count is sent before the answers that would make room for more.
+        The lower ready count is sent before the FINs that would allow more deliveries.
         """
         assert self.consumer is not None
         if self._left is not None and self._left < self.consumer.max_in_flight:
             self.consumer.max_in_flight = self._left
 
 
-def hand_back(messages: Sequence[Message]) -> None:
+def requeue(messages: Sequence[Message]) -> None:
     for message in messages:
         message.requeue(0.0, backoff=False)

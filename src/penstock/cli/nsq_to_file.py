@@ -1,13 +1,13 @@
-"""`nsq_to_file`: write messages to files, one set of files and one consumer for each topic.
+"""`nsq_to_file`: writes messages to files, with a set of files and a consumer for each topic.
 
     consumer --> waiting --> append --> held, in flight --> sync --> FIN
 
-Rule 1: a message is finished after the bytes of its line are synced, never before.  Killed at any
-        moment, every message is in a file or comes again; some may be in both.
-Rule 2: what is held is synced when max-in-flight messages are held, at each sync-interval, when the
-        consumer is starved, at rotation, at SIGHUP, and at the end.
-Rule 3: the disk is used on one thread a topic, so a slow disk holds up its topic and nothing else.
-Rule 4: any error of the disk ends the tool with status 1; what is held is delivered again.
+Rule 1: a message is finished after its line is synced, never before.  If the tool is killed, every
+        message is in a file or is delivered again; some may be both.
+Rule 2: held messages are synced when there are max-in-flight of them, at each sync-interval, when
+        the consumer is starved, at rotation, at SIGHUP, and at the end.
+Rule 3: each topic has one disk thread, so a slow disk delays only its topic.
+Rule 4: any disk error ends the tool with status 1; held messages are delivered again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ToFileOptions:
     log_prefix: str = string("Log", f"[{PROGRAM}] ", "prefix of each log line")
 
     def layout(self, topic: str) -> Layout:
-        """How the files of ``topic`` are named; ValueError if they cannot be."""
+        """The file names of ``topic``; raises ValueError if they would be invalid."""
         name = fill_name(self.filename_format, topic, self.host_identifier, os.getpid())
         if self.gzip and not name.endswith(".gz"):
             name += ".gz"
@@ -178,7 +178,7 @@ async def run(options: ToFileOptions, signals: Signals) -> int:
 
 
 class Topics:
-    """A writer for each topic; topics are found and never given up."""
+    """A writer for each topic; topics are added and never removed."""
 
     def __init__(self, options: ToFileOptions, signals: Signals) -> None:
         self._options = options
@@ -235,15 +235,15 @@ class Topics:
             writer.reopen()
 
     async def _find(self) -> None:
-        """Ask all lookupds, now and at every interval.  (nsq_to_file first waits an interval.)"""
+        """Query all nsqlookupds now and at every interval.  (NSQ's tool waits first.)"""
         while True:
             answers = await asyncio.gather(
-                *(self._ask(address) for address in self._options.lookupd_http_address)
+                *(self._fetch_topics(address) for address in self._options.lookupd_http_address)
             )
             self._add(sorted({topic for answer in answers for topic in answer}))
             await asyncio.sleep(self._options.topic_refresh_ns / 1e9)
 
-    async def _ask(self, address: str) -> list[str]:
+    async def _fetch_topics(self, address: str) -> list[str]:
         try:
             url = lookupd_url(address, "/topics")
             topics = names_in(await fetch_json(url, Timeouts.of(self._options)), "topics")
@@ -254,7 +254,7 @@ class Topics:
 
 
 class Writer:
-    """One topic: its consumer, its files, and the messages between."""
+    """One topic: its consumer, its files, and the messages not finished yet."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class Writer:
         self._pool = ThreadPoolExecutor(1, f"file-{topic}")
         self._waiting: list[Message] = []
         self._held: list[Message] = []
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._reopening = False
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -293,18 +293,18 @@ class Writer:
 
     def reopen(self) -> None:
         self._reopening = True
-        self._news.set()
+        self._wakeup.set()
 
     async def stop(self) -> None:
-        """Stop consuming, with all that came synced and finished; close the file."""
+        """Stop consuming, sync and finish everything received, and close the file."""
         self._stopping = True
-        self._news.set()
+        self._wakeup.set()
         starting, working = self._tasks
-        # An nsqd or nsqlookupd that hangs would hold up the start for 11 s.
+        # An nsqd or nsqlookupd that hangs would delay the start by 11 s.
         starting.cancel()
         await asyncio.wait([starting])
         stopping = asyncio.create_task(self._consumer.stop())
-        # If the disk fails now, nothing of what is in flight will be answered.
+        # If the disk fails now, messages in flight will not be answered.
         await asyncio.wait([stopping, working], return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             stopping.cancel()
@@ -321,7 +321,7 @@ class Writer:
     def _take(self, message: Message) -> None:
         message.enable_async()
         self._waiting.append(message)
-        self._news.set()
+        self._wakeup.set()
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -331,20 +331,20 @@ class Writer:
             if tick:
                 tick_s = loop.time() + self._sync_interval_s
             await self._write()
-            await self._tend(tick)
+            await self._maintain(tick)
 
     async def _wait(self, until_s: float) -> bool:
-        """Until something is to do; returns whether it is time to sync."""
+        """Wait for work; return True if it is time to sync."""
         try:
             async with asyncio.timeout_at(until_s):
-                await self._news.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             return True
-        self._news.clear()
+        self._wakeup.clear()
         return False
 
     async def _write(self) -> None:
-        """Append what waits, in parts that leave no more than max-in-flight unsynced."""
+        """Append waiting messages, in parts that leave at most max-in-flight unsynced."""
         while self._waiting:
             room = max(1, self._hold_max - len(self._held))
             part, self._waiting = self._waiting[:room], self._waiting[room:]
@@ -353,8 +353,8 @@ class Writer:
             if rotated or len(self._held) >= self._hold_max:
                 await self._sync()
 
-    async def _tend(self, tick: bool) -> None:
-        """After the messages: everything else that syncs, rotates or closes."""
+    async def _maintain(self, tick: bool) -> None:
+        """Sync, rotate or close after the messages are written."""
         closing, self._reopening = self._reopening, False
         if tick or closing or self._stopping or self._consumer.is_starved:
             await self._sync()

@@ -1,6 +1,6 @@
-"""`nsq_to_http`: send each message to an HTTP server, or to all of several.
+"""`nsq_to_http`: sends each message to one HTTP server, or to all of several.
 
-A message is finished when a server has taken it (POST: any 2xx, GET: 200); otherwise it is requeued
+A message is finished when a server accepts it (POST: any 2xx, GET: 200); otherwise it is requeued
 and the consumer backs off, as after any failure.
 """
 
@@ -144,7 +144,7 @@ async def run(options: ToHttpOptions, signals: Signals) -> int:
 
 
 class Sender:
-    """Takes messages, and finds somebody who takes them."""
+    """Sends messages to servers."""
 
     def __init__(self, options: ToHttpOptions) -> None:
         self._addresses = options.post or options.get
@@ -159,7 +159,7 @@ class Sender:
         await self._http.close()
 
     async def handle(self, message: Message) -> bool:
-        """Whether the message is done with; False requeues it."""
+        """Send a message; False requeues it."""
         if self._sample < 1.0 and random.random() > self._sample:
             return True
         if self._pool is None:
@@ -171,7 +171,7 @@ class Sender:
         address = self._pool.take()
         since_s = loop.time()
         ok = await self._send(address, message.body)
-        self._pool.tell(address, loop.time() - since_s, ok)
+        self._pool.report(address, loop.time() - since_s, ok)
         return ok
 
     async def _send(self, address: str, body: bytes) -> bool:
@@ -186,11 +186,11 @@ class Sender:
             self._timing.add(address, loop.time() - since_s)
         good = 200 <= answer.status < 300 if self._method == "POST" else answer.status == 200
         if not good:
-            log.error("%s %s: answered %d", self._method, address, answer.status)
+            log.error("%s %s: responded %d", self._method, address, answer.status)
         return good
 
     async def _request(self, address: str, body: bytes) -> Answer:
-        """One request and the redirects it meets; 307 and 308 keep the method and the body."""
+        """Send a request and follow redirects; 307 and 308 keep the method and the body."""
         method, url = self._method, address
         if method == "GET":
             url, body = address.replace("%s", quote_plus(body)), b""

@@ -1,11 +1,12 @@
-"""`nsq_to_nsq`: publish the messages of topics again, at one of several nsqds.
+"""`nsq_to_nsq`: republishes the messages of topics to one of several nsqds.
 
     consumer --> filter --> destination --OK--> FIN
                    |             `---error--> REQ, and the consumer backs off
                    `--dropped--> FIN
 
-Rule 1: a message is finished when its destination has stored it; it may be stored twice, not lost.
-Rule 2: a destination that is not connected fails at once, so that the pool turns to others.
+Rule 1: a message is finished when its destination has stored it; it may be stored twice, but is
+        never lost.
+Rule 2: a destination that is not connected fails immediately, so that the pool uses others.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def run(options: ToNsqdOptions, signals: Signals) -> int:
     config = consumer_config(PROGRAM, options, {})
-    # The next try is the message's next delivery, perhaps at another destination.
+    # The retry is the message's next delivery, perhaps to another destination.
     producing = client_config(PROGRAM, options.producer_opt, {"publish_retries": 0})
     relay = Relay(options, producing)
     consumers = [
@@ -118,7 +119,7 @@ async def run(options: ToNsqdOptions, signals: Signals) -> int:
 
 
 class Destination:
-    """One nsqd; connected when it is first needed, and again by its producer."""
+    """One nsqd; connected on first use, and reconnected by its producer."""
 
     def __init__(self, address: str, config: Config) -> None:
         self._address = address
@@ -142,13 +143,13 @@ class Destination:
 
 
 class Relay:
-    """All destinations, and the choice between them."""
+    """All destinations, and the pool that selects one."""
 
     def __init__(self, options: ToNsqdOptions, config: Config) -> None:
         addresses = list(dict.fromkeys(options.destination_nsqd_tcp_address))
         self._destinations = {address: Destination(address, config) for address in addresses}
         for address in addresses:
-            Producer([address], config=config)  # a wrong address is refused now
+            Producer([address], config=config)  # raises if the address is invalid
         self._pool = make_pool(options.mode, addresses)
         self._filter = Filter(options)
         self._timing = Timing(options.status_every)
@@ -161,7 +162,7 @@ class Relay:
         return handle
 
     async def _handle(self, topic: str, message: Message) -> bool:
-        """Whether the message is done with; False requeues it."""
+        """Filter and publish a message; False requeues it."""
         try:
             body = self._filter.apply(message.body)
         except MissingField as error:
@@ -175,27 +176,27 @@ class Relay:
         try:
             await self._destinations[address].publish(topic, body)
         except (ClientError, OSError) as error:
-            self._pool.tell(address, loop.time() - since_s, False)
+            self._pool.report(address, loop.time() - since_s, False)
             log.error("nsqd=%s topic=%s: failed to publish: %s", address, topic, error)
             return False
         elapsed_s = loop.time() - since_s
-        self._pool.tell(address, elapsed_s, True)
+        self._pool.report(address, elapsed_s, True)
         self._timing.add(address, elapsed_s)
         return True
 
     async def stop(self) -> None:
-        """Nothing is waited for any more: what is not stored by now was requeued."""
+        """Stop without waiting for replies: messages that are not stored by now were requeued."""
         stopping = asyncio.gather(*(each.stop() for each in self._destinations.values()))
         with suppress(TimeoutError):
             await asyncio.wait_for(stopping, STOP_SECONDS_MAX)
 
 
 class MissingField(Exception):
-    """A field whose value is required is not there."""
+    """A message does not have the required field."""
 
 
 class Filter:
-    """Which messages go on, and what is left of them."""
+    """Selects messages and the fields to keep."""
 
     def __init__(self, options: ToNsqdOptions) -> None:
         self._field = options.require_json_field
@@ -204,7 +205,7 @@ class Filter:
         self._active = bool(self._field or self._value or self._fields)
 
     def apply(self, body: bytes) -> bytes | None:
-        """What to publish; None drops the message."""
+        """The body to publish; None drops the message."""
         if not self._active:
             return body
         try:
@@ -231,7 +232,7 @@ class Filter:
 
 
 def equal(found: Any, wanted: str) -> bool:
-    """A string equals itself, a number the number that ``wanted`` says; others nothing."""
+    """Compare a string as text and a number by value; other types are never equal."""
     if isinstance(found, str):
         return found == wanted
     if isinstance(found, bool) or not isinstance(found, (int, float)):
@@ -243,5 +244,5 @@ def equal(found: Any, wanted: str) -> bool:
 
 
 def integral(value: Any) -> Any:
-    """1.0 is written 1, as nsq_to_nsq does for the fields it keeps."""
+    """1.0 is written as 1, as NSQ's nsq_to_nsq does for the fields it keeps."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,14 +1,14 @@
-"""`nsqadmin`: read the options and start the daemon.
+"""`nsqadmin`: reads the options and starts the daemon.
 
-Imports stand inside functions because managers of NSQ call `-version` before every start and
-allow 0.1 s for it: nothing is loaded before it is needed.
+Imports are inside functions, so that `-version` loads nothing else: process managers of NSQ call it
+before every start and allow 0.1 s.
 """
 
 from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # as in typing, whose import costs as much as the rest of `-version`
+TYPE_CHECKING = False  # as in typing, whose import takes as long as all else in `-version`
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -26,12 +26,12 @@ def flag_table() -> FlagTable[AdminOptions]:
         summary="Shows and manages a cluster in a browser.",
         environment_prefix="PENSTOCK_NSQADMIN_",
         ignored=(("verbose", "accepted for compatibility, no effect; see -log-level"),),
-        ignores_rest=True,
+        ignores_arguments=True,
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run nsqadmin until it is told to stop; return its exit code."""
+    """Run nsqadmin until a signal; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments in (["-version"], ["--version"]):
         from penstock.version import matched_line
@@ -39,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(matched_line("nsqadmin"))
         return 0
 
-    from penstock.cli.early_signals import take_signals
+    from penstock.cli.early_signals import install_signals
 
-    take_signals(hangup=False)  # it has nothing to read again
+    install_signals(hangup=False)  # it reloads nothing
     from penstock.admin.options import checked
     from penstock.cli.startup import start
 

@@ -1,14 +1,14 @@
-"""`nsqd`: read the options and start the daemon.
+"""`nsqd`: reads the options and starts the daemon.
 
-Imports stand inside functions because managers of NSQ call `-version` before every start and
-allow 0.1 s for it: nothing is loaded before it is needed.
+Imports are inside functions, so that `-version` loads nothing else: process managers of NSQ call it
+before every start and allow 0.1 s.
 """
 
 from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # as in typing, whose import costs as much as the rest of `-version`
+TYPE_CHECKING = False  # as in typing, whose import takes as long as all else in `-version`
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -29,12 +29,12 @@ def flag_table() -> FlagTable[Options]:
             ("verbose", "accepted for compatibility, no effect; see -log-level"),
             ("worker-id", "accepted for compatibility, no effect; see -node-id"),
         ),
-        ignores_rest=True,
+        ignores_arguments=True,
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run nsqd until it is told to stop; return its exit code."""
+    """Run nsqd until a signal; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments in (["-version"], ["--version"]):
         from penstock.version import matched_line
@@ -44,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     import gc
 
-    from penstock.cli.early_signals import take_signals
+    from penstock.cli.early_signals import install_signals
 
-    # All that loading makes stays: to look for garbage in it takes 15 ms of every start.
+    # Imports create no garbage: collecting would add 15 ms to every start.
     gc.disable()
-    take_signals()
+    install_signals()
     from penstock.cli.startup import start
     from penstock.engine.options import checked
 

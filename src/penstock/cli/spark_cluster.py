@@ -1,4 +1,4 @@
-"""`penstock spark-cluster`: a Spark cluster on this machine, for trying pipelines on one.
+"""`penstock spark-cluster`: a Spark cluster on this machine, to try pipelines on.
 
 penstock spark-cluster start                 spark://127.0.0.1:7077
 penstock pipeline run archive --master spark://127.0.0.1:7077
@@ -50,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     [table] = flag_tables()
     try:
-        word, rest = take_word(table, arguments)
-        parsed = table.parse(rest, os.environ)
+        word, flags = take_word(table, arguments)
+        parsed = table.parse(flags, os.environ)
         if parsed.action != "run":
-            help_asked = parsed.action == "help"
-            print(table.help() if help_asked else penstock_line() + "\n", end="")
+            show_help = parsed.action == "help"
+            print(table.help() if show_help else penstock_line() + "\n", end="")
             return 0
         if word not in WORDS:
             raise UsageError(f"{PROGRAM}: expected one of {', '.join(WORDS)}")

@@ -1,6 +1,6 @@
 """`penstock spark-pack`: the archive that Spark unpacks for executors without Penstock.
 
-`penstock pipeline run --master ...` makes and sends it by itself; other programs of Spark's use it:
+`penstock pipeline run --master ...` creates and sends it itself; for other Spark programs:
 
     penstock spark-pack --file penstock.tar.gz
     spark-submit --archives penstock.tar.gz#penstock-env \\
@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parsed = table.parse(sys.argv[1:] if argv is None else argv, os.environ)
         if parsed.action != "run":
-            help_asked = parsed.action == "help"
-            print(table.help() if help_asked else penstock_line() + "\n", end="")
+            show_help = parsed.action == "help"
+            print(table.help() if show_help else penstock_line() + "\n", end="")
             return 0
         for warning in parsed.warnings:
             print(f"{PROGRAM}: {warning}", file=sys.stderr)

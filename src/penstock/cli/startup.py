@@ -1,4 +1,4 @@
-"""From a daemon's command line to the running daemon."""
+"""Starts a daemon: options, log, limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.errors import OptionError
 from penstock.net import log
 from penstock.version import matched_line
 
-# Below this an operator should know: 256 files of the data path, and some connections.
+# Warn below this: 256 files of the data path, and some connections.
 OPEN_FILES_MIN = 1024
 
 
@@ -26,8 +26,8 @@ def start(
 ) -> int:
     """Read the options, set up the log and run the daemon; return its exit code.
 
-    ``checked`` judges how the options go together.  ``run`` gets them, and a function that reads
-    them again from the same command line and the environment and file of that moment.
+    ``checked`` validates their combination.  ``run`` gets them, and a function that reloads them
+    from the same command line and the current environment and file.
     """
     program = table.program
     log.configure(prefix=f"[{program}] ")
@@ -58,13 +58,13 @@ def start(
 
 
 def raise_open_files_limit() -> None:
-    """Allow this process as many open files as it may allow itself.
+    """Raise the soft limit of open files to the hard limit.
 
-    Go programs do so on their own, so nsqd's users never set more than the hard limit.
+    Go programs do so by default, so users of nsqd only set the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        # Where "unlimited" is not taken literally the soft limit stays.
+        # Some systems refuse "unlimited"; then the soft limit stays.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

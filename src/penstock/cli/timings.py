@@ -1,4 +1,4 @@
-"""Status lines of the forwarding tools: how long the last requests took.
+"""Status lines of the forwarding tools: the duration of the last requests.
 
 [aggregate]: finished 250 - 99th: 1.23ms - 95th: 1.01ms - avg: 0.50ms
 """
@@ -15,7 +15,7 @@ AGGREGATE = "aggregate"
 
 
 class Timing:
-    """Says something after every ``every`` requests to an address, and in all; 0: never."""
+    """Logs a line after every ``every`` requests to an address, and in total; 0: never."""
 
     def __init__(self, every: int) -> None:
         self._every = every

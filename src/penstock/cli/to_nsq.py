@@ -1,11 +1,12 @@
-"""`to_nsq`: publish the records of standard input.
+"""`to_nsq`: publishes the records of standard input.
 
-    producers:   one for each nsqd; every record goes to all of them, in order
-    pipelined:   a record is sent as soon as it is read, answers are awaited at the end
+    producers:   one for each nsqd; every record is sent to all of them, in order
+    pipelined:   a record is sent as soon as it is read; replies are awaited at the end
 
-Rule 1: status 0 says that every nsqd has stored every record.
-Rule 2: an error ends the reading; records read before it may be stored or not.
-Rule 3: what waits for answers is bounded (the client's max_pending_size), a record too.
+Rule 1: status 0 means that every nsqd has stored every record.
+Rule 2: an error ends the reading; records read before it may or may not be stored.
+Rule 3: the size of unacknowledged records (the client's max_pending_size) and of one record is
+        bounded.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from penstock.wire.names import is_valid_name
 PROGRAM = "to_nsq"
 READ_SIZE = 256 << 10
 RECORD_SIZE_MAX = 64 << 20
-# How long answers are waited for after a signal.
+# How long to wait for replies after a signal.
 STOP_SECONDS_MAX = 5.0
 
 
@@ -100,7 +101,7 @@ async def run(options: ToNsqOptions, signals: Signals) -> int:
 
 
 async def stop_all(producers: Sequence[Producer], stop: asyncio.Event) -> None:
-    """Wait for all answers, not for long any more when the tool was told to end."""
+    """Wait for all replies; after a signal, for STOP_SECONDS_MAX at most."""
 
     async def stop_each() -> None:
         await asyncio.gather(*(producer.stop() for producer in producers))
@@ -115,7 +116,7 @@ async def stop_all(producers: Sequence[Producer], stop: asyncio.Event) -> None:
 
 @dataclass(slots=True)
 class Publishing:
-    """Records on their way; the first failure sets ``stop``."""
+    """Records in flight; the first failure sets ``stop``."""
 
     topic: str
     producers: Sequence[Producer]
@@ -124,7 +125,7 @@ class Publishing:
     futures: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def add(self, record: bytes) -> bool:
-        """Send to all as soon as there is room; False if ``stop`` came before that."""
+        """Send to all as soon as there is room; False if ``stop`` was set before."""
         for producer in self.producers:
             if producer.pending_size + len(record) <= producer.config.max_pending_size:
                 await self._send(producer, record)
@@ -145,19 +146,19 @@ class Publishing:
             self.stop.set()
 
     def check(self) -> None:
-        """All producers are stopped: whatever has no answer now will get none."""
+        """Raise ToolError unless every record was acknowledged; all producers are stopped."""
         if self.error is not None:
             raise ToolError(f"ERROR: failed to publish - {self.error}")
         unanswered = [future for future in self.futures if not future.done()]
         if unanswered:
-            raise ToolError(f"ERROR: failed to publish - {len(unanswered)} without an answer")
+            raise ToolError(f"ERROR: failed to publish - {len(unanswered)} not acknowledged")
         for future in self.futures:
             if (error := future.exception()) is not None:
                 raise ToolError(f"ERROR: failed to publish - {error}")
 
 
 class Pace:
-    """A token every 1/rate s, at most ``rate`` of them stored; each record takes one."""
+    """A token bucket: one token every 1/rate s, at most ``rate`` stored; each record takes one."""
 
     def __init__(self, rate: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -167,7 +168,7 @@ class Pace:
         self._since_s = self._loop.time()
 
     async def wait(self, stop: asyncio.Event) -> None:
-        """After a record: until the next one may go."""
+        """Wait after a record until the next one may be sent."""
         self._fill()
         self._token_count -= 1.0
         while self._token_count < 0.0 and not stop.is_set():
@@ -186,9 +187,9 @@ class Pace:
 
 
 async def read_input(fd: int, stop: asyncio.Event) -> AsyncIterator[bytes]:
-    """The bytes of a file, pipe or terminal as they come, until its end or ``stop``.
+    """The bytes of a file, pipe or terminal as they arrive, until its end or ``stop``.
 
-    What polls as readable is read at once: files and /dev/null always do, and epoll refuses them.
+    Poll first: files and /dev/null are always readable, and epoll refuses them.
     """
     loop = asyncio.get_running_loop()
     poll = select.poll()
@@ -205,9 +206,9 @@ async def read_input(fd: int, stop: asyncio.Event) -> AsyncIterator[bytes]:
 
 
 async def _readable(loop: asyncio.AbstractEventLoop, fd: int, stop: asyncio.Event) -> None:
-    news = asyncio.Event()
-    loop.add_reader(fd, news.set)
-    waiting = [loop.create_task(news.wait()), loop.create_task(stop.wait())]
+    readable = asyncio.Event()
+    loop.add_reader(fd, readable.set)
+    waiting = [loop.create_task(readable.wait()), loop.create_task(stop.wait())]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -217,7 +218,7 @@ async def _readable(loop: asyncio.AbstractEventLoop, fd: int, stop: asyncio.Even
 
 
 async def split(source: AsyncIterator[bytes], delimiter: bytes) -> AsyncIterator[bytes]:
-    """The records that are not empty; the last needs no delimiter."""
+    """The non-empty records; the last needs no delimiter."""
     parts: list[bytes] = []
     size = 0
     async for block in source:

@@ -1,6 +1,6 @@
-"""What all of NSQ's tools share: from a command line to a running tool, signals, standard output.
+"""Shared by all of NSQ's tools: options, start, signals, standard output.
 
-Exit status: 0 done, or ended by SIGINT or SIGTERM; 1 failed; 2 the command line is wrong.
+Exit status: 0 done, or ended by SIGINT or SIGTERM; 1 failed; 2 wrong command line.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from penstock.settings.kinds import Listed, Text
 from penstock.settings.table import choice, integer, row, settings_of
 from penstock.version import NSQ_VERSION, VERSION
 
-# go-nsq's name for an option of ours.  Its name says the contrary of what it does.
+# go-nsq's name for an option of ours; the name means the opposite of what the option does.
 GO_NAMES = {"skip_lookupd_authorization": "lookupd_authorization"}
 OptionsT = TypeVar("OptionsT")
-# A second signal within this time is the first: shells and `timeout` signal group and process.
+# Within this time a second signal is a duplicate: shells and `timeout` signal group and process.
 SECOND_SIGNAL_S = 0.5
 CLIENT_SETTINGS = {setting.option: setting for setting in settings_of(Config)}
 
 
 class ToolError(PenstockError):
-    """The tool cannot go on; the text is its last line."""
+    """The tool cannot continue; the text is its last line."""
 
 
 class Repeated(Listed):
@@ -60,7 +60,7 @@ class ClientOption(Text):
         if setting is None:
             raise ValueError(text)
         if isinstance(setting.kind, Seconds) and value.isdecimal():
-            value += "ms"  # as go-nsq takes a bare number
+            value += "ms"  # as go-nsq parses a number without a unit
         return setting.option, setting.kind.convert(value if comma else "true")
 
     def show(self, value: Any) -> str:
@@ -92,7 +92,7 @@ def tool_table(program: str, options: type[OptionsT], summary: str) -> FlagTable
 def client_config(
     program: str, given: Sequence[tuple[str, Any]], standing: Mapping[str, Any], **fixed: Any
 ) -> Config:
-    """``given`` on the command line goes before ``standing``, ``fixed`` before both."""
+    """``given`` on the command line overrides ``standing``; ``fixed`` overrides both."""
     agent = {"user_agent": f"{program}/{NSQ_VERSION} penstock/{VERSION}"}
     return Config.of(None, **{**agent, **standing, **dict(given), **fixed})
 
@@ -100,7 +100,7 @@ def client_config(
 class Signals:
     """``stop`` is set by SIGINT and SIGTERM; ``on_hup`` is called for each SIGHUP.
 
-    A second SIGINT or SIGTERM ends the process at once, as the tools can be killed at any moment.
+    A second SIGINT or SIGTERM ends the process immediately; killing a tool is always safe.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Signals:
 
 
 async def unless_stopped(work: Coroutine[Any, Any, Any], stop: asyncio.Event) -> bool:
-    """Await ``work``, which ``stop`` cancels; return whether it was done."""
+    """Await ``work``, cancelled by ``stop``; return whether it completed."""
     task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -148,7 +148,7 @@ def start_tool(
 ) -> int:
     """Read the options and run the tool; return its exit status.
 
-    ``checked`` judges how the options go together, and raises OptionError in NSQ's words.
+    ``checked`` validates their combination, and raises OptionError with NSQ's texts.
     """
     program = table.program
     log.configure(prefix=f"[{program}] ")
@@ -182,15 +182,14 @@ async def _run(run: Run, options: Any) -> int:
 class Output:
     """Standard output, one writer at a time.
 
-    A reader that is stuck holds up the writers but not the loop: heartbeats go on, and SIGTERM is
-    heard.  For that nothing is written that could block: a pipe that polls as writable takes
-    PIPE_BUF bytes.
+    A reader that hangs blocks the writers but not the loop: heartbeats and SIGTERM still work.
+    So no write may block: a pipe that polls as writable accepts PIPE_BUF bytes.
     """
 
     CHUNK_SIZE = 4096
     FILE_CHUNK_SIZE = 1 << 20
-    LOOK_AGAIN_S = 0.002
-    STUCK_S = 1.0  # how long a reader may take nothing once the tool is to end
+    POLL_S = 0.002
+    STUCK_S = 1.0  # how long a reader may read nothing once the tool is stopping
 
     def __init__(self, fd: int = 1, stop: asyncio.Event | None = None) -> None:
         self._fd = fd
@@ -202,7 +201,7 @@ class Output:
         self._lock = asyncio.Lock()
 
     async def write(self, text: bytes) -> None:
-        """Write all of ``text``; an error says in NSQ's words that there is no reader any more."""
+        """Write all of ``text``; raises ToolError with NSQ's text if there is no reader."""
         loop = asyncio.get_running_loop()
         async with self._lock:
             offset = 0
@@ -213,7 +212,7 @@ class Output:
                 if not self._poll.poll(0):
                     if loop.time() > stuck_s + self.STUCK_S:
                         raise ToolError("ERROR: failed to write to os.Stdout - nothing reads it")
-                    await asyncio.sleep(self.LOOK_AGAIN_S)
+                    await asyncio.sleep(self.POLL_S)
                     continue
                 stuck_s = loop.time()
                 try:

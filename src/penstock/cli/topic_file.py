@@ -1,21 +1,21 @@
-"""The files of one topic that nsq_to_file writes: names, rotation, gzip, sync.
+"""The files that nsq_to_file writes for one topic: names, rotation, gzip, sync.
 
     <work-dir>/<TOPIC>.<HOST><REV>.<DATETIME>.log     being written
     <output-dir>/...                                  the same name, once closed
 
-    body \\n body \\n ...                gzip: members one after the other, one for each sync
+    body \\n body \\n ...                gzip: consecutive members, one for each sync
 
-Rule 1: ``sync`` returns when everything written is on the disk; only then may messages be finished.
+Rule 1: ``sync`` returns when everything written is on disk; only then may messages be finished.
 Rule 2: no file is ever overwritten: gzip and rotate-interval create, others append; a finished
-        file is linked to its place, which fails if something is there.
-Rule 3: a line that a crash left torn is ended before anything is appended.
-Rule 4: when a write or a sync fails the file is cut to where it was last synced: what follows was
-        not finished and comes again.  A new file without a synced byte is removed, so a tool that
-        is started again and again on a full disk does not leave one each time.
-Rule 5: files lie below their folders, and a topic cannot choose the folder: names such as ``..``
-        are valid topics, and anybody may publish to them.
+        file is linked to its final path, which fails if that exists.
+Rule 3: a line that a crash left torn is terminated before anything is appended.
+Rule 4: when a write or a sync fails, the file is truncated to its last synced size: the messages
+        after it were not finished and are delivered again.  A new file without a synced byte is
+        removed, so that restarts on a full disk do not leave one each.
+Rule 5: files are below their folders, and a topic cannot choose the folder: names such as ``..``
+        are valid topics, and anyone may publish to them.
 
-All methods block; none may run at the same time as another.
+All methods block; no two may run concurrently.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from pathlib import Path
 log = logging.getLogger("penstock.cli")
 
 CONVERSIONS = frozenset("BbmAadHIMSYypZz%")
-GZIP_WINDOW_BITS = 31  # zlib's way to say: with gzip's head and trailer
+GZIP_WINDOW_BITS = 31  # zlib's code for gzip's header and trailer
 REVISION_MAX = 999_999
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How files are named and when they change."""
+    """How files are named and when they rotate."""
 
     output_dir: str
     work_dir: str
-    name_format: str  # without <TOPIC>, <HOST> and <PID>, which are known
+    name_format: str  # with <TOPIC>, <HOST> and <PID> already replaced
     datetime_format: str
     gzip_level: int  # 0: no gzip
     rotate_size: int
@@ -59,7 +59,7 @@ class Layout:
         return self.name_format.replace("<DATETIME>", moment)
 
     def path_in(self, folder: str, name: str) -> Path:
-        """The path of the file ``name``; ValueError if that is not below ``folder``."""
+        """The path of the file ``name``; raises ValueError if it is not below ``folder``."""
         inner = name.lstrip("/")
         if os.path.normpath(inner).split("/")[0] in (".", ".."):
             raise ValueError(f"{folder}/{inner} is not in {folder}")
@@ -83,12 +83,12 @@ def fill_name(form: str, topic: str, host: str, pid: int) -> str:
         return [part in ("", ".", "..") for part in name.split("/")]
 
     if steps(filled(topic)) != steps(filled("topic")):
-        raise ValueError(f"its files would not lie in a folder of their own: {filled(topic)}")
+        raise ValueError(f"its files would not be in a folder of their own: {filled(topic)}")
     return filled(topic)
 
 
 def format_time(form: str, now_s: float) -> str:
-    """Local time; conversions that NSQ's strftime does not know stay as they are."""
+    """Local time; conversions that NSQ's strftime does not know are kept as text."""
     local = time.localtime(now_s)
 
     def convert(match: re.Match[str]) -> str:
@@ -102,20 +102,20 @@ def with_revision(name: str, revision: int) -> str:
 
 
 class TopicFile:
-    """The file that is open now, and the ones before and after it."""
+    """The current file of a topic, and the rotation to the next."""
 
     def __init__(self, topic: str, layout: Layout) -> None:
         self.topic = topic
         self._layout = layout
         self._fd = -1
         self._path = Path()
-        self._dated = (0, "")  # the second of the clock, and the name then
+        self._dated = (0, "")  # the second of the clock, and the name for it
         self._name = ""
         self._revision = 0
         self._opened_s = 0.0
         self._size = 0  # uncompressed, as rotate-size counts
         self._synced_size = 0  # of the file
-        self._fresh = False  # ours alone, and nothing is synced
+        self._fresh = False  # created by us, and nothing is synced
         self._dirty = False
         self._member: zlib._Compress | None = None
 
@@ -143,8 +143,8 @@ class TopicFile:
         return self._dated[1]
 
     def append(self, bodies: Iterable[bytes]) -> bool:
-        """Write bodies, rotating where it is due; returns whether a file was closed meanwhile."""
-        with self._cut_off():
+        """Write bodies, rotating when due; return True if a file was closed."""
+        with self._truncating():
             return self._append(bodies)
 
     def _append(self, bodies: Iterable[bytes]) -> bool:
@@ -180,8 +180,8 @@ class TopicFile:
             view = view[os.write(self._fd, view) :]
 
     @contextmanager
-    def _cut_off(self) -> Iterator[None]:
-        """When the disk fails, leave nothing behind that was not synced."""
+    def _truncating(self) -> Iterator[None]:
+        """If the disk fails, remove everything that is not synced."""
         try:
             yield
         except OSError:
@@ -194,8 +194,8 @@ class TopicFile:
             raise
 
     def sync(self) -> None:
-        """Have everything written so far on the disk."""
-        with self._cut_off():
+        """Flush everything written so far to disk."""
+        with self._truncating():
             self._sync()
 
     def _sync(self) -> None:
@@ -210,7 +210,7 @@ class TopicFile:
 
     def rotate(self) -> None:
         """Close the file and open the next."""
-        with self._cut_off():
+        with self._truncating():
             self._close()
             self._open_next()
 
@@ -226,7 +226,7 @@ class TopicFile:
         raise OSError(f"{name}: all revisions up to {REVISION_MAX} exist")
 
     def _open_revision(self) -> bool:
-        """Open the file of the current name and revision; False if the next one is to be tried."""
+        """Open the file of the current name and revision; False if it cannot be used."""
         layout = self._layout
         name = with_revision(self._name, self._revision)
         try:
@@ -262,15 +262,15 @@ class TopicFile:
         return True
 
     def close(self) -> None:
-        """Sync, close, and move the file to its place."""
-        with self._cut_off():
+        """Sync, close, and move the file to its final path."""
+        with self._truncating():
             self._close()
 
     def _close(self) -> None:
         if not self.open:
             return
         if self._layout.gzip_level and not self._dirty and not self._synced_size:
-            # A file of no bytes is not gzip: zcat would call it damaged.
+            # An empty file is not valid gzip: zcat would report it as damaged.
             self._put(zlib.compress(b"", wbits=GZIP_WINDOW_BITS))
             self._dirty = True
         self._sync()
@@ -296,7 +296,7 @@ class TopicFile:
 
 
 def sync_folder(path: Path) -> None:
-    """A new name survives a power failure only if its folder is synced too."""
+    """Sync the folder: without it a new name may not survive a power failure."""
     fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -3,13 +3,13 @@
     nsqlookupd | 2026/11/15 04:31:22.370396 INFO: TCP: listening on 127.0.0.1:4160
     nsqd       | 2026/11/15 04:31:22.770396 INFO: TCP: listening on 127.0.0.1:4150
     nsqadmin   | 2026/11/15 04:31:23.170396 INFO: HTTP: listening on 127.0.0.1:4171
-    up         | all parts answer; Ctrl-C stops them
+    up         | all programs are up; press Ctrl-C to stop them
 
-Rule 1: parts start in the order of ``PARTS``, each when the one before it answers /ping.
-Rule 2: they end in the other order, at the first Ctrl-C; a second one kills them.
-Rule 3: a part that ends by itself ends the rest, and `up` with status 1.
-Rule 4: a pipeline or a demo runs beside them on request, and may end without the rest.
-Rule 5: nothing is left running, whatever becomes of `up` (see ``child``).
+Rule 1: parts start in the order of ``PARTS``, each when its predecessor answers /ping.
+Rule 2: they end in reverse order at the first Ctrl-C; a second one kills them.
+Rule 3: if a part ends by itself, the others end too, and `up` exits with status 1.
+Rule 4: a pipeline or a demo runs in addition on request; the parts continue if it ends.
+Rule 5: no process is left running, however `up` ends (see ``child``).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ T = TypeVar("T")
 START_SECONDS_MAX = 60.0
 PING_SECONDS_MAX = 2.0
 PING_WAIT_S = 0.05
-STOP_SECONDS_MAX = 20.0  # more than nsqd gives its own nodes
-LAST_WORDS_S = 2.0
-# A second Ctrl-C within this time is the first: shells and `timeout` signal group and process.
+STOP_SECONDS_MAX = 20.0  # more than nsqd allows its own nodes
+LOG_DRAIN_S = 2.0
+# Within this time a second signal is a duplicate: shells and `timeout` signal group and process.
 SECOND_SIGNAL_S = 0.5
 LINE_SIZE_MAX = 65_536
 
@@ -59,7 +59,7 @@ PORTS = "Ports; 0 for any free port"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `up` was told."""
+    """The options of `up`."""
 
     data_path: str = string("Parts", "data", "folder for messages; created if missing", own=True)
     host: str = string("Parts", "127.0.0.1", "address to listen on, for all programs", own=True)
@@ -93,7 +93,7 @@ class UpOptions:
     )
 
 
-# The addresses of what runs: name, TCP or HTTP, address.
+# The addresses of running programs: name, TCP or HTTP, address.
 Addresses = dict[str, dict[str, str]]
 
 
@@ -104,7 +104,7 @@ class Part:
     name: str
     command: str
     flags: Callable[[UpOptions, Addresses], dict[str, object]]
-    # How many of it write "listening" before it is there, and for what.
+    # How many processes must log "listening" before the part is up, and for which protocols.
     count: Callable[[UpOptions], int] = lambda options: 1
     kinds: tuple[str, ...] = ("TCP", "HTTP")
 
@@ -147,17 +147,17 @@ PARTS = (
 
 
 class Stopped(Exception):
-    """A signal came."""
+    """A signal was received."""
 
 
 class PartError(PenstockError):
-    """A part ended, or does not answer."""
+    """A part ended or does not respond."""
 
 
 class Screen:
-    """One log: each line behind the name of who wrote it, in colour on a terminal.
+    """The common log: each line after the name of its program, in colour on a terminal.
 
-    ``on_lost`` is called when nobody can read it any more: `up | head`, a terminal that is gone.
+    ``on_lost`` is called when it cannot be written any more: `up | head`, or a closed terminal.
     """
 
     def __init__(self) -> None:
@@ -174,13 +174,13 @@ class Screen:
         try:
             print(label, text, flush=True)
         except OSError:
-            # Python would try to write the rest of it at exit.
+            # Python would try to write the remainder at exit.
             sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
             self.on_lost()
 
 
 class Running:
-    """A part that was started: its log, its addresses, its end."""
+    """A running part: its log, its addresses, its end."""
 
     def __init__(self, part: Part, process: Process, count: int, screen: Screen) -> None:
         self.part = part
@@ -209,20 +209,20 @@ class Running:
             if len(whole) == self._count:
                 self.listening.set()
 
-    async def answer(self) -> None:
-        """Return when every /ping is answered with OK."""
+    async def wait_up(self) -> None:
+        """Wait until every process answers /ping with OK."""
         await self.listening.wait()
         for kinds in self.addresses.values():
             while not await ping(kinds["HTTP"]):
                 await asyncio.sleep(PING_WAIT_S)
 
-    async def last_words(self) -> None:
-        """Show what it still had to say.  Children of its own may hold its standard error open."""
+    async def drain_log(self) -> None:
+        """Show the remaining log, for LOG_DRAIN_S at most: its children may keep stderr open."""
         with suppress(TimeoutError, OSError):
-            await asyncio.wait_for(self._reading, LAST_WORDS_S)
+            await asyncio.wait_for(self._reading, LOG_DRAIN_S)
 
-    async def obituary(self) -> str:
-        await self.last_words()
+    async def exit_text(self) -> str:
+        await self.drain_log()
         text = f"{self.part.name} ended {status_text(self.ended.result())}"
         if self._fatal:
             text += f": {self._fatal}"
@@ -232,20 +232,20 @@ class Running:
 
 
 async def lines_of(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    """The lines of a log; what is longer than any of ours comes in pieces."""
-    rest = b""
+    """The lines of a log; lines over LINE_SIZE_MAX are split."""
+    tail = b""
     while chunk := await reader.read(LINE_SIZE_MAX):
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > LINE_SIZE_MAX:
-            lines, rest = [*lines, rest], b""
+        *lines, tail = (tail + chunk).split(b"\n")
+        if len(tail) > LINE_SIZE_MAX:
+            lines, tail = [*lines, tail], b""
         for line in lines:
             yield line.decode("utf-8", "backslashreplace")
-    if rest:
-        yield rest.decode("utf-8", "backslashreplace")
+    if tail:
+        yield tail.decode("utf-8", "backslashreplace")
 
 
 async def ping(address: str) -> bool:
-    """Whether GET /ping is answered with OK in time."""
+    """Whether GET /ping returns OK in time."""
     host, port = split_address(address)
     try:
         async with asyncio.timeout(PING_SECONDS_MAX):
@@ -260,7 +260,7 @@ async def ping(address: str) -> bool:
 
 
 class Up:
-    """The installation, from its start to its end."""
+    """Starts, supervises and ends all parts."""
 
     def __init__(self, options: UpOptions, screen: Screen) -> None:
         self._options = options
@@ -272,9 +272,9 @@ class Up:
         screen.on_lost = self._stop.set
 
     async def serve(self) -> None:
-        """Run all parts until a signal; PartError if one of them ends before."""
+        """Run all parts until a signal; raises PartError if one of them ends before."""
         loop = asyncio.get_running_loop()
-        # SIGHUP is a terminal that was closed.
+        # SIGHUP means that the terminal was closed.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._signal)
         try:
@@ -300,7 +300,7 @@ class Up:
 
     async def _start(self, part: Part) -> None:
         addresses = {name: kinds for r in self._running for name, kinds in r.addresses.items()}
-        # The environment may say otherwise, and what they log is read here.
+        # Override the environment, because the log is parsed here.
         flags = {
             **part.flags(self._options, addresses),
             "log-prefix": f"[{part.name}] ",
@@ -312,9 +312,9 @@ class Up:
         running = Running(part, process, part.count(self._options), self._screen)
         self._running.append(running)
         try:
-            await self._unless_over(asyncio.wait_for(running.answer(), START_SECONDS_MAX))
+            await self._unless_over(asyncio.wait_for(running.wait_up(), START_SECONDS_MAX))
         except TimeoutError:
-            raise PartError(f"{part.name} did not answer within {START_SECONDS_MAX:g} s") from None
+            raise PartError(f"{part.name} did not respond within {START_SECONDS_MAX:g} s") from None
 
     async def _start_extras(self) -> None:
         options = self._options
@@ -335,7 +335,7 @@ class Up:
             await self._extras.start(extra)
 
     async def _unless_over(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do ``work``, unless a signal comes or a part ends first."""
+        """Await ``work``, unless a signal arrives or a part ends first."""
         task = asyncio.create_task(work)
         stop = asyncio.create_task(self._stop.wait())
         ends = [running.ended for running in self._running]
@@ -348,7 +348,7 @@ class Up:
         if stopped:
             raise Stopped
         over = next(running for running in self._running if running.ended.done())
-        raise PartError(await over.obituary())
+        raise PartError(await over.exit_text())
 
     def _welcome(self) -> None:
         show = self._screen.show
@@ -369,7 +369,7 @@ class Up:
         for running in reversed(self._running):
             if not await end(running.process, STOP_SECONDS_MAX):
                 self._screen.show(NAME, f"{running.part.name} did not stop in time and was killed")
-            await running.last_words()
+            await running.drain_log()
 
 
 def flag_table() -> FlagTable[UpOptions]:
@@ -384,7 +384,7 @@ def flag_table() -> FlagTable[UpOptions]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all parts until told to stop; return the exit code."""
+    """Run all parts until a signal; return the exit code."""
     table = flag_table()
     try:
         parsed = table.parse(sys.argv[1:] if argv is None else argv, os.environ)
@@ -392,8 +392,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f'{error}\nSee "penstock up --help" for all flags.', file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     if parsed.action != "run":
-        help_asked = parsed.action == "help"
-        print(table.help() if help_asked else penstock_line() + "\n", end="")
+        show_help = parsed.action == "help"
+        print(table.help() if show_help else penstock_line() + "\n", end="")
         return 0
     for warning in parsed.warnings:
         print(f"penstock up: {warning}", file=sys.stderr)

@@ -1,7 +1,6 @@
-"""What `penstock up` runs beside its parts, on request: a pipeline, a producer for a demo.
+"""Optional programs of `penstock up`: a pipeline, a producer for a demo.
 
-Rule 1: they are not needed.  What cannot be started, or ends, is told in a line, and the rest goes
-        on without it.
+Rule 1: they are optional.  If one cannot start or ends, a line reports it and the others continue.
 Rule 2: they are started after the parts, and ended before them.
 """
 
@@ -18,8 +17,8 @@ from pathlib import Path
 from penstock.cli.child import end, send, spawn, status_text
 from penstock.errors import PenstockError
 
-STOP_SECONDS_MAX = 90.0  # a batch that is being written comes to its end
-EVERY = "10s"  # a table to look at should not take a minute to change
+STOP_SECONDS_MAX = 90.0  # enough to complete the current batch
+EVERY = "10s"  # shorter than the default of a minute, for a demo
 
 Show = Callable[[str, str], None]
 Lines = Callable[[asyncio.StreamReader], AsyncIterator[str]]
@@ -27,7 +26,7 @@ Lines = Callable[[asyncio.StreamReader], AsyncIterator[str]]
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """A program to run, and where what it makes is seen."""
+    """A program to run, and lines that say where its output is."""
 
     name: str
     command: tuple[str, ...]
@@ -35,7 +34,7 @@ class Extra:
 
 
 def pipeline(name: str, lookupd: str, data_path: str) -> Extra:
-    """A shipped pipeline, or one of a file, over all topics of the installation."""
+    """A built-in pipeline, or one from a file, over all topics of the installation."""
     folder = Path(data_path).resolve() / name
     command = ["pipeline", "run", name]
     notice = f"pipeline {name}: see `penstock pipeline status`"
@@ -57,7 +56,7 @@ def demo(nsqd: str) -> Extra:
 
 
 def missing() -> str:
-    """Why Spark cannot run here; empty if it can."""
+    """The reason why Spark cannot run here; empty if it can."""
     from penstock.spark.java import find_java
     from penstock.spark.session import check_pyspark
 
@@ -70,7 +69,7 @@ def missing() -> str:
 
 
 class Extras:
-    """Those that were started."""
+    """The running optional programs."""
 
     def __init__(self, show: Show, lines_of: Lines) -> None:
         self._show = show

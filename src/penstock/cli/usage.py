@@ -1,4 +1,4 @@
-"""What a process costs, read from /proc: CPU time, resident memory, open files."""
+"""The resource usage of a process from /proc: CPU time, resident memory, open files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Usage:
-    """One look at a process."""
+    """A sample of a process."""
 
     cpu_us: int
     rss_size: int
@@ -26,7 +26,7 @@ def usage(pid: int) -> Usage:
     Raises ``ProcessLookupError`` if there is no such process.
     """
     try:
-        # The name in parentheses may hold spaces: count from its end.
+        # The name in parentheses may contain spaces: count from its end.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         rss_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except FileNotFoundError as error:
@@ -40,7 +40,7 @@ def open_file_count(pid: int) -> int:
 
 
 def settle(pid: int, seconds_max: float = 5.0) -> Usage:
-    """Wait until ``pid`` has gone quiet, so that work it has put off is counted too."""
+    """Wait until ``pid`` is idle, so that deferred work is counted too."""
     give_up_s = time.monotonic() + seconds_max
     before = usage(pid)
     while True:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from penstock.client.config import Config, make_context
 from penstock.errors import DiscoveryError, HttpClientError
 from penstock.net.http_client import Timeouts
-from penstock.net.peer_client import look_up
+from penstock.net.peer_client import lookup
 from penstock.wire.peer_answers import ACCEPT
 
 log = logging.getLogger("penstock.client")
@@ -36,7 +36,7 @@ async def find_nodes(address: str, topic: str, config: Config) -> list[str]:
     timeout_s = config.lookupd_poll_timeout
     limits = {"headers": headers, "tls": tls, "body_size_max": BODY_SIZE_MAX}
     try:
-        return await look_up(address, topic, "tcp_port", Timeouts(timeout_s, timeout_s), **limits)
+        return await lookup(address, topic, "tcp_port", Timeouts(timeout_s, timeout_s), **limits)
     except (HttpClientError, ValueError) as error:
         raise DiscoveryError(str(error)) from None
 

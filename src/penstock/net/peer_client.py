@@ -38,7 +38,7 @@ async def fetch_json(
     return read(answer.body)
 
 
-async def look_up(
+async def lookup(
     address: str, topic: str, port: str, timeouts: Timeouts, **limits: Any
 ) -> list[str]:
     """The nodes of a topic, by their ``tcp_port`` or ``http_port``; ``limits`` of `fetch_json`.

@@ -16,10 +16,10 @@ def test_a_slow_endpoint_loses_notices_but_holds_nobody() -> None:
     notifier = Notifier("http://127.0.0.1:9/", Upstream(AdminOptions()))
     request = Request("POST", "/api/topics/t", b"")
     for _ in range(QUEUE_COUNT_MAX + 7):
-        notifier.tell("pause_topic", request, "t")
+        notifier.notify("pause_topic", request, "t")
     assert notifier.dropped_count == 7
     quiet = Notifier("", Upstream(AdminOptions()))
-    quiet.tell("pause_topic", request, "t")
+    quiet.notify("pause_topic", request, "t")
     asyncio.run(quiet.drain(1.0))
 
 

@@ -12,10 +12,10 @@ from penstock.admin.details import CLIENT_COUNT_MAX, Details
 from penstock.admin.history import History
 from penstock.admin.sample import Sample
 from penstock.admin.sampler import (
-    HURRY_S,
-    INACTIVE_ASKED_MAX,
+    INACTIVE_QUERIED_MAX,
     INACTIVE_S,
     NODE_COUNT_MAX,
+    REFRESH_S,
     REMEMBER_S,
     Sampler,
 )
@@ -36,9 +36,9 @@ class World:
         cluster = Cluster(self.upstream, lambda: lookupds, lambda: nsqds)  # type: ignore[arg-type]
         self.sampler = Sampler(cluster, self.history, 5.0, self.clock)
 
-    def look(self) -> Sample:
+    def sample(self) -> Sample:
         self.clock.advance(5 * SECOND)
-        return asyncio.run(self.sampler.look())
+        return asyncio.run(self.sampler.sample())
 
 
 def test_nodes_are_found_through_nsqlookupds_and_asked() -> None:
@@ -47,7 +47,7 @@ def test_nodes_are_found_through_nsqlookupds_and_asked() -> None:
     world.upstream.add_nsqd(B, topic("t", channel("c", depth=3)), own=False)
     world.upstream.add_lookupd(L, A, B, topics=("inactive",))
     world.upstream.add_lookupd(M, A)
-    sample = world.look()
+    sample = world.sample()
     assert sample.warnings == []
     assert sample.topics["t"].channels["c"].depth == 5
     assert (sample.nodes[A].own, sample.nodes[B].own) == (True, False)
@@ -63,13 +63,13 @@ def test_clients_are_not_asked_for_and_info_only_once() -> None:
     world = World(nsqds=(A,))
     world.upstream.add_nsqd(A, topic("t"))
     for _ in range(3):
-        world.look()
+        world.sample()
     queries = [query for _, path, query in world.upstream.asked if path == "/stats"]
     assert queries == [{"format": "json", "include_clients": "false"}] * 3
     infos = [path for _, path, _ in world.upstream.asked if path == "/info"]
     assert len(infos) == 2, "who it is, and whether it is ours"
     world.upstream.add_nsqd(A, topic("t"), own=False, start_time=99)
-    assert world.look().nodes[A].own is False, "started anew, it may be another"
+    assert world.sample().nodes[A].own is False, "started anew, it may be another"
 
 
 def test_a_node_that_falls_is_down_and_comes_back() -> None:
@@ -77,17 +77,17 @@ def test_a_node_that_falls_is_down_and_comes_back() -> None:
     world.upstream.add_nsqd(A, topic("t"))
     world.upstream.add_nsqd(B, topic("t"))
     world.upstream.add_lookupd(L, A, B)
-    world.look()
+    world.sample()
     fallen = world.upstream.nsqds.pop(B)
     world.upstream.add_lookupd(L, A)
-    sample = world.look()
+    sample = world.sample()
     assert sample.warnings == [f"{B}: connection refused"]
     down = sample.nodes[B]
     assert (down.answered, down.error, down.own) == (False, "connection refused", True)
     assert (down.lookupds, down.hostname) == ((), "10.0.0.2.local")
     assert sample.topics["t"].nodes == [A]
     world.upstream.nsqds[B] = fallen
-    assert world.look().nodes[B].answered
+    assert world.sample().nodes[B].answered
 
 
 def test_a_node_that_stays_away_is_forgotten() -> None:
@@ -95,21 +95,21 @@ def test_a_node_that_stays_away_is_forgotten() -> None:
     world.upstream.add_nsqd(A)
     world.upstream.add_nsqd(B)
     world.upstream.add_lookupd(L, A, B)
-    world.look()
+    world.sample()
     del world.upstream.nsqds[B]
     world.upstream.add_lookupd(L, A)
     world.clock.advance((REMEMBER_S - 10) * SECOND)
-    assert set(world.look().nodes) == {A, B}
+    assert set(world.sample().nodes) == {A, B}
     world.clock.advance(10 * SECOND)
-    world.look()
-    assert set(world.look().nodes) == {A}
+    world.sample()
+    assert set(world.sample().nodes) == {A}
 
 
 def test_a_node_named_by_a_flag_is_never_forgotten() -> None:
     world = World(nsqds=(A, B))
     world.upstream.add_nsqd(A)
     for _ in range(3):
-        sample = world.look()
+        sample = world.sample()
         assert (sample.nodes[B].answered, sample.nodes[B].error) == (False, "connection refused")
         world.clock.advance(REMEMBER_S * SECOND)
 
@@ -118,12 +118,12 @@ def test_a_nsqlookupd_that_falls_is_a_warning() -> None:
     world = World(lookupds=(L, M))
     world.upstream.add_nsqd(A, topic("t"))
     world.upstream.add_lookupd(L, A)
-    sample = world.look()
+    sample = world.sample()
     assert sample.warnings == [f"{M}: connection refused"]
     assert [part.answered for part in sample.lookupds] == [True, False]
     assert "t" in sample.topics
     del world.upstream.lookupds[L]
-    sample = world.look()
+    sample = world.sample()
     assert len(sample.warnings) == 2
     assert "t" in sample.topics, "the nodes are known and still answer"
 
@@ -136,7 +136,7 @@ def test_nonsense_of_one_daemon_spoils_nothing(nonsense: Any) -> None:
     world.upstream.add_nsqd(A, topic("t"))
     world.upstream.add_nsqd(B)
     world.upstream.nsqds[B]["/stats"] = nonsense if nonsense is not None else 0
-    sample = world.look()
+    sample = world.sample()
     assert sample.nodes[A].answered and not sample.nodes[B].answered
     assert sample.warnings[0].startswith(f"{B}: invalid statistics")
 
@@ -148,14 +148,14 @@ def test_nonsense_of_a_nsqlookupd_is_a_warning() -> None:
         world.upstream.add_lookupd(L, A)
         world.upstream.add_lookupd(M)
         world.upstream.lookupds[M]["/nodes"] = answer
-        sample = world.look()
+        sample = world.sample()
         assert "t" in sample.topics
         assert len(sample.warnings) == 1 and "invalid" in sample.warnings[0]
 
 
 def test_channels_of_inactive_topics_are_asked_for_a_few_at_a_time() -> None:
     world = World(lookupds=(L,))
-    names = tuple(f"i{n:03d}" for n in range(2 * INACTIVE_ASKED_MAX + 5))
+    names = tuple(f"i{n:03d}" for n in range(2 * INACTIVE_QUERIED_MAX + 5))
     world.upstream.add_lookupd(L, topics=names)
 
     def asked() -> list[str]:
@@ -163,21 +163,21 @@ def test_channels_of_inactive_topics_are_asked_for_a_few_at_a_time() -> None:
         world.upstream.asked.clear()
         return found
 
-    assert set(world.look().inactive) == set(names)
-    assert asked() == list(names[:INACTIVE_ASKED_MAX])
-    world.look()
-    sample = world.look()
-    assert asked() == list(names[INACTIVE_ASKED_MAX:])
+    assert set(world.sample().inactive) == set(names)
+    assert asked() == list(names[:INACTIVE_QUERIED_MAX])
+    world.sample()
+    sample = world.sample()
+    assert asked() == list(names[INACTIVE_QUERIED_MAX:])
     assert set(map(tuple, sample.inactive.values())) == {("c",)}
-    world.look()
+    world.sample()
     assert asked() == []
-    world.sampler.hurry("i050")
+    world.sampler.refresh("i050")
     world.upstream.lookupds[L]["/channels"] = {"channels": ["c", "new"]}
-    assert world.look().inactive["i050"] == ["c", "new"]
+    assert world.sample().inactive["i050"] == ["c", "new"]
     assert asked() == ["i050"]
     world.clock.advance(INACTIVE_S * SECOND)
-    world.look()
-    assert len(asked()) == INACTIVE_ASKED_MAX
+    world.sample()
+    assert len(asked()) == INACTIVE_QUERIED_MAX
 
 
 def test_a_crowd_of_nodes_is_bounded() -> None:
@@ -189,7 +189,7 @@ def test_a_crowd_of_nodes_is_bounded() -> None:
         for node in nodes:
             world.upstream.add_nsqd(node)
         world.upstream.add_lookupd(L, *nodes)
-        assert len(world.look().nodes) == min(NODE_COUNT_MAX, 600 * (batch + 1))
+        assert len(world.sample().nodes) == min(NODE_COUNT_MAX, 600 * (batch + 1))
 
 
 def test_it_goes_on_by_itself_and_hurries_when_told() -> None:
@@ -202,8 +202,8 @@ def test_it_goes_on_by_itself_and_hurries_when_told() -> None:
         async with asyncio.timeout(5):
             first = await sampler.first()
             while sampler.newest is first:
-                sampler.hurry("t")
-                await asyncio.sleep(HURRY_S / 10)
+                sampler.refresh("t")
+                await asyncio.sleep(REFRESH_S / 10)
         task.cancel()
 
     asyncio.run(run())
@@ -220,7 +220,7 @@ def test_details_are_asked_once_for_all_who_look() -> None:
     world = World(nsqds=(A, B))
     for node in (A, B):
         world.upstream.add_nsqd(node, topic("t", channel("c", clients=clients(1, 2))))
-    sample = world.look()
+    sample = world.sample()
     del world.upstream.nsqds[B]
     world.upstream.asked.clear()
 
@@ -238,7 +238,7 @@ def test_details_are_asked_once_for_all_who_look() -> None:
 def test_a_crowd_of_clients_is_bounded() -> None:
     world = World(nsqds=(A,))
     world.upstream.add_nsqd(A, topic("t", channel("c", clients=clients(*range(1500)))))
-    sample = world.look()
+    sample = world.sample()
     found = asyncio.run(Details(world.upstream).node(sample, A))  # type: ignore[arg-type]
     assert (len(found.clients), found.left_out) == (CLIENT_COUNT_MAX, 1500 - CLIENT_COUNT_MAX)
 
@@ -250,7 +250,7 @@ def test_a_link_of_a_client_is_no_script() -> None:
         {"auth_identity_url": "https://example.com/bob"},
     ]
     world.upstream.add_nsqd(A, topic("t", channel("c", clients=given)))
-    sample = world.look()
+    sample = world.sample()
     found = asyncio.run(Details(world.upstream).channel(sample, "t", "c"))  # type: ignore[arg-type]
     assert [client["auth_identity_url"] for client in found.clients] == [
         "",
@@ -273,7 +273,7 @@ def test_deferred_messages_of_all_nodes_are_added_up(monkeypatch: pytest.MonkeyP
         shown = {"topic_name": "t", "count": 6, "due": due}
         world.upstream.nsqds[node]["/deferred"] = {"total": 6, "topics": [shown]}
     world.upstream.add_nsqd(C, own=False)
-    sample = world.look()
+    sample = world.sample()
     found = asyncio.run(Details(world.upstream).deferred(sample))  # type: ignore[arg-type]
     assert (found.total, found.silent, found.warnings) == (12, [C], [])
     assert [span["count"] for span in found.spans] == [4, 6, 0, 0, 0, 2]

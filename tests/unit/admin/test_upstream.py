@@ -11,7 +11,7 @@ import pytest
 
 from penstock.admin import upstream
 from penstock.admin.options import AdminOptions
-from penstock.admin.upstream import Upstream, UpstreamError, ask_all, https_port, read_token
+from penstock.admin.upstream import Upstream, UpstreamError, https_port, read_token, request_all
 from penstock.errors import OptionError
 from tests.support.endpoint import Endpoint
 
@@ -113,7 +113,7 @@ def test_not_more_than_so_many_are_asked_at_once() -> None:
                 await asyncio.sleep(0)
                 running -= 1
 
-        await ask_all((f"a:{n}" for n in range(500)), one)
+        await request_all((f"a:{n}" for n in range(500)), one)
 
     asyncio.run(run())
     assert most == upstream.REQUEST_COUNT_MAX

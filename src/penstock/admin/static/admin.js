@@ -1,4 +1,4 @@
-// What all pages do in the browser.  Without it they are whole, but stand still.
+// Scripts of all pages.  Without them a page is complete, but does not refresh itself.
 
 import { Charts } from "./chart.js";
 import { Counter } from "./counter.js";
@@ -14,10 +14,10 @@ const live = new Live(() => {
   counter.refresh();
 });
 
-// A page that was opened with a filter has only the rows of the filter.
+// A page that was opened with a filter has only the matching rows.
 if (new URLSearchParams(location.search).get("q")) live.update();
 
-// Panels of questions: one at a time; Escape or a click elsewhere closes it.
+// Confirmation panels: one at a time; Escape or a click elsewhere closes it.
 const panels = () => document.querySelectorAll("details.ask[open]");
 document.addEventListener("toggle", (event) => {
   if (!event.target.matches?.("details.ask") || !event.target.open) return;
@@ -35,21 +35,21 @@ document.addEventListener("click", (event) => {
   for (const panel of panels()) if (!panel.contains(event.target)) panel.open = false;
 });
 
-// One action a click.
+// One action per click.
 document.addEventListener("submit", (event) => {
   if (event.defaultPrevented || event.target.method !== "post") return;
   for (const button of event.target.querySelectorAll("button")) button.disabled = true;
 });
-// Back from the next page, the browser shows this one as it was left.
+// After "Back" the browser shows the page in its last state.
 window.addEventListener("pageshow", (event) => {
   if (!event.persisted) return;
   for (const button of document.querySelectorAll("form button:disabled")) button.disabled = false;
 });
 
-// What an action did is read out once; the sample that shows it may still be on its way.
-const told = document.querySelector(".told");
-if (told !== null) {
-  told.focus({ preventScroll: true });
+// Focus an action's result once, so that it is read out; the sample that shows it may come later.
+const outcome = document.querySelector(".outcome");
+if (outcome !== null) {
+  outcome.focus({ preventScroll: true });
   const url = new URL(location.href);
   url.searchParams.delete("done");
   history.replaceState(null, "", url);

@@ -1,14 +1,13 @@
-// A cursor in the charts: follows the pointer or the arrow keys and shows the values under it.
+// A cursor in the charts: follows the pointer or the arrow keys and shows the values there.
 //
-// The chart itself comes drawn from the server (charts.py).  The figure says how far apart values
-// are (data-step, seconds) and when the newest is from (data-end, ms), and each line carries its
-// numbers (data-values).
+// The server draws the chart (charts.py).  The figure has the time between values (data-step,
+// seconds) and the time of the newest (data-end, ms), and each line its numbers (data-values).
 
 const WIDTH = 1000;
 
 export class Charts {
   #figure = null; // the one with a cursor
-  #at = 0; // of the values, from the newest: 0 is now, so that it stays at its age
+  #at = 0; // position from the newest value, so that the cursor keeps its age
 
   constructor() {
     this.refresh();
@@ -73,17 +72,17 @@ export class Charts {
     cursor.setAttribute("x2", x);
     cursor.setAttribute("visibility", "visible");
     const when = whenText(figure, at * Number(figure.dataset.step));
-    const told = [when];
+    const parts = [when];
     for (const key of figure.querySelectorAll(".key")) {
       const value = valuesOf(figure, key.dataset.line)[count - 1 - at];
       const text = valueText(value, figure.dataset.unit);
       key.querySelector("output").textContent = text;
-      told.push(`${key.querySelector(".name").textContent} ${text}`);
+      parts.push(`${key.querySelector(".name").textContent} ${text}`);
     }
     figure.querySelector(".when").textContent = when;
     const plot = figure.querySelector(".plot");
     plot.setAttribute("aria-valuenow", String(-at));
-    plot.setAttribute("aria-valuetext", told.join(", "));
+    plot.setAttribute("aria-valuetext", parts.join(", "));
   }
 
   #hide() {
@@ -112,7 +111,7 @@ function countOf(figure) {
   return valuesOf(figure, figure.querySelector(".key").dataset.line).length;
 }
 
-// Clock time in UTC, as everywhere on the pages, and how long ago.
+// Clock time in UTC, as on all pages, and the age.
 function whenText(figure, ago_s) {
   const end_ms = Number(figure.dataset.end);
   if (!(end_ms > 0)) return agoText(ago_s);

@@ -1,4 +1,4 @@
-// The large total of the counter page: counts on between two samples, at the rate of the last one.
+// The total of the counter page: keeps counting between two samples, at the rate of the last one.
 
 export class Counter {
   #output = document.querySelector("[data-total]");
@@ -18,7 +18,7 @@ export class Counter {
     requestAnimationFrame(step);
   }
 
-  // Aim at where the count will be after one more interval, so that it moves without leaps.
+  // Aim at the count after one more interval, so that it moves without jumps.
   refresh() {
     if (this.#output === null) return;
     const interval_s = (Number(document.body.dataset.interval) || 5000) / 1000;

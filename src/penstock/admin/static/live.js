@@ -1,12 +1,12 @@
-// Keeps the page up to date: asks for it again and changes what differs.
+// Keeps the page up to date: fetches it again and changes only what differs.
 //
-//   live     the answer came; asked again after the sampler's interval
-//   paused   by the button, or while nobody looks at the page
-//   lost     no answer; asked again with growing pauses, and what is shown stays
+//   live     the last request succeeded; the next follows after the sampler's interval
+//   paused   by the button, or while the page is hidden
+//   lost     the last request failed; retried with growing delays, and the content stays
 //
-// After an action nothing is asked: its answer is the next page, and what is shown may be gone.
+// After an action nothing is fetched: its response is the next page, and this one may be gone.
 //
-// The server says 304 when there is no newer sample, so that most questions cost it nothing.
+// The server responds 304 if there is no newer sample, so that most requests cost it nothing.
 
 import { morph } from "./morph.js";
 
@@ -22,7 +22,7 @@ export class Live {
   #state = "live";
   #tag = null;
   #timer = 0;
-  #asking = false;
+  #fetching = false;
   #failures = 0;
   #leaving = null;
   #updated = Date.now();
@@ -34,7 +34,7 @@ export class Live {
     if (this.#sign === null) return;
     this.#button.hidden = false;
     this.#button.addEventListener("click", () => this.#toggle());
-    document.addEventListener("visibilitychange", () => this.#look());
+    document.addEventListener("visibilitychange", () => this.#visibility());
     document.addEventListener("submit", (event) => {
       if (!event.defaultPrevented && event.target.matches("form[method=post]")) this.#leave();
     });
@@ -46,13 +46,13 @@ export class Live {
     this.#show();
   }
 
-  // Ask now rather than at the next turn.
+  // Fetch now instead of after the interval.
   async update() {
-    if (this.#asking) return;
+    if (this.#fetching) return;
     clearTimeout(this.#timer);
-    this.#asking = true;
+    this.#fetching = true;
     try {
-      await this.#ask();
+      await this.#fetch();
       this.#failures = 0;
       this.#updated = Date.now();
       if (this.#state === "lost") this.#become("live");
@@ -61,13 +61,13 @@ export class Live {
       this.#failures += 1;
       if (this.#state === "live") this.#become("lost");
     } finally {
-      this.#asking = false;
+      this.#fetching = false;
       this.#show();
       this.#later(Math.min(this.#interval_ms * 2 ** this.#failures, WAIT_MS_MAX));
     }
   }
 
-  async #ask() {
+  async #fetch() {
     const headers = { Accept: "text/html" };
     if (this.#tag !== null) headers["If-None-Match"] = this.#tag;
     const answer = await fetch(address(), {
@@ -75,15 +75,15 @@ export class Live {
       signal: AbortSignal.any([AbortSignal.timeout(ANSWER_MS_MAX), this.#leaving.signal]),
     });
     if (answer.status === 304) return;
-    // What was deleted has a page that says so.
+    // A deleted topic, channel or node has an error page.
     if (!answer.ok && answer.status !== 404) throw new Error(`status ${answer.status}`);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const fresh = page.querySelector("main");
     if (fresh === null) throw new Error("not a page");
     this.#tag = answer.headers.get("ETag");
-    // What an action did is told until the page is left.
-    const told = this.#main.querySelector(".told");
-    if (told !== null) fresh.querySelector(".head")?.before(document.importNode(told, true));
+    // Keep an action's result until the user leaves the page.
+    const outcome = this.#main.querySelector(".outcome");
+    if (outcome !== null) fresh.querySelector(".head")?.before(document.importNode(outcome, true));
     morph(this.#main, fresh);
     document.title = page.title;
     this.#patched();
@@ -105,7 +105,7 @@ export class Live {
     this.#later(this.#interval_ms);
   }
 
-  #look() {
+  #visibility() {
     if (document.hidden) clearTimeout(this.#timer);
     else if (this.#state !== "paused" && !this.#leaving.signal.aborted) this.update();
   }
@@ -137,7 +137,7 @@ export class Live {
   }
 }
 
-// A filter or an order of the browser's own is not the server's; what an action did is told once.
+// The browser filters and sorts by itself, and an action's result is fetched only once.
 function address() {
   const url = new URL(location.href);
   url.searchParams.delete("q");

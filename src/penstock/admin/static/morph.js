@@ -1,12 +1,12 @@
-// Make one piece of the page like another by changing only what differs, so that focus, selection,
-// scrolling, opened panels and what was typed stay.
+// Makes one part of the page equal to another by changing only what differs, so that focus,
+// selection, scroll position, open panels and typed text stay.
 //
-// Rule 1: attributes in OWN belong to the person or to a script; the server's are not looked at.
-// Rule 2: children with data-key are the same if their keys are; others if they stand in the same
-//         order and have the same name, id and first class.  What comes or goes between them moves
-//         them, and changes nothing else.
-// Rule 3: the children of data-keep are never touched.
-// Rule 4: a table that a person sorted keeps its order; table.js puts new rows in their place.
+// Rule 1: attributes in OWN belong to the user or to a script; the server's are ignored.
+// Rule 2: children with data-key are the same if their keys are; others if they are in the same
+//         order and have the same name, id and first class.  Children added or removed between
+//         them move them, and change nothing else.
+// Rule 3: the children of data-keep are never changed.
+// Rule 4: a table that the user sorted keeps its order; table.js moves new rows to their place.
 
 const OWN = new Set([
   "open", "hidden", "disabled", "aria-sort", "tabindex", "role",
@@ -21,7 +21,7 @@ export function morph(old, fresh) {
 }
 
 function patchAttributes(old, fresh) {
-  // The value of a field is what was typed, unless nobody can type into it.
+  // The value of a field is the user's, unless it is hidden.
   const typed = old.nodeName === "INPUT" && old.type !== "hidden";
   const own = (name) => OWN.has(name) || (typed && name === "value");
   for (const { name, value } of fresh.attributes) {
@@ -55,7 +55,7 @@ function patchKeyed(old, fresh) {
       continue;
     }
     known.delete(key);
-    // Most rows of a long table are as they were, and asking costs less than looking.
+    // Most rows of a long table are unchanged, and isEqualNode is cheaper than morph.
     if (!child.isEqualNode(wanted)) morph(child, wanted);
     if (sorted) continue;
     if (child === place) place = place.nextElementSibling;
@@ -64,7 +64,7 @@ function patchKeyed(old, fresh) {
   for (const child of known.values()) child.remove();
 }
 
-// Moving an element the usual way takes the focus from it.
+// insertBefore alone would take the focus from the element.
 export function move(parent, child, place) {
   if (parent.moveBefore !== undefined) {
     parent.moveBefore(child, place);
@@ -86,7 +86,7 @@ function patchInOrder(old, fresh) {
       patch(now, next);
       at += 1;
     } else if (now === undefined || wanted.some((node, i) => i > place && isSame(now, node))) {
-      old.insertBefore(document.importNode(next, true), now ?? null); // something new
+      old.insertBefore(document.importNode(next, true), now ?? null); // a new node
     } else if (found > at) {
       for (; at < found; at += 1) before[at].remove();
       patch(before[at], next);
@@ -104,7 +104,7 @@ function patch(now, next) {
   else if (now.data !== next.data) now.data = next.data;
 }
 
-// Space between the lines of a template comes and goes with what stands on them.
+// White space between a template's lines varies with their content.
 function matters(node) {
   return node.nodeType !== Node.TEXT_NODE || /\S/.test(node.data) || !node.data.includes("\n");
 }
@@ -119,7 +119,7 @@ function keyOf(element) {
   return element.getAttribute("data-key");
 }
 
-// The first class says what an element is, the others how it is.
+// The first class is an element's kind, the others its state.
 function kindOf(element) {
   return element.classList[0];
 }

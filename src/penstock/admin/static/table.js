@@ -1,9 +1,9 @@
-// Sorting and filtering of tables in the browser; both outlast updates, and stand in the address, so
-// that a link shows what its sender saw: ?sort=topics.depth.descending&q=orders
+// Sorts and filters tables in the browser.  Both survive updates and are in the URL, so that a link
+// shows the same to others: ?sort=topics.depth.descending&q=orders
 //
 //   <table id="topics" data-sortable>  ... <th><button class="sort">Depth</button></th> ...
 //   <input data-filter="topics">           hides rows whose data-key does not contain the words
-//   <output data-filtered="topics">        says how many are left
+//   <output data-filtered="topics">        shows how many match
 //
 // A cell sorts by its data-value if it has one, else by its text: as a number if it is one.
 
@@ -24,7 +24,7 @@ export class Tables {
       if (event.target.querySelector("input[data-filter]") !== null) event.preventDefault();
     });
     for (const table of document.querySelectorAll("table[data-sortable]")) recall(table);
-    // The links between the spans of charts keep what stands in the address.
+    // The links between the spans of charts keep the order and the filter.
     document.addEventListener("click", (event) => {
       const link = event.target.closest?.(".spans a");
       if (link === null || link === undefined) return;
@@ -39,7 +39,7 @@ export class Tables {
     this.refresh();
   }
 
-  // Put rows that an update added or changed where they belong.
+  // Sort and filter rows that an update added or changed.
   refresh() {
     for (const table of document.querySelectorAll("table[data-sorted]")) sort(table);
     for (const input of document.querySelectorAll("input[data-filter]")) filter(input);
@@ -50,7 +50,7 @@ function turn(heading) {
   const table = heading.closest("table");
   const before = heading.getAttribute("aria-sort");
   for (const other of table.tHead.querySelectorAll("[aria-sort]")) other.removeAttribute("aria-sort");
-  // Numbers are looked at from the largest, names from the first.
+  // Numbers start with the largest, names with the first.
   const first = heading.classList.contains("number") ? "descending" : "ascending";
   const second = first === "descending" ? "ascending" : "descending";
   heading.setAttribute("aria-sort", before === first ? second : first);
@@ -81,14 +81,14 @@ function valueOf(cell) {
   return text === "" || Number.isNaN(number) ? text : number;
 }
 
-// What is not known (a dash) stands behind numbers of either order's small end.
+// An unknown value (a dash) sorts below all numbers.
 function compare(one, other) {
   const numbers = (typeof one === "number") - (typeof other === "number");
   if (numbers !== 0) return numbers;
   return typeof one === "number" ? one - other : collator.compare(one, other);
 }
 
-// A column's name in the address: "In flight" is in-flight.
+// A column's name in the URL: "In flight" is in-flight.
 function nameOf(heading) {
   return heading.textContent.trim().toLowerCase().replaceAll(/[^a-z0-9]+/g, "-").replace(/-$/, "");
 }
@@ -106,11 +106,11 @@ function keep(table, heading) {
     const state = [nameOf(heading), order];
     sessionStorage.setItem(`sort:${location.pathname}:${table.id}`, JSON.stringify(state));
   } catch {
-    // the address has it
+    // the URL has it
   }
 }
 
-// What the address says, or what this window had on this page before.
+// The order from the URL, or the last one on this page in this window.
 function recall(table) {
   const params = new URL(location.href).searchParams;
   const text = params.getAll("sort").find((text) => text.startsWith(`${table.id}.`));

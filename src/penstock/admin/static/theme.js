@@ -1,5 +1,5 @@
-// Light or dark, as chosen with the button or by the system.  This one script runs before the page
-// is drawn, so that a dark page never flashes white.
+// Light or dark, by the button or by the system.  This script runs before the page is drawn, so
+// that a dark page never flashes white.
 
 (() => {
   const CHOICES = ["auto", "light", "dark"];
@@ -11,7 +11,7 @@
       const value = localStorage.getItem(KEY);
       return CHOICES.includes(value) ? value : "auto";
     } catch {
-      return "auto"; // storage may be forbidden
+      return "auto"; // storage may be disabled
     }
   };
 
@@ -36,7 +36,7 @@
       try {
         localStorage.setItem(KEY, choice);
       } catch {
-        // it holds for this page then
+        // then it applies to this page only
       }
     });
   });
