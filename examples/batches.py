@@ -13,7 +13,7 @@ COUNT = 20_000
 
 
 async def main() -> None:
-    # `send` waits only for room; the futures are done when the messages are stored.
+    # `send` waits only if too much is in flight; a future is done when its message is stored.
     async with Producer(NSQD, batch_publish_count=500) as producer:
         stored = [await producer.send("events", b"event %d" % n) for n in range(COUNT)]
         await asyncio.gather(*stored)

@@ -1,4 +1,4 @@
-"""Consume with ``async for``: a message is finished when the next one is asked for.
+"""Consume with ``async for``: a message is finished when the loop takes the next one.
 
 python examples/iterate.py [nsqd's TCP address]
 """
@@ -20,7 +20,7 @@ async def main() -> None:
         async for message in consumer:
             total += int(message.body)
             if total == 55:
-                message.finish()  # the loop will not come back to do it
+                message.finish()  # `break` ends the loop, which would have done it
                 break
     print("sum:", total)
 

@@ -1,4 +1,4 @@
-"""A handler that fails, messages that come again, and those that are given up.
+"""A handler that fails, messages that are retried, and messages that are given up.
 
 python examples/retries.py [nsqd's TCP address]
 """
@@ -18,9 +18,9 @@ async def main() -> None:
     def handle(message: Message) -> None:
         print(f"{message.body.decode()}, attempt {message.attempts}")
         if message.body == b"flaky" and message.attempts < 3:
-            message.requeue(0.1, backoff=False)  # this one again soon; others go on
+            message.requeue(0.1, backoff=False)  # retry this one soon; others continue
         elif message.body == b"hopeless":
-            raise ValueError("cannot be handled")  # again later, and everything slows down
+            raise ValueError("cannot be handled")  # retry later; the consumer backs off
         else:
             ended.release()
 

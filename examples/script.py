@@ -1,4 +1,4 @@
-"""The same without asyncio, for scripts.
+"""Publish and consume without asyncio.
 
 python examples/script.py [nsqd's TCP address]
 """

@@ -1,4 +1,4 @@
-"""Several nsqds: publishes go round, and to another when one is gone; a consumer takes from all.
+"""Several nsqds: publishes take turns, and skip one that is down; a consumer reads from all.
 
 python examples/several.py [nsqd's TCP address ...]
 """

@@ -1,4 +1,4 @@
-"""A pipeline in Python: clicks a minute and page, with a DataFrame function, as a Delta table.
+"""A pipeline in Python: clicks per minute and page, with a DataFrame function, as a Delta table.
 
 penstock up --demo                                  # in another terminal
 penstock pipeline run examples/pipelines/sessions.py --folder=data

@@ -24,7 +24,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from penstock.errors import CorruptError, DataLossError, NodeError, OptionError, QueryError
 from penstock.spark import task_reader
 from penstock.spark.batch import NsqFilteringReader
-from penstock.spark.node_client import Asked, Node
+from penstock.spark.node_client import Node, Request
 from penstock.spark.source import NsqDataSource
 from penstock.spark.task_reader import Fetch
 from tests.spark.topics import (
@@ -493,4 +493,4 @@ def test_an_answer_that_makes_no_sense_is_an_error(broker: Nsqd) -> None:
     publish(broker, topic, b"a")
     node = batch_reader({**nodes(broker), "topic": topic}).reading.access
     with pytest.raises(NodeError, match="makes no sense"):
-        Node(address(broker), node).json(Asked("GET", "/ping", None))
+        Node(address(broker), node).json(Request("GET", "/ping", None))

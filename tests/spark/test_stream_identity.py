@@ -136,7 +136,7 @@ def test_a_listener_commits_with_the_identity_of_the_offset(
     reporter.commit("c", decode(stream.offset), done, stream.offset["identity"])
     assert bound(broker, topic) == stream.offset["identity"]
     assert stream.batch() == []
-    reporter.tell(["c"], Progress("q", "", PipelineState.WAITING))
+    reporter.report(["c"], Progress("q", "", PipelineState.WAITING))
     assert broker.channel(topic, "c")["pull"]["progress"]["state"] == "waiting"
 
 

@@ -213,7 +213,7 @@ def test_a_report_binds_no_channel_and_reaches_one_that_is_bound(
     pull = {}
     for state, reporter in (("starting", early), ("waiting", early), ("retrying", late)):
         assert reporter.find("c", [topic])
-        reporter.tell(["c"], Progress("q", "p", state))
+        reporter.report(["c"], Progress("q", "p", state))
         pull = broker.channel(topic, "c")["pull"]
         assert pull["progress"]["state"] == state
         assert pull["identity"] == (None if state == "starting" else options["identity"])

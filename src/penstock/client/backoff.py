@@ -81,7 +81,7 @@ class Backoff:
         assert self.state is State.PAUSED
         self.state = State.TESTING
 
-    def wait_on(self, pause_s: float = 1.0) -> None:
+    def postpone(self, pause_s: float = 1.0) -> None:
         """There was no connection to test with."""
         self.state = State.PAUSED
         self.pause_s = pause_s

@@ -74,8 +74,8 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def refusal(text: bytes) -> RefusedError:
-    code, _, rest = text.decode("utf-8", "replace").partition(" ")
-    return RefusedError(code, rest)
+    code, _, remainder = text.decode("utf-8", "replace").partition(" ")
+    return RefusedError(code, remainder)
 
 
 class Connection(asyncio.Protocol):
@@ -92,12 +92,12 @@ class Connection(asyncio.Protocol):
         self._receiver: Receiver | None = None
         self._reader: FrameReader | None = None
         self._early = bytearray()
-        self._news: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._out: list[bytes] = []
         self._flushing = False
-        self._silent = False  # we have said our last
-        self._heard_s = loop.time()
+        self._write_closed = False  # we have said our last
+        self._received_s = loop.time()
         self._silence: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
 
@@ -152,10 +152,10 @@ class Connection(asyncio.Protocol):
         await self._expect_ok()
 
     async def _pack(self, packing: Packing) -> None:
-        rest = bytes(self._early)
+        remainder = bytes(self._early)
         self._early.clear()
         self._packing = packing
-        for clear in self._unpacked(rest):
+        for clear in self._unpacked(remainder):
             self._early += clear
         await self._expect_ok()
 
@@ -170,8 +170,8 @@ class Connection(asyncio.Protocol):
             while (frame := self._take_early()) is None:
                 if self._error is not None or self.closed.done():
                     raise self._error or NotConnectedError(f"{self.address} closed at once")
-                self._news = self.loop.create_future()
-                await self._news
+                self._waiter = self.loop.create_future()
+                await self._waiter
             kind, text = frame
             if kind == 1:
                 raise refusal(text)
@@ -212,10 +212,10 @@ class Connection(asyncio.Protocol):
             self.loop.call_soon(receiver.lost, self._error)
             return
         if self.config.heartbeat_interval != OFF:
-            self._watch()
-        rest, self._early = bytes(self._early), bytearray()
-        if rest:
-            self._receive(rest)
+            self._check_silence()
+        remainder, self._early = bytes(self._early), bytearray()
+        if remainder:
+            self._receive(remainder)
 
     # Reading
 
@@ -226,7 +226,7 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        self._heard_s = self.loop.time()
+        self._received_s = self.loop.time()
         try:
             if self._packing is None:
                 self._receive(data)
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
         reader = self._reader
         if reader is None:
             self._early += data
-            self._tell()
+            self._wake()
             if len(self._early) > 2 * BRING_UP_SIZE_MAX:
                 self.abort(ClientError(f"{self.address} says too much"))
             return
@@ -272,9 +272,9 @@ class Connection(asyncio.Protocol):
             self.flush()
         return kept
 
-    def _tell(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     # Writing
 
@@ -296,7 +296,7 @@ class Connection(asyncio.Protocol):
     def flush(self) -> None:
         if self._out:
             out, self._out = self._out, []
-            if not self.closed.done() and not self._silent:
+            if not self.closed.done() and not self._write_closed:
                 self._write(out[0] if len(out) == 1 else b"".join(out))
 
     def _write(self, data: bytes) -> None:
@@ -306,13 +306,13 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     def pause_writing(self) -> None:
-        self._look_at_stall(1 << 62)
+        self._check_stall(1 << 62)
 
     def resume_writing(self) -> None:
         if self._stall is not None:
             self._stall.cancel()
 
-    def _look_at_stall(self, size_before: int) -> None:
+    def _check_stall(self, size_before: int) -> None:
         """Cut the connection if nothing left the buffer since last time."""
         if self._transport is None or self.closed.done():
             return
@@ -320,17 +320,17 @@ class Connection(asyncio.Protocol):
         if size >= size_before:
             self.abort(NotConnectedError(f"{self.address} takes no bytes"))
             return
-        self._stall = self.loop.call_later(self.config.write_timeout, self._look_at_stall, size)
+        self._stall = self.loop.call_later(self.config.write_timeout, self._check_stall, size)
 
     # The end
 
-    def _watch(self) -> None:
-        silent_s = self.loop.time() - self._heard_s
+    def _check_silence(self) -> None:
+        silent_s = self.loop.time() - self._received_s
         left_s = self.config.read_timeout - silent_s
         if left_s <= 0:
             self.abort(NotConnectedError(f"{self.address} was silent for {silent_s:.1f} s"))
         else:
-            self._silence = self.loop.call_later(left_s, self._watch)
+            self._silence = self.loop.call_later(left_s, self._check_silence)
 
     def abort(self, error: Exception | None = None) -> None:
         """End now; what was not sent is not."""
@@ -348,7 +348,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or self.closed.done():
             return
-        self._silent = True
+        self._write_closed = True
         if transport.can_write_eof():
             transport.write_eof()
         else:
@@ -366,7 +366,7 @@ class Connection(asyncio.Protocol):
                 timer.cancel()
         self._error = self._error or error
         self.closed.set_result(None)
-        self._tell()
+        self._wake()
         receiver, self._receiver = self._receiver, None
         if self._reader is not None:
             self._reader.owner = None

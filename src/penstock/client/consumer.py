@@ -26,7 +26,7 @@ from penstock.client.backoff import Backoff, State
 from penstock.client.config import Config, make_context
 from penstock.client.connection import Connection, parse_address
 from penstock.client.discovery import Discovery
-from penstock.client.lifecycle import Life
+from penstock.client.lifecycle import Lifecycle
 from penstock.client.link import Link
 from penstock.client.message import WAITING, Message
 from penstock.client.options import Options
@@ -65,7 +65,7 @@ def check_names(topic: str, channel: str) -> None:
         raise OptionError(f"{channel!r} is not a valid name for a channel")
 
 
-class Consumer(Life):
+class Consumer(Lifecycle):
     """A consumer of ``topic`` and ``channel``.
 
     ``handler`` takes a message (or, with ``batch_size``, a list of them) and may be a function or a
@@ -144,7 +144,7 @@ class Consumer(Life):
             self._link(address)
         if self._lookupds:
             self._discovery = Discovery(self._lookupds, self.topic, self.config, self._found)
-            await self._discovery.asked.wait()
+            await self._discovery.polled.wait()
         for link in list(self._links.values()):
             await link.tried.wait()
 
@@ -281,16 +281,16 @@ class Consumer(Life):
         log.warning("nsqd=%s: disconnected: %s", subscription.address, error or "closed by nsqd")
         self._send(changes)
         if self._backoff.state is State.TESTING and self._ready.probe is None:
-            self._backoff.wait_on()
+            self._backoff.postpone()
             self._pause()
         if self._discovery is not None:
-            self._discovery.hurry()
+            self._discovery.poll_now()
 
     # Messages
 
     def received(self, subscription: Subscription, messages: list[Message]) -> None:
         self.stats.received += len(messages)
-        subscription.share.heard_s = self._loop.time()
+        subscription.share.received_s = self._loop.time()
         attempts_max = self.config.max_attempts
         if attempts_max:
             beyond = [message for message in messages if message.attempts > attempts_max]
@@ -376,7 +376,7 @@ class Consumer(Life):
     def _test(self) -> None:
         changes = self._ready.test(self._now_s())
         if changes is None:
-            self._backoff.wait_on()
+            self._backoff.postpone()
             self._pause()
         else:
             self._backoff.test()

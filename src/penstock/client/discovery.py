@@ -51,17 +51,17 @@ class Discovery:
         config: Config,
         found: Callable[[set[str]], None],
     ) -> None:
-        self.asked = asyncio.Event()  # the first round is over
+        self.polled = asyncio.Event()  # the first round is over
         self._lookupd_addresses = lookupd_addresses
         self._topic = topic
         self._config = config
         self._found = found
-        self._hurry = asyncio.Event()
+        self._poll_wanted = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._poll())
 
-    def hurry(self) -> None:
+    def poll_now(self) -> None:
         """Ask again now: a connection was lost."""
-        self._hurry.set()
+        self._poll_wanted.set()
 
     async def stop(self) -> None:
         self._task.cancel()
@@ -71,18 +71,18 @@ class Discovery:
         config = self._config
         wait_s = random.random() * config.lookupd_poll_jitter * config.lookupd_poll_interval
         while True:
-            self._hurry.clear()
-            await self._ask()
-            self.asked.set()
+            self._poll_wanted.clear()
+            await self._poll_once()
+            self.polled.set()
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._hurry.wait()
+                    await self._poll_wanted.wait()
                 # Connections that fall one by one must not make a poll each.
                 await asyncio.sleep(min(0.1, config.lookupd_poll_interval))
             except TimeoutError:
                 wait_s = config.lookupd_poll_interval
 
-    async def _ask(self) -> None:
+    async def _poll_once(self) -> None:
         answers = await asyncio.gather(
             *(
                 find_nodes(address, self._topic, self._config)

@@ -16,7 +16,7 @@ class Startable(Protocol):
 S = TypeVar("S", bound=Startable)
 
 
-class Life:
+class Lifecycle:
     """``async with`` for what starts and stops."""
 
     async def __aenter__(self: S) -> S:

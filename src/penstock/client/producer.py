@@ -25,7 +25,7 @@ from typing import TypeGuard, Unpack
 
 from penstock.client.config import Config, make_context
 from penstock.client.connection import Connection, parse_address
-from penstock.client.lifecycle import Life
+from penstock.client.lifecycle import Lifecycle
 from penstock.client.link import Link
 from penstock.client.options import Options
 from penstock.client.publication import Encoder, Gathering, Pipe, checked
@@ -46,7 +46,7 @@ Body = bytes | bytearray | memoryview
 STORING_FAILED = frozenset(("E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"))
 
 
-class Producer(Life):
+class Producer(Lifecycle):
     """A producer for ``nsqd_tcp_addresses``; connects at the first publish, or with ``start``."""
 
     def __init__(
@@ -93,13 +93,13 @@ class Producer(Life):
     async def start(self) -> None:
         """Connect; NotConnectedError if no nsqd can be reached at all (it is tried on, though)."""
         self._connect()
-        news = [asyncio.ensure_future(link.tried.wait()) for link in self._links]
+        attempts = [asyncio.ensure_future(link.tried.wait()) for link in self._links]
         try:
-            while not self._pipes and news:
-                _, rest = await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
-                news = list(rest)
+            while not self._pipes and attempts:
+                _, pending = await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
+                attempts = list(pending)
         finally:
-            for each in news:
+            for each in attempts:
                 each.cancel()
         if not self._pipes:
             raise NotConnectedError(
@@ -359,9 +359,9 @@ class Producer(Life):
 
     def _arm_sweep(self) -> None:
         self._now_s = self._loop.time()
-        self._sweep = self._loop.call_later(self._sweep_s, self._look)
+        self._sweep = self._loop.call_later(self._sweep_s, self._check_timeouts)
 
-    def _look(self) -> None:
+    def _check_timeouts(self) -> None:
         """Cut connections that do not answer, and give up what waited too long for one."""
         self._now_s = self._loop.time()
         for pipe in list(self._pipes):

@@ -27,12 +27,12 @@ Change = tuple["Share", int]
 
 @dataclass(eq=False, slots=True)
 class Share:
-    """One connection's part.  ``in_flight`` and ``heard_s`` are kept by who reads messages."""
+    """One connection's part.  ``in_flight`` and ``received_s`` are kept by who reads messages."""
 
     rdy_max: int
     rdy: int = 0
     in_flight: int = 0
-    heard_s: float = 0.0  # the last message came
+    received_s: float = 0.0  # the last message came
     given_s: float = 0.0  # RDY rose from 0
     taken_s: float = 0.0  # RDY fell to 0, or the connection was made
     placed: bool = False  # has one of the places, when there are fewer than connections
@@ -106,14 +106,14 @@ class Ready:
         holders = [share for share in self.shares if self._holds(share)]
         idle = [share for share in self.shares if not self._holds(share)]
         for share in holders:
-            heir = self._longest_waiting(idle)
-            if heir is None:
+            successor = self._longest_waiting(idle)
+            if successor is None:
                 break
-            if share.rdy and self._tired(share, now_s):
-                idle.remove(heir)
-                share.placed, heir.placed = False, True
+            if share.rdy and self._may_lose_place(share, now_s):
+                idle.remove(successor)
+                share.placed, successor.placed = False, True
                 if self.probe is share:
-                    self.probe = heir
+                    self.probe = successor
         return self.settle(now_s)
 
     def settle(self, now_s: float) -> list[Change]:
@@ -175,9 +175,9 @@ class Ready:
             parts.append((share, count))
         return parts
 
-    def _tired(self, share: Share, now_s: float) -> bool:
+    def _may_lose_place(self, share: Share, now_s: float) -> bool:
         """Whether a share has had its place for long, or has no use for it."""
-        idle_s = now_s - max(share.given_s, share.heard_s)
+        idle_s = now_s - max(share.given_s, share.received_s)
         return (
             idle_s >= self.low_rdy_idle_timeout_s or now_s - share.given_s >= self.low_rdy_timeout_s
         )

@@ -202,18 +202,18 @@ class Lanes:
         self._lanes: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._spread = 1
-        self._looking = False
+        self._starting = False
 
     def take(self, messages: list[Message]) -> None:
         self._waiting.extend(messages)
-        if not self._looking:
+        if not self._starting:
             self._spread = 1
-            self._look()
+            self._start_lanes()
 
-    def _look(self) -> None:
+    def _start_lanes(self) -> None:
         """Wake or start lanes: one at first, twice as many each turn that messages still wait."""
-        self._looking = bool(self._waiting)
-        if not self._looking:
+        self._starting = bool(self._waiting)
+        if not self._starting:
             return
         count = min(self._spread, len(self._waiting))
         while count and self._idle:
@@ -227,9 +227,9 @@ class Lanes:
         self._spread *= 2
         if count and not self._idle and len(self._lanes) >= self._lane_max:
             # All lanes there may be are busy; each takes the next message by itself.
-            self._looking = False
+            self._starting = False
         else:
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._start_lanes)
 
     async def _lane(self) -> None:
         until_s = monotonic() + SLICE_S
@@ -243,13 +243,13 @@ class Lanes:
                     until_s = monotonic() + SLICE_S
             if len(self._idle) >= IDLE_LANES_MAX:
                 return
-            news = self._loop.create_future()
-            self._idle.append(news)
+            waiter = self._loop.create_future()
+            self._idle.append(waiter)
             try:
-                await news
+                await waiter
             except asyncio.CancelledError:
-                if news in self._idle:
-                    self._idle.remove(news)
+                if waiter in self._idle:
+                    self._idle.remove(waiter)
                 raise
             until_s = monotonic() + SLICE_S
 
@@ -293,25 +293,25 @@ class Batches:
     def take(self, messages: list[Message]) -> None:
         self._waiting += messages
         while len(self._waiting) >= self._size:
-            self._hand(self._size)
+            self._run(self._size)
         if not self._waiting:
-            self._quiet()
+            self._cancel_timer()
         elif self._draining or messages[0].owner.consumer.is_starved:
-            self._hand_all()
+            self._run_all()
         elif self._timer is None:
-            self._timer = self._loop.call_later(self._timeout_s, self._hand_all)
+            self._timer = self._loop.call_later(self._timeout_s, self._run_all)
 
-    def _quiet(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _hand_all(self) -> None:
-        self._quiet()
+    def _run_all(self) -> None:
+        self._cancel_timer()
         while self._waiting:
-            self._hand(self._size)
+            self._run(self._size)
 
-    def _hand(self, count: int) -> None:
+    def _run(self, count: int) -> None:
         batch = [message for message in self._waiting[:count] if not message.owner.closed]
         del self._waiting[:count]
         if not batch:
@@ -359,10 +359,10 @@ class Batches:
 
     def drain(self) -> None:
         self._draining = True
-        self._hand_all()
+        self._run_all()
 
     async def end(self) -> None:
-        self._quiet()
+        self._cancel_timer()
         hand_back(self._waiting)
         self._waiting.clear()
         await cancel(self._tasks)

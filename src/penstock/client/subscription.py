@@ -79,7 +79,7 @@ class Subscription:
                 self._refused(reply.text)
             elif reply.text == b"CLOSE_WAIT":
                 self._close_wait = True
-                self._look_whether_over()
+                self._check_over()
         self.connection.flush()
 
     def _refused(self, text: bytes) -> None:
@@ -130,7 +130,7 @@ class Subscription:
         ids = b"\nFIN ".join([message.id for message in messages])
         self.connection.send(b"FIN " + ids + b"\n")
         if self.closing:
-            self._look_whether_over()
+            self._check_over()
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         """``backoff`` says whether the consumer should slow down because of it."""
@@ -163,7 +163,7 @@ class Subscription:
         if self._open is not None:
             self._open.discard(message)
         if self.closing:
-            self._look_whether_over()
+            self._check_over()
 
     def _touch_open(self) -> None:
         assert self._open is not None
@@ -179,11 +179,11 @@ class Subscription:
         if not self._waking:
             self._waking = True
             try:
-                self.connection.loop.call_soon_threadsafe(self._work_off)
+                self.connection.loop.call_soon_threadsafe(self._run_posted)
             except RuntimeError:  # the loop is closed, and so is the connection
                 self._posted.clear()
 
-    def _work_off(self) -> None:
+    def _run_posted(self) -> None:
         # The flag first: an answer that comes after the last look below wakes us again.
         self._waking = False
         for _ in range(len(self._posted)):
@@ -203,8 +203,8 @@ class Subscription:
         if not self._close_wait:
             log.warning("nsqd=%s: no answer to CLS in %g s", self.address, CLS_SECONDS_MAX)
             self._close_wait = True
-            self._look_whether_over()
+            self._check_over()
 
-    def _look_whether_over(self) -> None:
+    def _check_over(self) -> None:
         if self._close_wait and self.share.in_flight == 0:
             self.over.set()

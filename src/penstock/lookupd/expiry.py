@@ -29,7 +29,7 @@ class Forgettable(Protocol):
     entry: int  # the number of its entry here; 0: none
 
 
-class Forgetting:
+class OrphanQueue:
     """What is to be forgotten; ``longest_ns`` 0: nothing is, as in NSQ."""
 
     def __init__(self, longest_ns: int, count_max: int) -> None:
@@ -51,7 +51,7 @@ class Forgetting:
         due_ns = now_ns + min(age_ns, self._longest_ns)
         heapq.heappush(self._heap, (due_ns, name.entry, name, topic, channel))
 
-    def keep(self, name: Forgettable) -> None:
+    def discard(self, name: Forgettable) -> None:
         """Somebody has it again, or it is gone."""
         if name.entry:
             name.entry = 0
@@ -60,17 +60,17 @@ class Forgetting:
                 self._heap = [each for each in self._heap if each[2].entry == each[1]]
                 heapq.heapify(self._heap)
 
-    def take(self, now_ns: int, count_max: int) -> list[tuple[str, str]]:
+    def pop_due(self, now_ns: int, count_max: int) -> list[tuple[str, str]]:
         """Up to ``count_max`` names that are due, or too many, as (topic, channel or "")."""
-        taken: list[tuple[str, str]] = []
+        popped: list[tuple[str, str]] = []
         heap = self._heap
-        while heap and len(taken) < count_max:
+        while heap and len(popped) < count_max:
             due_ns, entry, name, topic, channel = heap[0]
             if name.entry == entry:
                 if due_ns > now_ns and self.count <= self._count_max:
                     break
                 name.entry = 0
                 self.count -= 1
-                taken.append((topic, channel))
+                popped.append((topic, channel))
             heapq.heappop(heap)
-        return taken
+        return popped

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.lookupd.expiry import Forgetting
+from penstock.lookupd.expiry import OrphanQueue
 from penstock.wire.lookup import Identity
 from penstock.wire.names import is_ephemeral
 
@@ -38,7 +38,7 @@ class Limits:
     orphans: int = 50_000  # topics and channels that nobody has
 
 
-class Address:
+class AddressUsage:
     """What the nsqds of one IP address take up."""
 
     __slots__ = ("node_count", "registration_count")
@@ -52,14 +52,14 @@ class Producer:
     """One identified connection of an nsqd."""
 
     __slots__ = (
-        *("address", "channels", "home", "identity"),
+        *("address", "channels", "usage", "identity"),
         *("registration_count", "topics", "updated_ns"),
     )
 
-    def __init__(self, address: str, identity: Identity, home: Address, now_ns: int) -> None:
+    def __init__(self, address: str, identity: Identity, usage: AddressUsage, now_ns: int) -> None:
         self.address = address
         self.identity = identity
-        self.home = home
+        self.usage = usage
         self.updated_ns = now_ns
         self.registration_count = 0
         self.topics: dict[str, int] = {}  # when it was tombstoned there, NEVER_NS if it was not
@@ -75,7 +75,7 @@ class Producer:
 
     def count(self, change: int) -> None:
         self.registration_count += change
-        self.home.registration_count += change
+        self.usage.registration_count += change
 
 
 class Name:
@@ -104,22 +104,22 @@ class Registry:
         self._inactive_ns = inactive_ns
         self._tombstone_ns = tombstone_ns
         self._clients: dict[Producer, None] = {}
-        self._addresses: dict[str, Address] = {}
+        self._addresses: dict[str, AddressUsage] = {}
         self._topics: dict[str, Name] = {}
         self._channels: dict[str, dict[str, Name]] = {}
-        self._forgetting = Forgetting(forget_ns, self.limits.orphans)
+        self._orphans = OrphanQueue(forget_ns, self.limits.orphans)
 
     # ---- what connections do
 
-    def has_room(self, address: str) -> bool:
+    def may_identify(self, address: str) -> bool:
         """Whether one more nsqd of that address may identify itself."""
-        home = self._addresses.get(_host(address))
-        return home is None or home.node_count < self.limits.nodes
+        usage = self._addresses.get(_host(address))
+        return usage is None or usage.node_count < self.limits.nodes
 
     def identify(self, address: str, identity: Identity, now_ns: int) -> Producer:
-        home = self._addresses.setdefault(_host(address), Address())
-        home.node_count += 1
-        producer = Producer(address, identity, home, now_ns)
+        usage = self._addresses.setdefault(_host(address), AddressUsage())
+        usage.node_count += 1
+        producer = Producer(address, identity, usage, now_ns)
         self._clients[producer] = None
         return producer
 
@@ -165,13 +165,13 @@ class Registry:
         for topic in list(producer.topics):
             self._leave_topic(producer, topic, now_ns)
         self._clients.pop(producer, None)
-        producer.home.node_count -= 1
-        if not producer.home.node_count:
+        producer.usage.node_count -= 1
+        if not producer.usage.node_count:
             self._addresses.pop(_host(producer.address), None)
 
     def forget(self, now_ns: int, count_max: int) -> int:
         """Forget what nobody has had for too long, up to ``count_max`` names; how many."""
-        names = self._forgetting.take(now_ns, count_max)
+        names = self._orphans.pop_due(now_ns, count_max)
         for topic, channel in names:
             if channel:
                 self._drop_channel(topic, channel)
@@ -216,7 +216,7 @@ class Registry:
         if name is None:
             return False
         for producer in name.producers:
-            self._forget_channel(producer, topic, channel)
+            self._remove_channel(producer, topic, channel)
         self._drop_channel(topic, channel)
         return True
 
@@ -231,7 +231,7 @@ class Registry:
     @property
     def orphan_count(self) -> int:
         """Topics and channels that nobody has and that will be forgotten."""
-        return self._forgetting.count
+        return self._orphans.count
 
     def has_topic(self, topic: str) -> bool:
         return topic in self._topics
@@ -272,7 +272,7 @@ class Registry:
             ),
         ]
 
-    def having(self, category: str, topic: str, channel: str) -> list[Producer]:
+    def producers_of(self, category: str, topic: str, channel: str) -> list[Producer]:
         """The producers of a key; none if it is gone."""
         if category == "client":
             return list(self._clients)
@@ -283,7 +283,7 @@ class Registry:
 
     def entries(self) -> dict[tuple[str, str, str], list[Producer]]:
         """Every key that has producers."""
-        return {key: producers for key in self.all_keys() if (producers := self.having(*key))}
+        return {key: producers for key in self.all_keys() if (producers := self.producers_of(*key))}
 
     def check(self) -> None:
         """Both directions say the same, and the counts are right; for tests."""
@@ -301,12 +301,12 @@ class Registry:
                 assert category != "topic" or topic in producer.topics
                 assert category != "channel" or channel in producer.channels[topic]
         assert all(self._channels.values()), "a topic without channels is not kept here"
-        homes = {producer.home for producer in self._clients}
-        assert homes == set(self._addresses.values())
-        for home in homes:
-            own = [producer for producer in self._clients if producer.home is home]
-            assert home.node_count == len(own)
-            assert home.registration_count == sum(p.registration_count for p in own)
+        usages = {producer.usage for producer in self._clients}
+        assert usages == set(self._addresses.values())
+        for usage in usages:
+            own = [producer for producer in self._clients if producer.usage is usage]
+            assert usage.node_count == len(own)
+            assert usage.registration_count == sum(p.registration_count for p in own)
         names = [*self._topics.values(), *(n for c in self._channels.values() for n in c.values())]
         assert self.created_count == sum(name.created for name in names)
         assert self.orphan_count == sum(bool(name.entry) for name in names)
@@ -318,7 +318,7 @@ class Registry:
         limits = self.limits
         return (
             producer.registration_count + count <= limits.registrations
-            and producer.home.registration_count + count <= limits.registrations_of_address
+            and producer.usage.registration_count + count <= limits.registrations_of_address
         )
 
     def _may_create(self, *names: Name | None) -> bool:
@@ -329,7 +329,7 @@ class Registry:
         if not name.created:
             name.created = True
             self.created_count += 1
-            self._forgetting.keep(name)
+            self._orphans.discard(name)
 
     def _active(self, producers: Iterable[Producer], now_ns: int) -> list[Producer]:
         return [p for p in producers if now_ns - p.updated_ns <= self._inactive_ns]
@@ -353,11 +353,11 @@ class Registry:
 
     def _join(self, name: Name, producer: Producer) -> None:
         name.producers[producer] = None
-        self._forgetting.keep(name)
+        self._orphans.discard(name)
 
     def _leave_channel(self, producer: Producer, topic: str, channel: str, now_ns: int) -> None:
         if producer.has(topic, channel):
-            self._forget_channel(producer, topic, channel)
+            self._remove_channel(producer, topic, channel)
             self._leave(self._channels[topic][channel], producer, topic, channel, now_ns)
 
     def _leave_topic(self, producer: Producer, topic: str, now_ns: int) -> None:
@@ -369,9 +369,9 @@ class Registry:
     def _leave(self, name: Name, producer: Producer, topic: str, channel: str, now_ns: int) -> None:
         del name.producers[producer]
         if not name.producers and not name.created:
-            self._forgetting.add(name, topic, channel, now_ns)
+            self._orphans.add(name, topic, channel, now_ns)
 
-    def _forget_channel(self, producer: Producer, topic: str, channel: str) -> None:
+    def _remove_channel(self, producer: Producer, topic: str, channel: str) -> None:
         names = producer.channels[topic]
         names.remove(channel)
         if not names:
@@ -388,7 +388,7 @@ class Registry:
 
     def _drop(self, name: Name) -> None:
         """It is no longer among the names."""
-        self._forgetting.keep(name)
+        self._orphans.discard(name)
         self.created_count -= name.created
 
 

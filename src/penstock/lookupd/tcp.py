@@ -75,7 +75,7 @@ class LookupdConnection(Visitor, asyncio.Protocol):
         self._transport: Any = None
         self._closing = False
         self._limited = False
-        self._spoke = False
+        self._has_command = False
         self._begun = False
         self._tls: Tls | None = None
         self._handshaking = False
@@ -121,7 +121,7 @@ class LookupdConnection(Visitor, asyncio.Protocol):
         if self._closing:
             return
         try:
-            clear = self._clear(data)
+            clear = self._decrypt(data)
         except ProtocolError as error:
             self._fail(error, b"")
             return
@@ -144,11 +144,11 @@ class LookupdConnection(Visitor, asyncio.Protocol):
     def pause_writing(self) -> None:
         # A peer that does not read its replies is not listened to.
         self._write_paused = True
-        self._listen()
+        self._update_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self._listen()
+        self._update_reading()
 
     # Working
 
@@ -177,7 +177,7 @@ class LookupdConnection(Visitor, asyncio.Protocol):
         if self._unread:
             self._working = True
             self._loop.call_soon(self._work)
-        self._listen()
+        self._update_reading()
         if not self._working and (self._eof or (self._tls is not None and self._tls.ended)):
             self._finish()
             self.close()
@@ -188,7 +188,7 @@ class LookupdConnection(Visitor, asyncio.Protocol):
         if error is not None:
             self._fail(error, b"")
 
-    def _listen(self) -> None:
+    def _update_reading(self) -> None:
         """Read on, unless there is work left or replies are not taken."""
         if not self._closing and self._transport is not None:
             if self._write_paused or self._working:
@@ -198,7 +198,7 @@ class LookupdConnection(Visitor, asyncio.Protocol):
 
     # TLS
 
-    def _clear(self, data: bytes) -> bytes:
+    def _decrypt(self, data: bytes) -> bytes:
         """What the peer said, out of TLS if it speaks that."""
         if not self._begun:
             self._begun = True
@@ -233,8 +233,8 @@ class LookupdConnection(Visitor, asyncio.Protocol):
     # Commands
 
     def _execute(self, command: Command) -> bytes:
-        if not self._spoke:
-            self._spoke = True
+        if not self._has_command:
+            self._has_command = True
             self._set_timer(None)
         if command.name == "PING":
             if self._producer is not None:
@@ -264,7 +264,7 @@ class LookupdConnection(Visitor, asyncio.Protocol):
         return encode_error(ProtocolError("E_LIMIT", f"REGISTER {topic} {channel}".rstrip()))
 
     def _identify(self, identity: Identity) -> bytes:
-        if not self._registry.has_room(self._address):
+        if not self._registry.may_identify(self._address):
             count = self._registry.limits.nodes
             text = f"IDENTIFY {count} nodes of this address, see --max-nodes-per-address"
             raise ProtocolError("E_LIMIT", text)

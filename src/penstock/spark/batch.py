@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 )
 
 from penstock.errors import QueryError
-from penstock.spark.cluster import Cluster, Log
+from penstock.spark.cluster import Cluster, LogState
 from penstock.spark.loss import Loss, Losses
 from penstock.spark.node_client import Access
 from penstock.spark.offsets import EARLIEST, INDEX_MAX, LATEST, Places, Position
@@ -80,7 +80,7 @@ class NsqBatchReader(DataSourceReader):
                 ranges.append(self._range(cluster, uuid, topic, log))
         return ranges
 
-    def _range(self, cluster: Cluster, uuid: str, topic: str, log: Log) -> Range:
+    def _range(self, cluster: Cluster, uuid: str, topic: str, log: LogState) -> Range:
         options, address = self.options, cluster.nodes[uuid].address
         end = cluster.settled(uuid, topic, log)
         start = index_of(
@@ -119,7 +119,7 @@ def index_of(
     cluster: Cluster,
     uuid: str,
     topic: str,
-    log: Log,
+    log: LogState,
     end: int,
     *,
     ending: bool = False,
@@ -134,14 +134,14 @@ def index_of(
     losses = Losses(cluster.options)
     if place.instance and place.instance != log.instance:
         what = f"was deleted and made again: it is {log.instance}, not {place.instance}"
-        losses.tell(
+        losses.report(
             [Loss(*where, place.instance, min(place.index, INDEX_MAX - 1), INDEX_MAX, None, what)]
         )
         return log.first
     if not ending and place.index < log.whole_from:
         what = f"is whole only from {log.whole_from} on"
         count_max = cluster.missing_count_max(uuid, topic, place.index, log.whole_from)
-        losses.tell(
+        losses.report(
             [Loss(*where, log.instance, place.index, log.whole_from, count_max, what)]
             if count_max
             else []

@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from penstock.errors import NodeError
 from penstock.spark.batch import index_of
-from penstock.spark.cluster import Cluster, Log
+from penstock.spark.cluster import Cluster, LogState
 from penstock.spark.loss import CAUSES, Loss, Losses
 from penstock.spark.offsets import EARLIEST, INDEX_MAX, LATEST, Position, Positions
 from penstock.spark.options import Options
@@ -83,7 +83,7 @@ class Channels:
         starts = {place: self._start(place, told) for place, told in found.items()}
         # Whoever says where to resume knows all that was read; a plain query knows nothing.
         begins = {} if self._options.resume_from is None else self._read_before(found)
-        self._losses.tell(self._gone_below(begins, found))
+        self._losses.report(self._gone_below(begins, found))
         positions: Positions = {}
         for (uuid, topic), told in found.items():
             position: Position | None
@@ -96,7 +96,7 @@ class Channels:
                 positions.setdefault(uuid, {})[topic] = position
         return positions
 
-    def _start(self, place: Place, found: Log | None) -> int | str:
+    def _start(self, place: Place, found: LogState | None) -> int | str:
         """Where the options let a log begin; they do not count if its channel was made before."""
         cluster, options, (uuid, topic) = self._cluster, self._options, place
         given = options.starting_offsets.of(uuid, cluster.nodes[uuid].address, topic, EARLIEST)
@@ -116,7 +116,7 @@ class Channels:
         stays closed.  ``waits``: a node that is not found may come later.
         """
         self._cluster.find(positions)
-        found: dict[Place, Log] = {}
+        found: dict[Place, LogState] = {}
         losses: dict[Place, Loss] = {}
         for uuid, topics in sorted(positions.items()):
             if uuid not in self._cluster.nodes:
@@ -145,7 +145,7 @@ class Channels:
                 # The node refuses, with who reads it: that is why messages are gone.
                 self._pull(uuid, topic, positions[uuid][topic].index, told)
         if judged:
-            self._losses.tell(losses.values())
+            self._losses.report(losses.values())
         for (uuid, topic), told in found.items():
             # One that is taken over is there already; its reader names it before it can judge.
             taken = self._is_taken(uuid, topic, told)
@@ -153,13 +153,13 @@ class Channels:
                 index = min(positions[uuid][topic].index, told.end)
                 self._pull(uuid, topic, index, told)
 
-    def _is_anothers(self, found: Log) -> bool:
+    def _is_anothers(self, found: LogState) -> bool:
         """Whether the channel is bound to another reader."""
         pull = found.pulls.get(self._options.channel)
         bound = pull.identity if pull is not None else ""
         return bool(bound) and bound != self.identity
 
-    def _is_ours(self, found: Log) -> bool:
+    def _is_ours(self, found: LogState) -> bool:
         """Whether the channel is bound to this query."""
         pull = found.pulls.get(self._options.channel)
         return pull is not None and bool(self.identity) and pull.identity == self.identity
@@ -197,7 +197,7 @@ class Channels:
             return {}
         return losses
 
-    def _judge(self, uuid: str, topic: str, position: Position, found: Log) -> Loss | None:
+    def _judge(self, uuid: str, topic: str, position: Position, found: LogState) -> Loss | None:
         """Whether a log still has what the query has not read."""
         channel, index = self._options.channel, position.index
         where = (uuid, self._cluster.nodes[uuid].address, topic, position.instance)
@@ -220,7 +220,7 @@ class Channels:
 
     def missing(self, loss: Loss) -> Loss | None:
         """A loss with its count; None if all its messages are there."""
-        if self._losses.is_told(loss.node, loss.topic, loss.instance, loss.end):
+        if self._losses.is_reported(loss.node, loss.topic, loss.instance, loss.end):
             return replace(loss, count_max=loss.end - loss.start)
         where = (loss.node, loss.topic, loss.start, loss.end)
         count_max = self._cluster.missing_count_max(*where)
@@ -245,14 +245,14 @@ class Channels:
 
         ``lost`` is what this look has found to be lost until now.
         """
-        found: dict[Place, Log | None] = {}
+        found: dict[Place, LogState | None] = {}
         for uuid, topic in places:
             try:
                 found[uuid, topic] = self._cluster.log_of(uuid, topic)
             except NodeError as error:
                 self._warn_away(uuid, error)
         begins = self._read_before(found, positions)
-        self._losses.tell([*lost, *self._gone_below(begins, found)])
+        self._losses.report([*lost, *self._gone_below(begins, found)])
         for (uuid, topic), told in found.items():
             if told is None and _was_deleted(topic, following):
                 self._await(uuid, topic)
@@ -276,7 +276,7 @@ class Channels:
         log.warning("node=%s: %s", uuid, error)
 
     def _read_before(
-        self, found: Mapping[Place, Log | None], positions: Positions | None = None
+        self, found: Mapping[Place, LogState | None], positions: Positions | None = None
     ) -> dict[Place, int]:
         """Of logs that no offset knows, those that the query has read: where it began (Rule 4).
 
@@ -297,7 +297,7 @@ class Channels:
                 begins[uuid, topic] = self._began(uuid, topic, told) if positions is None else 0
         return begins
 
-    def _began(self, uuid: str, topic: str, found: Log) -> int:
+    def _began(self, uuid: str, topic: str, found: LogState) -> int:
         """Where a query that begins anew began the first time; 0 if nobody knows."""
         address = self._cluster.nodes[uuid].address
         given = self._options.starting_offsets.of(uuid, address, topic, EARLIEST)
@@ -306,7 +306,7 @@ class Channels:
         return 0
 
     def _gone_below(
-        self, begins: Mapping[Place, int], found: Mapping[Place, Log | None]
+        self, begins: Mapping[Place, int], found: Mapping[Place, LogState | None]
     ) -> list[Loss]:
         """What the query had read of logs that no offset knows, and is not there any more."""
         losses = []
@@ -328,7 +328,7 @@ class Channels:
         begins: Mapping[Place, int],
         uuid: str,
         topic: str,
-        found: Log | None,
+        found: LogState | None,
         position: Position | None,
     ) -> Position | None:
         """A log that was read before is read again from where it begins."""
@@ -355,7 +355,9 @@ class Channels:
             log.warning("topic=%s: not there on %s; waiting for it", topic, node)
         self._awaited[uuid, topic] = time.monotonic() + AWAIT_S
 
-    def _pull(self, uuid: str, topic: str, start: int | str, found: Log | None) -> Position | None:
+    def _pull(
+        self, uuid: str, topic: str, start: int | str, found: LogState | None
+    ) -> Position | None:
         """Make or find the channel; None if there is no topic and none is made."""
         node, channel = self._cluster.nodes[uuid], self._options.channel
         parameters: dict[str, object] = {"topic": topic, "channel": channel, "start": start}
@@ -393,12 +395,12 @@ class Channels:
         self._awaited.pop((uuid, topic), None)
         return Position(told["instance"], int(told["low"]))
 
-    def _is_taken(self, uuid: str, topic: str, found: Log) -> bool:
+    def _is_taken(self, uuid: str, topic: str, found: LogState) -> bool:
         """Whether somebody else has the channel, and it is to be taken over."""
         sent = (uuid, topic) in self._take_over_sent
         return bool(self._options.take_over) and self._is_anothers(found) and not sent
 
-    def _takes_over(self, uuid: str, topic: str, found: Log | None) -> bool:
+    def _takes_over(self, uuid: str, topic: str, found: LogState | None) -> bool:
         """Whether to take a channel over: once, and only from somebody."""
         if found is None or not self._is_taken(uuid, topic, found):
             return False

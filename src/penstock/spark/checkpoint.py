@@ -17,7 +17,7 @@ from penstock.errors import QueryError
 FOLDERS = ("offsets", "commits")
 
 
-class Checkpoint:
+class CheckpointSyncer:
     """``folder`` "" is none: nothing is synced."""
 
     def __init__(self, folder: str) -> None:

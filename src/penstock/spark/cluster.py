@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import NodeError, QueryError
-from penstock.spark.node_client import Access, Asked, Node, asked, host_and_port
+from penstock.spark.node_client import Access, Node, Request, host_and_port, node_request
 from penstock.spark.options import Options
 from penstock.wire.peer_answers import addresses_in
 
@@ -37,7 +37,7 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogState:
     """What a node has of a topic, as GET /log says."""
 
     node: str
@@ -102,7 +102,7 @@ class Cluster:
         if not missing or not self.options.lookupd_http_addresses:
             return
         known = {node.address for node in self.nodes.values()}
-        found = self.ask_lookupds(asked("GET", "/nodes"), HTTP_ADDRESSES, 0.0)
+        found = self.query_lookupds(node_request("GET", "/nodes"), HTTP_ADDRESSES, 0.0)
         for address in sorted(found - known):
             uuid = self._identify(address, strict=False)
             if uuid in missing:
@@ -116,7 +116,7 @@ class Cluster:
         node = Node(address, self.access)
         try:
             asking, retry_s = (node, None) if strict else (node.brief(), 0.0)
-            about = asking.json(asked("GET", "/info"), retry_s)
+            about = asking.json(node_request("GET", "/info"), retry_s)
             uuid = about.get("node_uuid") if isinstance(about, dict) else None
             if not isinstance(uuid, str):
                 raise NodeError(
@@ -138,17 +138,17 @@ class Cluster:
         found: set[str] = set()
         if not everywhere:
             for topic in self.options.topic:
-                request = asked("GET", "/lookup", {"topic": topic})
-                found |= self.ask_lookupds(request, HTTP_ADDRESSES, retry_s)
-        found = found or self.ask_lookupds(asked("GET", "/nodes"), HTTP_ADDRESSES, retry_s)
+                request = node_request("GET", "/lookup", {"topic": topic})
+                found |= self.query_lookupds(request, HTTP_ADDRESSES, retry_s)
+        found = found or self.query_lookupds(node_request("GET", "/nodes"), HTTP_ADDRESSES, retry_s)
         if everywhere and not found:
             lookupds = ", ".join(self.options.lookupd_http_addresses)
             raise QueryError(f"no nsqd is registered with nsqlookupd {lookupds}")
         return sorted(found)
 
-    def ask_lookupds(
+    def query_lookupds(
         self,
-        request: Asked,
+        request: Request,
         read: Callable[[Any], Iterable[str]],
         retry_s: float | None = None,
     ) -> set[str]:
@@ -175,26 +175,32 @@ class Cluster:
 
     # Topics
 
-    def log_of(self, uuid: str, topic: str) -> Log | None:
+    def log_of(self, uuid: str, topic: str) -> LogState | None:
         """What a node has of a topic; None if it does not have it."""
         node = self.nodes[uuid]
         try:
-            told = node.get("/log", topic=topic)
+            reply = node.get("/log", topic=topic)
         except NodeError as error:
             if error.code == "TOPIC_NOT_FOUND":
                 return None
             raise
-        return Log(
-            *(told["node"], told["instance"], told["first"], told["whole_from"], told["end"]),
-            *(told["synced_end"], told["released"], tuple(told["channels"])),
+        return LogState(
+            *(
+                reply["node"],
+                reply["instance"],
+                reply["first"],
+                reply["whole_from"],
+                reply["end"],
+            ),
+            *(reply["synced_end"], reply["released"], tuple(reply["channels"])),
             {
                 name: Pull(int(pull["low"]), pull["identity"] or "", bool(pull["paused"]))
-                for name, pull in told.get("pull_channels", {}).items()
+                for name, pull in reply.get("pull_channels", {}).items()
             },
         )
 
     def settled(
-        self, uuid: str, topic: str, found: Log, channel: str = "", identity: str = ""
+        self, uuid: str, topic: str, found: LogState, channel: str = "", identity: str = ""
     ) -> int:
         """The end of all that is there now, after a sync if it needs one (R18)."""
         end = min(found.end, found.released) if channel else found.end
@@ -205,18 +211,18 @@ class Cluster:
         if channel:
             body["channel"] = channel
             body.update({"identity": identity} if identity else {})
-        told = self.nodes[uuid].post("/log/ends", body)["topics"][topic]
-        if told is None or told["instance"] != found.instance:
+        reply = self.nodes[uuid].post("/log/ends", body)["topics"][topic]
+        if reply is None or reply["instance"] != found.instance:
             raise QueryError(f"topic {topic} was deleted on {self.nodes[uuid]} at this moment")
-        return min(end, int(told["end"]))
+        return min(end, int(reply["end"]))
 
     def seek(self, uuid: str, topic: str, time_ns: int) -> int:
         return int(self.nodes[uuid].get("/log/seek", topic=topic, timestamp=time_ns)["index"])
 
     def count(self, uuid: str, topic: str, start: int, end: int) -> int:
         """How many messages there are in a range; a difference of indexes is no count."""
-        told = self.nodes[uuid].get("/log/count", topic=topic, start=start, end=end)
-        return int(told["count"])
+        reply = self.nodes[uuid].get("/log/count", topic=topic, start=start, end=end)
+        return int(reply["count"])
 
     def counts(
         self, uuid: str, ranges: Sequence[tuple[str, str, int, int]], retry_s: float | None = None
@@ -231,7 +237,7 @@ class Cluster:
         for first in range(0, len(ranges), RANGE_COUNT_MAX):
             part = ranges[first : first + RANGE_COUNT_MAX]
             body = {"ranges": [dict(zip(keys, each, strict=True)) for each in part]}
-            counts += node.json(asked("POST", "/log/counts", None, body), retry_s)["counts"]
+            counts += node.json(node_request("POST", "/log/counts", None, body), retry_s)["counts"]
         return counts
 
     def missing_count_max(self, uuid: str, topic: str, start: int, end: int) -> int:

@@ -24,11 +24,11 @@ from typing import Any
 from penstock.errors import NodeError, QueryError
 from penstock.spark.batch import check_named
 from penstock.spark.channels import AWAIT_S, Channels
-from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.checkpoint import CheckpointSyncer
 from penstock.spark.cluster import Cluster
 from penstock.spark.holdback import Hold
 from penstock.spark.loss import Loss, Losses
-from penstock.spark.node_client import HAS_READER, Access, asked
+from penstock.spark.node_client import HAS_READER, Access, node_request
 from penstock.spark.offsets import INDEX_MAX, Position, Positions, flat
 from penstock.spark.options import Options
 from penstock.spark.ranges import Range, limited
@@ -53,7 +53,7 @@ class Follower:
         self.losses = Losses(options)
         self.channels = Channels(options, self.cluster, self.losses)
         self._watches = Watches(options.channel, options.topic, access.retry_timeout_s)
-        self._checkpoint = Checkpoint(options.checkpoint)
+        self._checkpoint = CheckpointSyncer(options.checkpoint)
         self._hold = Hold(options.hold_interval_ns, options.hold_messages)
         self._reader = options.reader or f"Spark query on {socket.gethostname()}, pid {os.getpid()}"
         self._initial: Positions | None = None  # made by this process, in no checkpoint
@@ -118,14 +118,14 @@ class Follower:
     def newest(self, positions: Positions, rows_max: int | None) -> Positions:
         """How far the next batch goes, after a wait if there is nothing new."""
         self.resume(positions)
-        self._look_for_nodes(positions)
+        self._refresh_nodes(positions)
         if self._target is not None:
-            self._aim(positions)
+            self._set_target(positions)
             self._watches.poll(positions, 0.0)
         else:
             self._commit_if_idle(positions)
             self._wait(positions, rows_max)
-        self._judge(positions)
+        self._check_positions(positions)
         ranges, following = self._reachable(positions)
         if rows_max is not None:
             ranges = limited(ranges, rows_max, self.count)
@@ -184,21 +184,21 @@ class Follower:
         ranges, _ = self._ranges(positions, held=False)
         return sum(self.count(each, each.start, each.end) for each in ranges) >= wanted
 
-    def _look_for_nodes(self, positions: Positions) -> None:
-        astray, self._watches.astray = self._watches.astray, set()
-        for uuid in astray:
+    def _refresh_nodes(self, positions: Positions) -> None:
+        stale, self._watches.stale = self._watches.stale, set()
+        for uuid in stale:
             self.cluster.forget(uuid)
             self.channels.close(uuid)
         if self._target is not None:
-            if astray:
+            if stale:
                 self.cluster.discover(strict=True)
                 self._open(positions)
             return
-        if not astray and time.monotonic() < self._discover_s:
+        if not stale and time.monotonic() < self._discover_s:
             return
         try:
             self.cluster.discover(strict=False)
-            self._open({uuid: positions[uuid] for uuid in astray & set(positions)})
+            self._open({uuid: positions[uuid] for uuid in stale & set(positions)})
         except NodeError as error:
             if error.status:
                 raise
@@ -206,8 +206,8 @@ class Follower:
 
     # Judging
 
-    def _judge(self, positions: Positions) -> None:
-        """Rule 2, by what the last poll told."""
+    def _check_positions(self, positions: Positions) -> None:
+        """Rule 2, by what the last poll known."""
         losses = []
         for (uuid, topic), end in self._watches.ends.items():
             position = positions.get(uuid, {}).get(topic)
@@ -221,7 +221,7 @@ class Follower:
             loss = self.channels.missing(self._loss(uuid, topic, position, missing, what))
             if loss is not None:
                 losses.append(loss)
-        self.losses.tell(losses)
+        self.losses.report(losses)
 
     def _loss(self, uuid: str, topic: str, position: Position, end: int, what: str) -> Loss:
         address = self.cluster.nodes[uuid].address if uuid in self.cluster.nodes else ""
@@ -229,7 +229,7 @@ class Follower:
 
     # What there is
 
-    def _aim(self, positions: Positions) -> None:
+    def _set_target(self, positions: Positions) -> None:
         """Find the ends of an AvailableNow run, the first time."""
         if self._target:
             return
@@ -283,7 +283,7 @@ class Follower:
             following[uuid][topic] = set_back
         self.channels.set_back.clear()
         ranges, changed = self._ranges(positions)
-        lost = self._begin_anew(changed, positions, following)
+        lost = self._mark_deleted(changed, positions, following)
         absent = []
         for uuid in self.cluster.nodes:
             for topic in self.options.topic:
@@ -319,8 +319,8 @@ class Follower:
 
     def _end_of(self, uuid: str, topic: str, *, held: bool) -> Position | None:
         """How far a log may be read now; of one that is paused or held back the instance alone."""
-        told = self._watches.ends.get((uuid, topic))
-        end = None if told is None else Position(told.instance, told.end)
+        known = self._watches.ends.get((uuid, topic))
+        end = None if known is None else Position(known.instance, known.end)
         if self._target is not None:
             end = self._target.get(uuid, {}).get(topic)
         if end is None:
@@ -336,10 +336,10 @@ class Follower:
 
     def _is_paused(self, uuid: str, topic: str) -> bool:
         """Also a run that has begun is held by a pause."""
-        told = self._watches.ends.get((uuid, topic))
-        return told.paused if told is not None else (uuid, topic) in self._paused
+        known = self._watches.ends.get((uuid, topic))
+        return known.paused if known is not None else (uuid, topic) in self._paused
 
-    def _begin_anew(
+    def _mark_deleted(
         self, changed: list[tuple[str, str]], positions: Positions, following: Positions
     ) -> list[Loss]:
         """Topics that were deleted, or deleted and made again: two messages (R48).
@@ -382,22 +382,22 @@ class Follower:
                 if not synced:
                     self._checkpoint.sync()
                     synced = True
-                self._tell(uuid, new)
+                self._send_commit(uuid, new)
 
-    def _tell(self, uuid: str, topics: dict[str, Any]) -> None:
+    def _send_commit(self, uuid: str, topics: dict[str, Any]) -> None:
         body = {"channel": self.options.channel, "topics": topics}
         if self.channels.identity:
             body |= {"identity": self.channels.identity, "reader": self._reader}
         try:
             node = self.cluster.nodes[uuid].brief()
-            node.json(asked("POST", "/channel/commit", None, body), 0.0)
+            node.json(node_request("POST", "/channel/commit", None, body), 0.0)
         except NodeError as error:
             if error.code == HAS_READER:
                 raise
             if error.code in OF_ONE_TOPIC and len(topics) > 1:
                 # All of them move or none does; one that was deleted must not hold the others.
                 for topic, position in topics.items():
-                    self._tell(uuid, {topic: position})
+                    self._send_commit(uuid, {topic: position})
                 return
             log.warning("node=%s: %s", uuid, error)
             return

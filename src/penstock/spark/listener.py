@@ -42,7 +42,7 @@ STACK_LINES = ("\tat ", "at ", "JVM stacktrace", "===", "Traceback", "  File ")
 class NsqListener(StreamingQueryListener):
     """``options`` are those of the source; all but where the nodes are may be left out.
 
-    With ``channel`` and ``topic`` among them, a query that fails before its first batch is told of
+    With ``channel`` and ``topic`` among them, a query that fails before its first batch is report of
     too.  ``sink`` is what is shown in place of Spark's own description; ``reporter`` is one that
     whoever starts the queries has, and then tells of their starts and ends himself.
     """
@@ -52,7 +52,7 @@ class NsqListener(StreamingQueryListener):
     ) -> None:
         given = {name.lower(): text for name, text in options.items()}
         self._reporter = reporter or Reporter(options)
-        self._tells_ends = reporter is None
+        self._reports_ends = reporter is None
         self._sink = sink
         self._last: dict[str, Progress] = {}  # by query
         self._channels: dict[str, set[str]] = {}
@@ -67,31 +67,31 @@ class NsqListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
-        told = figures(progress, self._sink)
-        self._last[told.query] = told
+        report = figures(progress, self._sink)
+        self._last[report.query] = report
         for source in progress.sources:
             offset = offset_in(source.endOffset)
             if offset is not None:
                 channel = offset["channel"]
-                self._channels.setdefault(told.query, set()).add(channel)
+                self._channels.setdefault(report.query, set()).add(channel)
                 try:
-                    self._reporter.commit(channel, decode(offset), told, identity_in(offset))
+                    self._reporter.commit(channel, decode(offset), report, identity_in(offset))
                 except PenstockError as error:
                     log.warning("query=%s: %s", progress.name or progress.id, error)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Nothing to read, for ten seconds each time."""
-        self._tell(str(event.id), PipelineState.WAITING)
+        self._report(str(event.id), PipelineState.WAITING)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         query = str(event.id)
-        if self._tells_ends:
+        if self._reports_ends:
             error = explained(event.exception) if event.exception else ""
             if self._given is not None and not self._channels.get(query):
                 channel, topics = self._given
                 self._reporter.find(channel, topics)
                 self._channels[query] = {channel}
-            self._tell(query, PipelineState.FAILED if error else PipelineState.ENDED, error)
+            self._report(query, PipelineState.FAILED if error else PipelineState.ENDED, error)
             self._last.pop(query, None)
             self._channels.pop(query, None)
 
@@ -99,14 +99,14 @@ class NsqListener(StreamingQueryListener):
         """The newest report of a query."""
         return self._last.get(query, Progress(query))
 
-    def _tell(self, query: str, state: PipelineState, error: str = "") -> None:
+    def _report(self, query: str, state: PipelineState, error: str = "") -> None:
         last = self.last(query)
-        told = dataclasses.replace(
+        report = dataclasses.replace(
             last, state=state, error=error, input_rate=0.0, at_ms=int(time.time() * 1000)
         )
-        self._last[query] = told
+        self._last[query] = report
         try:
-            self._reporter.tell(self._channels.get(query, ()), told)
+            self._reporter.report(self._channels.get(query, ()), report)
         except PenstockError as failed:
             log.warning("query=%s: %s", last.name or query, failed)
 
@@ -139,6 +139,6 @@ def figures(progress: StreamingQueryProgress, sink: str = "") -> Progress:
 def explained(exception: str) -> str:
     """What an exception says, without its stacks: the last line of a Python worker's, if any."""
     lines = [line for line in exception.splitlines() if line.strip()]
-    said = [line.strip() for line in lines if not line.startswith(STACK_LINES)]
-    ours = [line for line in said if line.startswith(("penstock.errors.", "pyspark.errors."))]
-    return (ours or said or [exception])[-1 if ours else 0]
+    messages = [line.strip() for line in lines if not line.startswith(STACK_LINES)]
+    ours = [line for line in messages if line.startswith(("penstock.errors.", "pyspark.errors."))]
+    return (ours or messages or [exception])[-1 if ours else 0]

@@ -71,9 +71,9 @@ class Loss:
         return self.end >= INDEX_MAX
 
     def as_json(self) -> dict[str, Any]:
-        told = dataclasses.asdict(self)
-        del told["what"]
-        return told
+        fields = dataclasses.asdict(self)
+        del fields["what"]
+        return fields
 
     def __str__(self) -> str:
         where = f"nsqd {self.address} (node {self.node})" if self.address else f"node {self.node}"
@@ -93,15 +93,15 @@ class Losses:
         self._fail = options.fail_on_data_loss
         self._accepted = options.accept_loss
         self._causes = CAUSES if options.channel else UNKEPT
-        self._told: set[tuple[str, str, str, int]] = set()
+        self._reported: set[tuple[str, str, str, int]] = set()
 
-    def is_told(self, node: str, topic: str, instance: str, end: int) -> bool:
+    def is_reported(self, node: str, topic: str, instance: str, end: int) -> bool:
         """Whether a loss that ends there was let through with a warning."""
-        return (node, topic, instance, end) in self._told
+        return (node, topic, instance, end) in self._reported
 
     def accepts(self, loss: Loss) -> bool:
         """Whether all of it lies inside acceptLoss."""
-        return not self._rest(loss)
+        return not self._unaccepted(loss)
 
     def is_dropped(self, node: str, topic: str, instance: str) -> bool:
         """Whether all of a log from some index on was accepted as lost."""
@@ -110,20 +110,20 @@ class Losses:
             for each in self._accepted
         )
 
-    def tell(self, losses: Iterable[Loss]) -> None:
+    def report(self, losses: Iterable[Loss]) -> None:
         """DataLossError unless all of them are accepted or failOnDataLoss is false."""
         losses = list(losses)
-        rest = [part for loss in losses for part in self._rest(loss)]
-        if rest and self._fail:
-            raise DataLossError(sentence(rest, self._causes), rest[:LOSS_COUNT_MAX])
+        unaccepted = [part for loss in losses for part in self._unaccepted(loss)]
+        if unaccepted and self._fail:
+            raise DataLossError(sentence(unaccepted, self._causes), unaccepted[:LOSS_COUNT_MAX])
         for loss in losses:
             key = (loss.node, loss.topic, loss.instance, loss.end)
-            if key not in self._told:
-                self._told.add(key)
+            if key not in self._reported:
+                self._reported.add(key)
                 why = "acceptLoss names it" if self.accepts(loss) else "failOnDataLoss=false"
                 log.warning("messages may be missing: %s; going on, because %s", loss, why)
 
-    def _rest(self, loss: Loss) -> list[Loss]:
+    def _unaccepted(self, loss: Loss) -> list[Loss]:
         """What of a loss is not accepted."""
         parts, start = [], loss.start
         for each in self._accepted:
@@ -151,8 +151,8 @@ def sentence(losses: Sequence[Loss], causes: str = CAUSES) -> str:
         named += f"; and {more} more"
     if not all(loss.open_ended for loss in losses):
         named += f".  {causes}"
-    told = json.dumps([loss.as_json() for loss in losses[:LOSS_COUNT_MAX]])
-    return f"messages may be lost: {named}.  {ADVICE}\npenstock-loss: {told}"
+    fields = json.dumps([loss.as_json() for loss in losses[:LOSS_COUNT_MAX]])
+    return f"messages may be lost: {named}.  {ADVICE}\npenstock-loss: {fields}"
 
 
 def find(text: str) -> list[Loss]:

@@ -58,7 +58,7 @@ TAKE_OVER_REFUSED = "TAKE_OVER_REFUSED"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach nodes: what of the options a connection needs."""
+    """How to reach nodes: kind of the options a connection needs."""
 
     tls: bool = False
     root_ca_file: str = ""
@@ -96,13 +96,13 @@ def _token_in(path: str) -> str:
     return token
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     headers: http.client.HTTPMessage
     body: bytes
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """A request, so that it can be made again."""
 
     method: str
@@ -113,26 +113,26 @@ class Asked(NamedTuple):
 Key = tuple[str, Access]
 
 
-class Kept(threading.local):
+class ConnectionCache(threading.local):
     """This thread's connections."""
 
     def __init__(self) -> None:
         self.connections: dict[Key, http.client.HTTPConnection] = {}
 
 
-_kept = Kept()
+_cache = ConnectionCache()
 
 
-def asked(
+def node_request(
     method: str, path: str, parameters: Mapping[str, object] | None = None, body: object = None
-) -> Asked:
+) -> Request:
     """A request; a body that is no bytes goes as JSON."""
     target = path
     if parameters:
         target += "?" + urlencode({name: str(value) for name, value in parameters.items()})
     if body is not None and not isinstance(body, bytes):
         body = json.dumps(body).encode()
-    return Asked(method, target, body)
+    return Request(method, target, body)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -166,34 +166,34 @@ def connect(
 class Node:
     """One nsqd, or nsqlookupd, at ``address``."""
 
-    def __init__(self, address: str, access: Access, what: str = "nsqd") -> None:
+    def __init__(self, address: str, access: Access, kind: str = "nsqd") -> None:
         self.address = address
         self.access = access
-        self.what = what
+        self.kind = kind
         self._headers = {"User-Agent": f"penstock-spark/{VERSION}"}
         if access.token:
             self._headers["Authorization"] = f"Bearer {access.token}"
 
     def __repr__(self) -> str:
-        return f"{self.what} {self.address}"
+        return f"{self.kind} {self.address}"
 
     def brief(self) -> Node:
         """The same node for requests that must not take long."""
         timeout_s = min(BRIEF_S, self.access.request_timeout_s)
-        return Node(self.address, replace(self.access, request_timeout_s=timeout_s), self.what)
+        return Node(self.address, replace(self.access, request_timeout_s=timeout_s), self.kind)
 
     def get(self, path: str, **parameters: object) -> Any:
         """The JSON of a GET."""
-        return self.json(asked("GET", path, parameters))
+        return self.json(node_request("GET", path, parameters))
 
     def post(self, path: str, body: object = None, **parameters: object) -> Any:
         """The JSON of a POST."""
-        return self.json(asked("POST", path, parameters, body if body is not None else b""))
+        return self.json(node_request("POST", path, parameters, body if body is not None else b""))
 
-    def json(self, request: Asked, retry_s: float | None = None) -> Any:
-        return self.decoded(self.ask(request, retry_s))
+    def json(self, request: Request, retry_s: float | None = None) -> Any:
+        return self.decoded(self.call(request, retry_s))
 
-    def decoded(self, answer: Answer) -> Any:
+    def decoded(self, answer: Response) -> Any:
         try:
             return json.loads(answer.body)
         except ValueError:
@@ -212,7 +212,7 @@ class Node:
         """The answer to /stats, without clients."""
         return self.get("/stats", **stats_query())
 
-    def ask(self, request: Asked, retry_s: float | None = None) -> Answer:
+    def call(self, request: Request, retry_s: float | None = None) -> Response:
         """Make a request until it is answered; ``retry_s`` in place of retryTimeout."""
         if retry_s is None:
             retry_s = self.access.retry_timeout_s
@@ -231,9 +231,9 @@ class Node:
             time.sleep(min(wait_s, max(0.0, give_up_s - time.monotonic())) * random.uniform(0.5, 1))
             wait_s = min(2 * wait_s, WAIT_MAX_S)
 
-    def try_once(self, request: Asked) -> Answer:
+    def try_once(self, request: Request) -> Response:
         """Make a request; a kept connection that the node has closed meanwhile is renewed."""
-        kept = _kept.connections.pop((self.address, self.access), None)
+        kept = _cache.connections.pop((self.address, self.access), None)
         if kept is not None:
             try:
                 return self._exchange(kept, request)
@@ -246,46 +246,48 @@ class Node:
             connection.close()
             raise self.unreachable(error) from error
 
-    def _exchange(self, connection: http.client.HTTPConnection, request: Asked) -> Answer:
+    def _exchange(
+        self, connection: http.client.HTTPConnection, request: Request
+    ) -> Response:
         self.send(connection, request)
-        return self.judge(request, self.keep(connection))
+        return self.check(request, self.keep(connection))
 
-    def begin(self, request: Asked) -> Begun:
+    def begin(self, request: Request) -> PendingRequest:
         """Send a request now, to take its answer later: the node works meanwhile."""
-        connection = _kept.connections.pop((self.address, self.access), None)
+        connection = _cache.connections.pop((self.address, self.access), None)
         if connection is None:
             connection = connect(self.address, self.access)
         try:
             self.send(connection, request)
         except (OSError, http.client.HTTPException):
             connection.close()
-            return Begun(self, request, None)
-        return Begun(self, request, connection)
+            return PendingRequest(self, request, None)
+        return PendingRequest(self, request, connection)
 
-    def keep(self, connection: http.client.HTTPConnection) -> Answer:
+    def keep(self, connection: http.client.HTTPConnection) -> Response:
         """Receive an answer and keep the connection for the next request."""
         answer = self.receive(connection)
-        _kept.connections[self.address, self.access] = connection
+        _cache.connections[self.address, self.access] = connection
         return answer
 
-    def send(self, connection: http.client.HTTPConnection, request: Asked) -> None:
+    def send(self, connection: http.client.HTTPConnection, request: Request) -> None:
         connection.request(request.method, request.target, request.body, self._headers)
 
-    def receive(self, connection: http.client.HTTPConnection) -> Answer:
+    def receive(self, connection: http.client.HTTPConnection) -> Response:
         response = connection.getresponse()
-        return Answer(response.status, response.headers, response.read())
+        return Response(response.status, response.headers, response.read())
 
-    def judge(self, request: Asked, answer: Answer) -> Answer:
-        """The answer, or what is wrong with it."""
+    def check(self, request: Request, answer: Response) -> Response:
+        """The answer, or kind is wrong with it."""
         if answer.status == 200:
             return answer
-        code, detail, told = _told(answer.body)
+        code, detail, fields = _error_fields(answer.body)
         path = request.target.partition("?")[0]
         text = f"{self} answers {answer.status} {code} to {request.method} {path}"
         if detail:
             text += f": {detail}"
         advice = (
-            _reader_advice(told) if code in (HAS_READER, TAKE_OVER_REFUSED) else ADVICE.get(code)
+            _reader_advice(fields) if code in (HAS_READER, TAKE_OVER_REFUSED) else ADVICE.get(code)
         )
         if advice:
             text += f" ({advice})"
@@ -295,28 +297,28 @@ class Node:
         return NodeError(f"{self} does not answer: {error or type(error).__name__}")
 
 
-class Begun:
+class PendingRequest:
     """A request on its way."""
 
     def __init__(
-        self, node: Node, request: Asked, connection: http.client.HTTPConnection | None
+        self, node: Node, request: Request, connection: http.client.HTTPConnection | None
     ) -> None:
         self._node = node
         self._request = request
         self._connection = connection
 
-    def answer(self) -> Answer:
-        """Its answer; what fails on the way is asked again."""
+    def answer(self) -> Response:
+        """Its answer; kind fails on the way is asked again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             try:
-                return self._node.judge(self._request, self._node.keep(connection))
+                return self._node.check(self._request, self._node.keep(connection))
             except (OSError, http.client.HTTPException):
                 connection.close()
             except NodeError as error:
                 if error.status not in TRANSIENT:
                     raise
-        return self._node.ask(self._request)
+        return self._node.call(self._request)
 
     def drop(self) -> None:
         """Nobody wants the answer any more."""
@@ -325,8 +327,8 @@ class Begun:
             self._connection = None
 
 
-def _reader_advice(told: Mapping[str, Any]) -> str:
-    identity = told.get("identity")
+def _reader_advice(fields: Mapping[str, Any]) -> str:
+    identity = fields.get("identity")
     if not identity:
         return "the channel has no reader: start without the option takeOver"
     return (
@@ -335,10 +337,10 @@ def _reader_advice(told: Mapping[str, Any]) -> str:
     )
 
 
-def _told(body: bytes) -> tuple[str, str, Mapping[str, Any]]:
+def _error_fields(body: bytes) -> tuple[str, str, Mapping[str, Any]]:
     """The code and the detail of an answer that says no, and all of it."""
     try:
-        told = json.loads(body)
-        return str(told["message"]), str(told.get("detail", "")), told
+        fields = json.loads(body)
+        return str(fields["message"]), str(fields.get("detail", "")), fields
     except (ValueError, KeyError, TypeError, AttributeError):
         return body[:80].decode("latin-1"), "", {}

@@ -63,7 +63,7 @@ class Name(Text):
         return text
 
 
-class Columns(Listed):
+class ColumnNames(Listed):
     def __init__(self) -> None:
         super().__init__(Choice(dict.fromkeys(COLUMNS)))
         self.kind = "columns"

@@ -36,7 +36,7 @@ from penstock.spark.loss import Loss
 from penstock.spark.offsets import EARLIEST, LATEST, Places, Positions
 from penstock.spark.option_kinds import (
     COLUMNS,
-    Columns,
+    ColumnNames,
     Count,
     Identity,
     LocalFolder,
@@ -113,7 +113,9 @@ class Options:
     )
     http_token_file: str = string(SECURITY, "", "file on the driver with that token")
 
-    columns: tuple[str, ...] = row(Columns(), READING, COLUMNS, "columns to read, in this order")
+    columns: tuple[str, ...] = row(
+        ColumnNames(), READING, COLUMNS, "columns to read, in this order"
+    )
     starting_offsets: Places = row(
         Offsets(), READING, Places(EARLIEST), "where to start; for a stream, on its first run only"
     )
@@ -230,8 +232,8 @@ class Options:
 
 
 def camel(field: str) -> str:
-    first, *rest = field.removesuffix("_ns").split("_")
-    return first + "".join(word.capitalize() for word in rest)
+    first, *others = field.removesuffix("_ns").split("_")
+    return first + "".join(word.capitalize() for word in others)
 
 
 def settings() -> tuple[Setting, ...]:

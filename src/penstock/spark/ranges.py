@@ -67,24 +67,24 @@ def _cut(
     part: list[Range] = []
     passed = 0
     for each, own in zip(ranges, counts, strict=True):
-        done, rest = 0, each
+        done, remainder = 0, each
         while cuts and cuts[0] <= passed + own:
-            at = index_behind(rest, own - done, cuts[0] - passed - done, count)
-            if at > rest.start:
-                part.append(replace(rest, end=at))
+            at = index_after(remainder, own - done, cuts[0] - passed - done, count)
+            if at > remainder.start:
+                part.append(replace(remainder, end=at))
             found.append(tuple(part))
             part = []
-            rest, done = replace(rest, start=at), cuts.pop(0) - passed
+            remainder, done = replace(remainder, start=at), cuts.pop(0) - passed
         # A range without messages is read too: the answer says if they were removed.
-        if rest.span and (own > done or rest.start == each.start):
-            part.append(rest)
+        if remainder.span and (own > done or remainder.start == each.start):
+            part.append(remainder)
         passed += own
     if part:
         found.append(tuple(part))
     return [part for part in found if part]
 
 
-def index_behind(each: Range, total: int, rows: int, count: Count) -> int:
+def index_after(each: Range, total: int, rows: int, count: Count) -> int:
     """The index behind the first ``rows`` of the ``total`` messages of a range.
 
     Without gaps it is arithmetic; a gap, as a restart leaves one, is searched by halving.
@@ -123,6 +123,6 @@ def limited(ranges: Sequence[Range], rows_max: int, count: Count) -> list[Range]
             shares[i] += 1
             left -= 1
     return [
-        replace(each, end=index_behind(each, own, share, count))
+        replace(each, end=index_after(each, own, share, count))
         for each, own, share in zip(ranges, counts, shares, strict=True)
     ]

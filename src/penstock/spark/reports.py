@@ -24,9 +24,9 @@ from collections.abc import Iterable, Mapping
 
 from penstock.errors import NodeError, PenstockError
 from penstock.progress import Progress
-from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.checkpoint import CheckpointSyncer
 from penstock.spark.cluster import Cluster
-from penstock.spark.node_client import HAS_READER, Node, asked
+from penstock.spark.node_client import HAS_READER, Node, node_request
 from penstock.spark.offsets import Position, Positions
 from penstock.spark.option_kinds import LocalFolder
 from penstock.spark.options import parse_brokers
@@ -37,7 +37,7 @@ log = logging.getLogger("penstock.spark")
 DISCOVERY_S = 10.0
 
 Channel = str
-Places = dict[str, Position]  # by topic
+ByTopic = dict[str, Position]  # by topic
 
 
 class Reporter:
@@ -46,11 +46,11 @@ class Reporter:
     def __init__(self, options: Mapping[str, str]) -> None:
         given = {name.lower(): text.strip() for name, text in options.items()}
         self._cluster = Cluster(parse_brokers(options))
-        self._checkpoint = Checkpoint(LocalFolder().parse(given.get("checkpoint", "")))
+        self._checkpoint = CheckpointSyncer(LocalFolder().parse(given.get("checkpoint", "")))
         self._identity = given.get("identity", "").lower()
         self._identities: dict[Channel, str] = {}
         self._name = given.get("reader", "")
-        self._known: dict[tuple[Channel, str], Places] = {}  # by channel and node
+        self._known: dict[tuple[Channel, str], ByTopic] = {}  # by channel and node
         self._ended: dict[Channel, Progress] = {}  # Rule 4
         self._discover_s = 0.0
         self._lock = threading.Lock()
@@ -117,7 +117,7 @@ class Reporter:
             for channel in channels:
                 self._ended.pop(channel, None)
 
-    def tell(self, channels: Iterable[Channel], progress: Progress, *, end: bool = False) -> None:
+    def report(self, channels: Iterable[Channel], progress: Progress, *, end: bool = False) -> None:
         """A report to all places of a query that are known; ``end``: until the next ``begin``."""
         wanted = set(channels)
         with self._lock:
@@ -128,14 +128,16 @@ class Reporter:
             for (channel, uuid), places in self._known.items():
                 node = self._cluster.nodes.get(uuid)
                 if channel in wanted and node is not None and places:
-                    self._tell(node, channel, places, progress)
+                    self._report(node, channel, places, progress)
 
     def _discover(self) -> None:
         if time.monotonic() >= self._discover_s:
             self._discover_s = time.monotonic() + DISCOVERY_S
             self._cluster.discover(strict=False, everywhere=True)
 
-    def _tell(self, node: Node, channel: Channel, places: Places, progress: Progress) -> None:
+    def _report(
+        self, node: Node, channel: Channel, places: ByTopic, progress: Progress
+    ) -> None:
         try:
             self._send(node, channel, places, progress)
         except NodeError as error:
@@ -154,7 +156,9 @@ class Reporter:
     def _identity_of(self, channel: Channel) -> str:
         return self._identities.get(channel, self._identity)
 
-    def _send(self, node: Node, channel: Channel, places: Places, progress: Progress) -> None:
+    def _send(
+        self, node: Node, channel: Channel, places: ByTopic, progress: Progress
+    ) -> None:
         """Rule 5."""
         identity = self._identity_of(channel)
         read = {topic: place for topic, place in places.items() if place.index}
@@ -170,7 +174,12 @@ class Reporter:
             self._post(node, channel, unread, progress, identity)
 
     def _post(
-        self, node: Node, channel: Channel, places: Places, progress: Progress, identity: str
+        self,
+        node: Node,
+        channel: Channel,
+        places: ByTopic,
+        progress: Progress,
+        identity: str,
     ) -> None:
         topics = {
             topic: {"instance": place.instance, "index": place.index}
@@ -180,4 +189,4 @@ class Reporter:
         if identity:
             body["identity"] = identity
             body.update({"reader": self._name} if self._name else {})
-        node.brief().json(asked("POST", "/channel/commit", None, body), 0.0)
+        node.brief().json(node_request("POST", "/channel/commit", None, body), 0.0)

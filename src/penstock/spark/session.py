@@ -45,7 +45,7 @@ DAEMON = "penstock.spark.daemon"
 LAST_LINES_MAX = 5
 TRACEBACK = "Traceback (most recent call last):"
 TRACEBACK_LINES_MAX = 200
-LAST_WORDS_S = 5.0
+LAST_LINES_WAIT_S = 5.0
 
 # What the JVM says at its start, whatever its log is told.
 NOISE = (
@@ -190,7 +190,7 @@ def _start_context(settings: Mapping[str, str], show: Callable[[str], None]) -> 
             gateway = launch_gateway(conf, arguments)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             log.close()
-            raise SparkSetupError(f"Spark does not start: {log.last_words() or error}") from None
+            raise SparkSetupError(f"Spark does not start: {log.last_lines() or error}") from None
         log.close()
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -225,8 +225,8 @@ class JvmLog:
         """Our end; the JVM has its own copy."""
         os.close(self.write_fd)
 
-    def last_words(self) -> str:
-        self._thread.join(LAST_WORDS_S)
+    def last_lines(self) -> str:
+        self._thread.join(LAST_LINES_WAIT_S)
         return " ".join(line.strip() for line in self._last)
 
     def _forward(self, read_fd: int) -> None:
@@ -239,18 +239,18 @@ class JvmLog:
                 inside = block[0].startswith(TRACEBACK) and (len(block) == 1 or line[0] == " ")
                 if inside and len(block) < TRACEBACK_LINES_MAX:
                     continue
-                if not is_worker_s_end(block):
-                    self._tell(block)
+                if not is_broken_pipe_of_worker(block):
+                    self._emit(block)
                 block.clear()
-        self._tell(block)
+        self._emit(block)
 
-    def _tell(self, lines: list[str]) -> None:
+    def _emit(self, lines: list[str]) -> None:
         for line in lines:
             self._last.append(line)
             self._show(line.rstrip("\n"))
 
 
-def is_worker_s_end(lines: list[str]) -> bool:
+def is_broken_pipe_of_worker(lines: list[str]) -> bool:
     """Whether it is what pyspark.daemon says of a worker that ends while nobody listens."""
     own = any("pyspark" in line for line in lines[1:-1])
     return len(lines) > 2 and own and lines[-1].startswith("BrokenPipeError")

@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.errors import NodeError, QueryError
 from penstock.spark.cluster import Cluster
-from penstock.spark.node_client import Begun, Node, asked
+from penstock.spark.node_client import Node, PendingRequest, node_request
 
 log = logging.getLogger("penstock.spark")
 
@@ -38,7 +38,7 @@ COORDINATOR_FILE = "nsq-coordinator.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedRows:
     """What a task has staged; no attempt if it had no rows."""
 
     query: str
@@ -50,7 +50,7 @@ class Staged:
     count: int = 0
 
 
-class Staging:
+class TaskStaging:
     """One task's rows on one node."""
 
     def __init__(self, node: Node, query: str, batch: int, partition: int, attempt: str) -> None:
@@ -63,7 +63,7 @@ class Staging:
         }
         self.part_count = 0
         self.count = 0
-        self._begun: Begun | None = None
+        self._pending: PendingRequest | None = None
 
     def put(self, topic: str, body: bytes, count: int, *, deferred: bool) -> None:
         """Send a part.  The node works on it while the next one is packed."""
@@ -73,44 +73,46 @@ class Staging:
         parameters = {**self.key, "part": self.part_count, "topic": topic}
         if deferred:
             parameters["deferred"] = "true"
-        self._begun = self.node.begin(asked("PUT", "/staging/part", parameters, body))
+        self._pending = self.node.begin(node_request("PUT", "/staging/part", parameters, body))
         self.part_count += 1
         self.count += count
 
-    def seal(self) -> Staged:
+    def seal(self) -> StagedRows:
         """All is there: sync it."""
         self._settle()
-        told = self.node.post("/staging/seal", **self.key, parts=self.part_count, count=self.count)
-        return Staged(
-            **self.key, node=str(told["node"]), address=self.node.address, count=self.count
+        reply = self.node.post(
+            "/staging/seal", **self.key, parts=self.part_count, count=self.count
+        )
+        return StagedRows(
+            **self.key, node=str(reply["node"]), address=self.node.address, count=self.count
         )
 
     def abort(self) -> None:
         """The task failed: nobody will want it.  If that fails too it expires."""
-        if self._begun is not None:
-            self._begun.drop()
+        if self._pending is not None:
+            self._pending.drop()
         if self.part_count:
-            abort([Staged(**self.key, address=self.node.address)], self.node)
+            abort([StagedRows(**self.key, address=self.node.address)], self.node)
 
     def _settle(self) -> None:
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            begun.answer()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.answer()
 
 
-def abort(staged: Sequence[Staged], node: Node) -> None:
+def abort(staged: Sequence[StagedRows], node: Node) -> None:
     """Discard stagings of one node, as far as it can be reached."""
     first = staged[0]
     stagings = [{"partition": each.partition, "attempt": each.attempt} for each in staged]
     body = {"query": first.query, "batch": first.batch, "stagings": stagings}
     try:
-        node.json(asked("POST", "/staging/abort", None, body), 0.0)
+        node.json(node_request("POST", "/staging/abort", None, body), 0.0)
     except NodeError as error:
         log.warning("query=%s batch=%d: %s", first.query, first.batch, error)
 
 
-def by_address(staged: Iterable[Staged]) -> dict[str, list[Staged]]:
-    found: dict[str, list[Staged]] = {}
+def by_address(staged: Iterable[StagedRows]) -> dict[str, list[StagedRows]]:
+    found: dict[str, list[StagedRows]] = {}
     for each in staged:
         if each.attempt:
             found.setdefault(each.address, []).append(each)
@@ -126,7 +128,7 @@ class Committer:
         self._lasting = lasting  # somebody may commit the same again after us
         self._coordinator = ""
 
-    def commit(self, staged: Sequence[Staged], note: str = "") -> int:
+    def commit(self, staged: Sequence[StagedRows], note: str = "") -> int:
         """Publish what is staged, or what was decided before; return how many rows that are."""
         if not staged:
             return 0
@@ -141,7 +143,9 @@ class Committer:
             abort(losers, Node(address, self._cluster.access))
         return count
 
-    def _decide(self, query: str, batch: int, own: Sequence[Staged], note: str) -> list[Staged]:
+    def _decide(
+        self, query: str, batch: int, own: Sequence[StagedRows], note: str
+    ) -> list[StagedRows]:
         coordinator = self._node(self._coordinator_of(query), query)
         body: dict[str, Any] = {
             "query": query,
@@ -158,18 +162,18 @@ class Committer:
         }
         if note:
             body["note"] = note
-        told = coordinator.post("/staging/decide", body)
+        reply = coordinator.post("/staging/decide", body)
         return [
-            Staged(
+            StagedRows(
                 *(query, batch, each["partition"], each["attempt"], each["node"]),
                 self._node(each["node"], query).address,
                 each["count"],
             )
-            for each in told["winners"]
+            for each in reply["winners"]
         ]
 
-    def _publish(self, query: str, batch: int, winners: Sequence[Staged]) -> int:
-        def publish(address: str, staged: list[Staged]) -> int:
+    def _publish(self, query: str, batch: int, winners: Sequence[StagedRows]) -> int:
+        def publish(address: str, staged: list[StagedRows]) -> int:
             body = {
                 "query": query,
                 "batch": batch,
@@ -177,8 +181,8 @@ class Committer:
                     {"partition": each.partition, "attempt": each.attempt} for each in staged
                 ],
             }
-            told = Node(address, self._cluster.access).post("/staging/publish", body)
-            return int(told["count"])
+            reply = Node(address, self._cluster.access).post("/staging/publish", body)
+            return int(reply["count"])
 
         groups = by_address(winners)
         if len(groups) == 1:
@@ -190,7 +194,7 @@ class Committer:
 
     def _node(self, uuid: str, query: str) -> Node:
         if uuid not in self._cluster.nodes:
-            # Of a batch that an earlier process has begun: its nodes are needed, whoever they are.
+            # Of a batch that an earlier process has pending: its nodes are needed, whoever they are.
             self._cluster.nodes.clear()
             self._cluster.discover(strict=True, everywhere=True)
         node = self._cluster.nodes.get(uuid)
@@ -225,7 +229,7 @@ class Committer:
         return uuid
 
     def _from_brokers(self, query: str) -> str:
-        """What any of them has recorded; all are asked, and all answer, before a new one is."""
+        """What any of them has recorded; all are node_request, and all answer, before a new one is."""
         self._cluster.discover(strict=True, everywhere=True)
         nodes = self._cluster.nodes
         for uuid in sorted(nodes):

@@ -29,7 +29,7 @@ from penstock.spark.session import LOG4J_FILE, check_pyspark
 NAME = "cluster.json"
 START_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 20.0
-LOOK_S = 0.1
+POLL_S = 0.1
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 # What the master and the workers write when they are there.
@@ -113,7 +113,7 @@ def _launch(
             raise SparkSetupError(f"{name} of the cluster does not start; see {log}")
         if time.monotonic() > give_up_s:
             raise SparkSetupError(f"{name} of the cluster is not there after a while; see {log}")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def stop(folder: Path) -> int:
@@ -129,7 +129,7 @@ def stop(folder: Path) -> int:
         while _is_ours(each["pid"]):
             if time.monotonic() > give_up_s:
                 _signal(each["pid"], signal.SIGKILL)
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     (folder / NAME).unlink(missing_ok=True)
     return len(processes)
 

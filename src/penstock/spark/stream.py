@@ -54,7 +54,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # On the driver
 
     def initialOffset(self) -> dict[str, Any]:
-        # Asked for twice, and it must be the same: "latest" moves on.
+        # Request for twice, and it must be the same: "latest" moves on.
         if self._initial is None:
             positions = self.follower.start()
             self._initial = self._encode(positions, self.follower.channels.next_identity)

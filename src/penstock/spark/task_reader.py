@@ -24,7 +24,7 @@ from penstock.core.columns import BODY, ID, INDEX, TIMESTAMP, Columns, decode
 from penstock.errors import CorruptError, NodeError
 from penstock.spark.cluster import Cluster
 from penstock.spark.loss import Loss, Losses
-from penstock.spark.node_client import Access, Answer, Begun, Node, asked
+from penstock.spark.node_client import Access, Node, Response, PendingRequest, node_request
 from penstock.spark.options import Options
 from penstock.spark.ranges import Range
 
@@ -70,7 +70,7 @@ class Reading:
             if each.address:
                 yield from self._read(each, Fetch(self, each, losses), losses)
             else:
-                losses.tell([_lost(each, "is not there: the node is not found", each.end)])
+                losses.report([_lost(each, "is not there: the node is not found", each.end)])
 
     def _read(self, each: Range, fetch: Fetch, losses: Losses) -> Iterator[pyarrow.RecordBatch]:
         wanted = sum(WANTED[column] for column in self.columns if column in WANTED)
@@ -91,7 +91,7 @@ class Reading:
         except NodeError as error:
             if error.code not in ("TOPIC_NOT_FOUND", "INSTANCE_CHANGED"):
                 raise
-            losses.tell([_lost(each, "was deleted before it was read", each.end)])
+            losses.report([_lost(each, "was deleted before it was read", each.end)])
 
 
 def _lost(each: Range, what: str, end: int) -> Loss:
@@ -128,33 +128,33 @@ class Fetch:
     def run(self) -> Iterator[tuple[int, bytes]]:
         """Batches, and the index below which their messages are not wanted."""
         index = self._range.start
-        begun = self._begin(index)
+        pending = self._begin(index)
         try:
             while True:
                 try:
-                    answer = begun.answer()
+                    answer = pending.answer()
                 except NodeError as error:
                     if error.code != "CHANNEL_NOT_FOUND" or self.unkept:
                         raise
                     self.unkept = True
-                    begun = self._begin(index)
+                    pending = self._begin(index)
                     continue
-                self._judge(answer, index)
+                self._check_missing(answer, index)
                 start, index = index, _next(answer, self._range, index)
                 if index < self._range.end:
-                    begun = self._begin(index)
+                    pending = self._begin(index)
                 if answer.body:
                     yield start, answer.body
                 if self._back_to is not None:
-                    begun.drop()
+                    pending.drop()
                     index, self._back_to = self._back_to, None
-                    begun = self._begin(index)
+                    pending = self._begin(index)
                 elif index >= self._range.end:
                     return
         finally:
-            begun.drop()
+            pending.drop()
 
-    def _judge(self, answer: Answer, index: int) -> None:
+    def _check_missing(self, answer: Response, index: int) -> None:
         """Whether an answer lacks messages that the range had when it was planned (Rule 2)."""
         text = answer.headers.get("X-Penstock-Missing-Below", "")
         each = self._range
@@ -162,16 +162,16 @@ class Fetch:
             return
         # Of a stream all that it will miss, so that it can be accepted at once.
         end = int(text) if self._channel else min(int(text), each.end)
-        if self._losses.is_told(each.node, each.topic, each.instance, end):
+        if self._losses.is_reported(each.node, each.topic, each.instance, end):
             return
         cluster = Cluster(self._reading.options, self._reading.access)
         cluster.nodes[each.node] = self._node
         lost = _lost(each, "does not have all messages any more", end)
         count_max = cluster.missing_count_max(each.node, each.topic, lost.start, end)
         if count_max:
-            self._losses.tell([replace(lost, count_max=count_max)])
+            self._losses.report([replace(lost, count_max=count_max)])
 
-    def _begin(self, index: int) -> Begun:
+    def _begin(self, index: int) -> PendingRequest:
         each = self._range
         parameters = {
             "topic": each.topic,
@@ -185,10 +185,10 @@ class Fetch:
             parameters["channel"] = self._channel
             if each.identity:
                 parameters["identity"] = each.identity
-        return self._node.begin(asked("GET", "/log/read", parameters))
+        return self._node.begin(node_request("GET", "/log/read", parameters))
 
 
-def _next(answer: Answer, each: Range, index: int) -> int:
+def _next(answer: Response, each: Range, index: int) -> int:
     """How far an answer reaches; it must be further than the last one."""
     text = answer.headers.get("X-Penstock-Next", "")
     if not text.isdecimal() or not index < int(text) <= each.end:

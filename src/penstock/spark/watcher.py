@@ -22,17 +22,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import NodeError
-from penstock.spark.node_client import Asked, Node, asked, connect
+from penstock.spark.node_client import Node, Request, connect, node_request
 from penstock.spark.offsets import Position, Positions
 
 log = logging.getLogger("penstock.spark")
 
 # After the first news the others get this time, so that one batch has what all nodes have.
 GRACE_S = 0.002
-LOOK_S = 1.0
+QUICK_POLL_S = 1.0
 AWAY_S = 1.0
 AWAY_MAX_S = 15.0
-TOLD_AGAIN_S = 60.0
+WARN_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Watch:
     def __init__(self, uuid: str, node: Node) -> None:
         self.uuid = uuid
         self.node = node
-        self.on_its_way = False
+        self.pending = False
         self.due_s = 0.0  # when its answer must have come
         self.away_until_s = 0.0
         self._away_s = AWAY_S
         self._connection: http.client.HTTPConnection | None = None
-        self._request: Asked | None = None
-        self._told_s = -TOLD_AGAIN_S
+        self._request: Request | None = None
+        self._warned_s = -WARN_AGAIN_S
 
     @property
     def socket(self) -> Any:
@@ -80,7 +80,7 @@ class Watch:
         body = {"topics": known, "channel": channel, "wait_ms": math.ceil(wait_s * 1000)}
         if identity:
             body["identity"] = identity
-        request = asked("POST", "/log/ends", None, body)
+        request = node_request("POST", "/log/ends", None, body)
         for renewed in (False, True):
             if self._connection is None:
                 self._connection = connect(self.node.address, self.node.brief().access)
@@ -92,33 +92,33 @@ class Watch:
                 if renewed:
                     raise self.node.unreachable(error) from error
         self._request = request
-        self.on_its_way = True
+        self.pending = True
         self.due_s = time.monotonic() + wait_s + self.node.access.request_timeout_s
 
     def receive(self) -> dict[str, Any]:
         """The answer that has begun to arrive."""
         assert self._connection is not None and self._request is not None
-        self.on_its_way = False
+        self.pending = False
         try:
             answer = self.node.receive(self._connection)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise self.node.unreachable(error) from error
-        told = self.node.decoded(self.node.judge(self._request, answer))
+        reply = self.node.decoded(self.node.check(self._request, answer))
         self.away_until_s, self._away_s = 0.0, AWAY_S
-        return dict(told)
+        return dict(reply)
 
-    def away(self, error: NodeError, now_s: float) -> None:
+    def mark_away(self, error: NodeError, now_s: float) -> None:
         """Leave the node alone for a while, and say so now and then."""
         self.close()
         self.away_until_s = now_s + self._away_s
         self._away_s = min(2 * self._away_s, AWAY_MAX_S)
-        if now_s - self._told_s >= TOLD_AGAIN_S:
+        if now_s - self._warned_s >= WARN_AGAIN_S:
             log.warning("node=%s: %s; reading from the others", self.uuid, error)
-            self._told_s = now_s
+            self._warned_s = now_s
 
     def close(self) -> None:
-        self.on_its_way = False
+        self.pending = False
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -129,7 +129,7 @@ class Watches:
 
     def __init__(self, channel: str, topics: Iterable[str], retry_timeout_s: float) -> None:
         self.ends: dict[tuple[str, str], End] = {}
-        self.astray: set[str] = set()  # nodes whose channel or identity is not what it was
+        self.stale: set[str] = set()  # nodes whose channel or identity is not what it was
         self.gone: set[tuple[str, str]] = set()  # (node, topic) that was deleted
         self._channel = channel
         self._topics = frozenset(topics)
@@ -171,63 +171,64 @@ class Watches:
         If they are known to reach ``enough`` indexes further already, nobody is waited for.
         """
         now_s = time.monotonic()
-        self._take(self._arrived(0.0))
+        self._receive(self._arrived(0.0))
         if wait_s <= 0:
-            self._look(positions, now_s)
+            self._poll_once(positions, now_s)
         elif enough is not None and self.reach(positions) >= enough:
             # There is more than a batch takes; nobody has to hurry.
-            self._ask(positions, wait_s, now_s)
+            self._send_polls(positions, wait_s, now_s)
         else:
             # What answered a poll of the last call may be a batch old: it is asked for again, and
             # the grace is time for the answers.
             self._wait(positions, now_s, now_s + wait_s)
-        self._judge(time.monotonic())
+        self._check_answered(time.monotonic())
 
-    def _look(self, positions: Positions, now_s: float) -> None:
+    def _poll_once(self, positions: Positions, now_s: float) -> None:
         """Ask every node once, without waiting for news."""
-        self._ask(positions, 0.0, now_s)
-        give_up_s = now_s + LOOK_S
+        self._send_polls(positions, 0.0, now_s)
+        give_up_s = now_s + QUICK_POLL_S
         while (left_s := give_up_s - now_s) > 0 and (watches := self._arrived(left_s)):
-            self._take(watches)
+            self._receive(watches)
             now_s = time.monotonic()
 
     def _wait(self, positions: Positions, now_s: float, give_up_s: float) -> None:
-        while now_s < give_up_s and not self.astray:
-            self._ask(positions, give_up_s - now_s, now_s)
-            if self._news(positions):
+        while now_s < give_up_s and not self.stale:
+            self._send_polls(positions, give_up_s - now_s, now_s)
+            if self._has_news(positions):
                 give_up_s = min(give_up_s, now_s + GRACE_S)
             left_s = max(0.0, give_up_s - now_s)
             watches = self._arrived(left_s)
-            if not watches and not any(watch.on_its_way for watch in self._watches.values()):
+            if not watches and not any(watch.pending for watch in self._watches.values()):
                 # Nobody to wait for: all are away.
                 time.sleep(min(left_s, AWAY_S))
-            self._take(watches)
+            self._receive(watches)
             now_s = time.monotonic()
 
     def close(self) -> None:
         for watch in self._watches.values():
             watch.close()
 
-    def _ask(self, positions: Positions, wait_s: float, now_s: float) -> None:
+    def _send_polls(self, positions: Positions, wait_s: float, now_s: float) -> None:
         for uuid, watch in self._watches.items():
-            if watch.on_its_way and now_s > watch.due_s:
-                watch.away(watch.node.unreachable(TimeoutError("timed out")), now_s)
+            if watch.pending and now_s > watch.due_s:
+                watch.mark_away(watch.node.unreachable(TimeoutError("timed out")), now_s)
             topics = {
                 topic: position
                 for topic, position in positions.get(uuid, {}).items()
                 if topic in self._topics and not position.is_deleted
             }
-            if topics and not watch.on_its_way and now_s >= watch.away_until_s:
-                beyond = {
-                    topic: self._beyond(uuid, topic, position) for topic, position in topics.items()
+            if topics and not watch.pending and now_s >= watch.away_until_s:
+                after = {
+                    topic: self._after_known(uuid, topic, position)
+                    for topic, position in topics.items()
                 }
                 try:
-                    watch.send(beyond, self._channel, self._identity, wait_s)
+                    watch.send(after, self._channel, self._identity, wait_s)
                 except NodeError as error:
-                    watch.away(error, now_s)
+                    watch.mark_away(error, now_s)
 
-    def _beyond(self, uuid: str, topic: str, position: Position) -> Position:
-        """Ask for what is new beyond what is known already, if it is the same instance."""
+    def _after_known(self, uuid: str, topic: str, position: Position) -> Position:
+        """Ask for what is new after what is known already, if it is the same instance."""
         end = self.ends.get((uuid, topic))
         if end is None or end.instance != position.instance:
             return position
@@ -235,7 +236,7 @@ class Watches:
 
     def _arrived(self, wait_s: float) -> list[Watch]:
         """The watches whose answers begin to arrive within ``wait_s``."""
-        waiting = [watch for watch in self._watches.values() if watch.on_its_way]
+        waiting = [watch for watch in self._watches.values() if watch.pending]
         if not waiting:
             return []
         with selectors.DefaultSelector() as selector:
@@ -243,27 +244,27 @@ class Watches:
                 selector.register(watch.socket, selectors.EVENT_READ, watch)
             return [key.data for key, _ in selector.select(wait_s)]
 
-    def _take(self, watches: list[Watch]) -> None:
+    def _receive(self, watches: list[Watch]) -> None:
         for watch in watches:
             now_s = time.monotonic()
             try:
-                told = watch.receive()
+                reply = watch.receive()
             except NodeError as error:
                 if error.code in ("CHANNEL_NOT_FOUND", "NOT_A_PULL_CHANNEL"):
-                    self.astray.add(watch.uuid)
+                    self.stale.add(watch.uuid)
                 elif 400 <= error.status < 500:
                     raise
                 else:
-                    watch.away(error, now_s)
+                    watch.mark_away(error, now_s)
                 continue
             self._answered_s = now_s
-            if told["node"] != watch.uuid:
-                self.astray.add(watch.uuid)
+            if reply["node"] != watch.uuid:
+                self.stale.add(watch.uuid)
                 continue
-            for topic, end in told["topics"].items():
-                self._know(watch.uuid, topic, end)
+            for topic, end in reply["topics"].items():
+                self._update(watch.uuid, topic, end)
 
-    def _know(self, uuid: str, topic: str, end: Mapping[str, Any] | None) -> None:
+    def _update(self, uuid: str, topic: str, end: Mapping[str, Any] | None) -> None:
         if end is None:
             self.ends.pop((uuid, topic), None)
             self.gone.add((uuid, topic))
@@ -282,7 +283,7 @@ class Watches:
             and end.reaches_beyond(position)
         )
 
-    def _news(self, positions: Positions) -> bool:
+    def _has_news(self, positions: Positions) -> bool:
         return bool(self.gone) or any(
             (end := self.ends.get((uuid, topic))) is not None
             and (end.reaches_beyond(position) or end.instance != position.instance)
@@ -290,7 +291,7 @@ class Watches:
             for topic, position in topics.items()
         )
 
-    def _judge(self, now_s: float) -> None:
+    def _check_answered(self, now_s: float) -> None:
         if not all(watch.away_until_s for watch in self._watches.values()):
             self._answered_s = now_s
         silent_s = now_s - self._answered_s

@@ -22,10 +22,10 @@ from pyspark.sql.datasource import (
 
 from penstock.errors import NodeError, QueryError
 from penstock.spark.cluster import Cluster
-from penstock.spark.node_client import Access, Node, asked
+from penstock.spark.node_client import Access, Node, node_request
 from penstock.spark.options import Options
 from penstock.spark.packer import Rows, Shape, each_of
-from penstock.spark.staging import Committer, Staged, Staging, abort, by_address
+from penstock.spark.staging import Committer, StagedRows, TaskStaging, abort, by_address
 from penstock.spark.task_reader import settle_worker
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ COMMITTERS_MAX = 64
 class StagedMessage(WriterCommitMessage):
     """What a task tells the driver."""
 
-    def __init__(self, staged: Staged) -> None:
+    def __init__(self, staged: StagedRows) -> None:
         self.staged = staged
 
 
@@ -63,13 +63,13 @@ class Stager:
         """Stage a task's rows on one node, the next one if the task is tried again."""
         settle_worker()
         turn = batch + partition + attempt_number
-        staging: Staging | None = None
+        staging: TaskStaging | None = None
 
         def put(topic: str, body: bytes, count: int, deferred: bool) -> None:
             nonlocal staging
             if staging is None:
                 node = self._node(turn)
-                staging = Staging(node, query, batch, partition, uuid.uuid4().hex)
+                staging = TaskStaging(node, query, batch, partition, uuid.uuid4().hex)
             staging.put(topic, body, count, deferred=deferred)
 
         try:
@@ -85,7 +85,7 @@ class Stager:
             # commit finishes what was decided.  A worker has to read its input to the end.
             for _ in batches:
                 pass
-        return StagedMessage(Staged(query, batch, partition))
+        return StagedMessage(StagedRows(query, batch, partition))
 
     def _node(self, turn: int) -> Node:
         """The nodes in turn, and of them the first that is well."""
@@ -93,14 +93,14 @@ class Stager:
         for step in range(len(self.addresses)):
             node = Node(self.addresses[(turn + step) % len(self.addresses)], self.access)
             try:
-                node.brief().try_once(asked("GET", "/ping"))
+                node.brief().try_once(node_request("GET", "/ping"))
                 return node
             except NodeError as found:
                 log.warning("%s; staging elsewhere", found)
                 error = found
         # All have failed: one of them may come back while we wait.
         node = Node(self.addresses[turn % len(self.addresses)], self.access)
-        node.ask(asked("GET", "/ping"))
+        node.call(node_request("GET", "/ping"))
         log.info("after %s: %s is back", error, node)
         return node
 
@@ -121,7 +121,7 @@ def committer_of(
     return Committer(Cluster(options, access), location, lasting=True)
 
 
-def staged_in(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+def staged_in(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
     return [each.staged for each in messages if isinstance(each, StagedMessage)]
 
 
@@ -162,7 +162,7 @@ class NsqBatchWriter(DataSourceArrowWriter):
         staged = staged_in(messages)
         if self.options.write_note and not staged:
             # No tasks and no rows, but a note to keep.
-            staged = [Staged(self.query, self.options.write_batch, 0)]
+            staged = [StagedRows(self.query, self.options.write_batch, 0)]
         committer.commit(staged, self.options.write_note)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
