@@ -1,8 +1,8 @@
 """nsqlookupd's HTTP API.
 
 Texts and the order of checks are NSQ's.  Where NSQ does not check a name (/channels, /lookup,
-/topic/delete, /topic/tombstone) an invalid one is one that nobody has; ``*`` is no pattern there,
-so ``/topic/delete?topic=*`` deletes nothing.
+/topic/delete, /topic/tombstone) an invalid one is a name that no nsqd has; ``*`` is not a pattern
+there, so ``/topic/delete?topic=*`` deletes nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LookupdApi:
         ):
             self.router.add("POST", path, Route(_empty(change), logged=True))
 
-    # Looking
+    # Queries
 
     def ping(self, request: Request) -> Response:
         return _PING_OK
@@ -91,7 +91,7 @@ class LookupdApi:
         return gather(self._node_pieces(), (JSON, V1))
 
     def _node_pieces(self) -> Iterator[bytes]:
-        """A node may have 100,000 topics: one at a time."""
+        """Yield one node at a time: each may have 100,000 topics."""
         now_ns = self._clock.monotonic_ns()
         before = b'{"producers":['
         for producer in self._registry.nodes(now_ns):
@@ -137,7 +137,7 @@ class LookupdApi:
             "version": identity.version,
         }
 
-    # Changing
+    # Changes
 
     def topic_create(self, request: Request) -> None:
         topic = request.name("topic")

@@ -1,4 +1,4 @@
-"""GET /metrics of nsqlookupd: what it knows, what it refused and forgot."""
+"""GET /metrics of nsqlookupd."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Metrics:
             }
         )
         rows = (
-            ("nodes", GAUGE, "nsqds that can be found.", self._node_count()),
+            ("nodes", GAUGE, "nsqds listed in /nodes.", self._node_count()),
             ("topics", GAUGE, "Topics.", len(registry.topics())),
             ("channels", GAUGE, "Channels.", registry.channel_count()),
-            ("names_created", GAUGE, "Topics and channels made over HTTP.", registry.created_count),
-            ("names_orphaned", GAUGE, "Of which no nsqd has any more.", registry.orphan_count),
-            ("names_forgotten_total", COUNTER, "Forgotten for that.", registry.forgotten_count),
-            ("names_refused_total", COUNTER, "Beyond a limit.", registry.refused_count),
+            ("names_created", GAUGE, "Names created over HTTP.", registry.created_count),
+            ("names_orphaned", GAUGE, "Names that no nsqd has.", registry.orphan_count),
+            ("names_forgotten_total", COUNTER, "Orphans forgotten.", registry.forgotten_count),
+            ("names_refused_total", COUNTER, "Refused by a limit.", registry.refused_count),
         )
         return [
             *family("penstock_build_info", GAUGE, "Always 1.", [(build, 1)]),
@@ -51,14 +51,14 @@ class Metrics:
         ]
 
     def _connections(self) -> Iterator[bytes]:
-        """Those that were refused and evicted have the names that nsqd's have."""
+        """The refused and evicted counters have the same names as nsqd's."""
         doors = [(labels({"door": door.name}), door) for door in self._doors.doors]
         count = [(where, door.count) for where, door in doors]
         refused = [(where, door.refused_count) for where, door in doors]
         evicted = [(where, door.evicted_count) for where, door in doors]
         yield from family(f"{PREFIX}_connections", GAUGE, "Connections open.", count)
         name = "penstock_connections"
-        yield from family(f"{name}_refused_total", COUNTER, "Refused, no place.", refused)
+        yield from family(f"{name}_refused_total", COUNTER, "Refused at a limit.", refused)
         yield from family(f"{name}_evicted_total", COUNTER, "Closed to make room.", evicted)
 
     def _node_count(self) -> int:

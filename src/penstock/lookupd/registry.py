@@ -1,17 +1,16 @@
-"""Who has which topics and channels: nsqlookupd's memory.
+"""The registrations in nsqlookupd: which nsqd has which topics and channels.
 
     client                  -> producers          every nsqd that is connected and identified
     topic    <topic>        -> producers          nsqds that have the topic
     channel  <topic> <name> -> producers          nsqds that have the channel
 
-Rule 1: no I/O and no clock; ``now_ns`` is monotonic and comes in.
+Rule 1: no I/O and no clock; ``now_ns`` is monotonic and passed in.
 Rule 2: a producer is a connection.  Two with the same broadcast address are two producers.
 Rule 3: a topic or channel stays when its last producer leaves, because a new nsqd asks for the
-        channels of its topics; but an ephemeral one goes when it is unregistered and nobody has it
-        any more.
-Rule 4: what nobody has is forgotten in time (``forgetting``), except what was created over HTTP:
-        that stays until somebody deletes it.
-Rule 5: names are only compared: nothing here treats ``*`` as a pattern, as NSQ does.
+        channels of its topics; an ephemeral one is removed when its last producer unregisters it.
+Rule 4: orphans, which no producer has, are forgotten in time (``expiry``), except names created
+        over HTTP: those stay until they are deleted.
+Rule 5: names are only compared: unlike NSQ, nothing here treats ``*`` as a pattern.
 Rule 6: everything is bounded: see ``Limits``.
 """
 
@@ -29,17 +28,17 @@ NEVER_NS = -1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Rule 6 in numbers.  A registration is a topic or a channel of one nsqd."""
+    """The limits of Rule 6.  A registration is a topic or a channel of one nsqd."""
 
     registrations: int = 100_000  # of a connection
     nodes: int = 256  # of an IP address
     registrations_of_address: int = 500_000
-    created: int = 50_000  # topics and channels over HTTP
-    orphans: int = 50_000  # topics and channels that nobody has
+    created: int = 50_000  # topics and channels created over HTTP
+    orphans: int = 50_000  # topics and channels without a producer
 
 
 class AddressUsage:
-    """What the nsqds of one IP address take up."""
+    """What the nsqds of one IP address use of the limits."""
 
     __slots__ = ("node_count", "registration_count")
 
@@ -62,12 +61,12 @@ class Producer:
         self.usage = usage
         self.updated_ns = now_ns
         self.registration_count = 0
-        self.topics: dict[str, int] = {}  # when it was tombstoned there, NEVER_NS if it was not
+        self.topics: dict[str, int] = {}  # when it was tombstoned, or NEVER_NS
         self.channels: dict[str, set[str]] = {}  # by topic
 
     @property
     def node(self) -> str:
-        """What tombstones name it by."""
+        """The name that tombstones use."""
         return f"{self.identity.broadcast_address}:{self.identity.http_port}"
 
     def has(self, topic: str, channel: str = "") -> bool:
@@ -87,7 +86,7 @@ class Name:
         self.since_ns = now_ns
         self.entry = 0
         self.created = False  # over HTTP
-        # A set that keeps its order, so that answers do.
+        # An ordered set, so that responses keep the order.
         self.producers: dict[Producer, None] = {}
 
 
@@ -109,10 +108,10 @@ class Registry:
         self._channels: dict[str, dict[str, Name]] = {}
         self._orphans = OrphanQueue(forget_ns, self.limits.orphans)
 
-    # ---- what connections do
+    # ---- connections
 
     def may_identify(self, address: str) -> bool:
-        """Whether one more nsqd of that address may identify itself."""
+        """Whether another nsqd of that address may identify."""
         usage = self._addresses.get(_host(address))
         return usage is None or usage.node_count < self.limits.nodes
 
@@ -127,7 +126,7 @@ class Registry:
         producer.updated_ns = now_ns
 
     def register(self, producer: Producer, topic: str, channel: str, now_ns: int) -> bool:
-        """Whether that is within the limits.
+        """Register a topic, or a channel and its topic; False if a limit does not allow it.
 
         A repeated registration changes nothing, so a tombstone stays.
         """
@@ -158,7 +157,7 @@ class Registry:
             self._drop(self._topics.pop(topic))
 
     def remove(self, producer: Producer, now_ns: int) -> None:
-        """Its connection ended."""
+        """Remove a producer whose connection was closed."""
         for topic, channels in list(producer.channels.items()):
             for channel in list(channels):
                 self._leave_channel(producer, topic, channel, now_ns)
@@ -170,28 +169,28 @@ class Registry:
             self._addresses.pop(_host(producer.address), None)
 
     def forget(self, now_ns: int, count_max: int) -> int:
-        """Forget what nobody has had for too long, up to ``count_max`` names; how many."""
+        """Forget up to ``count_max`` expired orphans; return how many."""
         names = self._orphans.pop_due(now_ns, count_max)
         for topic, channel in names:
             if channel:
                 self._drop_channel(topic, channel)
             else:
-                # Its channels went before: they were not there for longer.
+                # Its channels expired before it: none is older than its topic.
                 self._drop(self._topics.pop(topic))
         self.forgotten_count += len(names)
         return len(names)
 
-    # ---- what people and tools do
+    # ---- HTTP changes
 
     def create_topic(self, topic: str, now_ns: int) -> bool:
-        """Whether that is within the limits."""
+        """Create a topic; False if a limit does not allow it."""
         if not self._may_create(self._topics.get(topic)):
             return False
         self._create(self._topic(topic, now_ns))
         return True
 
     def create_channel(self, topic: str, channel: str, now_ns: int) -> bool:
-        """Its topic too; whether that is within the limits."""
+        """Create a channel and its topic; False if a limit does not allow it."""
         known = self._channels.get(topic, {}).get(channel)
         if not self._may_create(self._topics.get(topic), known):
             return False
@@ -200,7 +199,7 @@ class Registry:
         return True
 
     def delete_topic(self, topic: str) -> None:
-        """Forget a topic and its channels, until somebody registers them anew."""
+        """Remove a topic and its channels, until an nsqd registers them again."""
         for channel in list(self._channels.get(topic, ())):
             self.delete_channel(topic, channel)
         name = self._topics.pop(topic, None)
@@ -211,7 +210,7 @@ class Registry:
             self._drop(name)
 
     def delete_channel(self, topic: str, channel: str) -> bool:
-        """Whether there was one."""
+        """Remove a channel; False if it does not exist."""
         name = self._channels.get(topic, {}).get(channel)
         if name is None:
             return False
@@ -221,16 +220,16 @@ class Registry:
         return True
 
     def tombstone(self, topic: str, node: str, now_ns: int) -> None:
-        """Hide ``node`` (``broadcast_address:http_port``) from those who look for ``topic``."""
+        """Hide ``node`` (``broadcast_address:http_port``) from lookups of ``topic``."""
         for producer in self._producers(topic):
             if producer.node == node:
                 producer.topics[topic] = now_ns
 
-    # ---- what is asked
+    # ---- queries
 
     @property
     def orphan_count(self) -> int:
-        """Topics and channels that nobody has and that will be forgotten."""
+        """Number of topics and channels that have no producer and will be forgotten."""
         return self._orphans.count
 
     def has_topic(self, topic: str) -> bool:
@@ -246,7 +245,7 @@ class Registry:
         return sum(map(len, self._channels.values()))
 
     def producers(self, topic: str, now_ns: int) -> list[Producer]:
-        """Those that consumers of ``topic`` should connect to."""
+        """The producers that consumers of ``topic`` should connect to."""
         return [
             producer
             for producer in self._active(self._producers(topic), now_ns)
@@ -261,7 +260,7 @@ class Registry:
         return at_ns != NEVER_NS and now_ns - at_ns < self._tombstone_ns
 
     def all_keys(self) -> list[tuple[str, str, str]]:
-        """Everything there is: (category, topic, channel)."""
+        """All keys as (category, topic, channel)."""
         return [
             ("client", "", ""),
             *(("topic", topic, "") for topic in self._topics),
@@ -273,7 +272,7 @@ class Registry:
         ]
 
     def producers_of(self, category: str, topic: str, channel: str) -> list[Producer]:
-        """The producers of a key; none if it is gone."""
+        """The producers of a key; empty if the key no longer exists."""
         if category == "client":
             return list(self._clients)
         name = self._topics.get(topic)
@@ -286,7 +285,7 @@ class Registry:
         return {key: producers for key in self.all_keys() if (producers := self.producers_of(*key))}
 
     def check(self) -> None:
-        """Both directions say the same, and the counts are right; for tests."""
+        """Check that both directions agree and the counts are right; for tests."""
         for producer in self._clients:
             for topic in producer.topics:
                 assert producer in self._topics[topic].producers
@@ -387,11 +386,11 @@ class Registry:
             self._channels.pop(topic, None)
 
     def _drop(self, name: Name) -> None:
-        """It is no longer among the names."""
+        """Update the counts for a name that was removed."""
         self._orphans.discard(name)
         self.created_count -= name.created
 
 
 def _host(address: str) -> str:
-    """The IP address of ``host:port``; all unix sockets are one."""
+    """The IP address of ``host:port``; all unix sockets count as one address."""
     return address.rpartition(":")[0]

@@ -248,7 +248,7 @@ class Duration(Text):
 
 
 class Choice(Text):
-    """One of a few words.  ``codes`` has the number that NSQ's ``/config`` shows for each, if any."""
+    """One of a few words.  ``codes``: the number that NSQ's ``/config`` shows for each, if any."""
 
     kind = "choice"
     noun = ""

@@ -246,9 +246,7 @@ class Node:
             connection.close()
             raise self.unreachable(error) from error
 
-    def _exchange(
-        self, connection: http.client.HTTPConnection, request: Request
-    ) -> Response:
+    def _exchange(self, connection: http.client.HTTPConnection, request: Request) -> Response:
         self.send(connection, request)
         return self.check(request, self.keep(connection))
 

@@ -135,9 +135,7 @@ class Reporter:
             self._discover_s = time.monotonic() + DISCOVERY_S
             self._cluster.discover(strict=False, everywhere=True)
 
-    def _report(
-        self, node: Node, channel: Channel, places: ByTopic, progress: Progress
-    ) -> None:
+    def _report(self, node: Node, channel: Channel, places: ByTopic, progress: Progress) -> None:
         try:
             self._send(node, channel, places, progress)
         except NodeError as error:
@@ -156,9 +154,7 @@ class Reporter:
     def _identity_of(self, channel: Channel) -> str:
         return self._identities.get(channel, self._identity)
 
-    def _send(
-        self, node: Node, channel: Channel, places: ByTopic, progress: Progress
-    ) -> None:
+    def _send(self, node: Node, channel: Channel, places: ByTopic, progress: Progress) -> None:
         """Rule 5."""
         identity = self._identity_of(channel)
         read = {topic: place for topic, place in places.items() if place.index}

@@ -80,9 +80,7 @@ class TaskStaging:
     def seal(self) -> StagedRows:
         """All is there: sync it."""
         self._settle()
-        reply = self.node.post(
-            "/staging/seal", **self.key, parts=self.part_count, count=self.count
-        )
+        reply = self.node.post("/staging/seal", **self.key, parts=self.part_count, count=self.count)
         return StagedRows(
             **self.key, node=str(reply["node"]), address=self.node.address, count=self.count
         )
