@@ -185,14 +185,8 @@ class Cluster:
                 return None
             raise
         return LogState(
-            *(
-                reply["node"],
-                reply["instance"],
-                reply["first"],
-                reply["whole_from"],
-                reply["end"],
-            ),
-            *(reply["synced_end"], reply["released"], tuple(reply["channels"])),
+            *(reply["node"], reply["instance"], reply["first"], reply["whole_from"]),
+            *(reply["end"], reply["synced_end"], reply["released"], tuple(reply["channels"])),
             {
                 name: Pull(int(pull["low"]), pull["identity"] or "", bool(pull["paused"]))
                 for name, pull in reply.get("pull_channels", {}).items()

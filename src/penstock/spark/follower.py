@@ -163,7 +163,7 @@ class Follower:
     def _wait(self, positions: Positions, rows_max: int | None) -> None:
         """Wait for new messages, for pollTimeout at most."""
         wait_s = self.options.poll_timeout_ns / NS
-        if self.channels.awaits:
+        if self.channels.is_waiting:
             wait_s = min(wait_s, AWAIT_S)
         hold = self._hold
         if not hold.wanted or hold.goal is not None:
@@ -218,7 +218,7 @@ class Follower:
             if position.index >= missing:
                 self.channels.warn_below(uuid, topic, position.index, end.low)
                 continue
-            what = f"lacks messages below the low of channel {self.options.channel}"
+            what = f"lacks messages below the low-water mark of channel {self.options.channel}"
             loss = self.channels.missing(self._loss(uuid, topic, position, missing, what))
             if loss is not None:
                 losses.append(loss)

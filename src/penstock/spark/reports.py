@@ -1,17 +1,17 @@
-"""How far queries have come and what they say of themselves, told to the nodes.
+"""Sends commits and progress reports of queries to the nodes.
 
-    POST /channel/commit    {"channel": .., "topics": {topic: place}, "progress": Progress}
+    POST /channel/commit    {"channel": .., "topics": {topic: position}, "progress": Progress}
 
-A report needs no news of a place: one that names the last known place, or index 0, moves nothing.
+A report need not move the channel: the last known position, or index 0, changes nothing.
 
-Rule 1: nothing that fails here stops a query; it is a line in the log.
-Rule 2: a topic that is gone does not keep a report from the others.
-Rule 3: a channel is named with the identity of the offset that is committed, or with the one that
-        the options give.  Without either a report is refused by a channel that has a reader.
-Rule 4: Spark's listeners are behind: a batch may be told of after the end of its query.  The end
-        stays the last word.
-Rule 5: a report binds no channel (R45): one that names no place carries the identity only if the
-        channel has a reader already.
+Rule 1: a failure here never stops a query; it is logged.
+Rule 2: a deleted topic does not keep a report from the others.
+Rule 3: requests have the identity of the committed offset, or that of the options.  Without either,
+        a channel that has a reader refuses the report.
+Rule 4: Spark's listeners lag: a batch may be reported after the end of its query.  The state of the
+        end is kept.
+Rule 5: a report does not bind a channel (R45): one with index 0 has the identity only if the
+        channel already has a reader.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.spark.options import parse_brokers
 
 log = logging.getLogger("penstock.spark")
 
-# Spark's progress waits for its listeners; a node that is away is looked for now and then.
+# Spark waits for its listeners, so a node that is down is searched only this often.
 DISCOVERY_S = 10.0
 
 Channel = str
@@ -41,7 +41,7 @@ ByTopic = dict[str, Position]  # by topic
 
 
 class Reporter:
-    """Tells the nodes of any number of queries; from any thread."""
+    """Reports any number of queries to the nodes; thread-safe."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         given = {name.lower(): text.strip() for name, text in options.items()}
@@ -58,7 +58,7 @@ class Reporter:
     def commit(
         self, channel: Channel, positions: Positions, progress: Progress, identity: str = ""
     ) -> None:
-        """Everything below the positions is done; what has not moved is not told again.
+        """Commit everything below the positions; those that have not moved are not sent again.
 
         ``identity`` is that of the offset; it is in the checkpoint, so it may bind the channel.
         """
@@ -87,9 +87,9 @@ class Reporter:
                 known.update(new)
 
     def find(self, channel: Channel, topics: Iterable[str]) -> bool:
-        """Look where a query has its channel, for reports before its first commit; whether it has.
+        """Find the nodes with a query's channel, for reports before its first commit.
 
-        Its source makes the channel some time after the query was started.
+        Returns whether there are any: the source creates the channel after the query has started.
         """
         with self._lock:
             try:
@@ -112,13 +112,13 @@ class Reporter:
             return any(places for (name, _), places in self._known.items() if name == channel)
 
     def begin(self, channels: Iterable[Channel]) -> None:
-        """A query with these channels is started, maybe again."""
+        """Note that a query with these channels has started or restarted."""
         with self._lock:
             for channel in channels:
                 self._ended.pop(channel, None)
 
     def report(self, channels: Iterable[Channel], progress: Progress, *, end: bool = False) -> None:
-        """A report to all places of a query that are known; ``end``: until the next ``begin``."""
+        """Send a report to all known nodes of a query; ``end``: it stays until ``begin``."""
         wanted = set(channels)
         with self._lock:
             if end:
@@ -142,7 +142,7 @@ class Reporter:
             if error.status not in (404, 409):
                 log.warning("channel=%s: %s", channel, error)
                 return
-            # One of them was deleted, or made again; the others are to know all the same.
+            # A topic was deleted or recreated; report to the others one by one.
             for topic, place in places.items() if len(places) > 1 else ():
                 try:
                     self._send(node, channel, {topic: place}, progress)
@@ -170,12 +170,7 @@ class Reporter:
             self._post(node, channel, unread, progress, identity)
 
     def _post(
-        self,
-        node: Node,
-        channel: Channel,
-        places: ByTopic,
-        progress: Progress,
-        identity: str,
+        self, node: Node, channel: Channel, places: ByTopic, progress: Progress, identity: str
     ) -> None:
         topics = {
             topic: {"instance": place.instance, "index": place.index}

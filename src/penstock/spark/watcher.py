@@ -1,13 +1,13 @@
-"""Long polls of all nodes at once: how far each log reaches, and a wait until one gets further.
+"""Long polls of all nodes at once, for the ends of their logs.
 
-A node answers a poll when it has more than the poll's reader has seen, so a query that has nothing
-to do costs nothing, and one message is seen a millisecond after it is stored.  No threads: requests
-are sent to all nodes, and ``select`` waits for the first answer.
+A node responds to a poll when it has more messages than the poll's positions, so an idle query
+costs nothing, and a message is found a millisecond after it is stored.  There are no threads:
+requests are sent to all nodes, and ``select`` waits for the first response.
 
-Rule 1: a poll may stay on its way from one call to the next.  What it was asked with is then old,
-        so its answer is taken as news but never as the last word: it is asked again at once.
-Rule 2: a node that does not answer is left out for a while; only if none answers for retryTimeout
-        the query fails.
+Rule 1: a poll may stay pending from one call to the next.  Its positions are old then, so its
+        response is used, but the node is polled again immediately.
+Rule 2: a node that does not respond is skipped for a while; the query fails only if no node
+        responds for retryTimeout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.spark.offsets import Position, Positions
 
 log = logging.getLogger("penstock.spark")
 
-# After the first news the others get this time, so that one batch has what all nodes have.
+# Time for other nodes after the first has new messages, so that one batch covers all nodes.
 GRACE_S = 0.002
 QUICK_POLL_S = 1.0
 AWAY_S = 1.0
@@ -37,7 +37,7 @@ WARN_AGAIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How far a reader may go in a log, and from where on nothing was removed."""
+    """How far a log may be read, and from where on nothing was removed."""
 
     instance: str
     first: int
@@ -57,7 +57,7 @@ class Watch:
         self.uuid = uuid
         self.node = node
         self.pending = False
-        self.due_s = 0.0  # when its answer must have come
+        self.due_s = 0.0  # when the response times out
         self.away_until_s = 0.0
         self._away_s = AWAY_S
         self._connection: http.client.HTTPConnection | None = None
@@ -72,7 +72,7 @@ class Watch:
     def send(
         self, topics: Mapping[str, Position], channel: str, identity: str, wait_s: float
     ) -> None:
-        """Ask; raises NodeError if nobody is there."""
+        """Send a poll; raises NodeError if the node cannot be reached."""
         known = {
             topic: {"after": position.index, "instance": position.instance}
             for topic, position in topics.items()
@@ -96,7 +96,7 @@ class Watch:
         self.due_s = time.monotonic() + wait_s + self.node.access.request_timeout_s
 
     def receive(self) -> dict[str, Any]:
-        """The answer that has begun to arrive."""
+        """Receive the response, whose first bytes have arrived."""
         assert self._connection is not None and self._request is not None
         self.pending = False
         try:
@@ -109,7 +109,7 @@ class Watch:
         return dict(reply)
 
     def mark_away(self, error: NodeError, now_s: float) -> None:
-        """Leave the node alone for a while, and say so now and then."""
+        """Skip the node for a while; log that from time to time."""
         self.close()
         self.away_until_s = now_s + self._away_s
         self._away_s = min(2 * self._away_s, AWAY_MAX_S)
@@ -125,11 +125,11 @@ class Watch:
 
 
 class Watches:
-    """What is known of the ends of all logs, kept up to date by polls."""
+    """The known ends of all logs, updated by polls."""
 
     def __init__(self, channel: str, topics: Iterable[str], retry_timeout_s: float) -> None:
         self.ends: dict[tuple[str, str], End] = {}
-        self.stale: set[str] = set()  # nodes whose channel or identity is not what it was
+        self.stale: set[str] = set()  # nodes whose channel or UUID has changed
         self.gone: set[tuple[str, str]] = set()  # (node, topic) that was deleted
         self._channel = channel
         self._topics = frozenset(topics)
@@ -150,10 +150,10 @@ class Watches:
                 self._watches[uuid] = Watch(uuid, node)
 
     def name(self, identity: str) -> None:
-        """Name the channel with this identity.
+        """Use this identity in all further polls.
 
-        A poll that is on its way with another one is dropped: it would be refused as soon as a
-        commit binds the channel to this one.
+        A pending poll with another one is dropped: it would be refused as soon as a commit binds
+        the channel to this one.
         """
         if identity != self._identity:
             self._identity = identity
@@ -161,30 +161,30 @@ class Watches:
                 watch.close()
 
     def is_away(self, uuid: str) -> bool:
-        """Whether a node has not answered its last poll."""
+        """Whether a node has not responded to its last poll."""
         watch = self._watches.get(uuid)
         return watch is not None and watch.away_until_s > 0
 
     def poll(self, positions: Positions, wait_s: float, enough: int | None = None) -> None:
-        """Wait until a log reaches further than ``positions``, at most ``wait_s``.
+        """Wait until a log has messages after ``positions``, at most ``wait_s``.
 
-        If they are known to reach ``enough`` indexes further already, nobody is waited for.
+        If at least ``enough`` indexes after them are known already, do not wait.
         """
         now_s = time.monotonic()
         self._receive(self._arrived(0.0))
         if wait_s <= 0:
             self._poll_once(positions, now_s)
         elif enough is not None and self.reach(positions) >= enough:
-            # There is more than a batch takes; nobody has to hurry.
+            # A full batch is available already.
             self._send_polls(positions, wait_s, now_s)
         else:
-            # What answered a poll of the last call may be a batch old: it is asked for again, and
-            # the grace is time for the answers.
+            # A response to a poll of the last call may be a batch old: the node is polled again,
+            # and GRACE_S is time for the response.
             self._wait(positions, now_s, now_s + wait_s)
         self._check_answered(time.monotonic())
 
     def _poll_once(self, positions: Positions, now_s: float) -> None:
-        """Ask every node once, without waiting for news."""
+        """Poll every node once, without waiting for new messages."""
         self._send_polls(positions, 0.0, now_s)
         give_up_s = now_s + QUICK_POLL_S
         while (left_s := give_up_s - now_s) > 0 and (watches := self._arrived(left_s)):
@@ -199,7 +199,7 @@ class Watches:
             left_s = max(0.0, give_up_s - now_s)
             watches = self._arrived(left_s)
             if not watches and not any(watch.pending for watch in self._watches.values()):
-                # Nobody to wait for: all are away.
+                # All nodes are away.
                 time.sleep(min(left_s, AWAY_S))
             self._receive(watches)
             now_s = time.monotonic()
@@ -218,24 +218,21 @@ class Watches:
                 if topic in self._topics and not position.is_deleted
             }
             if topics and not watch.pending and now_s >= watch.away_until_s:
-                after = {
-                    topic: self._after_known(uuid, topic, position)
-                    for topic, position in topics.items()
-                }
+                after = {topic: self._after_known(uuid, topic, topics[topic]) for topic in topics}
                 try:
                     watch.send(after, self._channel, self._identity, wait_s)
                 except NodeError as error:
                     watch.mark_away(error, now_s)
 
     def _after_known(self, uuid: str, topic: str, position: Position) -> Position:
-        """Ask for what is new after what is known already, if it is the same instance."""
+        """The position to poll from: the known end, if it is of the same instance."""
         end = self.ends.get((uuid, topic))
         if end is None or end.instance != position.instance:
             return position
         return Position(position.instance, max(position.index, end.end))
 
     def _arrived(self, wait_s: float) -> list[Watch]:
-        """The watches whose answers begin to arrive within ``wait_s``."""
+        """The watches whose responses begin to arrive within ``wait_s``."""
         waiting = [watch for watch in self._watches.values() if watch.pending]
         if not waiting:
             return []
@@ -275,7 +272,7 @@ class Watches:
         )
 
     def reach(self, positions: Positions) -> int:
-        """How much further the logs go, in indexes: at most so many messages."""
+        """Indexes after ``positions`` in all logs: an upper bound of the messages."""
         return sum(
             end.end - position.index
             for (uuid, topic), end in self.ends.items()
@@ -297,4 +294,4 @@ class Watches:
         silent_s = now_s - self._answered_s
         if self._watches and silent_s > self._retry_timeout_s:
             addresses = ", ".join(watch.node.address for watch in self._watches.values())
-            raise NodeError(f"no nsqd has answered for {silent_s:.0f} s: {addresses}")
+            raise NodeError(f"no nsqd has responded for {silent_s:.0f} s: {addresses}")
