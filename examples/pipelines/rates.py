@@ -11,7 +11,7 @@ RATES = {"anna": 0.9, "bert": 1.0, "carla": 1.1}
 
 def price(row):
     if random.random() < 0.1:
-        raise TimeoutError("the price service does not respond")
+        raise TimeoutError("the price service does not answer")
     rate = RATES.get(row["customer"])
     if rate is None:
         raise LookupError(f"no rate for {row['customer']}")

@@ -175,7 +175,7 @@ def test_a_coordinator_that_is_not_there_any_more_is_named(
         query.committer.commit([query.stage(0, 0, [b"a"])])
     (tmp_path / COORDINATOR_FILE).write_text("{}")
     query.restart()
-    with pytest.raises(QueryError, match="does not name a coordinator"):
+    with pytest.raises(QueryError, match="has no coordinator"):
         query.committer.commit([query.stage(0, 0, [b"a"])])
 
 
@@ -308,7 +308,7 @@ def test_a_topic_cannot_be_overwritten(broker: Nsqd) -> None:
 
 def test_rows_are_written_by_tasks(broker: Nsqd) -> None:
     writer = NsqDataSource({**nodes(broker), "topic": "t"}).streamWriter(BODY, False)
-    with pytest.raises(QueryError, match="rows are written by tasks of Spark"):
+    with pytest.raises(QueryError, match="rows can only be written in a Spark task"):
         writer.write(iter([]))
 
 

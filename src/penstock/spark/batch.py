@@ -133,7 +133,7 @@ def index_of(
     where = (uuid, cluster.nodes[uuid].address, topic)
     losses = Losses(cluster.options)
     if place.instance and place.instance != log.instance:
-        what = f"was deleted and recreated: it is {log.instance}, not {place.instance}"
+        what = f"was deleted and created again: it is {log.instance}, not {place.instance}"
         losses.report(
             [Loss(*where, place.instance, min(place.index, INDEX_MAX - 1), INDEX_MAX, None, what)]
         )

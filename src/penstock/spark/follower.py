@@ -356,7 +356,7 @@ class Follower:
             if found is not None and found.instance == position.instance:
                 continue
             self._watches.ends.pop((uuid, topic), None)
-            what = "was deleted" if found is None else "was deleted and recreated"
+            what = "was deleted" if found is None else "was deleted and created again"
             losses.append(self._loss(uuid, topic, position, INDEX_MAX, what))
             following[uuid][topic] = Position(position.instance, INDEX_MAX)
         return losses

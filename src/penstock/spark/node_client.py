@@ -279,7 +279,7 @@ class Node:
             return answer
         code, detail, fields = _error_fields(answer.body)
         path = request.target.partition("?")[0]
-        text = f"{self} returned {answer.status} {code} for {request.method} {path}"
+        text = f"{self} answers {answer.status} {code} to {request.method} {path}"
         if detail:
             text += f": {detail}"
         advice = (
@@ -290,7 +290,7 @@ class Node:
         raise NodeError(text, answer.status, code)
 
     def unreachable(self, error: BaseException) -> NodeError:
-        return NodeError(f"{self} does not respond: {error or type(error).__name__}")
+        return NodeError(f"{self} does not answer: {error or type(error).__name__}")
 
 
 class PendingRequest:

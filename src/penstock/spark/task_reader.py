@@ -24,7 +24,7 @@ from penstock.core.columns import BODY, ID, INDEX, TIMESTAMP, Columns, decode
 from penstock.errors import CorruptError, NodeError
 from penstock.spark.cluster import Cluster
 from penstock.spark.loss import Loss, Losses
-from penstock.spark.node_client import Access, Node, Response, PendingRequest, node_request
+from penstock.spark.node_client import Access, Node, PendingRequest, Response, node_request
 from penstock.spark.options import Options
 from penstock.spark.ranges import Range
 

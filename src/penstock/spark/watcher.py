@@ -294,4 +294,4 @@ class Watches:
         silent_s = now_s - self._answered_s
         if self._watches and silent_s > self._retry_timeout_s:
             addresses = ", ".join(watch.node.address for watch in self._watches.values())
-            raise NodeError(f"no nsqd has responded for {silent_s:.0f} s: {addresses}")
+            raise NodeError(f"no nsqd has answered for {silent_s:.0f} s: {addresses}")
