@@ -361,9 +361,7 @@ def test_a_stream_that_fails_says_why(
     publish(broker, topic, b"a")
     run(frame, tmp_path / "a")
     broker.post(f"/topic/delete?topic={topic}&force=true")
-    with pytest.raises(
-        PySparkException, match="was deleted: everything that the query
-    ):
+    with pytest.raises(PySparkException, match="was deleted: everything that the query"):
         run(frame, tmp_path / "a")
 
 

@@ -441,9 +441,7 @@ def test_a_topic_that_was_deleted_fails_the_stream_or_begins_anew(
     for stream in (careful, careless):
         assert bodies(stream.batch()) == [b"old"]
     broker.post(f"/topic/delete?topic={topic}&force=true")
-    with pytest.raises(
-        DataLossError, match="was deleted: everything that the query
-    ) as caught:
+    with pytest.raises(DataLossError, match="was deleted: everything that the query") as caught:
         careful.batch()
     (loss,) = caught.value.losses
     assert (loss.topic, loss.end, loss.count_max) == (topic, INDEX_MAX, None)
