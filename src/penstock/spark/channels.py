@@ -63,7 +63,7 @@ class Channels:
 
     # Identity
 
-    def name(self, identity: str) -> str:
+    def use_identity(self, identity: str) -> str:
         """Use the identity of an offset, unless the option sets another."""
         self.identity = self._options.identity or identity
         if not self.identity and self._options.take_over:

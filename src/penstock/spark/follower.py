@@ -67,15 +67,15 @@ class Follower:
         self._whole: dict[tuple[str, str, str], tuple[int, int]] = {}
         self._idle: tuple[Positions, float] = ({}, 0.0)
 
-    def name(self, identity: str) -> None:
+    def use_identity(self, identity: str) -> None:
         """Use the identity of an offset in all further requests."""
-        self._watches.name(self.channels.name(identity))
+        self._watches.use_identity(self.channels.use_identity(identity))
 
     # Start
 
     def start(self) -> Positions:
         """Return the positions where a new query starts."""
-        self.name(self.channels.next_identity)
+        self.use_identity(self.channels.next_identity)
         self._discover()
         check_named(self.options.starting_offsets, "startingOffsets", self.cluster)
         positions: Positions = {}

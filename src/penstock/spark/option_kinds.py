@@ -62,7 +62,7 @@ class Name(Text):
         return text
 
 
-class ColumnNames(Listed):
+class ColumnList(Listed):
     def __init__(self) -> None:
         super().__init__(Choice(dict.fromkeys(COLUMNS)))
         self.kind = "columns"

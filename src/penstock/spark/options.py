@@ -35,7 +35,7 @@ from penstock.spark.loss import Loss
 from penstock.spark.offsets import EARLIEST, LATEST, Places, Positions
 from penstock.spark.option_kinds import (
     COLUMNS,
-    ColumnNames,
+    ColumnList,
     Count,
     Identity,
     LocalFolder,
@@ -112,7 +112,7 @@ class Options:
     )
     http_token_file: str = string(SECURITY, "", "file on the driver with that token")
 
-    columns: tuple[str, ...] = row(ColumnNames(), READING, COLUMNS, "columns to read, in order")
+    columns: tuple[str, ...] = row(ColumnList(), READING, COLUMNS, "columns to read, in this order")
     starting_offsets: Places = row(
         Offsets(), READING, Places(EARLIEST), "where to start; for a stream, on its first run only"
     )
@@ -258,7 +258,7 @@ def parse_columns(given: Mapping[str, str]) -> tuple[str, ...]:
         return COLUMNS
     columns: tuple[str, ...] = _parse(_BY_NAME["columns"], text, "option columns")
     if not columns or len(set(columns)) != len(columns):
-        raise OptionError("option columns must have at least one column, and none twice")
+        raise OptionError("option columns must have at least one column, and no duplicates")
     return columns
 
 

@@ -225,7 +225,7 @@ class Committer:
         return uuid
 
     def _from_brokers(self, query: str) -> str:
-        """The coordinator that any broker has recorded; a new one only if all have none."""
+        """The coordinator that any broker has recorded; a new one once all answered 404."""
         self._cluster.discover(strict=True, everywhere=True)
         nodes = self._cluster.nodes
         for uuid in sorted(nodes):

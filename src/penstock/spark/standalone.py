@@ -82,7 +82,7 @@ def start(plan: ClusterPlan) -> str:
 def _launch(
     plan: ClusterPlan, record: dict[str, Any], name: str, program: str, arguments: list[str]
 ) -> None:
-    """Record and start one process, and wait until it is ready."""
+    """Start and record one process, then wait until it is ready."""
     import pyspark
 
     home = Path(pyspark.__file__).parent

@@ -70,7 +70,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         before, channels = decode(start), self.follower.channels
-        self.follower.name(identity_in(start))
+        self.follower.use_identity(identity_in(start))
         after = self.follower.newest(before, rows_max)
         if after == before and not channels.taken_over:
             return start
@@ -90,7 +90,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         before, after = decode(start), decode(end)
-        self.follower.name(identity_in(end))
+        self.follower.use_identity(identity_in(end))
         # The tasks check for losses: a sink that already has the batch reads nothing.
         self.follower.resume(before, judged=False)
         parts = partitions(
@@ -99,7 +99,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [LogPartition(part) for part in parts]
 
     def commit(self, end: dict[str, Any]) -> None:
-        self.follower.name(identity_in(end))
+        self.follower.use_identity(identity_in(end))
         self.follower.commit(decode(end))
 
     def stop(self) -> None:

@@ -149,7 +149,7 @@ class Watches:
                     watch.close()
                 self._watches[uuid] = Watch(uuid, node)
 
-    def name(self, identity: str) -> None:
+    def use_identity(self, identity: str) -> None:
         """Use this identity in all further polls.
 
         A pending poll with another one is dropped: it would be refused as soon as a commit binds

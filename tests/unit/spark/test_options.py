@@ -175,7 +175,7 @@ def test_options_that_do_not_fit_together_are_refused(
 
 @pytest.mark.parametrize("columns", ["", "body,body"])
 def test_columns_are_some_and_none_twice(columns: str) -> None:
-    with pytest.raises(OptionError, match="at least one column, and none twice"):
+    with pytest.raises(OptionError, match="at least one column, and no duplicates"):
         parse_columns({"columns": columns})
 
 
