@@ -12,11 +12,11 @@ NSQD = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:4150"
 
 
 async def main() -> None:
-    seen = asyncio.Semaphore(0)
+    handled = asyncio.Semaphore(0)
 
     async def handle(message: Message) -> None:
         print(message.body.decode())
-        seen.release()
+        handled.release()
 
     async with Producer(NSQD) as producer:
         for name in ("Ada", "Grace", "Barbara"):
@@ -24,7 +24,7 @@ async def main() -> None:
 
     async with Consumer("hello", "print", handle, nsqd_tcp_addresses=NSQD):
         for _ in range(3):
-            await seen.acquire()
+            await handled.acquire()
 
 
 asyncio.run(main())

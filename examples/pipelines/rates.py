@@ -1,7 +1,7 @@
 """Prices an order with a service that sometimes fails; see enrich.toml.
 
-A function gets a row as a dict and returns a dict, several of them, or None to drop the row.
-Whatever it raises brings the row back later: after 1 s, 2 s, 4 s ..., five attempts in all.
+A function gets a row as a dict and returns a dict, a list of dicts, or None to drop the row.
+If it raises, the row is retried after 1 s, 2 s, 4 s ..., five attempts in all.
 """
 
 import random

@@ -2,15 +2,15 @@
 
     from penstock import Consumer, Producer
 
-The client's modules are loaded when one of their names is first used, so that programs which only
-want the broker, or a version, do not pay for them.
+The client's modules are loaded when one of their names is first used, so that programs that need
+only the broker, or its version, start faster.
 """
 
 from __future__ import annotations
 
 from penstock.version import VERSION as __version__
 
-# Type checkers know the name.  Importing typing would double the time of `nsqd -version`.
+# Type checkers recognize the name.  Importing typing would double the time of `nsqd -version`.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from penstock.client import Config, Consumer, Message, Producer

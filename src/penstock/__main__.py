@@ -1,4 +1,4 @@
-"""`python -m penstock`: the same as `penstock`."""
+"""`python -m penstock` is the same as `penstock`."""
 
 from __future__ import annotations
 

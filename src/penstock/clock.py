@@ -1,4 +1,4 @@
-"""The clocks: wall time for people and files, monotonic time for deadlines (R4), work done."""
+"""The clocks: wall time for people and files, monotonic time for deadlines (R4), CPU time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")  # ns on a core, ns waiting for
 
 
 def thread_wanted_ns() -> int:
-    """For how long the calling thread had a core or, where Linux tells, waited for one."""
+    """Time that the calling thread ran on a core or, as Linux reports it, waited for one."""
     try:
         waited_ns = int(_SCHEDSTAT.read_bytes().split()[1])
     except (OSError, ValueError, IndexError):
@@ -20,14 +20,14 @@ def thread_wanted_ns() -> int:
 class Clock:
     """The machine's clocks, in nanoseconds."""
 
-    # The functions themselves: they are asked several times for every batch.
+    # The functions themselves, without wrappers: they are called several times per batch.
     wall_ns = staticmethod(time.time_ns)
     monotonic_ns = staticmethod(time.monotonic_ns)
     thread_wanted_ns = staticmethod(thread_wanted_ns)
 
 
 class ManualClock(Clock):
-    """A clock that moves only when told; tests step the wall clock on its own."""
+    """A clock that tests advance; the wall clock can be stepped separately."""
 
     def __init__(self, wall_ns: int = 1_800_000_000_000_000_000, monotonic_ns: int = 0) -> None:
         self._wall_ns = wall_ns
@@ -44,7 +44,7 @@ class ManualClock(Clock):
         return self._wanted_ns
 
     def work(self, duration_ns: int) -> None:
-        """Be busy for that long."""
+        """Advance the clocks and the thread's CPU time."""
         self._wanted_ns += duration_ns
         self.advance(duration_ns)
 

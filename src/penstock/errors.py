@@ -1,31 +1,31 @@
 """The exceptions of Penstock.
 
     PenstockError
-    ├── ProtocolError     what a peer sent is wrong: a wire code, a text, fatal or not
-    ├── StreamError       bytes of an encrypted or compressed stream that make no sense
-    ├── HttpClientError   an HTTP server does not answer, or refuses: a status
-    ├── AuthError         an auth server cannot be asked, or answers nonsense
+    ├── ProtocolError     invalid input from a peer: a wire code, a text, fatal or not
+    ├── StreamError       an encrypted or compressed stream cannot be decoded
+    ├── HttpClientError   an HTTP server does not respond, or returns an error: a status
+    ├── AuthError         an auth server cannot be reached, or its response is invalid
     ├── OptionError       a flag, environment variable or config file is wrong
-    ├── ClientError       what a program that uses Penstock's client meets
-    │   ├── RefusedError         nsqd answered with an error: a wire code and a text
+    ├── ClientError       errors of Penstock's client
+    │   ├── RefusedError         nsqd returned an error: a wire code and a text
     │   ├── NotConnectedError    no nsqd could be reached in time; nothing was sent
-    │   ├── UnknownOutcomeError  the connection was lost before the answer: stored or not
+    │   ├── UnknownOutcomeError  the connection was lost before the response: stored or not
     │   ├── StoppedError         the producer or consumer was stopped
-    │   └── DiscoveryError       nsqlookupd cannot be asked, or answers nonsense
-    ├── StagingError      a batch cannot be staged, decided or published as things are: a code
-    ├── LoadError         a load generator's run cannot go on
+    │   └── DiscoveryError       nsqlookupd cannot be reached, or its response is invalid
+    ├── StagingError      a batch cannot be staged, decided or published in its state: a code
+    ├── LoadError         a run of the load generator failed
     ├── SparkSetupError   Java or PySpark is missing, or too old
-    ├── PipelineError     a pipeline cannot be run as it is declared, or not any further
-    │   ├── ParameterError        it was given a parameter that it does not have
-    │   ├── NotProvableError      whether every message was written cannot be known
+    ├── PipelineError     a pipeline's declaration is wrong, or its run failed
+    │   ├── ParameterError        the pipeline does not have a given parameter
+    │   ├── NotProvableError      cannot determine whether every message was written
     │   ├── AlreadyRunningError   another process runs this pipeline, or writes its folder
-    │   └── DataWouldBeLostError  to go on would leave out messages, or rows are missing
-    ├── QueryError        a Spark query over topics cannot go on
+    │   └── DataWouldBeLostError  continuing would skip messages, or rows are missing
+    ├── QueryError        a Spark query over topics failed
     │   ├── NodeError            an HttpClientError of a node: a status and a code
-    │   └── DataLossError        messages that the query should have read may be gone
-    └── StorageError      a file cannot be used as it is
-        ├── CorruptError  bytes that were once good are not any more
-        ├── UncutError    a failed write left bytes behind that could not be cut off again
+    │   └── DataLossError        messages that the query should have read may be lost
+    └── StorageError      a file cannot be used in its state
+        ├── CorruptError  data that was valid has changed
+        ├── UncutError    a failed write left bytes that could not be truncated
         └── LockedError   another process owns the data path
 
 Errors of the operating system (disk full, permission) stay ``OSError``.
@@ -38,7 +38,7 @@ from typing import Any
 
 
 class PenstockError(Exception):
-    """Anything Penstock itself raises."""
+    """Base class of all errors that Penstock raises."""
 
 
 class ProtocolError(PenstockError):
@@ -52,11 +52,11 @@ class ProtocolError(PenstockError):
 
 
 class StreamError(PenstockError):
-    """A peer's TLS, snappy or deflate stream cannot be read; the connection is at its end."""
+    """A peer's TLS, snappy or deflate stream cannot be decoded; the connection must be closed."""
 
 
 class HttpClientError(PenstockError):
-    """No answer (unreachable, too slow, not HTTP), or a refusal with a ``status``."""
+    """No response (unreachable, too slow, not HTTP), or an error response with a ``status``."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -64,19 +64,19 @@ class HttpClientError(PenstockError):
 
 
 class AuthError(PenstockError):
-    """No auth server gave a valid reply; the text says why, for the log only."""
+    """No auth server returned a valid response; the text is for the log only."""
 
 
 class OptionError(PenstockError):
-    """A setting is unknown or outside its range; the text names it and what is allowed."""
+    """A setting is unknown or out of range; the text names it and what is allowed."""
 
 
 class ClientError(PenstockError):
-    """A producer or consumer cannot do what it was asked to."""
+    """Base class of the errors of producers and consumers."""
 
 
 class RefusedError(ClientError):
-    """nsqd answered with an error; ``code`` is its first word, such as ``E_BAD_TOPIC``."""
+    """nsqd returned an error; ``code`` is its first word, such as ``E_BAD_TOPIC``."""
 
     def __init__(self, code: str, text: str = "") -> None:
         super().__init__(f"{code} {text}" if text else code)
@@ -85,11 +85,11 @@ class RefusedError(ClientError):
 
 
 class NotConnectedError(ClientError):
-    """No nsqd could be reached in time.  What was to be published was not sent."""
+    """No nsqd could be reached in time.  The message was not sent."""
 
 
 class UnknownOutcomeError(ClientError):
-    """The connection was lost between a publish and its answer: it may be stored, or not."""
+    """The connection was lost after a publish, before its response: it may be stored, or not."""
 
 
 class StoppedError(ClientError):
@@ -97,11 +97,11 @@ class StoppedError(ClientError):
 
 
 class DiscoveryError(ClientError):
-    """An nsqlookupd cannot be asked, or what it answers makes no sense."""
+    """An nsqlookupd cannot be reached, or its response is invalid."""
 
 
 class StagingError(PenstockError):
-    """What was asked of a staging cannot be done; the code is for programs, the text for people."""
+    """A request on a staging is refused; the code is for programs, the text for people."""
 
     def __init__(self, code: str, text: str = "") -> None:
         super().__init__(f"{code}: {text}" if text else code)
@@ -110,18 +110,18 @@ class StagingError(PenstockError):
 
 
 class LoadError(PenstockError):
-    """A run of the load generator cannot go on; the text says why in words for a person."""
+    """A run of the load generator failed; the text says why."""
 
 
 class SparkSetupError(PenstockError):
-    """What Spark needs is not there; the text says what to install."""
+    """A requirement of Spark is missing; the text says what to install."""
 
 
 class PipelineError(PenstockError):
-    """A pipeline's file is wrong, or its run cannot go on; the text says where and what to do.
+    """A pipeline's file is wrong, or its run failed; the text says where and what to do.
 
     ``status`` is the exit status of `penstock pipeline`: 2 is a wrong command line.
-    ``passing`` names what is away if the same may work a little later, without anybody's help.
+    ``passing`` names what is unavailable if a retry may succeed without any change.
     """
 
     status = 1
@@ -129,13 +129,13 @@ class PipelineError(PenstockError):
 
 
 class ParameterError(PipelineError):
-    """A parameter was given that the pipeline does not have; the text names those it has."""
+    """The pipeline does not have a given parameter; the text lists those it has."""
 
     status = 2
 
 
 class NotProvableError(PipelineError):
-    """Whether every message was written cannot be known: before the ledger, or a node is away."""
+    """Cannot determine whether every message was written: no ledger yet, or a node is down."""
 
     status = 3
 
@@ -147,17 +147,17 @@ class AlreadyRunningError(PipelineError):
 
 
 class DataWouldBeLostError(PipelineError):
-    """Messages or rows are gone that the pipeline should have; the text says what to run."""
+    """Messages or rows that the pipeline should have are missing; the text says what to run."""
 
     status = 5
 
 
 class QueryError(PenstockError):
-    """A Spark query that reads or writes topics cannot go on; the text says what to do."""
+    """A Spark query that reads or writes topics failed; the text says what to do."""
 
 
 class NodeError(QueryError, HttpClientError):
-    """A node does not answer (``status`` 0), or answers that it will not."""
+    """A node does not respond (``status`` 0), or refuses the request."""
 
     def __init__(self, text: str, status: int = 0, code: str = "") -> None:
         HttpClientError.__init__(self, text, status)
@@ -165,9 +165,9 @@ class NodeError(QueryError, HttpClientError):
 
 
 class DataLossError(QueryError):
-    """Messages that the query should have read may be gone, and failOnDataLoss is set.
+    """Messages that the query should have read may be lost, and failOnDataLoss is set.
 
-    ``losses`` are ``penstock.spark.loss.Loss``; the text has them too.
+    ``losses`` are ``penstock.spark.loss.Loss``; the text lists them too.
     """
 
     def __init__(self, text: str, losses: Iterable[Any] = ()) -> None:
@@ -176,15 +176,15 @@ class DataLossError(QueryError):
 
 
 class StorageError(PenstockError):
-    """A file or folder cannot be used as it is."""
+    """A file or folder cannot be used in its state."""
 
 
 class CorruptError(StorageError):
-    """A checksum or structure does not hold where the bytes were known to be good."""
+    """A checksum or structure is wrong in data that was known to be valid."""
 
 
 class UncutError(StorageError):
-    """A write failed half-way and so did cutting it back: append nothing more to that file."""
+    """A write failed partway and truncating it failed too: append nothing more to that file."""
 
 
 class LockedError(StorageError):

@@ -1,6 +1,6 @@
-# Bytes of files that are in memory: reading them waits for no disk, and the kernel can send them.
+# File data in the page cache: reading it does not wait for the disk, and the kernel can send it.
 #
-# It tells by cachestat, which Linux has since 6.5; with an older one nothing counts as cached.
+# Uses cachestat, which Linux has since 6.5; on an older kernel nothing counts as cached.
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class _Found(ctypes.Structure):
 
 
 def is_cached(fd: int, offset: int, size: int) -> bool:
-    """Whether all of these bytes are in the page cache; False if the kernel cannot tell."""
+    """Whether all of these bytes are in the page cache; False if the kernel cannot report it."""
     if sys.platform != "linux":
         return False
     first = offset // mmap.PAGESIZE
     pages = -(-(offset + size) // mmap.PAGESIZE) - first
-    asked, found = _Range(offset, size), _Found()
-    failed = _libc.syscall(_CACHESTAT, fd, ctypes.byref(asked), ctypes.byref(found), 0)
+    wanted, found = _Range(offset, size), _Found()
+    failed = _libc.syscall(_CACHESTAT, fd, ctypes.byref(wanted), ctypes.byref(found), 0)
     return not failed and found.cached >= pages
 
 
 def fetch(fd: int, offset: int, size: int) -> None:
-    """Have the kernel bring bytes into the page cache, without waiting for them."""
+    """Ask the kernel to read bytes into the page cache; do not wait for them."""
     os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
 
 class Stretch:
-    """Bytes of an open file, all of them in the page cache when it was made."""
+    """A slice of an open file; all of it was in the page cache when this was created."""
 
     __slots__ = ("fd", "offset", "size")
 
@@ -56,7 +56,7 @@ class Stretch:
         self.size = size
 
     def close(self) -> None:
-        """Give the file back; a second time changes nothing."""
+        """Close the file; closing twice is harmless."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)

@@ -1,11 +1,11 @@
-"""What a pipeline reports of itself: one definition for those who write it and those who show it.
+"""The progress report of a pipeline: one definition for its writers and readers.
 
     NsqListener, penstock pipeline  --POST /channel/commit-->  nsqd  --/stats-->  nsqadmin, status
 
-nsqd keeps the object as it is; ``Progress.read`` takes it apart again, whoever wrote it.
+nsqd stores the object unchanged; ``Progress.read`` decodes it, whichever version wrote it.
 
-Rule 1: a field that is missing or of a wrong type is "not known", never an error: reports come from
-        other versions, and from strangers.
+Rule 1: a field that is missing or of a wrong type is unknown, never an error: reports come from
+        other versions, and from other programs.
 Rule 2: everything is bounded, in both directions.
 """
 
@@ -25,38 +25,38 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class PipelineState(enum.StrEnum):
-    """The life of a pipeline; `pipeline status`, its reports and nsqadmin use the same words."""
+    """State of a pipeline; `pipeline status`, its reports and nsqadmin use the same words."""
 
     STARTING = "starting"  # no batch yet
     RUNNING = "running"  # batches are read and written
     WAITING = "waiting"  # nothing to read, or no topic yet
-    RETRYING = "retrying"  # a batch or a node failed, and is tried again
+    RETRYING = "retrying"  # a batch or a node failed, and is retried
     FAILED = "failed"  # ended by an error, which ``error`` names
-    ENDED = "ended"  # stopped, or came to its end
+    ENDED = "ended"  # stopped, or completed
 
 
-# Nothing runs any more.
+# The pipeline no longer runs.
 OVER = frozenset((PipelineState.FAILED, PipelineState.ENDED))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progress:
-    """One report; ``None`` and empty texts are not known."""
+    """One report; ``None`` and an empty text mean unknown."""
 
     query: str = ""  # Spark's id of the query, the same after a restart from its checkpoint
     name: str = ""
     state: PipelineState = PipelineState.RUNNING
     batch: int | None = None
     rows: int | None = None  # of that batch, over all topics
-    input_rate: float | None = None  # rows a second that came, as Spark measures it
-    processed_rate: float | None = None  # rows a second while the batch was worked on
+    input_rate: float | None = None  # rows that arrive a second, as Spark measures it
+    processed_rate: float | None = None  # rows a second while the batch was processed
     batch_ms: int | None = None
     sink: str = ""
     error: str = ""
     at_ms: int | None = None  # wall time of the report
 
     def as_json(self) -> dict[str, Any]:
-        """The object that nsqd keeps."""
+        """The object that nsqd stores."""
         return {
             "query": _text(self.query, NAME_SIZE_MAX),
             "name": _text(self.name, NAME_SIZE_MAX),
@@ -73,11 +73,11 @@ class Progress:
 
     @classmethod
     def read(cls, value: object) -> Progress | None:
-        """A report as /stats shows it; None if it is none."""
+        """Decode a report as /stats shows it; None if it is not one."""
         if not isinstance(value, dict) or not value:
             return None
         error = _text(value.get("error"), TEXT_SIZE_MAX)
-        # Reports of 0.1.0 before states had other names for three of them.
+        # Early reports of 0.1.0, before states, had other names for three fields.
         at_ms = _count(value.get("at_ms"))
         return cls(
             query=_text(value.get("query"), NAME_SIZE_MAX),

@@ -1,4 +1,4 @@
-"""Versions: Penstock's own, and the NSQ whose behaviour and answers it gives."""
+"""Versions: Penstock's own, and that of the NSQ it is compatible with."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ NSQ_VERSION = "1.3.0"
 
 
 def matched_line(program: str) -> str:
-    """The version as NSQ's daemons give it: ``-version``, and the first line of ``/stats``.
+    """The version as NSQ's daemons print it: ``-version``, and the first line of ``/stats``.
 
-    Programs that manage NSQ match ``<program> vX.Y.Z (built w/go...)`` and drop the rest.  No Go is
-    involved: that part is there to be matched, and stands nowhere else.
+    Programs that manage NSQ match ``<program> vX.Y.Z (built w/go...)`` and ignore what follows.
+    Penstock does not use Go: that part exists only to be matched.
     """
     return f"{program} v{NSQ_VERSION} (built w/go1.21.5) penstock v{VERSION}"
 

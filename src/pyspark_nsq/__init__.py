@@ -1,7 +1,7 @@
-"""Where Spark finds the data source ``nsq``: it imports every module named ``pyspark_*``.
+"""Entry point of the data source ``nsq``: Spark imports every module named ``pyspark_*``.
 
-One that fails, or is slow, spoils every Python data source of a session.  So nothing is imported
-here before Spark asks for ``DefaultSource``; if something is missing then, only this source is.
+A module that fails or is slow affects every Python data source of a session.  So nothing is
+imported before Spark reads ``DefaultSource``; if that import fails, only this source is missing.
 """
 
 TYPE_CHECKING = False

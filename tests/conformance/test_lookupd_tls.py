@@ -244,18 +244,18 @@ def test_new_certificates_are_read_on_sighup(tmp_path: Path) -> None:
         context = live.client_context("node")
         assert nodes(lookupd, context) == []
         nsqd.signal(1)
-        nsqd.wait_for_log("certificate for nsqlookupds read again")
+        nsqd.wait_for_log("certificate for nsqlookupds reloaded")
         assert eventually(lambda: nodes(lookupd, context) == [nsqd.tcp_port], 20)
 
         before = shown_by(lookupd, context)
         live.issue("server")
         lookupd.signal(1)
-        lookupd.wait_for_log("certificate read again")
+        lookupd.wait_for_log("certificate reloaded")
         after = shown_by(lookupd, context)
         assert after != before
         Path(live.path("server.key")).write_text("nonsense")
         lookupd.signal(1)
-        lookupd.wait_for_log("the certificate stays as it was")
+        lookupd.wait_for_log("certificate not reloaded")
         assert shown_by(lookupd, context) == after
         assert nodes(lookupd, context) == [nsqd.tcp_port]
 

@@ -356,7 +356,7 @@ def test_a_new_certificate_is_read_on_sighup(tmp_path: Path, pki: Pki) -> None:
         before = certificate_of(nsqd, live)
         live.issue("server")
         nsqd.signal(1)
-        nsqd.wait_for_log("certificate read again")
+        nsqd.wait_for_log("certificate reloaded")
         assert certificate_of(nsqd, live) != before
         after = certificate_of(nsqd, live)
         # A certificate whose key is not there yet, then no certificate at all.

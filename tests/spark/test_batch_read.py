@@ -24,7 +24,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from penstock.errors import CorruptError, DataLossError, NodeError, OptionError, QueryError
 from penstock.spark import task_reader
 from penstock.spark.batch import NsqFilteringReader
-from penstock.spark.node_client import Asked, Node
+from penstock.spark.node_client import Node, Request
 from penstock.spark.source import NsqDataSource
 from penstock.spark.task_reader import Fetch
 from tests.spark.topics import (
@@ -181,8 +181,8 @@ def test_a_gap_that_a_restart_leaves_is_read_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offsets", "text"),
     [
-        ('{"nobody": {"TOPIC": 1}}', "startingOffsets names node nobody, but the nodes are"),
-        ('{"NODE": {"other": 1}}', "startingOffsets names topic other, but the topics are"),
+        ('{"nobody": {"TOPIC": 1}}', "startingOffsets has node nobody, but the nodes are"),
+        ('{"NODE": {"other": 1}}', "startingOffsets has topic other, but the topics are"),
     ],
 )
 def test_offsets_of_what_is_not_read_are_refused(broker: Nsqd, offsets: str, text: str) -> None:
@@ -263,7 +263,7 @@ def test_a_topic_may_be_missing_on_a_node_but_not_on_all(broker: Nsqd, tmp_path:
     with Nsqd(tmp_path) as second:
         publish(second, topic, b"a")
         assert len(read({**nodes(broker, second), "topic": topic})) == 1
-        with pytest.raises(QueryError, match="no topic nowhere on any node"):
+        with pytest.raises(QueryError, match="topic nowhere does not exist on any node"):
             read({**nodes(broker, second), "topic": f"{topic},nowhere"})
     assert "nowhere" not in json.dumps(broker.stats())
 
@@ -279,7 +279,7 @@ def test_nodes_are_found_through_nsqlookupd(tmp_path: Path) -> None:
             wait_until(lambda: len(lookupd.get(lookup).json.get("producers", ())) == 2)
             options = {"lookupdHttpAddresses": f"127.0.0.1:1,{lookupd.http_address}", **SHORT}
             assert sorted(bodies(read({**options, "topic": topic}))) == [b"a", b"b"]
-            with pytest.raises(QueryError, match="no topic nowhere on any node"):
+            with pytest.raises(QueryError, match="topic nowhere does not exist on any node"):
                 read({**options, "topic": "nowhere"})
     with pytest.raises(NodeError, match=r"nsqlookupd 127.0.0.1:1 does not answer"):
         read({"lookupdHttpAddresses": "127.0.0.1:1", "topic": topic, **SHORT})
@@ -294,7 +294,7 @@ def test_an_unreachable_node_is_named(broker: Nsqd) -> None:
 
 
 def test_something_else_at_the_address_is_named(broker: Nsqd) -> None:
-    with Nsqlookupd() as lookupd, pytest.raises(NodeError, match="is no nsqd of Penstock"):
+    with Nsqlookupd() as lookupd, pytest.raises(NodeError, match="is not an nsqd of Penstock"):
         read({"nsqdHttpAddresses": lookupd.http_address, "topic": "t", **SHORT})
     with pytest.raises(NodeError, match="does not answer"):
         wrong = {"nsqdHttpAddresses": f"127.0.0.1:{broker.tcp_port}", **SHORT}
@@ -391,7 +391,7 @@ def test_offsets_that_are_gone_fail_the_read_or_not(tmp_path: Path) -> None:
         drop_oldest(nsqd, topic)
         options = {**nodes(nsqd), "topic": topic}
         old = {**options, "startingOffsets": json.dumps({address(nsqd): {topic: first}})}
-        with pytest.raises(DataLossError, match=r"is whole only from .*failOnDataLoss"):
+        with pytest.raises(DataLossError, match=r"is complete only from .*failOnDataLoss"):
             read(old)
         publish(nsqd, topic, b"left")
         left = read({**old, "failOnDataLoss": "false"})
@@ -407,7 +407,7 @@ def test_messages_that_go_while_they_are_read_fail_it_or_not(tmp_path: Path) -> 
         parts = reader.partitions()
         drop_oldest(nsqd, topic)
         with pytest.raises(
-            DataLossError, match=r"not have all messages any more: .*, at most 10 messages"
+            DataLossError, match=r"no longer has all messages: .*, at most 10 messages"
         ):
             rows_of(reader, parts)
         assert rows_of(careless, parts) == []
@@ -423,7 +423,7 @@ def test_messages_that_go_while_they_are_read_fail_it_or_not(tmp_path: Path) -> 
         instance = "0123456789abcdef"
         place = {address(nsqd): {topic: {"instance": instance, "index": 1}}}
         old = {**options, "startingOffsets": json.dumps(place)}
-        with pytest.raises(DataLossError, match="was deleted and made again"):
+        with pytest.raises(DataLossError, match="was deleted and created again"):
             read(old)
         assert bodies(read({**old, "failOnDataLoss": "false"})) == [b"again"]
 
@@ -470,7 +470,7 @@ def test_https_with_certificates(tmp_path: Path) -> None:
     with Nsqd(tmp_path / "data", *flags) as nsqd:
         context = pki.client_context("client")
         assert nsqd.http("POST", "/pub?topic=t", b"a", tls=context).status == 200
-        with pytest.raises(NodeError, match=r"403 TLS_REQUIRED.*give https"):
+        with pytest.raises(NodeError, match=r"403 TLS_REQUIRED.*use https"):
             read({**nodes(nsqd), "topic": "t", **SHORT})
         secure = f"https://localhost:{nsqd.https_port}"
         trusting = {"topic": "t", "tlsRootCaFile": pki.ca, **SHORT}
@@ -492,5 +492,5 @@ def test_an_answer_that_makes_no_sense_is_an_error(broker: Nsqd) -> None:
     topic = new_topic()
     publish(broker, topic, b"a")
     node = batch_reader({**nodes(broker), "topic": topic}).reading.access
-    with pytest.raises(NodeError, match="makes no sense"):
-        Node(address(broker), node).json(Asked("GET", "/ping", None))
+    with pytest.raises(NodeError, match="is not JSON"):
+        Node(address(broker), node).json(Request("GET", "/ping", None))

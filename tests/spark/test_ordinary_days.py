@@ -113,7 +113,7 @@ def test_an_older_checkpoint_put_back_with_its_table_tells_what_is_gone(
     text = failure(start(spark, options, folder, availableNow=True))
     (loss,) = find(text)
     assert (loss.topic, loss.start) == (topic, before) and loss.count_max
-    assert "an older checkpoint was put back" in text
+    assert "an older checkpoint was restored" in text
     run(spark, {**options, "acceptLoss": json.dumps([loss.as_json()])}, folder)
     found = table(spark, folder)
     assert len(found) == len(set(found)) == len(sent) - loss.count_max
@@ -228,7 +228,7 @@ def test_a_deleted_topic_a_pause_and_an_absent_node_end_no_run_as_if_all_were_re
             one.post(f"/topic/delete?topic={topic}&force=true")
             lookupd.post(f"/topic/delete?topic={topic}")
             text = failure(start(spark, options, folder, availableNow=True))
-            assert "was deleted: what the query had not read" in text
+            assert "was deleted: everything that the query had not read" in text
             assert one.get(f"/log?topic={topic}").status == 404
             assert [each.node for each in find(text)] == [node_uuid(one)]
 

@@ -245,7 +245,7 @@ def test_all_put_back_tells_what_the_brokers_have_no_more(days: Days) -> None:
     days.wait_removed(before)
     days.put_back("table", "checkpoints")
     text = days.refused(pipeline)
-    assert "an older checkpoint was put back" in text
+    assert "an older checkpoint was restored" in text
     days.run(pipeline, accept_loss=name_in(text, "--accept-loss"))
     found = days.table()
     [loss] = days.ledger(pipeline).head.losses
@@ -277,8 +277,8 @@ def test_all_put_back_from_before_a_topic_was_made_again_tells_what_was_read_of_
         days.wait_removed(0)
     days.put_back("table", "checkpoints")
     text, found = days.refused(pipeline), []
-    assert "was deleted and made again" in text
-    assert ("was read before, as channel" in text) is not kept
+    assert "was deleted and created again" in text
+    assert ("was read before, by channel" in text) is not kept
     for _ in range(4):  # segments go one after the other
         try:
             days.run(pipeline, accept_loss=name_in(text, "--accept-loss"))
@@ -451,7 +451,7 @@ def test_a_node_that_was_removed_for_good_is_forgotten_once_that_is_accepted(
     alone = days.declare(PARQUET, source={"nsqd_http_addresses": ours})
     days.publish(20)
     text = days.refused(alone)
-    assert "is gone: the node is none of" in text
+    assert "is missing: the node is not one of" in text
     days.run(alone, accept_loss=name_in(text, "--accept-loss"))
     assert days.table() == sorted([*days.sent, b"elsewhere"])
     days.publish(20)

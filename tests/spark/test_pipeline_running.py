@@ -37,7 +37,7 @@ def test_a_topic_that_was_made_again_is_told_and_can_be_gone_on_with(
     with pytest.raises(PipelineError) as caught:
         run(spark, pipeline, tmp_path)
     said = str(caught.value)
-    assert "topic orders" in said and "was deleted and made again" in said
+    assert "topic orders" in said and "was deleted and created again" in said
     assert "--accept-loss=" in said
     assert "\n" not in said
     going_on = declared(

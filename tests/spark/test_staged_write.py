@@ -20,7 +20,7 @@ from penstock.spark.node_client import Access
 from penstock.spark.options import WRITE, parse_options
 from penstock.spark.packer import Shape
 from penstock.spark.source import NsqDataSource
-from penstock.spark.staging import COORDINATOR_FILE, Committer, Staged, coordinator_file
+from penstock.spark.staging import COORDINATOR_FILE, Committer, StagedRows, coordinator_file
 from penstock.spark.writer import NsqBatchWriter, NsqStreamWriter, StagedMessage, Stager
 from tests.spark.topics import (
     SHORT,
@@ -57,7 +57,7 @@ class Query:
         cluster = Cluster(self.options, self.access)
         self.committer = Committer(cluster, self.location, lasting=True)
 
-    def stage(self, batch: int, partition: int, rows: list[bytes]) -> Staged:
+    def stage(self, batch: int, partition: int, rows: list[bytes]) -> StagedRows:
         stager = Stager(self.options, self.access, Shape(0, -1, -1))
         table = pa.RecordBatch.from_pydict({"body": pa.array(rows, pa.binary())})
         return stager.stage(iter([table] if rows else []), self.id, batch, partition).staged
@@ -125,7 +125,7 @@ def test_a_commit_that_dies_half_way_is_finished_by_the_next(
     coordinator = min((broker, second), key=node_uuid)
     publishing = query.committer._publish
 
-    def half(id: str, batch: int, winners: list[Staged]) -> int:
+    def half(id: str, batch: int, winners: list[StagedRows]) -> int:
         publishing(id, batch, [each for each in winners if each.node == node_uuid(coordinator)])
         raise NodeError("killed here")
 
@@ -175,7 +175,7 @@ def test_a_coordinator_that_is_not_there_any_more_is_named(
         query.committer.commit([query.stage(0, 0, [b"a"])])
     (tmp_path / COORDINATOR_FILE).write_text("{}")
     query.restart()
-    with pytest.raises(QueryError, match="does not name a coordinator"):
+    with pytest.raises(QueryError, match="has no coordinator"):
         query.committer.commit([query.stage(0, 0, [b"a"])])
 
 
@@ -308,7 +308,7 @@ def test_a_topic_cannot_be_overwritten(broker: Nsqd) -> None:
 
 def test_rows_are_written_by_tasks(broker: Nsqd) -> None:
     writer = NsqDataSource({**nodes(broker), "topic": "t"}).streamWriter(BODY, False)
-    with pytest.raises(QueryError, match="rows are written by tasks of Spark"):
+    with pytest.raises(QueryError, match="rows can only be written in a Spark task"):
         writer.write(iter([]))
 
 

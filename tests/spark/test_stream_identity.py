@@ -136,7 +136,7 @@ def test_a_listener_commits_with_the_identity_of_the_offset(
     reporter.commit("c", decode(stream.offset), done, stream.offset["identity"])
     assert bound(broker, topic) == stream.offset["identity"]
     assert stream.batch() == []
-    reporter.tell(["c"], Progress("q", "", PipelineState.WAITING))
+    reporter.report(["c"], Progress("q", "", PipelineState.WAITING))
     assert broker.channel(topic, "c")["pull"]["progress"]["state"] == "waiting"
 
 
@@ -277,7 +277,7 @@ def test_taking_over_needs_an_admin(tmp_path: Path) -> None:
         nsqd.http("POST", "/pub?topic=t", b"a", {"Authorization": "Bearer admin-token-1"})
         old.bodies(1)
         reading = {**options, "httpToken": "read-token-1", "takeOver": old.offset["identity"]}
-        with pytest.raises(NodeError, match="needs a token of role admin"):
+        with pytest.raises(NodeError, match="needs a token with role admin"):
             Stream(reading).batch()
 
 
@@ -287,5 +287,5 @@ def test_an_identity_that_is_none_is_refused(options: dict[str, str], identity: 
     if identity is None:
         assert Stream(options, offset).batch() == []
         return
-    with pytest.raises(QueryError, match="is no identity"):
+    with pytest.raises(QueryError, match="is not an identity"):
         Stream(options, json.loads(json.dumps(offset))).batch()

@@ -1,4 +1,4 @@
-"""Topics in, tables and a topic out.  `spark` is given by Spark's pipelines."""
+"""Read topics; write tables and a topic.  Spark's pipelines define `spark`."""
 
 import os
 
@@ -24,7 +24,7 @@ def messages() -> DataFrame:
 
 @dp.table
 def orders() -> DataFrame:
-    """Those that are orders."""
+    """Messages that are valid orders."""
     order = F.from_json(F.col("body").cast("string"), SCHEMA)
     read = spark.readStream.table("messages")  # noqa: F821
     return read.select(order.alias("o"), "timestamp").select("o.*", "timestamp").where("id > 0")
@@ -35,6 +35,6 @@ dp.create_sink("big_orders", "nsq", {"nsqdHttpAddresses": NSQD, "topic": "big-or
 
 @dp.append_flow(target="big_orders")
 def to_big_orders() -> DataFrame:
-    """Large ones go to a topic, for whoever wants to hear of them at once."""
+    """Large orders go to a topic, for consumers that need them at once."""
     large = spark.readStream.table("orders").where("total > 50")  # noqa: F821
     return large.select(F.to_json(F.struct("id", "customer", "total")).alias("body"))

@@ -2,18 +2,18 @@
 
 config.py        options, checked                 errors are in penstock/errors.py
 options.py       the same by name, for type checkers
-backoff.py       when a failing consumer gets messages again       no I/O, no clock
-ready_counts.py         how max_in_flight is spread over connections      no I/O, no clock
+backoff.py       how long a failing consumer pauses              no I/O, no clock
+ready_counts.py  distributes max_in_flight over connections      no I/O, no clock
 message.py       a message and its answers
-connection.py    one connection to nsqd: bring-up, upgrades, frames, liveness
-link.py          keeps one address connected
-discovery.py     asks nsqlookupd where a topic is; http.py is its GET
+connection.py    one connection to nsqd: setup, upgrades, frames, timeouts
+link.py          reconnects one address
+discovery.py     polls nsqlookupd for the nodes of a topic
 subscription.py  a connection that consumes: in flight, FIN, REQ, TOUCH, CLS
-runner.py        how messages meet the program's function: at once, in lanes, in batches
+runner.py        calls the program's handler: at once, in lanes, in batches
 consumer.py      all connections of a topic and channel
-publication.py   one publish, or a batch of them, until its answer
-producer.py      publishing to one nsqd or several
-sync.py          both without asyncio: a loop in a thread of its own
+publication.py   one publish, or a batch of them, until its response
+producer.py      publishes to one nsqd or several
+sync.py          both without asyncio: an event loop in its own thread
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""When a consumer that fails gets messages again.
+"""Backoff: how long a consumer pauses after failures.
 
     normal --failure--> pause --time--> test --failure--> pause (longer)
        ^                                  |----success--> pause (shorter), or normal at level 0
        '----------------------------------'
 
-A level counts failures less successes.  Above 0, all connections have RDY 0 during a pause of
-``multiplier x 2^level``; then one of them gets RDY 1, and what becomes of that one message moves
-the level.  So coming back from level 3 takes three successes, with a pause before each.
+A level counts failures minus successes.  Above 0, all connections have RDY 0 during a pause of
+``multiplier x 2^level``; then one of them gets RDY 1, and the result of that one message changes
+the level.  So recovering from level 3 takes three successes, with a pause before each.
 
-Rule 1: no I/O, no clock.  The caller waits, and says when the pause is over.
-Rule 2: a signal during a pause changes nothing: it is about messages from before the pause.
+Rule 1: no I/O, no clock.  The caller waits, and calls ``test`` when the pause is over.
+Rule 2: a result during a pause is ignored: it is of a message from before the pause.
 Rule 3: the level stops growing where its pause would exceed ``duration_max_s``.  With 0 there is
         no backoff at all.
 
-The machine is go-nsq's.  Its random pauses (``full_jitter``) differ in one point: there the random
-number also decides whether the level grows, here only how long the pause is.
+The state machine is go-nsq's, except in ``full_jitter``: there the random number also decides
+whether the level grows, here only how long the pause is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class State(Enum):
 
 
 class Backoff:
-    """The state, and what has to happen next: ``pause_s`` is set whenever a pause begins."""
+    """The state and level; ``pause_s`` is set whenever a pause begins."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class Backoff:
         if callable(strategy):
             self._duration_s: Strategy = strategy
         else:
-            # The exponent has a bound, or a long row of failures would end in an overflow.
+            # The exponent is bounded so that many failures cannot overflow.
             self._duration_s = lambda level: multiplier_s * 2.0 ** min(level, 60)
 
     def fail(self) -> bool:
-        """A message failed.  Returns whether a pause begins."""
+        """Count a failed message.  Returns whether a pause begins."""
         if self.state is State.PAUSED:
             return False
         if self._duration_s(self.level + 1) <= self._duration_max_s:
@@ -63,7 +63,7 @@ class Backoff:
         return self._pause()
 
     def succeed(self) -> bool:
-        """A message was finished.  Returns whether anything changed: a pause, or back to normal."""
+        """Count a finished message.  Returns whether the state changed: a pause, or normal."""
         if self.state is not State.TESTING:
             return False
         self.level -= 1
@@ -73,16 +73,16 @@ class Backoff:
         return True
 
     def pass_over(self) -> bool:
-        """A message came back without saying anything about the handler's health."""
+        """Count a message that was requeued without backoff: neither a success nor a failure."""
         return self.state is State.TESTING and self._pause()
 
     def test(self) -> None:
-        """The pause is over: one message may come."""
+        """End the pause: one message may be received."""
         assert self.state is State.PAUSED
         self.state = State.TESTING
 
-    def wait_on(self, pause_s: float = 1.0) -> None:
-        """There was no connection to test with."""
+    def postpone(self, pause_s: float = 1.0) -> None:
+        """Pause again: there is no connection to test with."""
         self.state = State.PAUSED
         self.pause_s = pause_s
 
@@ -96,7 +96,7 @@ class Backoff:
         return True
 
     def check(self) -> None:
-        """What holds between any two calls."""
+        """Check the invariants, which hold between any two calls."""
         assert self.level >= 0
         assert (self.level == 0) == (self.state is State.NORMAL)
         assert 0 <= self.pause_s <= max(self._duration_max_s, 1.0)

@@ -3,8 +3,8 @@
     Config(max_in_flight=200, msg_timeout=90)             numbers: durations are seconds
     Config.of(max_in_flight="200", msg_timeout="1m30s")   texts, as from a command line
 
-Every option is a row of a table (`penstock.settings.table`), so it is checked, shown and
-documented from one place.  A Config does not change; ``replace`` makes another.
+Every option is a row of a table (`penstock.settings.table`), from which it is checked, shown and
+documented.  A Config is immutable; ``replace`` returns a changed copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.settings.table import boolean, choice, integer, number, row, setti
 from penstock.version import VERSION
 
 NS = 1_000_000_000
-OFF = -1.0  # NSQ's word for "none" where an interval may be switched off
+OFF = -1.0  # NSQ's value for an interval that is switched off
 
 
 class Seconds(Duration):
@@ -249,7 +249,7 @@ class Config:
                 ) from None
             object.__setattr__(self, setting.field, checked)
         if self.snappy and self.deflate:
-            raise OptionError("snappy and deflate exclude one another")
+            raise OptionError("snappy and deflate cannot be combined")
         if self.heartbeat_interval > self.read_timeout:
             raise OptionError(
                 f"heartbeat_interval ({self.heartbeat_interval:g} s) must not be longer than "
@@ -258,7 +258,7 @@ class Config:
 
     @classmethod
     def of(cls, base: Config | None = None, **options: object) -> Self:
-        """``base``, or the defaults, with ``options`` by name; texts are fine."""
+        """Return ``base``, or the defaults, with ``options`` changed; values may be texts."""
         known = {setting.option for setting in settings_of(cls)}
         for name in options:
             if name not in known:
@@ -271,7 +271,7 @@ class Config:
 
 
 def make_context(config: Config) -> ssl.SSLContext:
-    """The TLS settings of ``config``; a file that cannot be used is an OptionError."""
+    """Return the TLS context of ``config``; raises OptionError for a file that cannot be used."""
     return config.tls_context or client_context(
         config.tls_root_ca_file,
         config.tls_cert,

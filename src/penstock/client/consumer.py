@@ -1,16 +1,17 @@
-"""All connections of one consumer: a topic, a channel, and what is done with its messages.
+"""A consumer: all connections of a topic and channel, and its handler.
 
     consumer = Consumer("orders", "email", handle, nsqd_tcp_addresses=["127.0.0.1:4150"])
     async with consumer:                       # start() .. stop()
-        await consumer.wait()                  # until somebody calls stop()
+        await consumer.wait()                  # until stop() is called
 
     discovery --> links --> subscriptions --> runner --> handler
                      `--- ready, backoff: RDY ---'
 
-Rule 1: the consumer outlives everything: nsqds and lookupds may come and go.
-Rule 2: stopping loses nothing: CLS, what came is handled and answered, the answers are on nsqd's
-        side before the connection closes.  What is not done in ``stop_timeout`` is requeued.
-Rule 3: RDY is decided by `Ready`, pauses by `Backoff`; here their decisions are carried out.
+Rule 1: the consumer keeps running while nsqds and lookupds come and go.
+Rule 2: stopping loses nothing: CLS is sent, received messages are handled and answered, and nsqd
+        has the answers before the connection closes.  What is not done in ``stop_timeout`` is
+        requeued.
+Rule 3: `Ready` decides RDY and `Backoff` the pauses; this module carries out their decisions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from penstock.client.backoff import Backoff, State
 from penstock.client.config import Config, make_context
 from penstock.client.connection import Connection, parse_address
 from penstock.client.discovery import Discovery
-from penstock.client.lifecycle import Life
+from penstock.client.lifecycle import Lifecycle
 from penstock.client.link import Link
 from penstock.client.message import WAITING, Message
 from penstock.client.options import Options
@@ -39,19 +40,19 @@ from penstock.wire.url import lookupd_url
 
 log = logging.getLogger("penstock.client")
 
-GiveUp = Callable[[Message], object]  # a coroutine function will do as well
+GiveUp = Callable[[Message], object]  # or a coroutine function
 
 
 @dataclass(slots=True)
 class Stats:
-    """What a consumer has done so far."""
+    """Counters of a consumer."""
 
     received: int = 0
     finished: int = 0
     requeued: int = 0
     given_up: int = 0
     refused: int = 0  # answers that came too late for nsqd
-    connected: int = 0  # connections made
+    connected: int = 0  # connections opened
     lost: int = 0
 
 
@@ -65,7 +66,7 @@ def check_names(topic: str, channel: str) -> None:
         raise OptionError(f"{channel!r} is not a valid name for a channel")
 
 
-class Consumer(Life):
+class Consumer(Lifecycle):
     """A consumer of ``topic`` and ``channel``.
 
     ``handler`` takes a message (or, with ``batch_size``, a list of them) and may be a function or a
@@ -128,12 +129,12 @@ class Consumer(Life):
             except NotConnectedError as error:
                 raise OptionError(str(error)) from None
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
-        """Begin.  Returns when every address known so far was tried once; others come later."""
+        """Connect.  Returns after one attempt for each known address; others may follow."""
         if self._runner is not None:
-            raise StoppedError("a consumer starts once")
+            raise StoppedError("a consumer can only be started once")
         self._loop = asyncio.get_running_loop()
         if self.config.tls_v1:
             self.config = self.config.replace(tls_context=make_context(self.config))
@@ -144,40 +145,40 @@ class Consumer(Life):
             self._link(address)
         if self._lookupds:
             self._discovery = Discovery(self._lookupds, self.topic, self.config, self._found)
-            await self._discovery.asked.wait()
+            await self._discovery.polled.wait()
         for link in list(self._links.values()):
             await link.tried.wait()
 
     async def wait(self) -> None:
-        """Until the consumer is stopped."""
+        """Wait until the consumer is stopped."""
         if self._stopped is None:
             raise StoppedError("the consumer was not started")
         await self._stopped.wait()
 
     async def run(self) -> None:
-        """Start, and go on until stopped or cancelled."""
+        """Start, and run until stopped or cancelled."""
         async with self:
             await self.wait()
 
     async def stop(self) -> None:
         """Finish what is in flight and disconnect; permanent.
 
-        Inside a handler do not await it, as it waits for the handler: make a task of it.
+        Do not await it in a handler, because it waits for the handler: create a task for it.
         """
         if self._runner is None or self._stopped is None or self._stopped.is_set():
             return
         self.begin_stop()
         if self._stopped_task is None:
-            # In the caller's task: who iterates and stops is not at work on its message.
+            # In the caller's task: a task that iterates and stops no longer handles its message.
             self._runner.drain()
             self._stopped_task = self._loop.create_task(self._stop(self._runner))
         await asyncio.shield(self._stopped_task)
 
     def begin_stop(self) -> None:
-        """Ask for no more messages.
+        """Stop receiving messages.
 
-        This comes before anything is handed back: nsqd would deliver it to us again and again,
-        until it has had all its attempts.
+        This must come before messages are handed back: nsqd would deliver them to us repeatedly,
+        until all their attempts are used.
         """
         if not self._stopping:
             self._stopping = True
@@ -205,12 +206,12 @@ class Consumer(Life):
         self._stopped.set()
 
     def __aiter__(self) -> Messages:
-        """A message is finished when the loop asks for the next one."""
+        """Iterate over messages; each is finished when the loop takes the next one."""
         if not isinstance(self._runner, Inbox):
             raise StoppedError("iterate over a started consumer that has no handler")
         return Messages(self._runner)
 
-    # What one may ask and change
+    # State
 
     @property
     def max_in_flight(self) -> int:
@@ -218,7 +219,7 @@ class Consumer(Life):
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
-        """0 pauses the consumer, any other number goes on."""
+        """Change the limit; 0 pauses the consumer, any other number resumes it."""
         if count < 0:
             raise OptionError(f"max_in_flight must be 0 or more, not {count}")
         self._send(self._ready.resize(count, self._now_s()))
@@ -238,7 +239,7 @@ class Consumer(Life):
 
     @property
     def is_starved(self) -> bool:
-        """Whether some connection can deliver hardly more until messages are answered."""
+        """Whether some connection is near its limit until messages are answered."""
         return any(subscription.share.starved for subscription in self._subscriptions)
 
     # Connections
@@ -271,7 +272,7 @@ class Consumer(Life):
         self._send(self._ready.add(subscription.share, self._now_s()))
 
     def lost(self, subscription: Subscription, error: Exception | None) -> None:
-        """A connection has ended; its link connects again."""
+        """A connection was closed; its link reconnects."""
         self._subscriptions.remove(subscription)
         changes = self._ready.remove(subscription.share, self._now_s())
         del self._by_share[id(subscription.share)]
@@ -281,16 +282,16 @@ class Consumer(Life):
         log.warning("nsqd=%s: disconnected: %s", subscription.address, error or "closed by nsqd")
         self._send(changes)
         if self._backoff.state is State.TESTING and self._ready.probe is None:
-            self._backoff.wait_on()
+            self._backoff.postpone()
             self._pause()
         if self._discovery is not None:
-            self._discovery.hurry()
+            self._discovery.poll_now()
 
     # Messages
 
     def received(self, subscription: Subscription, messages: list[Message]) -> None:
         self.stats.received += len(messages)
-        subscription.share.heard_s = self._loop.time()
+        subscription.share.received_s = self._loop.time()
         attempts_max = self.config.max_attempts
         if attempts_max:
             beyond = [message for message in messages if message.attempts > attempts_max]
@@ -333,7 +334,7 @@ class Consumer(Life):
                 message.finish()
 
     def _not_given_up(self, message: Message, error: Exception) -> None:
-        # Finishing would lose what the callback was to keep.
+        # Finishing would lose the message that the callback failed to save.
         log.error(
             "topic=%s channel=%s id=%s: give_up failed: %r",
             *(self.topic, self.channel, message.id.decode("latin-1"), error),
@@ -358,7 +359,7 @@ class Consumer(Life):
     # RDY and backoff
 
     def _follow(self) -> None:
-        """Do what the backoff has come to."""
+        """Apply the backoff's new state."""
         if self._backoff.state is State.PAUSED:
             self._send(self._ready.pause(self._now_s()))
             self._pause()
@@ -376,7 +377,7 @@ class Consumer(Life):
     def _test(self) -> None:
         changes = self._ready.test(self._now_s())
         if changes is None:
-            self._backoff.wait_on()
+            self._backoff.postpone()
             self._pause()
         else:
             self._backoff.test()

@@ -1,11 +1,11 @@
-"""Asks nsqlookupd which nsqds have a topic.
+"""Polls nsqlookupd for the nsqds that have a topic.
 
-    first at once, then after a random part of the interval, then every interval; all lookupds each
-    time, and the union counts.  go-nsq asks one a round: a node known to another one only is then
-    found minutes later.
+The first poll is immediate, the second after a random part of the interval, then one per interval.
+Each polls all lookupds and uses the union of their lists.  go-nsq polls one per round, and finds
+a node that only another lookupd lists minutes later.
 
-Rule 1: a lookupd that fails is reported and the others count; if all fail, what was known stays.
-Rule 2: a node that is no longer listed is not disconnected; it is only not connected again.
+Rule 1: a lookupd that fails is logged and the others are used; if all fail, the last list stays.
+Rule 2: a node that is no longer listed is not disconnected; it is only not reconnected.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from penstock.wire.peer_answers import ACCEPT
 
 log = logging.getLogger("penstock.client")
 
-# A thousand nodes of a topic, and more.
+# Enough for a topic with more than a thousand nodes.
 BODY_SIZE_MAX = 16 << 20
 
 
 async def find_nodes(address: str, topic: str, config: Config) -> list[str]:
-    """Ask one lookupd for the TCP addresses of a topic's nodes."""
+    """Query one lookupd for the TCP addresses of a topic's nodes."""
     headers = {**ACCEPT, "User-Agent": config.user_agent}
     if config.auth_secret and config.lookupd_authorization:
         headers["Authorization"] = f"Bearer {config.auth_secret}"
@@ -42,7 +42,7 @@ async def find_nodes(address: str, topic: str, config: Config) -> list[str]:
 
 
 class Discovery:
-    """Polls until stopped; ``found`` is called with the union after every round that worked."""
+    """Polls until stopped; ``found`` is called with the union after each successful round."""
 
     def __init__(
         self,
@@ -51,17 +51,17 @@ class Discovery:
         config: Config,
         found: Callable[[set[str]], None],
     ) -> None:
-        self.asked = asyncio.Event()  # the first round is over
+        self.polled = asyncio.Event()  # the first round is over
         self._lookupd_addresses = lookupd_addresses
         self._topic = topic
         self._config = config
         self._found = found
-        self._hurry = asyncio.Event()
+        self._poll_wanted = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._poll())
 
-    def hurry(self) -> None:
-        """Ask again now: a connection was lost."""
-        self._hurry.set()
+    def poll_now(self) -> None:
+        """Poll again now, because a connection was lost."""
+        self._poll_wanted.set()
 
     async def stop(self) -> None:
         self._task.cancel()
@@ -71,18 +71,18 @@ class Discovery:
         config = self._config
         wait_s = random.random() * config.lookupd_poll_jitter * config.lookupd_poll_interval
         while True:
-            self._hurry.clear()
-            await self._ask()
-            self.asked.set()
+            self._poll_wanted.clear()
+            await self._poll_once()
+            self.polled.set()
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._hurry.wait()
-                # Connections that fall one by one must not make a poll each.
+                    await self._poll_wanted.wait()
+                # Connections lost one after the other must not cause a poll each.
                 await asyncio.sleep(min(0.1, config.lookupd_poll_interval))
             except TimeoutError:
                 wait_s = config.lookupd_poll_interval
 
-    async def _ask(self) -> None:
+    async def _poll_once(self) -> None:
         answers = await asyncio.gather(
             *(
                 find_nodes(address, self._topic, self._config)

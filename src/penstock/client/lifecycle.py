@@ -1,4 +1,4 @@
-"""The ends of producers and consumers: started by ``async with``, stopped by leaving it."""
+"""``async with`` for producers and consumers: starts them, and stops them at the end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Startable(Protocol):
 S = TypeVar("S", bound=Startable)
 
 
-class Life:
-    """``async with`` for what starts and stops."""
+class Lifecycle:
+    """``async with`` for a class with ``start`` and ``stop``."""
 
     async def __aenter__(self: S) -> S:
         try:

@@ -1,10 +1,10 @@
-"""Keeps one address connected.
+"""A link keeps one address connected.
 
     connect --ok--> use it until it is lost --> wait --> connect ...
             --no--------------------------------^
                     reconnect_delay x 2^failures, at most max_reconnect_delay, half of it random
 
-The random half keeps a thousand clients from coming back in the same moment.
+The random half keeps a thousand clients from reconnecting at the same moment.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ STEADY_S = 1.0
 
 
 def reconnect_delay_s(config: Config, failure_count: int, chance: float) -> float:
-    """How long to wait after ``failure_count`` failures in a row; ``chance`` is in [0, 1)."""
+    """Time to wait after ``failure_count`` failures in a row; ``chance`` is in [0, 1)."""
     longest_s = config.reconnect_delay * 2.0 ** min(failure_count, 40)
     return min(longest_s, config.max_reconnect_delay) * (0.5 + 0.5 * chance)
 
 
 class Link:
-    """One address.  ``opened`` takes a connection into use; ``wanted`` says whether to go on."""
+    """One address.  ``opened`` gets each new connection; ``wanted``: whether to reconnect."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Link:
         return self._task.done()
 
     async def stop(self) -> None:
-        """End; a connection in use stays."""
+        """Stop reconnecting; a connection in use stays open."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -72,7 +72,7 @@ class Link:
                 self._opened(connection)
                 self.tried.set()
                 await asyncio.shield(connection.closed)
-                # One that nsqd refuses as soon as it is up has failed as well.
+                # A connection that nsqd closes right after setup counts as a failure.
                 if asyncio.get_running_loop().time() - since_s > STEADY_S:
                     failure_count = 0
             if not self._wanted():

@@ -1,13 +1,13 @@
-"""A message, and what may be said about it.
+"""A message and its answers.
 
     handler returns            finish
     handler returns False      requeue, and back off
     handler raises             requeue, and back off
-    message.finish(), .requeue(delay), .touch()      said explicitly, from any thread
-    message.enable_async()     the handler's end says nothing; the program answers later
+    message.finish(), .requeue(delay), .touch()      explicit answers, from any thread
+    message.enable_async()     the handler's return is not an answer; the program answers later
 
-A message is answered once: what comes after the first finish or requeue is ignored, as in go-nsq,
-and so is an answer after the connection was lost: nsqd delivers the message again.
+A message is answered once: answers after the first finish or requeue are ignored, as in go-nsq,
+and so are answers after the connection was lost: nsqd delivers the message again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from penstock.core.frames import Message
 
 __all__ = ["DETACHED", "RESPONDED", "WAITING", "Message", "requeue_delay_s"]
 
-WAITING = 0  # the handler's end decides
-DETACHED = 1  # the program has said it will answer itself
+WAITING = 0  # answered when the handler returns
+DETACHED = 1  # enable_async was called: the program answers
 RESPONDED = 2
 
 
 def requeue_delay_s(attempts: int, unit_s: float, delay_max_s: float) -> float:
-    """How long a message waits that has failed ``attempts`` times."""
+    """Delay of a message that failed ``attempts`` times."""
     return min(unit_s * attempts, delay_max_s)

@@ -1,7 +1,7 @@
 """The options of `Producer` and `Consumer` by name, for type checkers.
 
-They are the fields of `Config`, which checks and explains them; a test compares the two.  Where
-``Config`` keeps a duration as a number of seconds, a text such as ``"1m30s"`` may be given too.
+They are the fields of `Config`, which checks and documents them; a test compares the two.  Where
+``Config`` has a duration as a number of seconds, a text such as ``"1m30s"`` is accepted too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypedDict
 
 
 class Options(TypedDict, total=False):
-    """What ``Producer(..., max_pending_size=...)`` takes; see docs/client.md."""
+    """Keyword arguments of ``Producer`` and ``Consumer``; see docs/client.md."""
 
     # Identity
     client_id: str

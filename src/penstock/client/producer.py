@@ -1,18 +1,18 @@
-"""Publishing to one nsqd or several.
+"""A producer: publishes to one nsqd or several.
 
     async with Producer("127.0.0.1:4150") as producer:
         await producer.publish("orders", b"...")                  # stored when it returns
         await producer.publish("orders", b"...", delay=60)
         await producer.publish_many("orders", [b"...", b"..."])   # one MPUB: all or none
-        stored = await producer.send("orders", b"...")            # waits for room only
-        await stored                                              # .. and this for the answer
+        stored = await producer.send("orders", b"...")            # waits only while too much pends
+        await stored                                              # waits for the response
 
-Rule 1: publishes are pipelined: each goes out in the turn it is made, whatever is unanswered.
-Rule 2: ``max_pending_size`` bounds the bytes that wait for an answer; beyond it, publishers wait.
-Rule 3: with several nsqds, publishes take turns over those connected; when one is lost, refuses to
-        store or does not answer, its publishes go to another.
-Rule 4: when it is not known whether a try was stored, it is tried again (a message may come twice),
-        or, with ``retry_unknown=False``, reported as UnknownOutcomeError.
+Rule 1: publishes are pipelined: each is sent in the turn it is made, without waiting for responses.
+Rule 2: ``max_pending_size`` bounds the bytes that wait for a response; above it, publishers wait.
+Rule 3: with several nsqds, publishes rotate over those connected; when one is lost, fails to store
+        or does not respond, its publishes go to another.
+Rule 4: if an attempt may have been stored, it is retried (a message may be published twice) or,
+        with ``retry_unknown=False``, reported as UnknownOutcomeError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TypeGuard, Unpack
 
 from penstock.client.config import Config, make_context
 from penstock.client.connection import Connection, parse_address
-from penstock.client.lifecycle import Life
+from penstock.client.lifecycle import Lifecycle
 from penstock.client.link import Link
 from penstock.client.options import Options
 from penstock.client.publication import Encoder, Gathering, Pipe, checked
@@ -42,11 +42,11 @@ log = logging.getLogger("penstock.client")
 
 Body = bytes | bytearray | memoryview
 
-# nsqd could not store it (disk full, leaving); another one may, or the same a little later.
+# nsqd could not store it (disk full, shutting down); another one may, or the same one later.
 STORING_FAILED = frozenset(("E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"))
 
 
-class Producer(Life):
+class Producer(Lifecycle):
     """A producer for ``nsqd_tcp_addresses``; connects at the first publish, or with ``start``."""
 
     def __init__(
@@ -76,11 +76,11 @@ class Producer(Life):
         self._pipes: list[Pipe] = []
         self._turn = 0
         self._waiting: deque[Publication] = deque()  # for a connection
-        self._queue: deque[tuple[asyncio.Future[None], int]] = deque()  # for room
+        self._queue: deque[tuple[asyncio.Future[None], int]] = deque()  # for max_pending_size
         self._pending_size = 0
         self._gatherings: dict[str, Gathering] = {}
-        # The clock of publications stands still between sweeps, which is exact enough for limits
-        # of seconds: asking the loop for the time would cost a tenth of a publish.
+        # The time of publications is updated once per sweep, precise enough for timeouts of
+        # seconds: reading the loop's clock would take a tenth of the time of a publish.
         self._now_s = 0.0
         self._sweep_s = min(1.0, self.config.response_timeout / 4, self.config.publish_timeout / 4)
         self._sweep: asyncio.TimerHandle | None = None
@@ -88,18 +88,18 @@ class Producer(Life):
         self._empty: asyncio.Event = asyncio.Event()
         self._stopped = False
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
-        """Connect; NotConnectedError if no nsqd can be reached at all (it is tried on, though)."""
+        """Connect; raises NotConnectedError if no nsqd can be reached (retries continue)."""
         self._connect()
-        news = [asyncio.ensure_future(link.tried.wait()) for link in self._links]
+        attempts = [asyncio.ensure_future(link.tried.wait()) for link in self._links]
         try:
-            while not self._pipes and news:
-                _, rest = await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
-                news = list(rest)
+            while not self._pipes and attempts:
+                _, pending = await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
+                attempts = list(pending)
         finally:
-            for each in news:
+            for each in attempts:
                 each.cancel()
         if not self._pipes:
             raise NotConnectedError(
@@ -120,7 +120,7 @@ class Producer(Life):
             self._connecting = True
 
     async def stop(self) -> None:
-        """Wait for all answers (``stop_timeout`` at most) and disconnect; permanent."""
+        """Wait for all responses (``stop_timeout`` at most) and disconnect; permanent."""
         if self._stopped:
             return
         self._stopped = True
@@ -150,7 +150,7 @@ class Producer(Life):
 
     @property
     def pending_size(self) -> int:
-        """Bytes that wait for an answer."""
+        """Bytes that wait for a response."""
         return self._pending_size
 
     # Publishing
@@ -167,7 +167,7 @@ class Producer(Life):
         await (await self.send_many(topic, bodies))
 
     async def send(self, topic: str, body: Body, *, delay: float = 0.0) -> asyncio.Future[None]:
-        """Send a message as soon as there is room; the future is done when it is stored."""
+        """Send a message, after a wait if too much is pending; the future is done once stored."""
         if not self._fits(body):
             body = checked(body)
             if not self._links or self._stopped:
@@ -176,7 +176,7 @@ class Producer(Life):
         return self._begin(topic, body, delay)
 
     def _fits(self, body: Body) -> TypeGuard[bytes]:
-        """Whether ``body`` may go as it is, and now."""
+        """Whether ``body`` can be sent now, without conversion."""
         return (
             body.__class__ is bytes
             and 0 < len(body) <= self._size_max - self._pending_size
@@ -223,7 +223,7 @@ class Producer(Life):
         self._dispatch(Publication(command, size, futures, self._retries, self._now_s))
 
     def _dispatch(self, publication: Publication) -> None:
-        """Put it on the next connection's pipe, or keep it until there is one."""
+        """Write to the next connection's pipe, or queue until there is one."""
         pipes = self._pipes
         for _ in pipes:
             self._turn = turn = (self._turn + 1) % len(pipes)
@@ -232,10 +232,10 @@ class Producer(Life):
                 return
         self._waiting.append(publication)
 
-    # Room
+    # Flow control
 
     async def _wait_for_room(self, size: int) -> None:
-        """Until ``size`` more bytes may be on their way; a message beyond all limits goes alone."""
+        """Wait until ``size`` more bytes may be pending; a larger message is sent alone."""
         while self._pending_size and (self._queue or self._pending_size + size > self._size_max):
             future: asyncio.Future[None] = self._loop.create_future()
             self._queue.append((future, size))
@@ -319,7 +319,7 @@ class Producer(Life):
             self._settle(publication, error)
 
     def unanswered(self, pipe: Pipe, error: Exception | None) -> None:
-        """A pipe was lost: its publications go to others."""
+        """A pipe was lost: its publications are retried on others."""
         self._pipes.remove(pipe)
         if not self._stopped:
             log.warning("nsqd=%s: disconnected: %s", pipe.address, error or "closed by nsqd")
@@ -341,7 +341,7 @@ class Producer(Life):
             self._dispatch(publication)
 
     def _expired(self, publication: Publication) -> bool:
-        # It may have begun a sweep later than its clock says.
+        # The publication may have begun up to one sweep after its recorded time.
         elapsed_s = self._now_s - publication.begun_s - self._sweep_s
         return elapsed_s >= self.config.publish_timeout
 
@@ -359,10 +359,10 @@ class Producer(Life):
 
     def _arm_sweep(self) -> None:
         self._now_s = self._loop.time()
-        self._sweep = self._loop.call_later(self._sweep_s, self._look)
+        self._sweep = self._loop.call_later(self._sweep_s, self._check_timeouts)
 
-    def _look(self) -> None:
-        """Cut connections that do not answer, and give up what waited too long for one."""
+    def _check_timeouts(self) -> None:
+        """Abort connections that do not respond, and fail publications that waited too long."""
         self._now_s = self._loop.time()
         for pipe in list(self._pipes):
             if pipe.overdue(self._now_s - self._sweep_s, self.config.response_timeout):

@@ -1,11 +1,11 @@
-"""One publish on its way, and the connection it is on.
+"""Pending publishes and the connection they are sent on.
 
-    publish -> Publication -> Pipe: PUB PUB PUB ... -> OK OK OK      answers come in order
+    publish -> Publication -> Pipe: PUB PUB PUB ... -> OK OK OK      responses come in order
 
-Rule 1: a pipe's answers belong to its publications in the order they were sent.
+Rule 1: a pipe's responses belong to its publications in the order they were sent.
 Rule 2: a publication is settled once: stored, refused, or of unknown outcome.
-Rule 3: behind an error nsqd executes nothing more, so those publications were surely not stored;
-        when a connection is just lost, all unanswered ones are of unknown outcome.
+Rule 3: after an error nsqd executes nothing more, so later publications were not stored; when a
+        connection is lost without an error, all pending ones are of unknown outcome.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _SIZE = struct.Struct(">i").pack
 
 
 class Publisher(Protocol):
-    """What a pipe reports to."""
+    """Callbacks of a pipe."""
 
     def stored(self, size: int) -> None:
-        """Publications of together that size are answered, and their waiters know."""
+        """Publications of ``size`` bytes in total were stored; their futures are done."""
 
     def refused(self, publication: Publication, error: RefusedError) -> None: ...
 
     def unanswered(self, pipe: Pipe, error: Exception | None) -> None:
-        """The pipe is at its end; what it had is in ``pipe.pending``."""
+        """The pipe was closed; its publications are in ``pipe.pending``."""
 
 
 class Pipe:
@@ -69,8 +69,8 @@ class Pipe:
             self._publisher.refused(self.pending.popleft(), refusal(other.text))
             self.connection.abort()
         else:
-            what = messages[0].body if other is None else other.text
-            self.connection.abort(ClientError(f"{self.address}: unexpected {what[:80]!r}"))
+            text = messages[0].body if other is None else other.text
+            self.connection.abort(ClientError(f"{self.address}: unexpected {text[:80]!r}"))
 
     def lost(self, error: Exception | None) -> None:
         self._publisher.unanswered(self, error)
@@ -80,16 +80,16 @@ class Pipe:
 
 
 class Encoder:
-    """Publish commands; what nsqd would refuse for its form is refused here, in its words.
+    """Encodes publish commands; refuses invalid ones with nsqd's texts.
 
-    On the wire such a refusal costs the connection and everything behind it in the pipe.
+    If nsqd refused one, it would close the connection and drop everything after it in the pipe.
     """
 
     def __init__(self) -> None:
         self.heads: dict[str, bytes] = {}
 
     def head(self, topic: str) -> bytes:
-        """``PUB <topic>\\n``, of a valid topic."""
+        """Return ``PUB <topic>\\n``; raises RefusedError if the topic is invalid."""
         head = self.heads.get(topic)
         if head is None:
             if not isinstance(topic, str):
@@ -113,9 +113,9 @@ class Encoder:
 
 
 def checked(body: bytes | bytearray | memoryview) -> bytes:
-    """``body`` as bytes; nsqd has no empty messages."""
+    """Return ``body`` as bytes; raises RefusedError if it is empty."""
     if not isinstance(body, (bytes, bytearray, memoryview)):
-        # bytes() would make five zeros of 5, and of a str an error about encodings.
+        # bytes(5) would be five zeros, and bytes("a") an error about encodings.
         hint = ": encode it, as in body.encode()" if isinstance(body, str) else ""
         raise TypeError(f"a body must be bytes, not {type(body).__name__}{hint}")
     if not len(body):
@@ -124,7 +124,7 @@ def checked(body: bytes | bytearray | memoryview) -> bytes:
 
 
 class Gathering:
-    """Messages of one topic that will go out in one MPUB."""
+    """Messages of one topic that will be sent in one MPUB."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wait_s: float, due: Callable[[], None]):
         self.bodies: list[bytes] = []

@@ -1,20 +1,20 @@
-"""How a consumer's ``max_in_flight`` is spread over its connections.
+"""Ready counts: how a consumer's ``max_in_flight`` is distributed over its connections.
 
     connections <= max_in_flight    each gets an equal part, up to nsqd's max_rdy_count
-    connections >  max_in_flight    that many have RDY 1; places pass on in turn
+    connections >  max_in_flight    that many have RDY 1; their places rotate
     paused                          all have RDY 0
     testing (backoff)               one has RDY 1
 
-RDY is a ceiling that nsqd keeps by itself, so it is sent only when it changes.
+RDY is an upper limit that nsqd remembers, so it is sent only when it changes.
 
 Rule 1: no I/O, no clock.  Every call returns the changes to send, in order.
-Rule 2: after each single change, the RDY of all connections together is at most max_in_flight,
+Rule 2: after each single change, the sum of RDY over all connections is at most max_in_flight,
         and no RDY is above its connection's max_rdy_count.
-Rule 3: a connection that was lowered goes on counting what it has in flight.  So raising others
-        may have to wait for finishes: ``waiting`` says so, and ``settle`` tries again.  (go-nsq
-        counts RDY only, and exceeds max_in_flight for as long as handlers take.)
-Rule 4: a place passes on to the connection that has waited longest, so with n connections and m
-        places nobody waits longer than about n/m times ``low_rdy_timeout``.
+Rule 3: messages in flight count even after RDY was lowered.  So raising other connections may have
+        to wait for finishes: ``waiting`` is set, and ``settle`` tries again.  (go-nsq counts RDY
+        only, and exceeds max_in_flight for as long as handlers take.)
+Rule 4: a place moves to the connection that has waited longest, so with n connections and m places
+        none waits longer than about n/m times ``low_rdy_timeout``.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ Change = tuple["Share", int]
 
 @dataclass(eq=False, slots=True)
 class Share:
-    """One connection's part.  ``in_flight`` and ``heard_s`` are kept by who reads messages."""
+    """One connection's part.  The reader of messages updates ``in_flight`` and ``received_s``."""
 
     rdy_max: int
     rdy: int = 0
     in_flight: int = 0
-    heard_s: float = 0.0  # the last message came
-    given_s: float = 0.0  # RDY rose from 0
-    taken_s: float = 0.0  # RDY fell to 0, or the connection was made
-    placed: bool = False  # has one of the places, when there are fewer than connections
+    received_s: float = 0.0  # when the last message was received
+    given_s: float = 0.0  # when RDY rose from 0
+    taken_s: float = 0.0  # when RDY fell to 0, or the connection was opened
+    placed: bool = False  # has one of the places, if there are fewer than connections
 
     @property
     def charge(self) -> int:
-        """How much of max_in_flight it takes up."""
+        """How much of max_in_flight it uses."""
         return max(self.rdy, self.in_flight)
 
     @property
     def starved(self) -> bool:
-        """Whether nearly all that may be in flight is: a batch should not wait for more."""
+        """Whether its in-flight limit is nearly reached, so a batch should not wait for more."""
         return self.in_flight > 0 and self.in_flight >= 0.85 * self.rdy
 
 
@@ -81,12 +81,12 @@ class Ready:
         return self.settle(now_s)
 
     def pause(self, now_s: float) -> list[Change]:
-        """RDY 0 for all."""
+        """Set RDY 0 for all connections."""
         self.paused, self.probe = True, None
         return self.settle(now_s)
 
     def test(self, now_s: float) -> list[Change] | None:
-        """RDY 1 for the connection that has waited longest; None if there is none at all."""
+        """Set RDY 1 for the connection that has waited longest; None if there is none."""
         self.probe = self._longest_waiting(self.shares)
         if self.probe is None:
             return None
@@ -94,30 +94,30 @@ class Ready:
         return self.settle(now_s)
 
     def resume(self, now_s: float) -> list[Change]:
-        """Normal operation."""
+        """Return to normal operation."""
         self.paused, self.probe = False, None
         return self.settle(now_s)
 
     def rotate(self, now_s: float) -> list[Change]:
-        """Pass places on, if there are fewer than connections."""
+        """Move places to waiting connections, if there are fewer places than connections."""
         places = min(1, self.max_in_flight) if self.probe else self.max_in_flight
         if self.paused or len(self.shares) <= places:
             return []
         holders = [share for share in self.shares if self._holds(share)]
         idle = [share for share in self.shares if not self._holds(share)]
         for share in holders:
-            heir = self._longest_waiting(idle)
-            if heir is None:
+            successor = self._longest_waiting(idle)
+            if successor is None:
                 break
-            if share.rdy and self._tired(share, now_s):
-                idle.remove(heir)
-                share.placed, heir.placed = False, True
+            if share.rdy and self._may_lose_place(share, now_s):
+                idle.remove(successor)
+                share.placed, successor.placed = False, True
                 if self.probe is share:
-                    self.probe = heir
+                    self.probe = successor
         return self.settle(now_s)
 
     def settle(self, now_s: float) -> list[Change]:
-        """Move every share towards what it should be, lowering before raising."""
+        """Change every share towards its target, lowering before raising."""
         changes: list[Change] = []
         wanted = self._wanted()
         for share, count in wanted:
@@ -147,7 +147,7 @@ class Ready:
         return share is self.probe if self.probe else share.placed
 
     def _wanted(self) -> list[tuple[Share, int]]:
-        """What each share should have once everything old is finished."""
+        """The target of each share, once older messages are finished."""
         if self.paused:
             return [(share, 0) for share in self.shares]
         if self.probe:
@@ -156,7 +156,7 @@ class Ready:
                 for share in self.shares
             ]
         if len(self.shares) > self.max_in_flight:
-            # Those who have a place keep it; free ones go to who has waited longest.
+            # Connections keep their places; free ones go to those that have waited longest.
             order = sorted(self.shares, key=lambda share: (not share.placed, share.taken_s))
             for at, share in enumerate(order):
                 share.placed = at < self.max_in_flight
@@ -164,7 +164,7 @@ class Ready:
         return self._parts()
 
     def _parts(self) -> list[tuple[Share, int]]:
-        """Equal parts; what one connection may not take goes to the others."""
+        """Equal parts; what exceeds one connection's limit goes to the others."""
         parts = []
         left = self.max_in_flight
         by_limit = sorted(self.shares, key=lambda share: share.rdy_max)
@@ -175,9 +175,9 @@ class Ready:
             parts.append((share, count))
         return parts
 
-    def _tired(self, share: Share, now_s: float) -> bool:
-        """Whether a share has had its place for long, or has no use for it."""
-        idle_s = now_s - max(share.given_s, share.heard_s)
+    def _may_lose_place(self, share: Share, now_s: float) -> bool:
+        """Whether a share has had its place for too long, or is idle."""
+        idle_s = now_s - max(share.given_s, share.received_s)
         return (
             idle_s >= self.low_rdy_idle_timeout_s or now_s - share.given_s >= self.low_rdy_timeout_s
         )
@@ -187,7 +187,7 @@ class Ready:
         return min(shares, key=lambda share: share.taken_s, default=None)
 
     def check(self) -> None:
-        """Rule 2, and that a pause is one."""
+        """Check Rule 2, and that RDY is 0 while paused."""
         assert self.total <= self.max_in_flight
         assert all(0 <= share.rdy <= share.rdy_max for share in self.shares)
         if self.paused:

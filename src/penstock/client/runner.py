@@ -1,17 +1,17 @@
-"""How messages meet the program's function.
+"""Runners call the program's handler.
 
     Inline      a function, called on the loop as messages arrive
-    Lanes       a coroutine function; lanes are tasks that take one message after the other
+    Lanes       a coroutine function; lanes are tasks that handle one message after the other
     Batches     a function or coroutine function that takes a list
-    Inbox       no function: ``async for message in consumer``
+    Inbox       no handler: ``async for message in consumer``
 
-Rule 1: a turn of the loop runs functions for SLICE_S at most (or one call, if that is longer), so
+Rule 1: a turn of the loop runs handlers for SLICE_S at most (or one call, if that is longer), so
         heartbeats are answered while thousands of messages wait.
-Rule 2: what waits here is bounded by max_in_flight.
-Rule 3: a message whose connection was lost while it waited is not handed out: nsqd delivers it
-        again, and its answer would go nowhere.
-Rule 4: a task a message would cost more than most handlers do.  A lane goes on with the next
-        message as long as handlers do not suspend; more lanes start only while messages wait and
+Rule 2: the number of waiting messages is bounded by max_in_flight.
+Rule 3: a message whose connection was lost while it waited is not handled: nsqd delivers it
+        again, and could not receive its answer.
+Rule 4: a task per message would cost more than most handlers.  A lane continues with the next
+        message while handlers do not suspend; more lanes start only while messages wait and
         all lanes are suspended.
 """
 
@@ -40,17 +40,17 @@ Handler = Callable[[Any], Any]
 
 class Runner(Protocol):
     def take(self, messages: list[Message]) -> None:
-        """Messages of one subscription have come."""
+        """Handle messages that one subscription received."""
 
     def drain(self) -> None:
-        """No more will come; what waits should not wait for company."""
+        """No more messages will be received: do not wait to fill a batch."""
 
     async def end(self) -> None:
-        """End what runs; hand back what was not started, and what was not answered."""
+        """Cancel running handlers; hand back messages that are not started or not answered."""
 
 
 def make_runner(handler: Handler | None, config: Config) -> Runner:
-    """The runner for the kind of function that ``handler`` is."""
+    """Return the runner for this kind of ``handler``."""
     if handler is None:
         return Inbox()
     suspends = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
@@ -75,7 +75,7 @@ def _in_threads(handler: Handler, pool: ThreadPoolExecutor) -> Handler:
 
 
 def conclude(message: Message, result: object) -> None:
-    """The handler has returned."""
+    """Answer a message whose handler has returned."""
     if message.state == WAITING:
         if result is False:
             message.owner.requeue(message, None, True)
@@ -84,7 +84,7 @@ def conclude(message: Message, result: object) -> None:
 
 
 def fail(message: Message, error: BaseException) -> None:
-    """The handler has raised.  An answer it gave before stands."""
+    """Requeue a message whose handler has raised, unless the handler answered it before."""
     subscription = message.owner
     log.error(
         "topic=%s channel=%s id=%s attempts=%d: handler failed: %r",
@@ -97,7 +97,7 @@ def fail(message: Message, error: BaseException) -> None:
 
 
 def hand_back(messages: Iterable[Message]) -> None:
-    """Let somebody else have them, now."""
+    """Requeue messages without delay, for another consumer."""
     for message in messages:
         message.owner.requeue(message, 0.0, False)
 
@@ -128,7 +128,7 @@ class Inline:
             self._waiting.popleft()
 
     def _run_some(self, messages: list[Message], until_s: float) -> int:
-        """Run until the time is over; return how many messages are done with."""
+        """Run handlers until ``until_s``; return how many messages were processed."""
         handler = self._handler
         subscription = messages[0].owner
         finished: list[Message] = []
@@ -154,7 +154,7 @@ class Inline:
         return count
 
     def _conclude_later(self, message: Message, result: object) -> None:
-        """A function that returned something awaitable, or just something."""
+        """Answer by the result of a function, which may be awaitable."""
         if not inspect.isawaitable(result):
             conclude(message, result)
             return
@@ -182,7 +182,7 @@ async def _await(message: Message, result: Awaitable[object]) -> None:
 
 
 async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait for their end; one that refuses to end is left after a second."""
+    """Cancel tasks and wait for them, a second at most."""
     running = [task for task in tasks if not task.done() and task is not asyncio.current_task()]
     for task in running:
         task.cancel()
@@ -202,18 +202,18 @@ class Lanes:
         self._lanes: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._spread = 1
-        self._looking = False
+        self._starting = False
 
     def take(self, messages: list[Message]) -> None:
         self._waiting.extend(messages)
-        if not self._looking:
+        if not self._starting:
             self._spread = 1
-            self._look()
+            self._start_lanes()
 
-    def _look(self) -> None:
-        """Wake or start lanes: one at first, twice as many each turn that messages still wait."""
-        self._looking = bool(self._waiting)
-        if not self._looking:
+    def _start_lanes(self) -> None:
+        """Wake or start lanes: one at first, twice as many in each turn while messages wait."""
+        self._starting = bool(self._waiting)
+        if not self._starting:
             return
         count = min(self._spread, len(self._waiting))
         while count and self._idle:
@@ -226,10 +226,10 @@ class Lanes:
             count -= 1
         self._spread *= 2
         if count and not self._idle and len(self._lanes) >= self._lane_max:
-            # All lanes there may be are busy; each takes the next message by itself.
-            self._looking = False
+            # All allowed lanes are busy; each takes its next message itself.
+            self._starting = False
         else:
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._start_lanes)
 
     async def _lane(self) -> None:
         until_s = monotonic() + SLICE_S
@@ -243,13 +243,13 @@ class Lanes:
                     until_s = monotonic() + SLICE_S
             if len(self._idle) >= IDLE_LANES_MAX:
                 return
-            news = self._loop.create_future()
-            self._idle.append(news)
+            waiter = self._loop.create_future()
+            self._idle.append(waiter)
             try:
-                await news
+                await waiter
             except asyncio.CancelledError:
-                if news in self._idle:
-                    self._idle.remove(news)
+                if waiter in self._idle:
+                    self._idle.remove(waiter)
                 raise
             until_s = monotonic() + SLICE_S
 
@@ -274,8 +274,8 @@ class Lanes:
 
 
 class Batches:
-    """Calls a function with lists: when there are enough, when time is over, or when no more can
-    come because nearly everything that may be in flight is here."""
+    """Calls a function with lists: when a batch is full, when its time is over, or when no more can
+    be received because the in-flight limit is nearly reached."""
 
     def __init__(
         self, handler: Handler, size: int, timeout_s: float, pool: ThreadPoolExecutor | None
@@ -293,25 +293,25 @@ class Batches:
     def take(self, messages: list[Message]) -> None:
         self._waiting += messages
         while len(self._waiting) >= self._size:
-            self._hand(self._size)
+            self._run(self._size)
         if not self._waiting:
-            self._quiet()
+            self._cancel_timer()
         elif self._draining or messages[0].owner.consumer.is_starved:
-            self._hand_all()
+            self._run_all()
         elif self._timer is None:
-            self._timer = self._loop.call_later(self._timeout_s, self._hand_all)
+            self._timer = self._loop.call_later(self._timeout_s, self._run_all)
 
-    def _quiet(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _hand_all(self) -> None:
-        self._quiet()
+    def _run_all(self) -> None:
+        self._cancel_timer()
         while self._waiting:
-            self._hand(self._size)
+            self._run(self._size)
 
-    def _hand(self, count: int) -> None:
+    def _run(self, count: int) -> None:
         batch = [message for message in self._waiting[:count] if not message.owner.closed]
         del self._waiting[:count]
         if not batch:
@@ -338,7 +338,7 @@ class Batches:
             self._fail(batch, error)
 
     def _conclude(self, batch: list[Message], result: object) -> None:
-        """One answer for all that have none yet."""
+        """Answer all messages that have no answer yet."""
         by_subscription: dict[Any, list[Message]] = {}
         for message in batch:
             if message.state == WAITING:
@@ -359,10 +359,10 @@ class Batches:
 
     def drain(self) -> None:
         self._draining = True
-        self._hand_all()
+        self._run_all()
 
     async def end(self) -> None:
-        self._quiet()
+        self._cancel_timer()
         hand_back(self._waiting)
         self._waiting.clear()
         await cancel(self._tasks)
@@ -371,7 +371,7 @@ class Batches:
 
 
 class Inbox:
-    """Keeps messages for those who iterate."""
+    """Keeps messages for iterators."""
 
     def __init__(self) -> None:
         self._waiting: deque[Message] = deque()
@@ -406,14 +406,14 @@ class Inbox:
             try:
                 await taker
             except asyncio.CancelledError:
-                # A message that woke us in vain is for the next one who waits.
+                # We were woken for a message and cancelled: wake the next waiter.
                 if taker.done() and not taker.cancelled():
                     self._wake()
                 raise
         return None
 
     def remember(self, message: Message) -> None:
-        """What the current task was given last."""
+        """Remember the last message that the current task took."""
         task = asyncio.current_task()
         assert task is not None
         self._handed[task] = message
@@ -423,7 +423,7 @@ class Inbox:
         self._hand_back()
         while self._takers:
             self._wake()
-        # Who stops the consumer is not at work on the message its loop was left with.
+        # A task that stops the consumer no longer handles the message it took last.
         task = asyncio.current_task()
         if task is not None and task in self._handed:
             hand_back([self._handed[task]])
@@ -438,7 +438,7 @@ class Inbox:
 
 
 class Messages:
-    """``async for``: a message is finished when the next one is asked for."""
+    """``async for``: a message is finished when the next one is taken."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox

@@ -1,10 +1,10 @@
-"""A connection that consumes: what is in flight on it, and the answers.
+"""A connection that consumes: its messages in flight, and their answers.
 
     SUB, RDY n  ->  messages  ->  FIN, REQ, TOUCH        ...        CLS  ->  CLOSE_WAIT  ->  close
 
-Rule 1: ``share.in_flight`` counts what was received and not answered.  It falls before the answer
-        is written, and once a message.
-Rule 2: an answer may come from any thread.  Other threads' answers wait in a deque for the loop,
+Rule 1: ``share.in_flight`` counts messages received and not answered.  It is decremented once per
+        message, before the answer is written.
+Rule 2: an answer may come from any thread.  Answers of other threads wait in a deque for the loop,
         which is woken once for many.
 Rule 3: after the connection is lost, answers are dropped: nsqd delivers those messages again.
 """
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.client")
 
-# How long nsqd may take to answer CLS.  One that hangs must not hold up the end of a program.
+# How long nsqd may take to answer CLS, so that a hung nsqd does not block the end of a program.
 CLS_SECONDS_MAX = 2.0
-# nsqd takes what fits in 64 bits; this is ten years.
+# Ten years; nsqd accepts any 64-bit number.
 REQUEUE_MS_MAX = 315_360_000_000
 
 
@@ -47,7 +47,7 @@ class Subscription:
         self.error: RefusedError | None = None
         self.closing = False  # CLS was sent
         self.closed = False
-        self.over = asyncio.Event()  # nothing more will come and nothing is in flight
+        self.over = asyncio.Event()  # no more messages will be received and none is in flight
         self._close_wait = False
         self._loop_thread = get_ident()
         self._posted: deque[Callable[[], None]] = deque()
@@ -79,13 +79,13 @@ class Subscription:
                 self._refused(reply.text)
             elif reply.text == b"CLOSE_WAIT":
                 self._close_wait = True
-                self._look_whether_over()
+                self._check_over()
         self.connection.flush()
 
     def _refused(self, text: bytes) -> None:
         error = refusal(text)
         if text.startswith(NON_FATAL):
-            # The message timed out and is somebody else's now; nothing is lost.
+            # The message timed out and was requeued; nothing is lost.
             self.consumer.stats.refused += 1
             log.info("nsqd=%s: %s", self.address, error)
         else:
@@ -120,7 +120,7 @@ class Subscription:
             self.connection.send(commands.fin(message.id))
 
     def finish_all(self, messages: Sequence[Message]) -> None:
-        """Finish many at once.  None of them may be answered already, and all are ours."""
+        """Finish many at once.  All must be of this connection, and none answered."""
         if self.closed or not messages:
             return
         self.share.in_flight -= len(messages)
@@ -130,10 +130,10 @@ class Subscription:
         ids = b"\nFIN ".join([message.id for message in messages])
         self.connection.send(b"FIN " + ids + b"\n")
         if self.closing:
-            self._look_whether_over()
+            self._check_over()
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
-        """``backoff`` says whether the consumer should slow down because of it."""
+        """Requeue a message; ``backoff``: count it as a failure of the handler."""
         if get_ident() != self._loop_thread:
             self._post(lambda: self.requeue(message, delay, backoff))
             return
@@ -163,7 +163,7 @@ class Subscription:
         if self._open is not None:
             self._open.discard(message)
         if self.closing:
-            self._look_whether_over()
+            self._check_over()
 
     def _touch_open(self) -> None:
         assert self._open is not None
@@ -174,17 +174,17 @@ class Subscription:
         )
 
     def _post(self, answer: Callable[[], None]) -> None:
-        """Have the loop give ``answer``."""
+        """Run ``answer`` on the loop's thread."""
         self._posted.append(answer)
         if not self._waking:
             self._waking = True
             try:
-                self.connection.loop.call_soon_threadsafe(self._work_off)
+                self.connection.loop.call_soon_threadsafe(self._run_posted)
             except RuntimeError:  # the loop is closed, and so is the connection
                 self._posted.clear()
 
-    def _work_off(self) -> None:
-        # The flag first: an answer that comes after the last look below wakes us again.
+    def _run_posted(self) -> None:
+        # Clear the flag first: an answer posted after the loop below wakes us again.
         self._waking = False
         for _ in range(len(self._posted)):
             self._posted.popleft()()
@@ -192,19 +192,19 @@ class Subscription:
     # Stopping
 
     def begin_close(self) -> None:
-        """Ask for no more; `over` is set when all that came is answered."""
+        """Send CLS; `over` is set when all received messages are answered."""
         self.closing = True
         if not self.closed:
             self.connection.send(commands.CLS)
             self._waiting = self.connection.loop.call_later(CLS_SECONDS_MAX, self._not_answered)
 
     def _not_answered(self) -> None:
-        """CLS was not: what nsqd may still send it delivers again when the connection is closed."""
+        """CLS was not answered: close anyway; nsqd delivers later messages again."""
         if not self._close_wait:
             log.warning("nsqd=%s: no answer to CLS in %g s", self.address, CLS_SECONDS_MAX)
             self._close_wait = True
-            self._look_whether_over()
+            self._check_over()
 
-    def _look_whether_over(self) -> None:
+    def _check_over(self) -> None:
         if self._close_wait and self.share.in_flight == 0:
             self.over.set()

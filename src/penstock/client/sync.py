@@ -6,12 +6,11 @@
         producer.publish("orders", b"...")
 
     with sync.Consumer("orders", "email", nsqd_tcp_addresses="127.0.0.1:4150") as consumer:
-        for message in consumer:            # finished when the next one is asked for
+        for message in consumer:            # finished when the loop takes the next one
             ...
 
-The work is done by a loop in a thread of its own, so heartbeats are answered however long the
-program takes.  Methods may be called from any thread.  What fails raises what the asyncio classes
-raise.
+An event loop runs in its own thread, so heartbeats are answered however long the program takes.
+Methods may be called from any thread, and raise the same errors as the asyncio classes.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ class Background:
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         if self.loop.is_closed() or not self._thread.is_alive():
             work.close()
-            raise StoppedError("it was stopped")
+            raise StoppedError("the producer or consumer was stopped")
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` there and wait for its result here; Ctrl-C ends both."""
+        """Run ``work`` on the loop and wait for its result; Ctrl-C cancels it."""
         future = self.submit(work)
         try:
             return future.result()
@@ -74,9 +73,9 @@ class Background:
 
 
 class Stoppable:
-    """``with``, ``start`` and ``stop`` of both classes below; the rest is done on a loop's thread.
+    """``with``, ``start`` and ``stop`` of both classes below.
 
-    ``begin`` and ``leave`` are what it does there first and last.
+    ``begin`` and ``leave`` are the first and last coroutines that run on the loop's thread.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Stoppable:
                 raise
 
     def stop(self) -> None:
-        """Wait for what is under way and disconnect; permanent."""
+        """Wait for pending work and disconnect; permanent."""
         background, self._background, self._stopped = self._background, None, True
         if background is not None:
             try:
@@ -159,7 +158,7 @@ class Producer(Stoppable):
 
 
 class Consumer(Stoppable):
-    """As `penstock.Consumer`, with the messages handled on the calling thread."""
+    """As `penstock.Consumer`, but messages are handled on the calling thread."""
 
     def __init__(
         self,
@@ -197,7 +196,7 @@ class Consumer(Stoppable):
             self._messages.put(message)
 
     def get(self, timeout: float | None = None) -> Message | None:
-        """The next message, to be answered by the caller; None if the time is over, or stopped."""
+        """Return the next message, which the caller answers; None on timeout or if stopped."""
         self.start()
         while True:
             try:
@@ -205,13 +204,13 @@ class Consumer(Stoppable):
             except queue.Empty:
                 return None
             if message is None:
-                self._messages.put(None)  # for whoever else waits
+                self._messages.put(None)  # for other threads that wait
                 return None
             if not message.owner.closed:
                 return message
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages; each is finished when the next one is asked for."""
+        """Iterate over messages; each is finished when the next one is taken."""
         while (message := self.get()) is not None:
             try:
                 yield message
@@ -222,7 +221,7 @@ class Consumer(Stoppable):
             message.finish()
 
     def run(self, handler: Callable[[Message], object]) -> None:
-        """Call ``handler`` for each message, on this thread, until `stop` is called elsewhere."""
+        """Call ``handler`` for each message, on this thread, until another calls `stop`."""
         while (message := self.get()) is not None:
             try:
                 result = handler(message)
@@ -232,8 +231,8 @@ class Consumer(Stoppable):
                 message.requeue() if result is False else message.finish()
 
     async def _hand_back(self) -> None:
-        """Hand back what nobody has begun, wait for what is being handled, disconnect."""
-        # What is handed back must not come here again.
+        """Hand back messages that are not started, wait for those being handled, disconnect."""
+        # Before messages are handed back: nsqd must not deliver them here again.
         self._consumer.begin_stop()
         waiting = [self._left]
         while not self._messages.empty():

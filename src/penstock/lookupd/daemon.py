@@ -1,6 +1,6 @@
-"""nsqlookupd as a process: listens, answers, and ends when it is told to.
+"""nsqlookupd as a process: starts the listeners, serves, and stops on a signal.
 
-It keeps nothing on disk: after a start the nsqds connect and tell everything again.
+It keeps nothing on disk: after a start the nsqds connect and register again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from penstock.wire.lookup import Identity
 
 log = logging.getLogger(__name__)
 
-# What all nsqds of an address may register, in terms of what one may.
+# Registrations allowed for all nsqds of an address, as a multiple of one nsqd's limit.
 ADDRESS_SHARE = 5
-# How often names that nobody has are looked at, and how many are forgotten in a turn of the loop;
-# that takes some 2 ms.
+# How often orphaned names are checked, and how many are forgotten in one turn of the loop: about
+# 2 ms.
 FORGET_INTERVAL_S = 1.0
 FORGET_COUNT_MAX = 1000
 
-# Gives the options as they would be at a start now; SIGHUP asks it.
+# Reads the options again, on SIGHUP.
 Reader = Callable[[], LookupdOptions]
 
 
@@ -79,7 +79,7 @@ class LookupdDaemon:
         self._forgotten_count = 0
 
     async def serve(self) -> None:
-        """Run until a signal says otherwise."""
+        """Run until a signal stops it."""
         stopped = stop_signals(self._loop)
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         options, security = self.options, self._security
@@ -101,14 +101,14 @@ class LookupdDaemon:
         log.info("NSQLOOKUPD: bye")
 
     def _forget(self) -> None:
-        """Forget names that nobody has; in slices, so that others are served in between."""
+        """Forget orphaned names, in slices so that requests are served in between."""
         count = self._registry.forget(self._clock.monotonic_ns(), FORGET_COUNT_MAX)
         self._forgotten_count += count
         if count == FORGET_COUNT_MAX:
             self._loop.call_soon(self._forget)
             return
         if self._forgotten_count:
-            log.info("DB: %d names that no nsqd has are forgotten", self._forgotten_count)
+            log.info("DB: forgot %d names that no nsqd has", self._forgotten_count)
             self._forgotten_count = 0
         self._loop.call_later(FORGET_INTERVAL_S, self._forget)
 
@@ -139,7 +139,7 @@ class LookupdDaemon:
 
 
 def run(options: LookupdOptions, read: Reader) -> int:
-    """Serve until told to stop; return the exit code."""
+    """Serve until stopped; return the exit code."""
     return run_daemon("nsqlookupd", _serve(options, read))
 
 

@@ -1,14 +1,14 @@
-"""Names of topics and channels that no nsqd has any more, and when each is forgotten.
+"""Orphans: topics and channels that no nsqd has any more, and when each is forgotten.
 
-    kept for as long as it was there, REMEMBERED_MIN_NS at least, ``longest_ns`` at most
+    kept as long as it had been registered, REMEMBERED_MIN_NS at least, ``longest_ns`` at most
 
-A new nsqd asks for the channels of its topics, so what an nsqd registered must outlast its restart,
-and that of a machine.  But a peer that comes for seconds and registers 50,000 names should not
-leave them for long: it would need as long to register as they are to stay.
+A new nsqd asks for the channels of its topics, so registrations must outlast a restart of an nsqd
+or its machine.  But a peer that connects for seconds and registers 50,000 names must not leave
+them for long: to keep names for an hour it must stay registered for an hour.
 
-Rule 1: no clock; ``now_ns`` is monotonic and comes in.
-Rule 2: of more than ``count_max`` names those go first that would be forgotten first.
-Rule 3: a name that comes and goes again and again costs a bounded amount of memory.
+Rule 1: no clock; ``now_ns`` is monotonic and passed in.
+Rule 2: above ``count_max`` names, those that expire first are forgotten first.
+Rule 3: a name that is registered and unregistered repeatedly takes bounded memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 
 # Long enough for any restart.
 REMEMBERED_MIN_NS = 60 * 1_000_000_000
-# So many entries may be void before they are removed.
+# Void entries allowed before the heap is compacted.
 VOID_COUNT_MAX = 1024
 
 
@@ -26,11 +26,11 @@ class Forgettable(Protocol):
     """A topic or a channel."""
 
     since_ns: int
-    entry: int  # the number of its entry here; 0: none
+    entry: int  # number of its entry in the queue; 0: none
 
 
-class Forgetting:
-    """What is to be forgotten; ``longest_ns`` 0: nothing is, as in NSQ."""
+class OrphanQueue:
+    """Orphaned names by expiry time; ``longest_ns`` 0: nothing is forgotten, as in NSQ."""
 
     def __init__(self, longest_ns: int, count_max: int) -> None:
         self.count = 0
@@ -41,7 +41,7 @@ class Forgetting:
         self._heap: list[tuple[int, int, Forgettable, str, str]] = []
 
     def add(self, name: Forgettable, topic: str, channel: str, now_ns: int) -> None:
-        """Nobody has ``name`` any more."""
+        """Add ``name``, whose last producer has left."""
         if not self._longest_ns or name.entry:
             return
         age_ns = max(now_ns - name.since_ns, REMEMBERED_MIN_NS)
@@ -51,8 +51,8 @@ class Forgetting:
         due_ns = now_ns + min(age_ns, self._longest_ns)
         heapq.heappush(self._heap, (due_ns, name.entry, name, topic, channel))
 
-    def keep(self, name: Forgettable) -> None:
-        """Somebody has it again, or it is gone."""
+    def discard(self, name: Forgettable) -> None:
+        """Remove ``name``: an nsqd has it again, or it was deleted."""
         if name.entry:
             name.entry = 0
             self.count -= 1
@@ -60,17 +60,17 @@ class Forgetting:
                 self._heap = [each for each in self._heap if each[2].entry == each[1]]
                 heapq.heapify(self._heap)
 
-    def take(self, now_ns: int, count_max: int) -> list[tuple[str, str]]:
-        """Up to ``count_max`` names that are due, or too many, as (topic, channel or "")."""
-        taken: list[tuple[str, str]] = []
+    def pop_due(self, now_ns: int, count_max: int) -> list[tuple[str, str]]:
+        """Remove up to ``count_max`` names that are due, or too many: (topic, channel or "")."""
+        popped: list[tuple[str, str]] = []
         heap = self._heap
-        while heap and len(taken) < count_max:
+        while heap and len(popped) < count_max:
             due_ns, entry, name, topic, channel = heap[0]
             if name.entry == entry:
                 if due_ns > now_ns and self.count <= self._count_max:
                     break
                 name.entry = 0
                 self.count -= 1
-                taken.append((topic, channel))
+                popped.append((topic, channel))
             heapq.heappop(heap)
-        return taken
+        return popped

@@ -1,8 +1,8 @@
 """nsqlookupd's HTTP API.
 
 Texts and the order of checks are NSQ's.  Where NSQ does not check a name (/channels, /lookup,
-/topic/delete, /topic/tombstone) an invalid one is one that nobody has; ``*`` is no pattern there,
-so ``/topic/delete?topic=*`` deletes nothing.
+/topic/delete, /topic/tombstone) an invalid one is a name that no nsqd has; ``*`` is not a pattern
+there, so ``/topic/delete?topic=*`` deletes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LookupdApi:
         self.router = Router()
         self._registry = registry
         self._clock = clock
-        for path, look in (
+        for path, serve in (
             ("/ping", self.ping),
             ("/info", self.info),
             ("/topics", self.topics),
@@ -50,7 +50,7 @@ class LookupdApi:
             ("/nodes", self.nodes),
             ("/debug", self.debug),
         ):
-            self.router.add("GET", path, Route(look))
+            self.router.add("GET", path, Route(serve))
         for path, change in (
             ("/topic/create", self.topic_create),
             ("/topic/delete", self.topic_delete),
@@ -60,7 +60,7 @@ class LookupdApi:
         ):
             self.router.add("POST", path, Route(_empty(change), logged=True))
 
-    # Looking
+    # Queries
 
     def ping(self, request: Request) -> Response:
         return _PING_OK
@@ -83,7 +83,7 @@ class LookupdApi:
         return json_response(
             {
                 "channels": self._registry.channels(topic),
-                "producers": [_shown(producer) for producer in producers],
+                "producers": [_as_json(producer) for producer in producers],
             }
         )
 
@@ -91,13 +91,13 @@ class LookupdApi:
         return gather(self._node_pieces(), (JSON, V1))
 
     def _node_pieces(self) -> Iterator[bytes]:
-        """A node may have 100,000 topics: one at a time."""
+        """Yield one node at a time: each may have 100,000 topics."""
         now_ns = self._clock.monotonic_ns()
         before = b'{"producers":['
         for producer in self._registry.nodes(now_ns):
             topics = list(producer.topics)
             hidden = [self._registry.tombstoned(producer, topic, now_ns) for topic in topics]
-            shown = {**_shown(producer), "tombstones": hidden, "topics": topics}
+            shown = {**_as_json(producer), "tombstones": hidden, "topics": topics}
             yield before + gojson.encode(shown)
             before = b","
         yield b"]}" if before == b"," else before + b"]}"
@@ -109,7 +109,7 @@ class LookupdApi:
         wall_offset_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
         before = b"{"
         for key in self._registry.all_keys():
-            producers = self._registry.having(*key)
+            producers = self._registry.producers_of(*key)
             if producers:
                 shown = [self._debugged(each, key, wall_offset_ns) for each in producers]
                 yield before + gojson.encode(":".join(key)) + b":" + gojson.encode(shown)
@@ -137,7 +137,7 @@ class LookupdApi:
             "version": identity.version,
         }
 
-    # Changing
+    # Changes
 
     def topic_create(self, request: Request) -> None:
         topic = request.name("topic")
@@ -170,7 +170,7 @@ def _empty(change: Callable[[Request], None]) -> Callable[[Request], Response]:
     return handler
 
 
-def _shown(producer: Producer) -> dict[str, Any]:
+def _as_json(producer: Producer) -> dict[str, Any]:
     identity = producer.identity
     return {
         "remote_address": producer.address,

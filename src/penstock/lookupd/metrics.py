@@ -1,4 +1,4 @@
-"""GET /metrics of nsqlookupd: what it knows, what it refused and forgot."""
+"""GET /metrics of nsqlookupd."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Metrics:
             }
         )
         rows = (
-            ("nodes", GAUGE, "nsqds that can be found.", self._node_count()),
+            ("nodes", GAUGE, "nsqds listed in /nodes.", self._node_count()),
             ("topics", GAUGE, "Topics.", len(registry.topics())),
             ("channels", GAUGE, "Channels.", registry.channel_count()),
-            ("names_created", GAUGE, "Topics and channels made over HTTP.", registry.created_count),
-            ("names_orphaned", GAUGE, "Of which no nsqd has any more.", registry.orphan_count),
-            ("names_forgotten_total", COUNTER, "Forgotten for that.", registry.forgotten_count),
-            ("names_refused_total", COUNTER, "Beyond a limit.", registry.refused_count),
+            ("names_created", GAUGE, "Names created over HTTP.", registry.created_count),
+            ("names_orphaned", GAUGE, "Names that no nsqd has.", registry.orphan_count),
+            ("names_forgotten_total", COUNTER, "Orphans forgotten.", registry.forgotten_count),
+            ("names_refused_total", COUNTER, "Refused by a limit.", registry.refused_count),
         )
         return [
             *family("penstock_build_info", GAUGE, "Always 1.", [(build, 1)]),
@@ -51,7 +51,7 @@ class Metrics:
         ]
 
     def _connections(self) -> Iterator[bytes]:
-        """Those that were refused and evicted have the names that nsqd's have."""
+        """The refused and evicted counters have the same names as nsqd's."""
         quotas = [(labels({"door": quota.name}), quota) for quota in self._admission.quotas]
         count = [(where, quota.count) for where, quota in quotas]
         refused = [(where, quota.refused_count) for where, quota in quotas]

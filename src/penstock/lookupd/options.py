@@ -1,4 +1,4 @@
-"""The options of nsqlookupd: NSQ's flags with NSQ's defaults, TLS, and the log's form."""
+"""The options of nsqlookupd: NSQ's flags with NSQ's defaults, TLS, and the log format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TLS = "TLS"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LookupdOptions:
-    """What nsqlookupd was told."""
+    """All options of nsqlookupd."""
 
     tcp_address: str = string(
         LISTEN, "0.0.0.0:4160", "address:port for nsqds, or the path of a unix socket"

@@ -1,17 +1,16 @@
-"""Who has which topics and channels: nsqlookupd's memory.
+"""The registrations in nsqlookupd: which nsqd has which topics and channels.
 
     client                  -> producers          every nsqd that is connected and identified
     topic    <topic>        -> producers          nsqds that have the topic
     channel  <topic> <name> -> producers          nsqds that have the channel
 
-Rule 1: no I/O and no clock; ``now_ns`` is monotonic and comes in.
+Rule 1: no I/O and no clock; ``now_ns`` is monotonic and passed in.
 Rule 2: a producer is a connection.  Two with the same broadcast address are two producers.
 Rule 3: a topic or channel stays when its last producer leaves, because a new nsqd asks for the
-        channels of its topics; but an ephemeral one goes when it is unregistered and nobody has it
-        any more.
-Rule 4: what nobody has is forgotten in time (``forgetting``), except what was created over HTTP:
-        that stays until somebody deletes it.
-Rule 5: names are only compared: nothing here treats ``*`` as a pattern, as NSQ does.
+        channels of its topics; an ephemeral one is removed when its last producer unregisters it.
+Rule 4: orphans, which no producer has, are forgotten in time (``expiry``), except names created
+        over HTTP: those stay until they are deleted.
+Rule 5: names are only compared: unlike NSQ, nothing here treats ``*`` as a pattern.
 Rule 6: everything is bounded: see ``Limits``.
 """
 
@@ -20,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.lookupd.expiry import Forgetting
+from penstock.lookupd.expiry import OrphanQueue
 from penstock.wire.lookup import Identity
 from penstock.wire.names import is_ephemeral
 
@@ -29,17 +28,17 @@ NEVER_NS = -1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Rule 6 in numbers.  A registration is a topic or a channel of one nsqd."""
+    """The limits of Rule 6.  A registration is a topic or a channel of one nsqd."""
 
     registrations: int = 100_000  # of a connection
     nodes: int = 256  # of an IP address
     registrations_of_address: int = 500_000
-    created: int = 50_000  # topics and channels over HTTP
-    orphans: int = 50_000  # topics and channels that nobody has
+    created: int = 50_000  # topics and channels created over HTTP
+    orphans: int = 50_000  # topics and channels without a producer
 
 
-class Address:
-    """What the nsqds of one IP address take up."""
+class AddressUsage:
+    """What the nsqds of one IP address use of the limits."""
 
     __slots__ = ("node_count", "registration_count")
 
@@ -52,22 +51,22 @@ class Producer:
     """One identified connection of an nsqd."""
 
     __slots__ = (
-        *("address", "channels", "home", "identity"),
+        *("address", "channels", "usage", "identity"),
         *("registration_count", "topics", "updated_ns"),
     )
 
-    def __init__(self, address: str, identity: Identity, home: Address, now_ns: int) -> None:
+    def __init__(self, address: str, identity: Identity, usage: AddressUsage, now_ns: int) -> None:
         self.address = address
         self.identity = identity
-        self.home = home
+        self.usage = usage
         self.updated_ns = now_ns
         self.registration_count = 0
-        self.topics: dict[str, int] = {}  # when it was tombstoned there, NEVER_NS if it was not
+        self.topics: dict[str, int] = {}  # when it was tombstoned, or NEVER_NS
         self.channels: dict[str, set[str]] = {}  # by topic
 
     @property
     def node(self) -> str:
-        """What tombstones name it by."""
+        """The name that tombstones use."""
         return f"{self.identity.broadcast_address}:{self.identity.http_port}"
 
     def has(self, topic: str, channel: str = "") -> bool:
@@ -75,7 +74,7 @@ class Producer:
 
     def count(self, change: int) -> None:
         self.registration_count += change
-        self.home.registration_count += change
+        self.usage.registration_count += change
 
 
 class Name:
@@ -87,7 +86,7 @@ class Name:
         self.since_ns = now_ns
         self.entry = 0
         self.created = False  # over HTTP
-        # A set that keeps its order, so that answers do.
+        # An ordered set, so that responses keep the order.
         self.producers: dict[Producer, None] = {}
 
 
@@ -104,22 +103,22 @@ class Registry:
         self._inactive_ns = inactive_ns
         self._tombstone_ns = tombstone_ns
         self._clients: dict[Producer, None] = {}
-        self._addresses: dict[str, Address] = {}
+        self._addresses: dict[str, AddressUsage] = {}
         self._topics: dict[str, Name] = {}
         self._channels: dict[str, dict[str, Name]] = {}
-        self._forgetting = Forgetting(forget_ns, self.limits.orphans)
+        self._orphans = OrphanQueue(forget_ns, self.limits.orphans)
 
-    # ---- what connections do
+    # ---- connections
 
-    def has_room(self, address: str) -> bool:
-        """Whether one more nsqd of that address may identify itself."""
-        home = self._addresses.get(_host(address))
-        return home is None or home.node_count < self.limits.nodes
+    def may_identify(self, address: str) -> bool:
+        """Whether another nsqd of that address may identify."""
+        usage = self._addresses.get(_host(address))
+        return usage is None or usage.node_count < self.limits.nodes
 
     def identify(self, address: str, identity: Identity, now_ns: int) -> Producer:
-        home = self._addresses.setdefault(_host(address), Address())
-        home.node_count += 1
-        producer = Producer(address, identity, home, now_ns)
+        usage = self._addresses.setdefault(_host(address), AddressUsage())
+        usage.node_count += 1
+        producer = Producer(address, identity, usage, now_ns)
         self._clients[producer] = None
         return producer
 
@@ -127,7 +126,7 @@ class Registry:
         producer.updated_ns = now_ns
 
     def register(self, producer: Producer, topic: str, channel: str, now_ns: int) -> bool:
-        """Whether that is within the limits.
+        """Register a topic, or a channel and its topic; False if a limit does not allow it.
 
         A repeated registration changes nothing, so a tombstone stays.
         """
@@ -158,40 +157,40 @@ class Registry:
             self._drop(self._topics.pop(topic))
 
     def remove(self, producer: Producer, now_ns: int) -> None:
-        """Its connection ended."""
+        """Remove a producer whose connection was closed."""
         for topic, channels in list(producer.channels.items()):
             for channel in list(channels):
                 self._leave_channel(producer, topic, channel, now_ns)
         for topic in list(producer.topics):
             self._leave_topic(producer, topic, now_ns)
         self._clients.pop(producer, None)
-        producer.home.node_count -= 1
-        if not producer.home.node_count:
+        producer.usage.node_count -= 1
+        if not producer.usage.node_count:
             self._addresses.pop(_host(producer.address), None)
 
     def forget(self, now_ns: int, count_max: int) -> int:
-        """Forget what nobody has had for too long, up to ``count_max`` names; how many."""
-        names = self._forgetting.take(now_ns, count_max)
+        """Forget up to ``count_max`` expired orphans; return how many."""
+        names = self._orphans.pop_due(now_ns, count_max)
         for topic, channel in names:
             if channel:
                 self._drop_channel(topic, channel)
             else:
-                # Its channels went before: they were not there for longer.
+                # Its channels expired before it: none is older than its topic.
                 self._drop(self._topics.pop(topic))
         self.forgotten_count += len(names)
         return len(names)
 
-    # ---- what people and tools do
+    # ---- HTTP changes
 
     def create_topic(self, topic: str, now_ns: int) -> bool:
-        """Whether that is within the limits."""
+        """Create a topic; False if a limit does not allow it."""
         if not self._may_create(self._topics.get(topic)):
             return False
         self._create(self._topic(topic, now_ns))
         return True
 
     def create_channel(self, topic: str, channel: str, now_ns: int) -> bool:
-        """Its topic too; whether that is within the limits."""
+        """Create a channel and its topic; False if a limit does not allow it."""
         known = self._channels.get(topic, {}).get(channel)
         if not self._may_create(self._topics.get(topic), known):
             return False
@@ -200,7 +199,7 @@ class Registry:
         return True
 
     def delete_topic(self, topic: str) -> None:
-        """Forget a topic and its channels, until somebody registers them anew."""
+        """Remove a topic and its channels, until an nsqd registers them again."""
         for channel in list(self._channels.get(topic, ())):
             self.delete_channel(topic, channel)
         name = self._topics.pop(topic, None)
@@ -211,27 +210,27 @@ class Registry:
             self._drop(name)
 
     def delete_channel(self, topic: str, channel: str) -> bool:
-        """Whether there was one."""
+        """Remove a channel; False if it does not exist."""
         name = self._channels.get(topic, {}).get(channel)
         if name is None:
             return False
         for producer in name.producers:
-            self._forget_channel(producer, topic, channel)
+            self._remove_channel(producer, topic, channel)
         self._drop_channel(topic, channel)
         return True
 
     def tombstone(self, topic: str, node: str, now_ns: int) -> None:
-        """Hide ``node`` (``broadcast_address:http_port``) from those who look for ``topic``."""
+        """Hide ``node`` (``broadcast_address:http_port``) from lookups of ``topic``."""
         for producer in self._producers(topic):
             if producer.node == node:
                 producer.topics[topic] = now_ns
 
-    # ---- what is asked
+    # ---- queries
 
     @property
     def orphan_count(self) -> int:
-        """Topics and channels that nobody has and that will be forgotten."""
-        return self._forgetting.count
+        """Number of topics and channels that have no producer and will be forgotten."""
+        return self._orphans.count
 
     def has_topic(self, topic: str) -> bool:
         return topic in self._topics
@@ -246,7 +245,7 @@ class Registry:
         return sum(map(len, self._channels.values()))
 
     def producers(self, topic: str, now_ns: int) -> list[Producer]:
-        """Those that consumers of ``topic`` should connect to."""
+        """The producers that consumers of ``topic`` should connect to."""
         return [
             producer
             for producer in self._active(self._producers(topic), now_ns)
@@ -261,7 +260,7 @@ class Registry:
         return at_ns != NEVER_NS and now_ns - at_ns < self._tombstone_ns
 
     def all_keys(self) -> list[tuple[str, str, str]]:
-        """Everything there is: (category, topic, channel)."""
+        """All keys as (category, topic, channel)."""
         return [
             ("client", "", ""),
             *(("topic", topic, "") for topic in self._topics),
@@ -272,8 +271,8 @@ class Registry:
             ),
         ]
 
-    def having(self, category: str, topic: str, channel: str) -> list[Producer]:
-        """The producers of a key; none if it is gone."""
+    def producers_of(self, category: str, topic: str, channel: str) -> list[Producer]:
+        """The producers of a key; empty if the key no longer exists."""
         if category == "client":
             return list(self._clients)
         name = self._topics.get(topic)
@@ -283,10 +282,10 @@ class Registry:
 
     def entries(self) -> dict[tuple[str, str, str], list[Producer]]:
         """Every key that has producers."""
-        return {key: producers for key in self.all_keys() if (producers := self.having(*key))}
+        return {key: producers for key in self.all_keys() if (producers := self.producers_of(*key))}
 
     def check(self) -> None:
-        """Both directions say the same, and the counts are right; for tests."""
+        """Check that both directions agree and the counts are right; for tests."""
         for producer in self._clients:
             for topic in producer.topics:
                 assert producer in self._topics[topic].producers
@@ -301,12 +300,12 @@ class Registry:
                 assert category != "topic" or topic in producer.topics
                 assert category != "channel" or channel in producer.channels[topic]
         assert all(self._channels.values()), "a topic without channels is not kept here"
-        homes = {producer.home for producer in self._clients}
-        assert homes == set(self._addresses.values())
-        for home in homes:
-            own = [producer for producer in self._clients if producer.home is home]
-            assert home.node_count == len(own)
-            assert home.registration_count == sum(p.registration_count for p in own)
+        usages = {producer.usage for producer in self._clients}
+        assert usages == set(self._addresses.values())
+        for usage in usages:
+            own = [producer for producer in self._clients if producer.usage is usage]
+            assert usage.node_count == len(own)
+            assert usage.registration_count == sum(p.registration_count for p in own)
         names = [*self._topics.values(), *(n for c in self._channels.values() for n in c.values())]
         assert self.created_count == sum(name.created for name in names)
         assert self.orphan_count == sum(bool(name.entry) for name in names)
@@ -318,7 +317,7 @@ class Registry:
         limits = self.limits
         return (
             producer.registration_count + count <= limits.registrations
-            and producer.home.registration_count + count <= limits.registrations_of_address
+            and producer.usage.registration_count + count <= limits.registrations_of_address
         )
 
     def _may_create(self, *names: Name | None) -> bool:
@@ -329,7 +328,7 @@ class Registry:
         if not name.created:
             name.created = True
             self.created_count += 1
-            self._forgetting.keep(name)
+            self._orphans.discard(name)
 
     def _active(self, producers: Iterable[Producer], now_ns: int) -> list[Producer]:
         return [p for p in producers if now_ns - p.updated_ns <= self._inactive_ns]
@@ -353,11 +352,11 @@ class Registry:
 
     def _join(self, name: Name, producer: Producer) -> None:
         name.producers[producer] = None
-        self._forgetting.keep(name)
+        self._orphans.discard(name)
 
     def _leave_channel(self, producer: Producer, topic: str, channel: str, now_ns: int) -> None:
         if producer.has(topic, channel):
-            self._forget_channel(producer, topic, channel)
+            self._remove_channel(producer, topic, channel)
             self._leave(self._channels[topic][channel], producer, topic, channel, now_ns)
 
     def _leave_topic(self, producer: Producer, topic: str, now_ns: int) -> None:
@@ -369,9 +368,9 @@ class Registry:
     def _leave(self, name: Name, producer: Producer, topic: str, channel: str, now_ns: int) -> None:
         del name.producers[producer]
         if not name.producers and not name.created:
-            self._forgetting.add(name, topic, channel, now_ns)
+            self._orphans.add(name, topic, channel, now_ns)
 
-    def _forget_channel(self, producer: Producer, topic: str, channel: str) -> None:
+    def _remove_channel(self, producer: Producer, topic: str, channel: str) -> None:
         names = producer.channels[topic]
         names.remove(channel)
         if not names:
@@ -387,11 +386,11 @@ class Registry:
             self._channels.pop(topic, None)
 
     def _drop(self, name: Name) -> None:
-        """It is no longer among the names."""
-        self._forgetting.keep(name)
+        """Update the counts for a name that was removed."""
+        self._orphans.discard(name)
         self.created_count -= name.created
 
 
 def _host(address: str) -> str:
-    """The IP address of ``host:port``; all unix sockets are one."""
+    """The IP address of ``host:port``; all unix sockets count as one address."""
     return address.rpartition(":")[0]

@@ -3,7 +3,7 @@
     first byte 0x16, a TLS handshake    TLS, if there is a certificate
     anything else                       plain, unless --tls-required
 
-So nsqds move to TLS one by one, on the same port, and at the end plain peers are refused.  NSQ's
+So nsqds can switch to TLS one by one, on the same port, before plain peers are refused.  NSQ's
 nsqlookupd has no TLS; an nsqd of NSQ stays plain.
 """
 
@@ -24,7 +24,7 @@ _HANDSHAKE = 0x16
 
 
 class Security:
-    """What all connections share; made of the options once.  Raises OptionError."""
+    """TLS state that all connections share, built from the options.  Raises OptionError."""
 
     def __init__(self, options: LookupdOptions) -> None:
         self._options = options
@@ -32,26 +32,26 @@ class Security:
         self.https_port = 0
 
     def renew(self) -> None:
-        """Read the certificate again, for new connections; if that fails all stays as it was."""
+        """Reload the certificate for new connections; on failure keep the old one."""
         if self.tls is None:
             return
         try:
-            # A pair that does not fit would leave the context with half of it.
+            # Loading a mismatched pair would leave the context with a new certificate, old key.
             server_context(self._options)
             load_certificate(self.tls, self._options)
-            log.info("TLS: certificate read again, for new connections")
+            log.info("TLS: certificate reloaded, for new connections")
         except OptionError as error:
-            log.error("SIGHUP: the certificate stays as it was: %s", error)
+            log.error("SIGHUP: certificate not reloaded: %s", error)
 
     def gate(self, secure: bool) -> Gate | None:
-        """What the requests of an HTTP connection have to pass, if anything."""
+        """The check for requests of an HTTP connection, or None."""
         if secure or self._options.tls_required != "true":
             return None
         refusal = plain_http_refusal(self.https_port)
         return lambda _request, _route: refusal
 
     def begin(self, data: bytes) -> Tls | None:
-        """Judge a connection by its first bytes: TLS, or None for a plain one."""
+        """Detect TLS by the first bytes of a connection; None if it is plain."""
         if self.tls is not None and data[0] == _HANDSHAKE:
             return Tls(self.tls)
         if self._options.tls_required != "false":

@@ -1,8 +1,7 @@
 """nsqlookupd's side of a connection from an nsqd.
 
-After its first command silence is no reason to close: nsqd may have been told to ping rarely, and
-its registrations should not go before its socket does.  TCP's own keep-alive finds machines that
-vanished.
+After its first command an idle connection is not closed: nsqd may be configured to ping rarely, and
+its registrations should last as long as its socket.  TCP keep-alive detects dead machines.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ KEEPALIVE_INTERVAL_S = 15
 KEEPALIVE_COUNT = 9
 # How long a peer may take to read the error that ends its connection.
 LINGER_TIMEOUT_S = 1.0
-# How long one turn works for one connection, and how much of its bytes is read at a time.
+# Time per connection in one turn of the loop, and bytes decoded between checks of that time.
 SLICE_NS = 2_000_000
 PIECE_SIZE = 2048
 # How long a TLS handshake may take; Go's limit too.
@@ -75,7 +74,7 @@ class LookupdConnection(Accepted, asyncio.Protocol):
         self._transport: Any = None
         self._closing = False
         self._limited = False
-        self._spoke = False
+        self._has_command = False
         self._begun = False
         self._tls: Tls | None = None
         self._handshaking = False
@@ -89,7 +88,7 @@ class LookupdConnection(Accepted, asyncio.Protocol):
 
     @property
     def sent_command(self) -> bool:
-        # A peer that sends nothing but PING is no nsqd, and is evicted when a slot is needed.
+        # A peer that sends only PING is not an nsqd; it is evicted when a slot is needed.
         return self._producer is not None
 
     @property
@@ -121,7 +120,7 @@ class LookupdConnection(Accepted, asyncio.Protocol):
         if self._closing:
             return
         try:
-            clear = self._clear(data)
+            clear = self._decrypt(data)
         except ProtocolError as error:
             self._fail(error, b"")
             return
@@ -138,24 +137,24 @@ class LookupdConnection(Accepted, asyncio.Protocol):
         self._eof = True
         if not self._working:
             self._finish()
-        # True leaves our side open until everything before the end is done.
+        # True keeps our side open until all commands before EOF have run.
         return self._working
 
     def pause_writing(self) -> None:
-        # A peer that does not read its replies is not listened to.
+        # Stop reading from a peer that does not read its replies.
         self._write_paused = True
-        self._listen()
+        self._update_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self._listen()
+        self._update_reading()
 
-    # Working
+    # Input
 
     def _work(self) -> None:
-        """Execute what came, for the time of a slice; the rest in a later turn.
+        """Execute received commands for one time slice; the remainder waits for a later turn.
 
-        Unsliced, 20,000 registrations in one read held the loop for half a second.
+        Without slices, 20,000 registrations in one read blocked the loop for half a second.
         """
         self._working = False
         if self._closing or self._transport is None:
@@ -177,19 +176,19 @@ class LookupdConnection(Accepted, asyncio.Protocol):
         if self._unread:
             self._working = True
             self._loop.call_soon(self._work)
-        self._listen()
+        self._update_reading()
         if not self._working and (self._eof or (self._tls is not None and self._tls.ended)):
             self._finish()
             self.close()
 
     def _finish(self) -> None:
-        """The peer sends nothing more."""
+        """Handle EOF: an incomplete command is an error."""
         error = self._reader.eof() if self._eof and not self._closing else None
         if error is not None:
             self._fail(error, b"")
 
-    def _listen(self) -> None:
-        """Read on, unless there is work left or replies are not taken."""
+    def _update_reading(self) -> None:
+        """Pause reading while commands are left to run or the peer does not read replies."""
         if not self._closing and self._transport is not None:
             if self._write_paused or self._working:
                 self._transport.pause_reading()
@@ -198,8 +197,8 @@ class LookupdConnection(Accepted, asyncio.Protocol):
 
     # TLS
 
-    def _clear(self, data: bytes) -> bytes:
-        """What the peer said, out of TLS if it speaks that."""
+    def _decrypt(self, data: bytes) -> bytes:
+        """Return the plain bytes of ``data``; start TLS if the peer does."""
         if not self._begun:
             self._begun = True
             self._tls = self._security.begin(data)
@@ -222,7 +221,7 @@ class LookupdConnection(Accepted, asyncio.Protocol):
         self._transport.write(data if self._tls is None else self._tls.send([data]))
 
     def _flush(self) -> None:
-        """Send what TLS itself has to say."""
+        """Send TLS protocol data such as handshake records."""
         if self._tls is not None and (output := self._tls.take_output()):
             self._transport.write(output)
 
@@ -233,8 +232,8 @@ class LookupdConnection(Accepted, asyncio.Protocol):
     # Commands
 
     def _execute(self, command: Command) -> bytes:
-        if not self._spoke:
-            self._spoke = True
+        if not self._has_command:
+            self._has_command = True
             self._set_timer(None)
         if command.name == "PING":
             if self._producer is not None:
@@ -252,11 +251,11 @@ class LookupdConnection(Accepted, asyncio.Protocol):
         return _OK
 
     def _not_registered(self, topic: str, channel: str) -> bytes:
-        """The only error after which the connection stays: closing it would take the rest too."""
+        """The one non-fatal error: closing would drop the other registrations too."""
         if not self._limited:
             self._limited = True
             log.error(
-                "client=%s: has %d topics and channels, no more are registered (topic=%s"
+                "client=%s: %d topics and channels are registered, no more are accepted (topic=%s"
                 " channel=%s), see --max-registrations",
                 *(self._address, self._producer and self._producer.registration_count),
                 *(topic, channel),
@@ -264,7 +263,7 @@ class LookupdConnection(Accepted, asyncio.Protocol):
         return encode_error(ProtocolError("E_LIMIT", f"REGISTER {topic} {channel}".rstrip()))
 
     def _identify(self, identity: Identity) -> bytes:
-        if not self._registry.has_room(self._address):
+        if not self._registry.may_identify(self._address):
             count = self._registry.limits.nodes
             text = f"IDENTIFY {count} nodes of this address, see --max-nodes-per-address"
             raise ProtocolError("E_LIMIT", text)
@@ -282,7 +281,7 @@ class LookupdConnection(Accepted, asyncio.Protocol):
     # Closing
 
     def _fail(self, error: ProtocolError, before: bytes) -> None:
-        """Send the error and close once it is read: input left unread would reset it away."""
+        """Send the error and close after the peer reads it; unread input would cause a reset."""
         log.error("client=%s: %s", self._address, error)
         self._closing = True
         self._write(before + encode_error(error))
@@ -293,7 +292,7 @@ class LookupdConnection(Accepted, asyncio.Protocol):
         self._set_timer(LINGER_TIMEOUT_S)
 
     def _set_timer(self, delay_s: float | None) -> None:
-        """Cut the peer off after this; None: not at all."""
+        """Abort the connection after ``delay_s``; None: cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if delay_s is None else self._loop.call_later(delay_s, self.abort)

@@ -68,10 +68,10 @@ class Security:
                 raise error
             if self.tls is not None:
                 load_certificate(self.tls, self._options)
-                log.info("TLS: certificate read again, for new connections")
+                log.info("TLS: certificate reloaded, for new connections")
             if self.lookupd_tls is not None:
                 self.lookupd_tls = lookupd_context(self._options)
-                log.info("TLS: certificate for nsqlookupds read again, for new connections")
+                log.info("TLS: certificate for nsqlookupds reloaded, for new connections")
             if self.tokens is not None and tokens is not None:
                 self.tokens.replace(tokens)
                 log.info("HTTP: %d tokens", len(tokens))

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from penstock.errors import NodeError, QueryError
 from penstock.pipeline import coverage
-from penstock.spark.cluster import Cluster, Log
+from penstock.spark.cluster import Cluster, LogState
 from penstock.spark.node_client import Access
 from penstock.spark.options import parse_brokers
 
@@ -28,7 +28,7 @@ class Nodes(Protocol):
     @property
     def nodes(self) -> Mapping[str, object]: ...
 
-    def log_of(self, uuid: str, topic: str) -> Log | None: ...
+    def log_of(self, uuid: str, topic: str) -> LogState | None: ...
 
     def counts(
         self, uuid: str, ranges: Sequence[tuple[str, str, int, int]]
@@ -41,7 +41,7 @@ class Brokers:
     def __init__(self, cluster: Nodes, topics: Mapping[str, Iterable[str]]) -> None:
         """``topics``: by node, those to ask for."""
         self._cluster = cluster
-        self._logs: dict[tuple[str, str], Log] = {}
+        self._logs: dict[tuple[str, str], LogState] = {}
         self._errors: dict[str, str] = {}
         for node, names in topics.items():
             for topic in names:
@@ -64,10 +64,10 @@ class Brokers:
             return "the node does not answer"
         return self._errors.get(node, "")
 
-    def log_of(self, node: str, topic: str) -> Log | None:
+    def log_of(self, node: str, topic: str) -> LogState | None:
         return self._logs.get((node, topic))
 
-    def logs(self) -> Iterable[tuple[str, str, Log]]:
+    def logs(self) -> Iterable[tuple[str, str, LogState]]:
         """(node, topic, log) of all."""
         return [(node, topic, found) for (node, topic), found in sorted(self._logs.items())]
 

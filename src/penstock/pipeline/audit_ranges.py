@@ -29,7 +29,7 @@ from penstock.pipeline.audit_findings import (
 from penstock.pipeline.audit_ledgers import OpenLedger, channels_of
 from penstock.pipeline.coverage import Coverage, Log, Span
 from penstock.pipeline.discovery import is_pattern
-from penstock.spark import cluster
+from penstock.spark.cluster import LogState
 from penstock.spark.offsets import INDEX_MAX
 
 
@@ -99,7 +99,7 @@ class _OneLedger:
         start, end = self._before.start(gap.log), self._before.end(gap.log)
         return start is not None and end is not None and start <= gap.start and gap.end <= end
 
-    def _judge_ends(self, log: Log, found: cluster.Log, topic: Topic) -> None:
+    def _judge_ends(self, log: Log, found: LogState, topic: Topic) -> None:
         start, end = self._coverage.start(log), self._coverage.end(log)
         assert start is not None and end is not None
         pull = found.pulls.get(log.channel)
@@ -172,13 +172,13 @@ def _judge_unread(
                 topics.of(name, node).blame(fault)
 
 
-def _is_waiting(ledgers: Sequence[OpenLedger], found: cluster.Log) -> bool:
+def _is_waiting(ledgers: Sequence[OpenLedger], found: LogState) -> bool:
     """Whether a pipeline has the topic before it and has read nothing of it yet."""
     return any(channel in found.pulls for opened in ledgers for channel in channels_of(opened))
 
 
 def _judge_passed(
-    opened: OpenLedger, brokers: Brokers, node: str, name: str, found: cluster.Log, topics: Topics
+    opened: OpenLedger, brokers: Brokers, node: str, name: str, found: LogState, topics: Topics
 ) -> int:
     """1 if a channel of the pipeline passed messages that its ledger does not have."""
     for channel in channels_of(opened):

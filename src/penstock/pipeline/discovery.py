@@ -14,7 +14,7 @@ from penstock.pipeline.patterns import LeftPattern, Wish
 from penstock.pipeline.plan import broker_options
 from penstock.pipeline.spec import Pipeline, Source, channel_of
 from penstock.spark.cluster import Cluster
-from penstock.spark.node_client import Access, Node, asked
+from penstock.spark.node_client import Access, Node, node_request
 from penstock.spark.options import BATCH, Options, parse_options
 from penstock.wire.peer_answers import channels_in, names_in, topics_in
 
@@ -88,7 +88,7 @@ class Brokers:
         return tuple(sorted(named))
 
     def _all_topics(self) -> set[str]:
-        found = self.cluster().ask_lookupds(asked("GET", "/topics"), TOPICS)
+        found = self.cluster().query_lookupds(node_request("GET", "/topics"), TOPICS)
         for address in self._options.nsqd_http_addresses:
             node = Node(address, self._access)
             found.update(topic for topic, _ in node.read(topics_in, node.stats()))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import NodeError
-from penstock.spark.node_client import Node, asked
+from penstock.spark.node_client import Node, node_request
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -124,14 +124,14 @@ class LeftPattern:
 
     def _ask(self, node: Node) -> dict[str, Any]:
         body, brief = self._wish.body(), node.brief()
-        request = asked("POST", "/channel/pattern", None, body)
+        request = node_request("POST", "/channel/pattern", None, body)
         try:
             return dict(brief.json(request, 0.0))
         except NodeError as error:
             if error.code != "CHANNEL_HAS_READER" or not self._wish.take_over:
                 raise
         taking = {**body, "take_over": self._wish.take_over}
-        return dict(brief.json(asked("POST", "/channel/pattern", None, taking), 0.0))
+        return dict(brief.json(node_request("POST", "/channel/pattern", None, taking), 0.0))
 
     # What was there before
 

@@ -99,7 +99,7 @@ class Told:
             error=error,
             at_ms=int(time.time() * 1000),
         )
-        self._reporter.tell(self._channels(), told, end=end)
+        self._reporter.report(self._channels(), told, end=end)
 
     def _channels(self) -> set[str]:
         return {channel_of(self._pipeline, name) for name in self._topics}

@@ -28,7 +28,7 @@ from penstock.pipeline.parquet import STATE, ParquetTable
 from penstock.pipeline.spec import DeltaSink, Invalid, ParquetSink, Pipeline, Sink, TopicSink
 from penstock.spark.cluster import Cluster
 from penstock.spark.options import WRITE, parse_options
-from penstock.spark.staging import Committer, Staged
+from penstock.spark.staging import Committer, StagedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -310,7 +310,7 @@ def decision_of(name: str, options: dict[str, str]) -> tuple[int, str] | None:
 
 def finish(name: str, batch: int, options: dict[str, str]) -> None:
     """Publish all of a step that is decided; nothing if that was done."""
-    Committer(_cluster(options), "", lasting=True).commit([Staged(name, batch, 0)])
+    Committer(_cluster(options), "", lasting=True).commit([StagedRows(name, batch, 0)])
 
 
 def _cluster(options: dict[str, str]) -> Cluster:

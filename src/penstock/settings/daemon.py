@@ -1,4 +1,4 @@
-"""Rows and rules that the options of all daemons have in common."""
+"""Options, and checks of options, that all daemons share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tls_required(group: str, whose: str, **more: Any) -> Any:
 
 
 class TlsOptions(Protocol):
-    """What nsqd and nsqlookupd have in common, for those who make TLS contexts of it."""
+    """The options of nsqd and nsqlookupd that a TLS context is built from."""
 
     @property
     def tls_cert(self) -> str: ...
@@ -73,7 +73,7 @@ TlsT = TypeVar("TlsT", bound=TlsOptions)
 
 
 def checked_tls(options: TlsT) -> TlsT:
-    """As ``checked``, for the options of `TlsOptions`."""
+    """Return ``options`` with the values that others imply; raises OptionError."""
     if options.tls_client_auth_policy and options.tls_required == "false":
         given: Any = options
         options = dataclasses.replace(given, tls_required="true")

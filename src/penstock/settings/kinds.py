@@ -1,7 +1,7 @@
-"""Kinds of settings: how a text becomes a value, which values are allowed, how one is shown.
+"""Kinds of settings: how a text is parsed, which values are allowed, how a value is shown.
 
-A kind knows nothing of flags or files; a wrong text is a ``ValueError`` and the caller, who
-knows where it stood, makes a sentence of it with ``allowed()``.
+A kind is independent of flags and files.  It raises ``ValueError`` for a wrong text; the caller
+adds where the text came from, and what ``allowed()`` returns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# Go's units, and days, because delays of a year are ordinary here.
+# Go's units, and days, because delays of a year are common here.
 UNIT_NS = {
     "ns": 1,
     "us": 1_000,
@@ -31,13 +31,13 @@ _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 def parse_duration(text: str) -> int:
     """Return the nanoseconds of a Go duration: ``250ms``, ``1h30m``, ``1.5s``, ``-2s``, ``0``.
 
-    ``-1`` needs no unit: it is NSQ's way to say "off" where that is allowed.
+    ``-1`` needs no unit: NSQ uses it for "off" where that is allowed.
     """
-    sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
-    if rest == "0" or text == "-1":
-        return sign * int(rest)
+    sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
+    if digits == "0" or text == "-1":
+        return sign * int(digits)
     total_ns = offset = 0
-    while part := _PART.match(rest, offset):
+    while part := _PART.match(digits, offset):
         whole, fraction, unit = part[1], part[2] or "", part[3]
         if not whole and not fraction:
             break
@@ -46,7 +46,7 @@ def parse_duration(text: str) -> int:
             fraction
         )
         offset = part.end()
-    if not rest or offset != len(rest) or total_ns > _INT64_MAX:
+    if not digits or offset != len(digits) or total_ns > _INT64_MAX:
         raise ValueError(text)
     return sign * total_ns
 
@@ -58,9 +58,9 @@ def format_duration(duration_ns: int) -> str:
     days, hours = divmod(duration_ns, UNIT_NS["d"])
     if hours == 0 and days > 1:
         return f"{days}d"
-    text, rest_ns = "", duration_ns
+    text, left_ns = "", duration_ns
     for unit in ("h", "m", "s", "ms", "us", "ns"):
-        count, rest_ns = divmod(rest_ns, UNIT_NS[unit])
+        count, left_ns = divmod(left_ns, UNIT_NS[unit])
         if count:
             text += f"{count}{unit}"
     return text
@@ -82,12 +82,12 @@ def parse_int(text: str) -> int:
 
 
 def format_float(value: float) -> str:
-    """As Go's ``%v`` does for the numbers one meets here: ``2``, ``0.99``."""
+    """As Go's ``%v`` does for the numbers used here: ``2``, ``0.99``."""
     return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def _string(value: object) -> str:
-    """Return what a TOML file gave for a setting that has no type of its own there."""
+    """Return the string of a TOML file for a setting that TOML has no type for."""
     if isinstance(value, str):
         return value
     raise ValueError(value)
@@ -109,15 +109,15 @@ class Text:
     bare: str | None = None  # what the flag means without a value; None: it needs one
 
     def parse(self, text: str) -> Any:
-        """Return the value of ``text``; a ValueError says it is not one that is allowed."""
+        """Return the value of ``text``; raises ValueError if it is not allowed."""
         return text
 
     def convert(self, value: object) -> Any:
-        """Return the value of what stood in a TOML file."""
+        """Return the setting's value for a ``value`` of a TOML file."""
         return self.parse(_string(value))
 
     def show(self, value: Any) -> str:
-        """Return the text that ``parse`` would take for ``value``."""
+        """Return the text that ``parse`` turns into ``value``."""
         return str(value)
 
     def to_json(self, value: Any) -> Any:
@@ -125,12 +125,12 @@ class Text:
         return value
 
     def allowed(self) -> str:
-        """Return what may be given, to follow the words "must be"."""
+        """Return which values are allowed, as text after "must be"."""
         limits = self.limits()
         return f"{self.noun} {limits}".strip()
 
     def limits(self) -> str:
-        """Return the range alone, to stand in a table; empty if anything of the kind will do."""
+        """Return the range alone, for tables; empty if any value of the kind is allowed."""
         return ""
 
 
@@ -143,7 +143,7 @@ class Bool(Text):
         return parse_bool(text)
 
     def convert(self, value: object) -> bool:
-        # NSQ takes the integer 0 for true.  Refusing integers is the only safe answer.
+        # NSQ reads the integer 0 as true, so integers are refused.
         return value if isinstance(value, bool) else parse_bool(_string(value))
 
     def show(self, value: Any) -> str:
@@ -151,7 +151,7 @@ class Bool(Text):
 
 
 class Int(Text):
-    """``checked=False``: the range is stated here but judged elsewhere, in NSQ's own words."""
+    """``checked=False``: the range is documented here but enforced elsewhere, with NSQ's texts."""
 
     kind = "int"
     noun = "an integer"
@@ -233,7 +233,7 @@ class Duration(Text):
         return value_ns
 
     def convert(self, value: object) -> int:
-        # NSQ takes an integer in a config file for milliseconds.
+        # NSQ reads an integer in a config file as milliseconds.
         if isinstance(value, int) and not isinstance(value, bool):
             return self.parse(f"{value}ms")
         return self.parse(_string(value))
@@ -248,7 +248,7 @@ class Duration(Text):
 
 
 class Choice(Text):
-    """One of a few words.  ``codes`` gives the number NSQ's ``/config`` shows for each, if any."""
+    """One of a few words.  ``codes``: the number that NSQ's ``/config`` shows for each, if any."""
 
     kind = "choice"
     noun = ""
@@ -285,12 +285,12 @@ class Choice(Text):
 
 
 class Listed(Text):
-    """Several values of one kind, as a tuple; ``descending`` sorts them so."""
+    """A tuple of values of one kind; ``descending`` sorts it."""
 
     def __init__(self, item: Text, *, descending: bool = False) -> None:
         self.item = item
         self.kind = f"{item.kind} list"
-        self.noun = f"{item.noun}, or several with commas between"
+        self.noun = f"{item.noun}, or several separated by commas"
         self.descending = descending
 
     def parse(self, text: str) -> tuple[Any, ...]:

@@ -1,18 +1,18 @@
-"""Declared settings: a daemon's options are one frozen dataclass, each field a row of a table.
+"""Declared settings: the options of a daemon are a frozen dataclass, each field a row of a table.
 
     @dataclass(frozen=True, slots=True)
     class Options:
         msg_timeout_ns: int = duration("Messages", "1m", "time to finish a message", minimum="1ns")
 
-The field says everything there is to know about an option:
+The field defines everything about an option:
 
-    field    msg_timeout_ns          how the code reads it; durations are nanoseconds
+    field    msg_timeout_ns          its name in the code; durations are nanoseconds
     option   msg_timeout             its name in the config file, the environment and /config
     flag     -msg-timeout            its name on the command line
-    kind     Duration                how text becomes a value, and which values are allowed
+    kind     Duration                how a text is parsed, and which values are allowed
 
-Nothing here knows where a text comes from: ``penstock.cli.flags`` reads command lines,
-environments and files against the table, the daemons read and show values through it.
+``penstock.cli.flags`` reads command lines, environments and files by the table; the daemons read
+and show values through it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from penstock.settings.kinds import Bool, Choice, Duration, Float, Int, Listed, 
 
 
 class Setting(NamedTuple):
-    """One row.  ``field``, ``option`` and ``flag`` follow from one another unless given."""
+    """One row.  ``option`` and ``flag`` are derived from ``field`` unless given."""
 
     kind: Text
     group: str
     help: str
     default: Any = None
-    default_text: str = ""  # in place of the value, where it depends on the machine
+    default_text: str = ""  # shown instead of a default that depends on the machine
     field: str = ""
     option: str = ""
     flag: str = ""
-    own: bool = False  # Penstock's, unknown to NSQ
+    own: bool = False  # Penstock's; NSQ does not have it
 
     def named(self, field: str) -> Setting:
-        """Return the row with the names that follow from its field's."""
+        """Return the row with the names derived from ``field``."""
         option = self.option
         if not option:
             option = field.removesuffix("_ns") if isinstance(self.kind, Duration) else field
@@ -50,14 +50,14 @@ class Setting(NamedTuple):
 
 
 def row(kind: Text, group: str, default: Any, help: str, **more: Any) -> Any:
-    """Return a dataclass field that carries its row.
+    """Return a dataclass field with its row as metadata.
 
-    A callable default is asked at start, and ``default_text`` says in words what it gives.
+    A callable default is called at start; ``default_text`` describes its value.
     """
     setting = Setting(kind, group, help, None if callable(default) else default, **more)
     metadata = {"setting": setting}
     if callable(default):
-        assert setting.default_text, "a default that depends on the machine needs words"
+        assert setting.default_text, "a default that depends on the machine needs default_text"
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -128,7 +128,7 @@ def choice(
 
 
 def settings_of(options: type) -> tuple[Setting, ...]:
-    """Return the table of an options class, in the order it is declared."""
+    """Return the table of an options class, in declaration order."""
     return tuple(
         field.metadata["setting"].named(field.name) for field in dataclasses.fields(options)
     )

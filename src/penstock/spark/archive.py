@@ -1,15 +1,15 @@
-"""Penstock for executors that do not have it: an archive that Spark unpacks beside each of them.
+"""Penstock for executors that do not have it: an archive that Spark unpacks on each of them.
 
     penstock.tar.gz
-        penstock/  pyspark_nsq/       this installation's, the compiled part included
-        httptools/ ...                what they import beside PySpark and pyarrow
+        penstock/  pyspark_nsq/       those of this installation, with the compiled modules
+        httptools/ ...                what they import, except PySpark and pyarrow
 
     spark.archives                    .../penstock.tar.gz#penstock-env
     spark.executorEnv.PYTHONPATH      penstock-env
 
-Python cannot load compiled modules out of a zip, so --py-files will not do; and Spark does not
-apply py-files to a data source that it has found by itself.  The archive is for machines like this
-one: same Python (3.x), same kind of processor and system.  PySpark and pyarrow must be there.
+Python cannot load compiled modules from a zip, so --py-files does not work; and Spark does not
+apply py-files to a data source that it discovered itself.  The archive is for machines like this
+one: same Python (3.x), processor type and system.  They must have PySpark and pyarrow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.spark.java import cache_folder
 
 FOLDER = "penstock-env"
 PACKAGES = ("penstock", "pyspark_nsq")
-# What a task imports; what these import beside the packages below goes with them.
+# What a task imports; their dependencies, except the packages in THERE, are included.
 MODULES = (
     "penstock.spark.source",
     "penstock.spark.batch",
@@ -46,7 +46,7 @@ LEFT_OUT = (".pyc", ".pyx", ".pxd", ".c", ".pyi")
 
 
 def archive_settings(conf: Mapping[str, str], archive: Path) -> dict[str, str]:
-    """The settings that bring the archive to every executor, beside what the user has."""
+    """The settings that send the archive to every executor, added to the user's."""
     archives = [conf.get("spark.archives", ""), f"{archive}#{FOLDER}"]
     path = [FOLDER, conf.get("spark.executorEnv.PYTHONPATH", "")]
     return {
@@ -56,9 +56,9 @@ def archive_settings(conf: Mapping[str, str], archive: Path) -> dict[str, str]:
 
 
 def make_archive(target: Path | None = None) -> Path:
-    """Write the archive, or find the one that was written before; return where it is.
+    """Write the archive, or find an existing one; return its path.
 
-    In the cache its name says what is in it, so another version, or a change, makes another file.
+    In the cache its name has a digest of its files, so a change creates another file.
     """
     files = sorted(collect())
     if target is None:
@@ -66,7 +66,7 @@ def make_archive(target: Path | None = None) -> Path:
         target = folder / f"penstock-{_digest(files)}.tar.gz"
         if target.exists():
             return target
-        _forget_old(folder)
+        _remove_old(folder)
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     fd, new = tempfile.mkstemp(dir=target.parent, suffix=".new")
@@ -87,8 +87,8 @@ def make_archive(target: Path | None = None) -> Path:
     return target
 
 
-def _forget_old(folder: Path) -> None:
-    """Those of earlier versions; one that a session still serves was opened long ago."""
+def _remove_old(folder: Path) -> None:
+    """Remove archives of earlier versions; a session that serves one keeps its file open."""
     for path in folder.glob("penstock-*.tar.gz"):
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < time.time() - KEPT_S:
@@ -96,7 +96,7 @@ def _forget_old(folder: Path) -> None:
 
 
 def collect() -> Iterator[tuple[str, Path]]:
-    """(name in the archive, file) of all that belongs in it."""
+    """Yield (name in the archive, file) for all files of the archive."""
     for package in PACKAGES:
         module = importlib.import_module(package)
         assert module.__file__ is not None
@@ -115,7 +115,7 @@ def _tree(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def needed() -> set[str]:
-    """The distributions that the modules import and that executors may lack."""
+    """The distributions that MODULES import and that executors may not have."""
     for module in MODULES:
         importlib.import_module(module)
     known = metadata.packages_distributions()
@@ -126,7 +126,7 @@ def needed() -> set[str]:
 
 
 def _plain(requirement: str) -> str:
-    """The name in ``httptools>=0.6``; of an extra's requirements, nothing."""
+    """The name in ``httptools>=0.6``; empty for a requirement of an extra."""
     if "extra ==" in requirement:
         return ""
     name = requirement.split(";")[0]

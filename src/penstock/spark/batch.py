@@ -1,4 +1,4 @@
-"""Batch reads: ranges by offsets or times, cut into partitions on the driver."""
+"""Batch reads: ranges by offsets or timestamps, split into partitions on the driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 )
 
 from penstock.errors import QueryError
-from penstock.spark.cluster import Cluster, Log
+from penstock.spark.cluster import Cluster, LogState
 from penstock.spark.loss import Loss, Losses
 from penstock.spark.node_client import Access
 from penstock.spark.offsets import EARLIEST, INDEX_MAX, LATEST, Places, Position
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class LogPartition(InputPartition):
-    """Ranges that one task reads one after the other."""
+    """Ranges that one task reads in order."""
 
     def __init__(self, ranges: tuple[Range, ...]) -> None:
         super().__init__(ranges)
 
 
 class NsqBatchReader(DataSourceReader):
-    """Reads what is there when the query is planned."""
+    """Reads the messages that exist when the query is planned."""
 
     def __init__(self, options: Options, columns: tuple[str, ...]) -> None:
         self.options = options
@@ -71,7 +71,7 @@ class NsqBatchReader(DataSourceReader):
         for topic in topics:
             if all(found[uuid, topic] is None for uuid in cluster.nodes):
                 nodes = ", ".join(node.address for node in cluster.nodes.values()) or "no node"
-                raise QueryError(f"there is no topic {topic} on any node (asked: {nodes})")
+                raise QueryError(f"topic {topic} does not exist on any node ({nodes})")
         check_named(self.options.starting_offsets, "startingOffsets", cluster)
         check_named(self.options.ending_offsets, "endingOffsets", cluster)
         ranges = []
@@ -80,7 +80,7 @@ class NsqBatchReader(DataSourceReader):
                 ranges.append(self._range(cluster, uuid, topic, log))
         return ranges
 
-    def _range(self, cluster: Cluster, uuid: str, topic: str, log: Log) -> Range:
+    def _range(self, cluster: Cluster, uuid: str, topic: str, log: LogState) -> Range:
         options, address = self.options, cluster.nodes[uuid].address
         end = cluster.settled(uuid, topic, log)
         start = index_of(
@@ -103,15 +103,15 @@ class NsqBatchReader(DataSourceReader):
 
 
 def check_named(places: Places, option: str, cluster: Cluster) -> None:
-    """Offsets of a node or topic that is not read are a mistake."""
+    """Raise QueryError for offsets of a node or topic that is not read."""
     known = set(cluster.nodes) | {node.address for node in cluster.nodes.values()}
     for node, topic in places.named():
         if node not in known:
             nodes = ", ".join(sorted(known))
-            raise QueryError(f"{option} names node {node}, but the nodes are {nodes}")
+            raise QueryError(f"{option} has node {node}, but the nodes are {nodes}")
         if topic not in cluster.options.topic:
             topics = ", ".join(cluster.options.topic)
-            raise QueryError(f"{option} names topic {topic}, but the topics are {topics}")
+            raise QueryError(f"{option} has topic {topic}, but the topics are {topics}")
 
 
 def index_of(
@@ -119,12 +119,12 @@ def index_of(
     cluster: Cluster,
     uuid: str,
     topic: str,
-    log: Log,
+    log: LogState,
     end: int,
     *,
     ending: bool = False,
 ) -> int:
-    """The index of a place in a log; a position whose messages are gone is told."""
+    """Return the index of a place in a log; report a loss if its messages were removed."""
     if place == EARLIEST:
         return log.first
     if place == LATEST:
@@ -133,15 +133,15 @@ def index_of(
     where = (uuid, cluster.nodes[uuid].address, topic)
     losses = Losses(cluster.options)
     if place.instance and place.instance != log.instance:
-        what = f"was deleted and made again: it is {log.instance}, not {place.instance}"
-        losses.tell(
+        what = f"was deleted and created again: it is {log.instance}, not {place.instance}"
+        losses.report(
             [Loss(*where, place.instance, min(place.index, INDEX_MAX - 1), INDEX_MAX, None, what)]
         )
         return log.first
     if not ending and place.index < log.whole_from:
-        what = f"is whole only from {log.whole_from} on"
+        what = f"is complete only from index {log.whole_from} on"
         count_max = cluster.missing_count_max(uuid, topic, place.index, log.whole_from)
-        losses.tell(
+        losses.report(
             [Loss(*where, log.instance, place.index, log.whole_from, count_max, what)]
             if count_max
             else []
@@ -150,7 +150,7 @@ def index_of(
 
 
 class Narrowed:
-    """What of the ranges is left after the filters of a query."""
+    """The part of the ranges that the pushed filters of a query select."""
 
     def __init__(self) -> None:
         self.start = 0
@@ -165,7 +165,7 @@ class Narrowed:
         )
 
     def narrow(self, filter: Filter) -> bool:
-        """Take a filter in; whether it then holds for all that is read."""
+        """Apply a filter; return whether all rows read satisfy it, so that Spark need not."""
         match filter:
             case IsNotNull(attribute=(column,)):
                 return column in COLUMNS
@@ -206,15 +206,15 @@ class Narrowed:
         return True
 
     def _since(self, value: Any) -> bool:
-        # A message is stored at or after its time, a deferred one much later.  So what was stored
-        # before can be left out, but the filter itself remains for Spark.
+        # A message is stored at or after its timestamp, a deferred one much later.  So messages
+        # stored before it can be skipped, but Spark must still apply the filter.
         self.time_ns = max(self.time_ns, int(value.timestamp()) * 1_000_000_000)
         return False
 
 
 class NsqFilteringReader(NsqBatchReader):
-    """Only with the option pushFilters: Spark refuses a reader that has ``pushFilters`` unless
-    spark.sql.python.filterPushdown.enabled is set."""
+    """Used with the option pushFilters: Spark refuses a reader with the method ``pushFilters``
+    unless spark.sql.python.filterPushdown.enabled is set."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for filter in filters:

@@ -1,10 +1,10 @@
-"""A query's checkpoint on this machine, made durable before its channel is committed.
+"""Syncs a query's checkpoint on this machine before its channel is committed.
 
     <checkpoint>/offsets/<batch>    what a batch reads, written before it runs
     <checkpoint>/commits/<batch>    the batch is done
 
-Spark does not sync these files.  A power cut could take back the last of them after the broker was
-told that the batch is done; the query would then begin below its channel's mark, as after a loss.
+Spark does not sync these files.  A power failure could undo the last of them after the batch was
+committed on the broker; the query would then start below its channel's low, as after a loss.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from penstock.errors import QueryError
 FOLDERS = ("offsets", "commits")
 
 
-class Checkpoint:
-    """``folder`` "" is none: nothing is synced."""
+class CheckpointSyncer:
+    """Syncs ``folder``; with "" it does nothing."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
         self._synced = dict.fromkeys(FOLDERS, -1)  # the newest batch that is durable
 
     def sync(self) -> None:
-        """Return when all batches that are there are durable; raises QueryError if they cannot."""
+        """Make all batches in the checkpoint durable; raises QueryError if that fails."""
         if self._folder is None:
             return
         try:
@@ -33,7 +33,7 @@ class Checkpoint:
                 self._sync(name, self._folder / name)
         except OSError as error:
             raise QueryError(
-                f"the checkpoint {self._folder} cannot be synced, so the channel is not committed: "
+                f"cannot sync the checkpoint {self._folder}, so the channel is not committed: "
                 f"{error}; the option checkpoint must be the query's checkpointLocation, on this "
                 "machine"
             ) from None

@@ -1,9 +1,9 @@
-"""The nodes of a query: where they are, who they are, what they have of a topic.
+"""The nodes of a query: their addresses, their identities, and the state of their logs.
 
-A node is known by the UUID in its data path (R7), whatever its address is today.
+A node is identified by the UUID in its data path (R7), not by its address.
 
-Rule 1: a plan is made with all nodes or not at all: one that does not answer is a NodeError.
-        A stream that runs already goes on with those that answer.
+Rule 1: a plan needs all nodes: if one does not respond, it is a NodeError.  A running stream
+        continues with the nodes that respond.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import NodeError, QueryError
-from penstock.spark.node_client import Access, Asked, Node, asked, host_and_port
+from penstock.spark.node_client import Access, Node, Request, host_and_port, node_request
 from penstock.spark.options import Options
 from penstock.wire.peer_answers import addresses_in
 
 log = logging.getLogger("penstock.spark")
 
-# A node that is asked to sync what it has does it in milliseconds.
+# A node syncs its log in milliseconds.
 SYNC_WAIT_MS = 5000
-RANGE_COUNT_MAX = 1024  # that a node counts in one request
+RANGE_COUNT_MAX = 1024  # per request of /log/counts
 HTTP_ADDRESSES = partial(addresses_in, port="http_port")
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A pull channel: below ``low`` everything is finished; ``identity`` is its reader's, or ""."""
+    """A pull channel: all below ``low`` is finished; ``identity`` is its reader's, or ""."""
 
     low: int
     identity: str = ""
@@ -37,8 +37,8 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """What a node has of a topic, as GET /log says."""
+class LogState:
+    """A topic's log on a node, as GET /log returns it."""
 
     node: str
     instance: str
@@ -51,14 +51,14 @@ class Log:
     pulls: Mapping[str, Pull] = field(default_factory=dict)
 
     def missing_below(self, channel: str, index: int) -> int:
-        """From ``index`` to there messages may have been removed; ``index`` if none were.
+        """The end of the range from ``index`` in which messages may have been removed.
 
-        A pull channel keeps everything at and above its low.
+        It is ``index`` if none were: a pull channel keeps everything at and above its low.
         """
         pull = self.pulls.get(channel)
         if pull is not None:
             return max(index, min(self.whole_from, pull.low))
-        # A node of an earlier version does not say where its channels are.
+        # A node of an earlier version does not report the low of its channels.
         return index if channel in self.channels else max(index, self.whole_from)
 
 
@@ -74,9 +74,9 @@ class Cluster:
             host_and_port(address)
 
     def discover(self, *, strict: bool, everywhere: bool = False) -> list[str]:
-        """Look for nodes; return the UUIDs of new ones.
+        """Find nodes; return the UUIDs of new ones.
 
-        ``everywhere``: also those that nsqlookupd knows and that do not have the topic.
+        ``everywhere``: include nodes that do not have the topic.
         """
         before = set(self.nodes)
         known = {node.address: uuid for uuid, node in self.nodes.items()}
@@ -94,33 +94,33 @@ class Cluster:
         return [uuid for uuid in nodes if uuid not in before]
 
     def find(self, uuids: Collection[str]) -> None:
-        """Look for nodes that were known, also where nsqlookupd does not name their topic.
+        """Find nodes by UUID among all nodes that nsqlookupd lists.
 
-        It does not for a moment after a start, and while a topic is tombstoned.
+        Shortly after a start, and while a topic is tombstoned, /lookup does not list them.
         """
         missing = set(uuids) - set(self.nodes)
         if not missing or not self.options.lookupd_http_addresses:
             return
         known = {node.address for node in self.nodes.values()}
-        found = self.ask_lookupds(asked("GET", "/nodes"), HTTP_ADDRESSES, 0.0)
+        found = self.query_lookupds(node_request("GET", "/nodes"), HTTP_ADDRESSES, 0.0)
         for address in sorted(found - known):
             uuid = self._identify(address, strict=False)
             if uuid in missing:
                 self.nodes[uuid] = Node(address, self.access)
 
     def forget(self, uuid: str) -> None:
-        """The node is not where it was; the next discovery looks at its address again."""
+        """Drop a node that is no longer at its address; the next discovery identifies it again."""
         self.nodes.pop(uuid, None)
 
     def _identify(self, address: str, *, strict: bool) -> str | None:
         node = Node(address, self.access)
         try:
             asking, retry_s = (node, None) if strict else (node.brief(), 0.0)
-            about = asking.json(asked("GET", "/info"), retry_s)
+            about = asking.json(node_request("GET", "/info"), retry_s)
             uuid = about.get("node_uuid") if isinstance(about, dict) else None
             if not isinstance(uuid, str):
                 raise NodeError(
-                    f"{node} is no nsqd of Penstock; a Go nsqd can be read with mode=channel"
+                    f"{node} is not an nsqd of Penstock; a Go nsqd can be read with mode=channel"
                 )
         except NodeError as error:
             if strict:
@@ -132,29 +132,29 @@ class Cluster:
     # Addresses
 
     def addresses(self, *, everywhere: bool, retry_s: float | None = None) -> list[str]:
-        """Those of nsqds, wherever they come from; ``retry_s`` in place of retryTimeout."""
+        """The addresses of nsqds; ``retry_s`` overrides retryTimeout."""
         if self.options.nsqd_http_addresses:
             return list(self.options.nsqd_http_addresses)
         found: set[str] = set()
         if not everywhere:
             for topic in self.options.topic:
-                request = asked("GET", "/lookup", {"topic": topic})
-                found |= self.ask_lookupds(request, HTTP_ADDRESSES, retry_s)
-        found = found or self.ask_lookupds(asked("GET", "/nodes"), HTTP_ADDRESSES, retry_s)
+                request = node_request("GET", "/lookup", {"topic": topic})
+                found |= self.query_lookupds(request, HTTP_ADDRESSES, retry_s)
+        found = found or self.query_lookupds(node_request("GET", "/nodes"), HTTP_ADDRESSES, retry_s)
         if everywhere and not found:
             lookupds = ", ".join(self.options.lookupd_http_addresses)
             raise QueryError(f"no nsqd is registered with nsqlookupd {lookupds}")
         return sorted(found)
 
-    def ask_lookupds(
+    def query_lookupds(
         self,
-        request: Asked,
+        request: Request,
         read: Callable[[Any], Iterable[str]],
         retry_s: float | None = None,
     ) -> set[str]:
-        """The union of what ``read`` finds in all answers; failures are left out unless all fail.
+        """The union of what ``read`` finds in all responses; raises only if all lookupds fail.
 
-        ``retry_s`` in place of retryTimeout; with 0 the answers must come soon, too.
+        ``retry_s`` overrides retryTimeout; with 0 the request timeout is short, too.
         """
         found: set[str] = set()
         errors: list[NodeError] = []
@@ -175,28 +175,28 @@ class Cluster:
 
     # Topics
 
-    def log_of(self, uuid: str, topic: str) -> Log | None:
-        """What a node has of a topic; None if it does not have it."""
+    def log_of(self, uuid: str, topic: str) -> LogState | None:
+        """The state of a topic's log on a node; None if the node does not have the topic."""
         node = self.nodes[uuid]
         try:
-            told = node.get("/log", topic=topic)
+            reply = node.get("/log", topic=topic)
         except NodeError as error:
             if error.code == "TOPIC_NOT_FOUND":
                 return None
             raise
-        return Log(
-            *(told["node"], told["instance"], told["first"], told["whole_from"], told["end"]),
-            *(told["synced_end"], told["released"], tuple(told["channels"])),
+        return LogState(
+            *(reply["node"], reply["instance"], reply["first"], reply["whole_from"]),
+            *(reply["end"], reply["synced_end"], reply["released"], tuple(reply["channels"])),
             {
                 name: Pull(int(pull["low"]), pull["identity"] or "", bool(pull["paused"]))
-                for name, pull in told.get("pull_channels", {}).items()
+                for name, pull in reply.get("pull_channels", {}).items()
             },
         )
 
     def settled(
-        self, uuid: str, topic: str, found: Log, channel: str = "", identity: str = ""
+        self, uuid: str, topic: str, found: LogState, channel: str = "", identity: str = ""
     ) -> int:
-        """The end of all that is there now, after a sync if it needs one (R18)."""
+        """The current end of the log, synced first if necessary (R18)."""
         end = min(found.end, found.released) if channel else found.end
         if found.synced_end >= end:
             return end
@@ -205,25 +205,25 @@ class Cluster:
         if channel:
             body["channel"] = channel
             body.update({"identity": identity} if identity else {})
-        told = self.nodes[uuid].post("/log/ends", body)["topics"][topic]
-        if told is None or told["instance"] != found.instance:
-            raise QueryError(f"topic {topic} was deleted on {self.nodes[uuid]} at this moment")
-        return min(end, int(told["end"]))
+        reply = self.nodes[uuid].post("/log/ends", body)["topics"][topic]
+        if reply is None or reply["instance"] != found.instance:
+            raise QueryError(f"topic {topic} was deleted on {self.nodes[uuid]} during the query")
+        return min(end, int(reply["end"]))
 
     def seek(self, uuid: str, topic: str, time_ns: int) -> int:
         return int(self.nodes[uuid].get("/log/seek", topic=topic, timestamp=time_ns)["index"])
 
     def count(self, uuid: str, topic: str, start: int, end: int) -> int:
-        """How many messages there are in a range; a difference of indexes is no count."""
-        told = self.nodes[uuid].get("/log/count", topic=topic, start=start, end=end)
-        return int(told["count"])
+        """How many messages a range has; indexes may have gaps."""
+        reply = self.nodes[uuid].get("/log/count", topic=topic, start=start, end=end)
+        return int(reply["count"])
 
     def counts(
         self, uuid: str, ranges: Sequence[tuple[str, str, int, int]], retry_s: float | None = None
     ) -> list[int | None]:
-        """``count`` of many (topic, instance, start, end); None where there is no such log.
+        """``count`` of many (topic, instance, start, end); None where the log does not exist.
 
-        ``retry_s`` in place of retryTimeout; with 0 the answer must come soon, too.
+        ``retry_s`` overrides retryTimeout; with 0 the request timeout is short, too.
         """
         node = self.nodes[uuid].brief() if retry_s == 0.0 else self.nodes[uuid]
         keys = ("topic", "instance", "start", "end")
@@ -231,11 +231,11 @@ class Cluster:
         for first in range(0, len(ranges), RANGE_COUNT_MAX):
             part = ranges[first : first + RANGE_COUNT_MAX]
             body = {"ranges": [dict(zip(keys, each, strict=True)) for each in part]}
-            counts += node.json(asked("POST", "/log/counts", None, body), retry_s)["counts"]
+            counts += node.json(node_request("POST", "/log/counts", None, body), retry_s)["counts"]
         return counts
 
     def missing_count_max(self, uuid: str, topic: str, start: int, end: int) -> int:
-        """How many messages of a range may be missing at most: the indexes without a message."""
+        """How many messages of a range may be missing at most: its indexes without a message."""
         try:
             return end - start - self.count(uuid, topic, start, end)
         except NodeError:

@@ -1,9 +1,9 @@
 """pyspark.daemon, which forks the Python workers of a machine, with SIGTERM and SIGINT ignored.
 
-A stop of a pipeline may reach all of its processes at once: by Ctrl-C, or by systemd, whose default
-is to signal the whole control group.  The driver then ends the batch that is being written, and
-needs its workers for it.  Nobody else ends them by these signals: Spark closes the daemon's
-standard input, and the daemon ends its workers with SIGHUP or SIGKILL.
+A stop signal may reach all processes of a pipeline at once: from Ctrl-C, or from systemd, which by
+default signals the whole control group.  The driver then completes the batch that is being written,
+and needs its workers for it.  Spark does not use these signals to stop them: it closes the
+daemon's standard input, and the daemon stops its workers with SIGHUP or SIGKILL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ IGNORED = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """The module ``signal`` as pyspark.daemon sees it."""
+    """Replaces the module ``signal`` in pyspark.daemon."""
 
     def signal(self, number: int, action: Callable[..., Any] | int) -> Any:
         return signal.signal(number, signal.SIG_IGN if number in IGNORED else action)

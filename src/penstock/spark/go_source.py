@@ -1,17 +1,17 @@
-"""Streams through a channel, for people who keep their Go nsqds: ``mode=channel``.
+"""Streams through a channel, also from Go nsqds: ``mode=channel``.
 
-A Go nsqd cannot be asked for the same messages twice.  So the driver consumes them as any consumer
-does, writes them to files, and finishes them when the files are synced:
+A Go nsqd cannot return the same messages twice.  So the driver consumes them like any consumer,
+writes them to files, and finishes them when the files are synced:
 
     nsqd --messages--> driver --> <storePath>/00000000000000000042.arrow --> tasks
          <----FIN----- after the file and its folder are synced
 
-An offset is the number of a file; a batch is the files between two of them, and can be read again
-until the query has committed it.  Then the files go.
+An offset is the number of a file; a batch is the files between two offsets, and can be read again
+until the query has committed it.  Then the files are removed.
 
 Rule 1: at least once.  A message whose FIN is lost, with the driver or with a connection, is
-        delivered and stored again.  The id stays the same, so a query may drop duplicates by it.
-Rule 2: a file is whole or not there.  One that is missing is lost data.
+        delivered and stored again.  The id stays the same, so a query can drop duplicates by it.
+Rule 2: a file is complete or does not exist.  A missing file is lost data.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = logging.getLogger("penstock.spark")
 
 SUFFIX = ".arrow"
 NS = 1_000_000_000
-# Bodies of one file; Arrow's binary columns have 31 bits for them.
+# Limit on the bodies in a file; Arrow's binary columns have 31-bit offsets.
 FILE_SIZE_MAX = 256 << 20
 
 
@@ -57,7 +57,7 @@ class Store:
         self.folder = folder
 
     def numbers(self) -> list[int]:
-        """Those of all whole files, ascending."""
+        """The numbers of all files, ascending."""
         if not self.folder.is_dir():
             return []
         return sorted(
@@ -144,7 +144,7 @@ class Taker:
             consumer.start()
 
     def take(self, rows_max: int, wait_s: float) -> list[tuple[str, Message]]:
-        """What has come, after a wait for the first of it."""
+        """Return received messages; wait up to ``wait_s`` for the first."""
         give_up_s = time.monotonic() + wait_s
         rows: list[tuple[str, Message]] = []
         size = 0
@@ -167,7 +167,7 @@ class Taker:
             consumer.stop()
 
     def _check(self) -> None:
-        """Nothing came: is there anybody at all?"""
+        """Raise NodeError if no nsqd was ever connected within retryTimeout."""
         options = self._options
         if any(consumer.stats.connected for consumer in self._consumers.values()):
             return
@@ -184,7 +184,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.columns = columns
         self._taker: Taker | None = None
         self._initial: dict[str, Any] | None = None
-        self._available_ns = 0  # of an AvailableNow run: when it began
+        self._available_ns = 0  # when an AvailableNow run started
         self._done = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # On the driver
 
     def initialOffset(self) -> dict[str, Any]:
-        # Before the first commit nothing is removed, so it is the same after a restart.
+        # No file is removed before the first commit, so it is the same after a restart.
         if self._initial is None:
             numbers = self.store.numbers()
             self._initial = self._offset(numbers[0] - 1 if numbers else 0)
@@ -214,7 +214,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         number = number_of(start)
         stored = self.store.numbers()
         if stored and stored[-1] > number:
-            # Files of an earlier run that no batch has had yet.
+            # Files of an earlier run that are in no batch yet.
             return self._offset(stored[-1])
         rows_max = self.options.max_in_flight
         if isinstance(limit, ReadMaxRows):
@@ -233,7 +233,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._taker.start()
         rows = self._taker.take(rows_max, self.options.poll_timeout_ns / NS)
         if self._available_ns:
-            # A channel does not say where "now" ends: it ends with the first newer message.
+            # A channel has no end offset: the run ends at the first message newer than its start.
             newer = any(message.timestamp_ns > self._available_ns for _, message in rows)
             self._done = newer or not rows
         return rows
@@ -247,7 +247,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             text = f"{store.path(missing[0])} and {len(missing) - 1} more files are missing"
             if self.options.fail_on_data_loss:
                 raise DataLossError(f"{text}: messages taken from nsqd and not yet committed")
-            log.warning("%s; going on, because failOnDataLoss=false", text)
+            log.warning("%s; continuing, because failOnDataLoss=false", text)
         return [InputPartition(str(store.path(number))) for number in wanted if number in there]
 
     def commit(self, end: dict[str, Any]) -> None:

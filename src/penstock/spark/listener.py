@@ -1,13 +1,13 @@
-"""Tells the nodes how far queries have come, exactly and at once.
+"""Commits finished batches on the nodes immediately, with a progress report.
 
     spark.streams.addListener(NsqListener({"nsqdHttpAddresses": "127.0.0.1:4151"}))
 
-Spark tells a source of a finished batch only when the next one begins, so without this listener a
-query's channel is one batch behind, and its depth too.  Spark's progress comes when the batch is in
-the sink and in the checkpoint; every offset of the source ``nsq`` in it is committed here, with a
-``Progress`` that /stats shows beside the channel and nsqadmin on its page Pipelines.
+Spark notifies a source of a finished batch only when the next one starts, so without this listener
+a query's channel, and its depth, are one batch behind.  Spark sends a progress event when the batch
+is in the sink and in the checkpoint; the listener commits every offset of the source ``nsq`` in it,
+with a ``Progress`` that /stats shows with the channel, and nsqadmin on its page Pipelines.
 
-One listener serves all queries of a session.  Nothing that fails here stops a query.
+One listener serves all queries of a session.  A failure here never stops a query.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from penstock.spark.reports import Reporter
 
 log = logging.getLogger("penstock.spark")
 
-# In the text of an exception: the lines of Java's and Python's stacks say nothing to operators.
+# Lines of Java and Python stack traces, which are left out of error texts.
 STACK_LINES = ("\tat ", "at ", "JVM stacktrace", "===", "Traceback", "  File ")
 
 
 class NsqListener(StreamingQueryListener):
-    """``options`` are those of the source; all but where the nodes are may be left out.
+    """``options`` are those of the source; only the addresses are required.
 
-    With ``channel`` and ``topic`` among them, a query that fails before its first batch is told of
-    too.  ``sink`` is what is shown in place of Spark's own description; ``reporter`` is one that
-    whoever starts the queries has, and then tells of their starts and ends himself.
+    With ``channel`` and ``topic``, a query that fails before its first batch is reported too.
+    ``sink`` replaces Spark's own description.  ``reporter`` is that of a caller that starts the
+    queries, and reports their starts and ends itself.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class NsqListener(StreamingQueryListener):
     ) -> None:
         given = {name.lower(): text for name, text in options.items()}
         self._reporter = reporter or Reporter(options)
-        self._tells_ends = reporter is None
+        self._reports_ends = reporter is None
         self._sink = sink
         self._last: dict[str, Progress] = {}  # by query
         self._channels: dict[str, set[str]] = {}
@@ -67,52 +67,52 @@ class NsqListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
-        told = figures(progress, self._sink)
-        self._last[told.query] = told
+        report = figures(progress, self._sink)
+        self._last[report.query] = report
         for source in progress.sources:
             offset = offset_in(source.endOffset)
             if offset is not None:
                 channel = offset["channel"]
-                self._channels.setdefault(told.query, set()).add(channel)
+                self._channels.setdefault(report.query, set()).add(channel)
                 try:
-                    self._reporter.commit(channel, decode(offset), told, identity_in(offset))
+                    self._reporter.commit(channel, decode(offset), report, identity_in(offset))
                 except PenstockError as error:
                     log.warning("query=%s: %s", progress.name or progress.id, error)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing to read, for ten seconds each time."""
-        self._tell(str(event.id), PipelineState.WAITING)
+        """Spark calls it every ten seconds while there is nothing to read."""
+        self._report(str(event.id), PipelineState.WAITING)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         query = str(event.id)
-        if self._tells_ends:
+        if self._reports_ends:
             error = explained(event.exception) if event.exception else ""
             if self._given is not None and not self._channels.get(query):
                 channel, topics = self._given
                 self._reporter.find(channel, topics)
                 self._channels[query] = {channel}
-            self._tell(query, PipelineState.FAILED if error else PipelineState.ENDED, error)
+            self._report(query, PipelineState.FAILED if error else PipelineState.ENDED, error)
             self._last.pop(query, None)
             self._channels.pop(query, None)
 
     def last(self, query: str) -> Progress:
-        """The newest report of a query."""
+        """The latest report of a query."""
         return self._last.get(query, Progress(query))
 
-    def _tell(self, query: str, state: PipelineState, error: str = "") -> None:
+    def _report(self, query: str, state: PipelineState, error: str = "") -> None:
         last = self.last(query)
-        told = dataclasses.replace(
+        report = dataclasses.replace(
             last, state=state, error=error, input_rate=0.0, at_ms=int(time.time() * 1000)
         )
-        self._last[query] = told
+        self._last[query] = report
         try:
-            self._reporter.tell(self._channels.get(query, ()), told)
+            self._reporter.report(self._channels.get(query, ()), report)
         except PenstockError as failed:
             log.warning("query=%s: %s", last.name or query, failed)
 
 
 def offset_in(text: str | None) -> dict[str, Any] | None:
-    """An offset of the source nsq, or None for any other source's."""
+    """Decode an offset of the source nsq; None if it is another source's."""
     try:
         offset = json.loads(text or "")
     except ValueError:
@@ -121,7 +121,7 @@ def offset_in(text: str | None) -> dict[str, Any] | None:
 
 
 def figures(progress: StreamingQueryProgress, sink: str = "") -> Progress:
-    """What of Spark's progress is worth showing beside a channel."""
+    """The parts of Spark's progress that are shown with a channel."""
     return Progress(
         query=str(progress.id),
         name=progress.name or "",
@@ -137,8 +137,8 @@ def figures(progress: StreamingQueryProgress, sink: str = "") -> Progress:
 
 
 def explained(exception: str) -> str:
-    """What an exception says, without its stacks: the last line of a Python worker's, if any."""
+    """The message of an exception without stack traces; the last line of a Python worker's."""
     lines = [line for line in exception.splitlines() if line.strip()]
-    said = [line.strip() for line in lines if not line.startswith(STACK_LINES)]
-    ours = [line for line in said if line.startswith(("penstock.errors.", "pyspark.errors."))]
-    return (ours or said or [exception])[-1 if ours else 0]
+    messages = [line.strip() for line in lines if not line.startswith(STACK_LINES)]
+    ours = [line for line in messages if line.startswith(("penstock.errors.", "pyspark.errors."))]
+    return (ours or messages or [exception])[-1 if ours else 0]

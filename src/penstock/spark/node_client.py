@@ -1,12 +1,12 @@
-"""One node's HTTP API, for drivers and tasks: blocking requests on connections that are kept.
+"""Blocking HTTP client of one node, for drivers and tasks, with cached connections.
 
-Python workers of Spark live longer than their tasks and serve one at a time, so connections are
-kept in this module, one a thread and node; a task of the next micro-batch finds them open.
+Python workers of Spark live longer than their tasks and run one at a time, so this module caches
+connections, one per thread and node; a task of the next micro-batch reuses them.
 
-Rule 1: everything asked here may be asked twice, so a request that failed is tried again, with
-        growing waits, until ``retryTimeout`` is over.  A node that restarts costs a query nothing.
-Rule 2: an answer that says no (4xx) is final and becomes a NodeError with its code.
-Rule 3: every wait has an end.
+Rule 1: every request here is idempotent, so one that failed is retried, with growing waits, until
+        ``retryTimeout`` is over.  A query survives the restart of a node.
+Rule 2: an error response (4xx) is final and becomes a NodeError with its code.
+Rule 3: every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ T = TypeVar("T")
 
 log = logging.getLogger("penstock.spark")
 
-# The node is in trouble that may pass: it starts, stops, is too busy, or its disk is full.
+# Errors that may be temporary: the node starts, stops, is too busy, or its disk is full.
 TRANSIENT = frozenset({429, 500, 502, 503, 504, 507})
 WAIT_FIRST_S = 0.05
 WAIT_MAX_S = 1.0
-# Where somebody else waits meanwhile: a node that is not there must not hold up the others.
+# Request timeout where a node that is down must not delay the others.
 BRIEF_S = 2.0
 NS = 1e9
 
 NOT_OURS = "is this an nsqd of Penstock?  A Go nsqd can be read with mode=channel"
 ADVICE = {
-    "UNAUTHORIZED": "give a token in the option httpToken or httpTokenFile",
+    "UNAUTHORIZED": "set a token in the option httpToken or httpTokenFile",
     "FORBIDDEN": "the token's role does not allow it: reading needs read, writing needs publish",
-    "TLS_REQUIRED": "give https:// addresses, or tls=true with the HTTPS port",
+    "TLS_REQUIRED": "use https:// addresses, or tls=true with the HTTPS port",
     "METHOD_NOT_ALLOWED": NOT_OURS,
     "NOT_FOUND": NOT_OURS,
 }
@@ -58,7 +58,7 @@ TAKE_OVER_REFUSED = "TAKE_OVER_REFUSED"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach nodes: what of the options a connection needs."""
+    """The options that a connection to a node needs."""
 
     tls: bool = False
     root_ca_file: str = ""
@@ -71,7 +71,7 @@ class Access:
 
     @classmethod
     def of(cls, options: Options) -> Access:
-        """On the driver: httpTokenFile is read here."""
+        """Called on the driver: reads httpTokenFile."""
         return cls(
             options.tls,
             options.tls_root_ca_file,
@@ -96,14 +96,14 @@ def _token_in(path: str) -> str:
     return token
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     headers: http.client.HTTPMessage
     body: bytes
 
 
-class Asked(NamedTuple):
-    """A request, so that it can be made again."""
+class Request(NamedTuple):
+    """A request that can be sent again."""
 
     method: str
     target: str
@@ -113,30 +113,30 @@ class Asked(NamedTuple):
 Key = tuple[str, Access]
 
 
-class Kept(threading.local):
-    """This thread's connections."""
+class ConnectionCache(threading.local):
+    """The connections of one thread."""
 
     def __init__(self) -> None:
         self.connections: dict[Key, http.client.HTTPConnection] = {}
 
 
-_kept = Kept()
+_cache = ConnectionCache()
 
 
-def asked(
+def node_request(
     method: str, path: str, parameters: Mapping[str, object] | None = None, body: object = None
-) -> Asked:
-    """A request; a body that is no bytes goes as JSON."""
+) -> Request:
+    """Return a request; a body that is not bytes is encoded as JSON."""
     target = path
     if parameters:
         target += "?" + urlencode({name: str(value) for name, value in parameters.items()})
     if body is not None and not isinstance(body, bytes):
         body = json.dumps(body).encode()
-    return Asked(method, target, body)
+    return Request(method, target, body)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """(host, port) of ``host:port`` or a URL with a port; OptionError if it is neither."""
+    """Return (host, port) of ``host:port`` or a URL with a port; raises OptionError."""
     try:
         url = parse_url(address if "://" in address else f"http://{address}")
     except ValueError:
@@ -154,7 +154,7 @@ def tls_context(access: Access) -> ssl.SSLContext:
 def connect(
     address: str, access: Access, timeout_s: float | None = None
 ) -> http.client.HTTPConnection:
-    """A connection of its own; it connects with the first request."""
+    """Return a new connection, not cached; it connects with the first request."""
     host, port = host_and_port(address)
     timeout_s = timeout_s or access.request_timeout_s
     if address.startswith("https://") or (access.tls and not address.startswith("http://")):
@@ -166,54 +166,52 @@ def connect(
 class Node:
     """One nsqd, or nsqlookupd, at ``address``."""
 
-    def __init__(self, address: str, access: Access, what: str = "nsqd") -> None:
+    def __init__(self, address: str, access: Access, kind: str = "nsqd") -> None:
         self.address = address
         self.access = access
-        self.what = what
+        self.kind = kind
         self._headers = {"User-Agent": f"penstock-spark/{VERSION}"}
         if access.token:
             self._headers["Authorization"] = f"Bearer {access.token}"
 
     def __repr__(self) -> str:
-        return f"{self.what} {self.address}"
+        return f"{self.kind} {self.address}"
 
     def brief(self) -> Node:
-        """The same node for requests that must not take long."""
+        """The same node with a short request timeout."""
         timeout_s = min(BRIEF_S, self.access.request_timeout_s)
-        return Node(self.address, replace(self.access, request_timeout_s=timeout_s), self.what)
+        return Node(self.address, replace(self.access, request_timeout_s=timeout_s), self.kind)
 
     def get(self, path: str, **parameters: object) -> Any:
-        """The JSON of a GET."""
-        return self.json(asked("GET", path, parameters))
+        """Send a GET; return the JSON of the response."""
+        return self.json(node_request("GET", path, parameters))
 
     def post(self, path: str, body: object = None, **parameters: object) -> Any:
-        """The JSON of a POST."""
-        return self.json(asked("POST", path, parameters, body if body is not None else b""))
+        """Send a POST; return the JSON of the response."""
+        return self.json(node_request("POST", path, parameters, body if body is not None else b""))
 
-    def json(self, request: Asked, retry_s: float | None = None) -> Any:
-        return self.decoded(self.ask(request, retry_s))
+    def json(self, request: Request, retry_s: float | None = None) -> Any:
+        return self.decoded(self.call(request, retry_s))
 
-    def decoded(self, answer: Answer) -> Any:
+    def decoded(self, answer: Response) -> Any:
         try:
             return json.loads(answer.body)
         except ValueError:
-            raise NodeError(
-                f"{self}: an answer that makes no sense: {answer.body[:80]!r}"
-            ) from None
+            raise NodeError(f"{self}: response is not JSON: {answer.body[:80]!r}") from None
 
     def read(self, reader: Callable[[Any], T], answer: Any) -> T:
-        """What a reader of `penstock.wire.peer_answers` finds in an answer of this node."""
+        """Decode a response with a function of `penstock.wire.peer_answers`."""
         try:
             return reader(answer)
         except ValueError as error:
-            raise NodeError(f"{self} gives {error}") from None
+            raise NodeError(f"{self} returned {error}") from None
 
     def stats(self) -> Any:
-        """The answer to /stats, without clients."""
+        """The response to /stats, without clients."""
         return self.get("/stats", **stats_query())
 
-    def ask(self, request: Asked, retry_s: float | None = None) -> Answer:
-        """Make a request until it is answered; ``retry_s`` in place of retryTimeout."""
+    def call(self, request: Request, retry_s: float | None = None) -> Response:
+        """Send a request, with retries; ``retry_s`` overrides retryTimeout."""
         if retry_s is None:
             retry_s = self.access.retry_timeout_s
         give_up_s = time.monotonic() + retry_s
@@ -227,13 +225,13 @@ class Node:
                 left_s = give_up_s - time.monotonic()
                 if left_s <= 0 or isinstance(error.__cause__, ssl.SSLCertVerificationError):
                     raise
-                log.warning("%s; trying again for %.0f s", error, left_s)
+                log.warning("%s; retrying for %.0f s", error, left_s)
             time.sleep(min(wait_s, max(0.0, give_up_s - time.monotonic())) * random.uniform(0.5, 1))
             wait_s = min(2 * wait_s, WAIT_MAX_S)
 
-    def try_once(self, request: Asked) -> Answer:
-        """Make a request; a kept connection that the node has closed meanwhile is renewed."""
-        kept = _kept.connections.pop((self.address, self.access), None)
+    def try_once(self, request: Request) -> Response:
+        """Send a request once; reconnect if the node has closed the cached connection."""
+        kept = _cache.connections.pop((self.address, self.access), None)
         if kept is not None:
             try:
                 return self._exchange(kept, request)
@@ -246,46 +244,46 @@ class Node:
             connection.close()
             raise self.unreachable(error) from error
 
-    def _exchange(self, connection: http.client.HTTPConnection, request: Asked) -> Answer:
+    def _exchange(self, connection: http.client.HTTPConnection, request: Request) -> Response:
         self.send(connection, request)
-        return self.judge(request, self.keep(connection))
+        return self.check(request, self.keep(connection))
 
-    def begin(self, request: Asked) -> Begun:
-        """Send a request now, to take its answer later: the node works meanwhile."""
-        connection = _kept.connections.pop((self.address, self.access), None)
+    def begin(self, request: Request) -> PendingRequest:
+        """Send a request without waiting for the response: the node works meanwhile."""
+        connection = _cache.connections.pop((self.address, self.access), None)
         if connection is None:
             connection = connect(self.address, self.access)
         try:
             self.send(connection, request)
         except (OSError, http.client.HTTPException):
             connection.close()
-            return Begun(self, request, None)
-        return Begun(self, request, connection)
+            return PendingRequest(self, request, None)
+        return PendingRequest(self, request, connection)
 
-    def keep(self, connection: http.client.HTTPConnection) -> Answer:
-        """Receive an answer and keep the connection for the next request."""
+    def keep(self, connection: http.client.HTTPConnection) -> Response:
+        """Receive a response and cache the connection for the next request."""
         answer = self.receive(connection)
-        _kept.connections[self.address, self.access] = connection
+        _cache.connections[self.address, self.access] = connection
         return answer
 
-    def send(self, connection: http.client.HTTPConnection, request: Asked) -> None:
+    def send(self, connection: http.client.HTTPConnection, request: Request) -> None:
         connection.request(request.method, request.target, request.body, self._headers)
 
-    def receive(self, connection: http.client.HTTPConnection) -> Answer:
+    def receive(self, connection: http.client.HTTPConnection) -> Response:
         response = connection.getresponse()
-        return Answer(response.status, response.headers, response.read())
+        return Response(response.status, response.headers, response.read())
 
-    def judge(self, request: Asked, answer: Answer) -> Answer:
-        """The answer, or what is wrong with it."""
+    def check(self, request: Request, answer: Response) -> Response:
+        """Return a response with status 200; raise any other as a NodeError."""
         if answer.status == 200:
             return answer
-        code, detail, told = _told(answer.body)
+        code, detail, fields = _error_fields(answer.body)
         path = request.target.partition("?")[0]
         text = f"{self} answers {answer.status} {code} to {request.method} {path}"
         if detail:
             text += f": {detail}"
         advice = (
-            _reader_advice(told) if code in (HAS_READER, TAKE_OVER_REFUSED) else ADVICE.get(code)
+            _reader_advice(fields) if code in (HAS_READER, TAKE_OVER_REFUSED) else ADVICE.get(code)
         )
         if advice:
             text += f" ({advice})"
@@ -295,50 +293,50 @@ class Node:
         return NodeError(f"{self} does not answer: {error or type(error).__name__}")
 
 
-class Begun:
-    """A request on its way."""
+class PendingRequest:
+    """A request that was sent and has no response yet."""
 
     def __init__(
-        self, node: Node, request: Asked, connection: http.client.HTTPConnection | None
+        self, node: Node, request: Request, connection: http.client.HTTPConnection | None
     ) -> None:
         self._node = node
         self._request = request
         self._connection = connection
 
-    def answer(self) -> Answer:
-        """Its answer; what fails on the way is asked again."""
+    def answer(self) -> Response:
+        """Wait for the response; retry the request if it fails."""
         connection, self._connection = self._connection, None
         if connection is not None:
             try:
-                return self._node.judge(self._request, self._node.keep(connection))
+                return self._node.check(self._request, self._node.keep(connection))
             except (OSError, http.client.HTTPException):
                 connection.close()
             except NodeError as error:
                 if error.status not in TRANSIENT:
                     raise
-        return self._node.ask(self._request)
+        return self._node.call(self._request)
 
     def drop(self) -> None:
-        """Nobody wants the answer any more."""
+        """Discard the request and its connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
-def _reader_advice(told: Mapping[str, Any]) -> str:
-    identity = told.get("identity")
+def _reader_advice(fields: Mapping[str, Any]) -> str:
+    identity = fields.get("identity")
     if not identity:
         return "the channel has no reader: start without the option takeOver"
     return (
-        "a pull channel has one reader: stop the other query, give this one another channel, or "
+        "a pull channel has one reader: stop the other query, use another channel for this one, or "
         f"take the channel over from the other one with the option takeOver={identity}"
     )
 
 
-def _told(body: bytes) -> tuple[str, str, Mapping[str, Any]]:
-    """The code and the detail of an answer that says no, and all of it."""
+def _error_fields(body: bytes) -> tuple[str, str, Mapping[str, Any]]:
+    """The code, the detail and all fields of an error response."""
     try:
-        told = json.loads(body)
-        return str(told["message"]), str(told.get("detail", "")), told
+        fields = json.loads(body)
+        return str(fields["message"]), str(fields.get("detail", "")), fields
     except (ValueError, KeyError, TypeError, AttributeError):
         return body[:80].decode("latin-1"), "", {}

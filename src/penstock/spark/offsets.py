@@ -1,21 +1,21 @@
-"""Offsets: how far a query has come, and where a user wants it to begin or end.
+"""Offsets: how far a query has read, and where a user wants it to start or end.
 
-A stream's offset, as Spark writes it into the checkpoint and shows it in its progress:
+A stream's offset, as Spark writes it to the checkpoint and shows it in its progress:
 
     {"channel": "archive", "identity": "<32 hex digits>", "nodes": {"<node's UUID>": {"<topic>":
         {"instance": "9f0c61f2a3b4d5e6", "index": 7350061592051712}}}}
 
-Everything below ``index`` has been read; INDEX_MAX says that this instance of the topic was deleted
-and that the query knows.  ``identity`` is the query's, by which a channel knows its reader; offsets
-of earlier versions have none.  A query's first offset also has ``begin``, in the form of ``nodes``:
-where its batch begins.  What a user gives (startingOffsets, endingOffsets) is a word, that form, or
-a shorter one in which nodes may be addresses:
+Everything below ``index`` has been read; INDEX_MAX means that this instance of the topic was
+deleted and the query has recorded it.  ``identity`` identifies the query as its channel's reader;
+offsets of earlier versions have none.  A query's first offset also has ``begin``, in the form of
+``nodes``: where its batch starts.  A user gives startingOffsets and endingOffsets as a word, in
+that form, or in a shorter one in which nodes may be addresses:
 
     earliest    latest    {"127.0.0.1:4151": {"orders": 7350061592051712, "clicks": "latest"}}
 
-Rule 1: an index means something only together with its node and the topic's instance.
-Rule 2: equal offsets are equal as text, because Spark compares them so: names are sorted.
-Rule 3: keys that are not known are ignored, so that a later version's offsets can be read.
+Rule 1: an index is valid only for its node and instance of the topic.
+Rule 2: equal offsets have equal texts, because Spark compares the texts: names are sorted.
+Rule 3: unknown keys are ignored, so that offsets of later versions can be read.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in one instance of a topic; an instance that is "" is whichever is there."""
+    """A place in one instance of a topic; "" is the current instance."""
 
     instance: str
     index: int
 
     @property
     def is_deleted(self) -> bool:
-        """The instance was deleted, and the query has been told."""
+        """Whether the instance was deleted, and the query has recorded it."""
         return self.index >= INDEX_MAX
 
 
@@ -55,11 +55,11 @@ Positions = dict[str, dict[str, Position]]  # by node and topic
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What a user gave.  ``word`` is for all that ``by_node`` does not name, if there is any."""
+    """A user's offsets.  ``word``, unless empty, applies to all logs that ``by_node`` lacks."""
 
     word: str
     by_node: Mapping[str, Mapping[str, Place]] = field(default_factory=dict)
-    default: bool = True  # nobody gave it
+    default: bool = True  # not set by the user
 
     def of(self, node: str, address: str, topic: str, otherwise: str) -> Place:
         for name in (node, address):
@@ -69,7 +69,7 @@ class Places:
         return self.word or otherwise
 
     def named(self) -> Iterator[tuple[str, str]]:
-        """The (node, topic) pairs that are named."""
+        """The (node, topic) pairs of ``by_node``."""
         for node, topics in self.by_node.items():
             yield from ((node, topic) for topic in topics)
 
@@ -78,7 +78,7 @@ class Places:
 
 
 def parse_places(text: str) -> Places:
-    """Read what a user gave; a ValueError says what is wrong with it."""
+    """Parse a user's offsets; raises ValueError."""
     word = text.strip().lower()
     if word in (EARLIEST, LATEST):
         return Places(word, default=False)
@@ -87,22 +87,22 @@ def parse_places(text: str) -> Places:
         value = value["nodes"]
     by_node = {
         node: {topic: _place(place) for topic, place in _topics(node, topics).items()}
-        for node, topics in _object(value, "it").items()
+        for node, topics in _object(value, "the value").items()
     }
     return Places("", by_node, default=False)
 
 
-def _object(value: object, what: str) -> dict[str, Any]:
+def _object(value: object, subject: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is no JSON object")
+        raise ValueError(f"{subject} is not a JSON object")
     return value
 
 
 def _topics(node: str, value: object) -> dict[str, Any]:
-    topics = _object(value, f"what belongs to {node!r}")
+    topics = _object(value, f"the value of {node!r}")
     for topic in topics:
         if not is_valid_name(topic):
-            raise ValueError(f"{topic!r} is no topic")
+            raise ValueError(f"{topic!r} is not a valid topic")
     return topics
 
 
@@ -116,14 +116,14 @@ def _place(value: object) -> Place:
 
 def _index(value: object) -> int:
     if type(value) is not int or not 0 <= value <= INDEX_MAX:
-        raise ValueError(f"{value!r} is no index, earliest or latest")
+        raise ValueError(f"{value!r} is not an index, earliest or latest")
     return value
 
 
 def _position(value: Mapping[str, Any]) -> Position:
     instance = value.get("instance", "")
     if instance and not is_instance(instance):
-        raise ValueError(f"{instance!r} is no instance of a topic")
+        raise ValueError(f"{instance!r} is not an instance of a topic")
     return Position(instance, _index(value.get("index")))
 
 
@@ -136,12 +136,12 @@ def is_identity(value: object) -> TypeGuard[str]:
 
 
 def is_offset(value: object) -> TypeGuard[dict[str, Any]]:
-    """Whether it is a stream's offset, by its keys."""
+    """Whether ``value`` has the keys of a stream's offset."""
     return isinstance(value, dict) and isinstance(value.get("channel"), str) and ("nodes" in value)
 
 
 def encode(channel: str, positions: Positions, identity: str = "") -> dict[str, Any]:
-    """A stream's offset for Spark."""
+    """Return a stream's offset for Spark."""
     nodes = {
         node: {
             topic: {"instance": position.instance, "index": position.index}
@@ -156,7 +156,7 @@ def encode(channel: str, positions: Positions, identity: str = "") -> dict[str, 
 
 
 def decode(offset: object) -> Positions:
-    """The positions of a stream's offset; raises QueryError if it is none."""
+    """Return the positions of a stream's offset; raises QueryError if it is not one."""
     try:
         return _positions(offset)
     except ValueError as error:
@@ -164,17 +164,17 @@ def decode(offset: object) -> Positions:
 
 
 def identity_in(offset: object) -> str:
-    """The identity of a stream's offset, "" if it has none; raises QueryError if it is wrong."""
+    """Return the identity of a stream's offset, or ""; raises QueryError if it is invalid."""
     identity = offset.get("identity") if isinstance(offset, dict) else None
     if not identity:
         return ""
     if not is_identity(identity):
-        raise _not_ours(offset, ValueError(f"{identity!r:.80} is no identity"))
+        raise _not_ours(offset, ValueError(f"{identity!r:.80} is not an identity"))
     return identity
 
 
 def parse_positions(text: str) -> Positions:
-    """The positions of an offset that a user gives; a ValueError says what is wrong with it."""
+    """Parse the positions of an offset that a user gives; raises ValueError."""
     positions = _positions(json.loads(text))
     for node, topic, position in flat(positions):
         if not position.instance:
@@ -183,7 +183,7 @@ def parse_positions(text: str) -> Positions:
 
 
 def _positions(offset: object) -> Positions:
-    nodes = _object(_object(offset, "it").get("nodes"), "its nodes")
+    nodes = _object(_object(offset, "the offset").get("nodes"), "nodes")
     return {
         node: {
             topic: _position(_object(position, "a position"))
@@ -201,7 +201,7 @@ def _not_ours(offset: object, error: ValueError) -> QueryError:
 
 
 def flat(positions: Positions) -> Iterator[tuple[str, str, Position]]:
-    """(node, topic, position) of all, in order."""
+    """Yield (node, topic, position), sorted."""
     for node, topics in sorted(positions.items()):
         for topic, position in sorted(topics.items()):
             yield node, topic, position

@@ -1,7 +1,6 @@
-"""How the texts of the data source's options become values.
+"""Kinds of the data source's options: how their texts are parsed.
 
-A kind knows nothing of options: a wrong text is a ValueError, and whoever knows where it stood
-makes a sentence of it.
+A kind raises ValueError for a wrong text; the caller adds the name of the option.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NOTE_SIZE_MAX = 1 << 20
 
 
 class Offsets(Text):
-    """Where to begin or end: a word, or JSON by node and topic."""
+    """Where to start or end: a word, or JSON by node and topic."""
 
     kind = "offsets"
     noun = 'earliest, latest, or JSON such as {"<node>":{"<topic>":123}}'
@@ -33,10 +32,10 @@ class Offsets(Text):
 
 
 class Time(Text):
-    """A moment, as nanoseconds since 1970; None if it was not given."""
+    """A time in nanoseconds since 1970; None if not set."""
 
     kind = "time"
-    noun = "milliseconds since 1970, or ISO 8601 such as 2026-01-31T12:00:00Z (UTC if it says none)"
+    noun = "milliseconds since 1970, or ISO 8601 such as 2026-01-31T12:00:00Z (by default UTC)"
 
     def parse(self, text: str) -> int:
         if text.isdecimal():
@@ -63,18 +62,18 @@ class Name(Text):
         return text
 
 
-class Columns(Listed):
+class ColumnList(Listed):
     def __init__(self) -> None:
         super().__init__(Choice(dict.fromkeys(COLUMNS)))
         self.kind = "columns"
-        self.noun = f"some of {', '.join(COLUMNS)}, with commas between"
+        self.noun = f"some of {', '.join(COLUMNS)}, separated by commas"
 
     def limits(self) -> str:
         return ""
 
 
 class Count(Text):
-    """A number of things; separators such as 1_000_000 are fine."""
+    """A positive number; separators as in 1_000_000 are allowed."""
 
     kind = "int"
     noun = "an integer, 1 or more"
@@ -103,7 +102,7 @@ class ReaderName(Text):
 
     def parse(self, text: str) -> str:
         if len(text.encode()) > 255:
-            raise ValueError("it is too long")
+            raise ValueError("too long")
         return text
 
 
@@ -135,7 +134,7 @@ class LocalFolder(Text):
     def parse(self, text: str) -> str:
         path = re.sub(r"file:(//)?(?=/)", "", text, count=1) if text.startswith("file:") else text
         if "://" in path or re.match(r"[a-z][a-z0-9+.-]*:/", path):
-            raise ValueError("it is somewhere else")
+            raise ValueError("not a local path")
         return path
 
 

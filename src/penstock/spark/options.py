@@ -1,15 +1,14 @@
-"""The options of the data source ``nsq``: one table, read from what Spark passes on.
+"""The options of the data source ``nsq``, as one table.
 
     spark.read.format("nsq").option("nsqdHttpAddresses", "127.0.0.1:4151").option("topic", "orders")
 
-Every option is a row of a table (`penstock.settings.table`), so it is checked, shown and
-documented from one place.  Spark does not keep the case of names: ``nsqdhttpaddresses`` is the
-same option.
+Every option is a row of a table (`penstock.settings.table`), from which it is checked, shown and
+documented.  Spark does not preserve the case of names: ``nsqdhttpaddresses`` is the same option.
 
-Rule 1: an option that is unknown, wrong, or of no use where it stands is an OptionError that names
-        it and what is allowed.  A typing error must not silently read from somewhere else.
-Rule 2: what is not given is taken from the environment, PENSTOCK_SPARK_NSQD_HTTP_ADDRESSES: Spark
-        does not pass the options of CREATE TABLE ... USING on.  It is read on the driver only.
+Rule 1: an option that is unknown, wrong, or not applicable is an OptionError that names it and what
+        is allowed.  A misspelled option must not silently read from another place.
+Rule 2: defaults come from the environment, such as PENSTOCK_SPARK_NSQD_HTTP_ADDRESSES, because
+        Spark does not pass on the options of CREATE TABLE ... USING.  Read on the driver only.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from penstock.spark.loss import Loss
 from penstock.spark.offsets import EARLIEST, LATEST, Places, Positions
 from penstock.spark.option_kinds import (
     COLUMNS,
-    Columns,
+    ColumnList,
     Count,
     Identity,
     LocalFolder,
@@ -53,9 +52,9 @@ from penstock.spark.option_kinds import (
 BATCH, STREAM, WRITE = "a batch read", "a stream", "a write"
 
 ENVIRONMENT_PREFIX = "PENSTOCK_SPARK_"
-# Of a wrong value in an error; those that are read by mistake may be long.
+# Characters of a wrong value that an error shows.
 TEXT_SHOWN_MAX = 200
-# Options that Spark itself puts in, or that are for Spark and pass through here.
+# Options that Spark adds, or that are meant for Spark.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
 
 BROKERS = "Brokers"
@@ -113,7 +112,7 @@ class Options:
     )
     http_token_file: str = string(SECURITY, "", "file on the driver with that token")
 
-    columns: tuple[str, ...] = row(Columns(), READING, COLUMNS, "columns to read, in this order")
+    columns: tuple[str, ...] = row(ColumnList(), READING, COLUMNS, "columns to read, in this order")
     starting_offsets: Places = row(
         Offsets(), READING, Places(EARLIEST), "where to start; for a stream, on its first run only"
     )
@@ -158,7 +157,7 @@ class Options:
         STREAMS, "500ms", "time to wait for messages before reporting none to Spark", maximum="30s"
     )
     discovery_interval_ns: int = duration(
-        STREAMS, "10s", "how often to look for new nodes", minimum="10ms", maximum="1h"
+        STREAMS, "10s", "how often to search for new nodes", minimum="10ms", maximum="1h"
     )
     identity: str = row(
         Identity(),
@@ -230,12 +229,12 @@ class Options:
 
 
 def camel(field: str) -> str:
-    first, *rest = field.removesuffix("_ns").split("_")
-    return first + "".join(word.capitalize() for word in rest)
+    first, *others = field.removesuffix("_ns").split("_")
+    return first + "".join(word.capitalize() for word in others)
 
 
 def settings() -> tuple[Setting, ...]:
-    """The table, with the names that Spark's users write."""
+    """The table, with names in camel case."""
     return tuple(
         setting._replace(option=camel(setting.field), flag=camel(setting.field))
         for setting in settings_of(Options)
@@ -247,9 +246,9 @@ _BY_NAME = {setting.option.lower(): setting for setting in SETTINGS}
 
 
 def parse_columns(given: Mapping[str, str]) -> tuple[str, ...]:
-    """The value of the option columns alone, for a schema.
+    """Return the value of the option columns, for a schema.
 
-    What is read or written later is not known yet, so only options of no use at all are refused.
+    Whether it is for a read or a write is not known yet, so only unknown options are refused.
     """
     for name in given:
         if name.lower() not in _BY_NAME and name.lower() not in SPARKS_OWN:
@@ -259,7 +258,7 @@ def parse_columns(given: Mapping[str, str]) -> tuple[str, ...]:
         return COLUMNS
     columns: tuple[str, ...] = _parse(_BY_NAME["columns"], text, "option columns")
     if not columns or len(set(columns)) != len(columns):
-        raise OptionError("option columns must have at least one column, and none twice")
+        raise OptionError("option columns must have at least one column, and no duplicates")
     return columns
 
 
@@ -278,7 +277,7 @@ def parse_options(
 
 
 def parse_brokers(given: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> Options:
-    """Only where the nodes are and how to reach them; other options may be there too."""
+    """Return only the options to reach the nodes; others are checked and left out."""
     groups = {setting.field: setting.group for setting in SETTINGS}
     values = _from_environment(environment, STREAM)
     for name, text in given.items():
@@ -305,7 +304,7 @@ def _known(name: str, use: str) -> Setting:
     setting = _BY_NAME.get(name.lower())
     if setting is None:
         raise OptionError(
-            f"there is no option {name!r} of the data source nsq{_suggestion(name, use)}; "
+            f"unknown option {name!r} of the data source nsq{_suggestion(name, use)}; "
             f"options: {', '.join(_allowed(use))}"
         )
     if use not in USES[setting.group]:
@@ -322,7 +321,7 @@ def _suggestion(name: str, use: str) -> str:
     from difflib import get_close_matches
 
     if name.lower() == "path":
-        return " (name the topic in the option topic)"
+        return " (set the option topic)"
     lower = {option.lower(): option for option in _allowed(use)}
     close = get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     return f" (did you mean {lower[close[0]]}?)" if close else ""
@@ -340,20 +339,20 @@ def _parse(setting: Setting, text: str, place: str) -> Any:
 
 
 def _check(options: Options, use: str) -> None:
-    """What no single option can know."""
+    """Check options that depend on one another."""
     if options.mode == "channel":
         _check_channel_mode(options)
     else:
         _check_addresses(options)
     if use != WRITE and not options.topic:
-        raise OptionError("option topic must be given: a topic, or several with commas between")
+        raise OptionError("option topic is required: a topic, or several separated by commas")
     if use == WRITE and len(options.topic) > 1:
         raise OptionError("option topic of a write must be one topic; a column topic routes rows")
     if len(set(options.topic)) != len(options.topic):
-        raise OptionError("option topic has a topic twice")
+        raise OptionError("option topic has a duplicate topic")
     if use == STREAM and not options.channel:
         raise OptionError(
-            "option channel must be given: a stream is a pull channel of this name on the nodes, "
+            "option channel is required: a stream is a pull channel of this name on the nodes, "
             "which keeps what the stream has not read yet; every stream needs its own"
         )
     if options.take_over and options.take_over == options.identity:
@@ -363,25 +362,25 @@ def _check(options: Options, use: str) -> None:
     if options.write_note and not options.write_id:
         raise OptionError("option writeNote needs writeId")
     if options.http_token and options.http_token_file:
-        raise OptionError("options httpToken and httpTokenFile exclude one another")
+        raise OptionError("options httpToken and httpTokenFile cannot be combined")
     if options.starting_timestamp is not None and not options.starting_offsets.default:
-        raise OptionError("options startingOffsets and startingTimestamp exclude one another")
+        raise OptionError("options startingOffsets and startingTimestamp cannot be combined")
     if options.ending_timestamp is not None and not options.ending_offsets.default:
-        raise OptionError("options endingOffsets and endingTimestamp exclude one another")
+        raise OptionError("options endingOffsets and endingTimestamp cannot be combined")
 
 
 def _check_addresses(options: Options) -> None:
     if bool(options.nsqd_http_addresses) == bool(options.lookupd_http_addresses):
-        raise OptionError("either nsqdHttpAddresses or lookupdHttpAddresses must be given")
+        raise OptionError("either nsqdHttpAddresses or lookupdHttpAddresses is required")
 
 
 def _check_channel_mode(options: Options) -> None:
     if bool(options.nsqd_tcp_addresses) == bool(options.lookupd_http_addresses):
         raise OptionError(
-            "with mode=channel either nsqdTcpAddresses or lookupdHttpAddresses must be given"
+            "with mode=channel either nsqdTcpAddresses or lookupdHttpAddresses is required"
         )
     if not options.store_path:
         raise OptionError(
-            "with mode=channel option storePath must be given: a folder that driver and executors "
-            "reach, for messages that are taken from nsqd and not yet committed by the query"
+            "with mode=channel option storePath is required: a folder that driver and executors "
+            "can access, for messages taken from nsqd and not yet committed by the query"
         )

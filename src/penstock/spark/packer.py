@@ -1,14 +1,14 @@
-"""Record batches into bodies of MPUB, by topic and by whether they are deferred.
+"""Packs record batches into MPUB bodies, by topic and by whether rows are deferred.
 
-    body     binary or string       what is published; needed
-    topic    string                 where to, unless the option topic says it for all rows
+    body     binary or string       the message body; required
+    topic    string                 the topic, unless the option topic sets it for all rows
     defer    integer                milliseconds from now
              interval day to second from now
              timestamp              at that time
              null, 0 or the past    not deferred
 
-The columns that a read of ``nsq`` gives beside these (node, index, id, timestamp) are left out, so
-that a topic can be copied as it is.  Any other column is an error: it would be lost silently.
+The other columns of a read of ``nsq`` (node, index, id, timestamp) are ignored, so that a topic can
+be copied.  Any other column is an error, because its data would be lost silently.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # One part becomes one batch of the log.
 PART_SIZE_MAX = 4 << 20
-# Of many topics each has a part that grows; together they stay below this.
+# Limit on the unfinished parts of all topics together.
 HELD_SIZE_MAX = 32 << 20
 
 BODY_TYPES = (BinaryType, StringType)
@@ -54,7 +54,7 @@ Put = Callable[[str, bytes, int, bool], None]  # topic, body, count, deferred
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which columns are what; -1 for one that is not there."""
+    """The positions of the columns; -1 if a column is missing."""
 
     body: int
     topic: int
@@ -91,14 +91,14 @@ class Shape:
 
 
 def _check_type(
-    types: dict[str, DataType], name: str, allowed: tuple[type[DataType], ...], words: str
+    types: dict[str, DataType], name: str, allowed: tuple[type[DataType], ...], noun: str
 ) -> None:
     if name in types and not isinstance(types[name], allowed):
-        raise OptionError(f"column {name} must be {words}, not {types[name].simpleString()}")
+        raise OptionError(f"column {name} must be {noun}, not {types[name].simpleString()}")
 
 
 class Rows:
-    """Gathers rows until a part is full, and gives it to ``put``."""
+    """Collects rows until a part is full, and calls ``put`` with it."""
 
     def __init__(self, shape: Shape, topic: str, put: Put) -> None:
         self._shape = shape
@@ -121,12 +121,12 @@ class Rows:
         self._route(batch.filter(late), body.filter(late), due_ns.filter(late))
 
     def finish(self) -> None:
-        """Put what is left."""
+        """Put the parts that are not full."""
         for (topic, deferred), packer in self._packers.items():
             self._flush(topic, deferred, packer)
 
     def _due(self, column: pyarrow.Array) -> tuple[pyarrow.Array, pyarrow.Array]:
-        """When each row is due, and whether that is still to come."""
+        """When each row is due, and whether that is in the future."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -137,7 +137,7 @@ class Rows:
             if self._shape.defer_relative:
                 due_ns = pc.add_checked(due_ns, pa.scalar(now_ns, pa.int64()))
         except pa.ArrowInvalid as error:
-            raise QueryError(f"column defer is too far away: {error}") from None
+            raise QueryError(f"column defer is out of range: {error}") from None
         return due_ns, pc.greater(due_ns, now_ns)
 
     def _route(
@@ -162,7 +162,7 @@ class Rows:
         if topic in self._checked:
             return
         if not topic or not is_valid_name(topic) or topic.endswith(EPHEMERAL):
-            raise QueryError(f"column topic has {topic!r}, which is no name of a topic")
+            raise QueryError(f"column topic has {topic!r}, which is not a valid topic")
         self._checked.add(topic)
 
     def _pack(
@@ -181,7 +181,7 @@ class Rows:
             packer = self._packers[topic, deferred] = Packer(PART_SIZE_MAX, deferred)
         _, offsets, values = body.buffers()
         wide = pa.types.is_large_binary(body.type) or pa.types.is_large_string(body.type)
-        # What was filtered or taken begins at 0, so rows of both columns have the same numbers.
+        # A filtered or taken array starts at 0, so rows of both columns have the same positions.
         due = None if due_ns is None else due_ns.buffers()[1]
         try:
             full = packer.add(offsets, wide, values, body.offset + start, count, due)
@@ -190,9 +190,9 @@ class Rows:
         for part, part_count in full:
             self._put(topic, part, part_count, deferred)
         if len(self._packers) > 1:
-            self._relieve()
+            self._limit_size()
 
-    def _relieve(self) -> None:
+    def _limit_size(self) -> None:
         while sum(packer.size for packer in self._packers.values()) > HELD_SIZE_MAX:
             key = max(self._packers, key=lambda key: self._packers[key].size)
             self._flush(*key, self._packers.pop(key))
@@ -210,7 +210,7 @@ def _inverted(mask: pyarrow.Array) -> pyarrow.Array:
 
 
 def _by_topic(column: pyarrow.Array) -> tuple[pyarrow.Array, list[tuple[Any, int]]]:
-    """An order of the rows in which those of a topic are together, and (topic, count) in it."""
+    """An order of the rows by topic, and (topic, count) in that order."""
     import pyarrow.compute as pc
 
     encoded = column.dictionary_encode()

@@ -1,17 +1,17 @@
-"""How far queries have come and what they say of themselves, told to the nodes.
+"""Sends commits and progress reports of queries to the nodes.
 
-    POST /channel/commit    {"channel": .., "topics": {topic: place}, "progress": Progress}
+    POST /channel/commit    {"channel": .., "topics": {topic: position}, "progress": Progress}
 
-A report needs no news of a place: one that names the last known place, or index 0, moves nothing.
+A report need not move the channel: the last known position, or index 0, changes nothing.
 
-Rule 1: nothing that fails here stops a query; it is a line in the log.
-Rule 2: a topic that is gone does not keep a report from the others.
-Rule 3: a channel is named with the identity of the offset that is committed, or with the one that
-        the options give.  Without either a report is refused by a channel that has a reader.
-Rule 4: Spark's listeners are behind: a batch may be told of after the end of its query.  The end
-        stays the last word.
-Rule 5: a report binds no channel (R45): one that names no place carries the identity only if the
-        channel has a reader already.
+Rule 1: a failure here never stops a query; it is logged.
+Rule 2: a deleted topic does not keep a report from the others.
+Rule 3: requests have the identity of the committed offset, or that of the options.  Without either,
+        a channel that has a reader refuses the report.
+Rule 4: Spark's listeners lag: a batch may be reported after the end of its query.  The state of the
+        end is kept.
+Rule 5: a report does not bind a channel (R45): one with index 0 has the identity only if the
+        channel already has a reader.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from collections.abc import Iterable, Mapping
 
 from penstock.errors import NodeError, PenstockError
 from penstock.progress import Progress
-from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.checkpoint import CheckpointSyncer
 from penstock.spark.cluster import Cluster
-from penstock.spark.node_client import HAS_READER, Node, asked
+from penstock.spark.node_client import HAS_READER, Node, node_request
 from penstock.spark.offsets import Position, Positions
 from penstock.spark.option_kinds import LocalFolder
 from penstock.spark.options import parse_brokers
 
 log = logging.getLogger("penstock.spark")
 
-# Spark's progress waits for its listeners; a node that is away is looked for now and then.
+# Spark waits for its listeners, so a node that is down is searched only this often.
 DISCOVERY_S = 10.0
 
 Channel = str
-Places = dict[str, Position]  # by topic
+ByTopic = dict[str, Position]  # by topic
 
 
 class Reporter:
-    """Tells the nodes of any number of queries; from any thread."""
+    """Reports any number of queries to the nodes; thread-safe."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         given = {name.lower(): text.strip() for name, text in options.items()}
         self._cluster = Cluster(parse_brokers(options))
-        self._checkpoint = Checkpoint(LocalFolder().parse(given.get("checkpoint", "")))
+        self._checkpoint = CheckpointSyncer(LocalFolder().parse(given.get("checkpoint", "")))
         self._identity = given.get("identity", "").lower()
         self._identities: dict[Channel, str] = {}
         self._name = given.get("reader", "")
-        self._known: dict[tuple[Channel, str], Places] = {}  # by channel and node
+        self._known: dict[tuple[Channel, str], ByTopic] = {}  # by channel and node
         self._ended: dict[Channel, Progress] = {}  # Rule 4
         self._discover_s = 0.0
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Reporter:
     def commit(
         self, channel: Channel, positions: Positions, progress: Progress, identity: str = ""
     ) -> None:
-        """Everything below the positions is done; what has not moved is not told again.
+        """Commit everything below the positions; those that have not moved are not sent again.
 
         ``identity`` is that of the offset; it is in the checkpoint, so it may bind the channel.
         """
@@ -87,9 +87,9 @@ class Reporter:
                 known.update(new)
 
     def find(self, channel: Channel, topics: Iterable[str]) -> bool:
-        """Look where a query has its channel, for reports before its first commit; whether it has.
+        """Find the nodes with a query's channel, for reports before its first commit.
 
-        Its source makes the channel some time after the query was started.
+        Returns whether there are any: the source creates the channel after the query has started.
         """
         with self._lock:
             try:
@@ -112,13 +112,13 @@ class Reporter:
             return any(places for (name, _), places in self._known.items() if name == channel)
 
     def begin(self, channels: Iterable[Channel]) -> None:
-        """A query with these channels is started, maybe again."""
+        """Note that a query with these channels has started or restarted."""
         with self._lock:
             for channel in channels:
                 self._ended.pop(channel, None)
 
-    def tell(self, channels: Iterable[Channel], progress: Progress, *, end: bool = False) -> None:
-        """A report to all places of a query that are known; ``end``: until the next ``begin``."""
+    def report(self, channels: Iterable[Channel], progress: Progress, *, end: bool = False) -> None:
+        """Send a report to all known nodes of a query; ``end``: it stays until ``begin``."""
         wanted = set(channels)
         with self._lock:
             if end:
@@ -128,21 +128,21 @@ class Reporter:
             for (channel, uuid), places in self._known.items():
                 node = self._cluster.nodes.get(uuid)
                 if channel in wanted and node is not None and places:
-                    self._tell(node, channel, places, progress)
+                    self._report(node, channel, places, progress)
 
     def _discover(self) -> None:
         if time.monotonic() >= self._discover_s:
             self._discover_s = time.monotonic() + DISCOVERY_S
             self._cluster.discover(strict=False, everywhere=True)
 
-    def _tell(self, node: Node, channel: Channel, places: Places, progress: Progress) -> None:
+    def _report(self, node: Node, channel: Channel, places: ByTopic, progress: Progress) -> None:
         try:
             self._send(node, channel, places, progress)
         except NodeError as error:
             if error.status not in (404, 409):
                 log.warning("channel=%s: %s", channel, error)
                 return
-            # One of them was deleted, or made again; the others are to know all the same.
+            # A topic was deleted or recreated; report to the others one by one.
             for topic, place in places.items() if len(places) > 1 else ():
                 try:
                     self._send(node, channel, {topic: place}, progress)
@@ -154,7 +154,7 @@ class Reporter:
     def _identity_of(self, channel: Channel) -> str:
         return self._identities.get(channel, self._identity)
 
-    def _send(self, node: Node, channel: Channel, places: Places, progress: Progress) -> None:
+    def _send(self, node: Node, channel: Channel, places: ByTopic, progress: Progress) -> None:
         """Rule 5."""
         identity = self._identity_of(channel)
         read = {topic: place for topic, place in places.items() if place.index}
@@ -170,7 +170,7 @@ class Reporter:
             self._post(node, channel, unread, progress, identity)
 
     def _post(
-        self, node: Node, channel: Channel, places: Places, progress: Progress, identity: str
+        self, node: Node, channel: Channel, places: ByTopic, progress: Progress, identity: str
     ) -> None:
         topics = {
             topic: {"instance": place.instance, "index": place.index}
@@ -180,4 +180,4 @@ class Reporter:
         if identity:
             body["identity"] = identity
             body.update({"reader": self._name} if self._name else {})
-        node.brief().json(asked("POST", "/channel/commit", None, body), 0.0)
+        node.brief().json(node_request("POST", "/channel/commit", None, body), 0.0)

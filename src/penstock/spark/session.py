@@ -1,15 +1,15 @@
-"""A Spark session with settings that fit streams of messages, and a quiet log.
+"""A Spark session with settings for streams of messages, and a quiet log.
 
-What each setting is worth was measured with micro-batches of 100 rows on two cores (p50):
+The effect of each setting, measured with micro-batches of 100 rows on two cores (p50):
 
     Python over unix sockets          139 -> 95 ms   without it each Python task waits 40 ms on TCP
     checkpoints by FileSystem          58 -> 24 ms   Hadoop forks a chmod for each checkpoint file
     ... without Hadoop's checksums     24 ->  9 ms   breaks RocksDB's state: stateless queries only
 
-and of scans: with buffers of 512 KiB between Python and the JVM, not 64, they are a tenth faster.
+With buffers of 512 KiB between Python and the JVM, instead of 64, scans are 10 % faster.
 
-Rule 1: what the user sets wins, whatever it is.
-Rule 2: nothing here makes a query lose or repeat rows; what could is left to the user.
+Rule 1: the user's settings take precedence.
+Rule 2: no setting here makes a query lose or repeat rows; the user may set those that can.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.spark.jvm import PopenArguments
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PYSPARK_VERSION_MIN = (4, 2)  # the first whose sources tell how much to read in a batch
+PYSPARK_VERSION_MIN = (4, 2)  # the first whose Python sources can limit the size of a batch
 LOG4J_FILE = Path(__file__).with_name("log4j2.properties")
 LOG_LEVELS = ("debug", "info", "warn", "error")
 STREAMING = "org.apache.spark.sql.execution.streaming"
@@ -45,9 +45,9 @@ DAEMON = "penstock.spark.daemon"
 LAST_LINES_MAX = 5
 TRACEBACK = "Traceback (most recent call last):"
 TRACEBACK_LINES_MAX = 200
-LAST_WORDS_S = 5.0
+LAST_LINES_WAIT_S = 5.0
 
-# What the JVM says at its start, whatever its log is told.
+# What the JVM prints at its start at any log level.
 NOISE = (
     "WARNING: Using incubator modules",
     "WARNING: package sun.",
@@ -58,10 +58,10 @@ NOISE = (
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """What a session is for; from it follow the settings that are safe.
+    """What a session is for; determines which settings are safe.
 
     ``stateful``: a query with a state store (aggregations, joins, dedupe).
-    ``local_files``: every checkpoint lies in a folder of this machine.
+    ``local_files``: every checkpoint is in a folder of this machine.
     """
 
     name: str = "penstock"
@@ -70,7 +70,7 @@ class SessionPlan:
     stateful: bool = False
     local_files: bool = True
     log_level: str = "error"
-    ship: bool = True  # Penstock to executors elsewhere
+    ship: bool = True  # send Penstock to executors on other machines
 
     @property
     def local(self) -> bool:
@@ -78,7 +78,7 @@ class SessionPlan:
 
     @property
     def core_count(self) -> int:
-        """Of a local master; 1 of any other."""
+        """Cores of a local master; 1 for any other."""
         if not self.local:
             return 1
         match = re.match(r"local\[(\d+|\*)", self.master)
@@ -88,7 +88,7 @@ class SessionPlan:
 
 
 def settings_of(plan: SessionPlan) -> dict[str, str]:
-    """Every setting of the session, those of the user included."""
+    """All settings of the session, including the user's."""
     java_options = f"-Dlog4j2.configurationFile={LOG4J_FILE} -Dpenstock.log={plan.log_level}"
     settings = {
         "spark.app.name": plan.name,
@@ -98,9 +98,9 @@ def settings_of(plan: SessionPlan) -> dict[str, str]:
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.buffer.size": str(BUFFER_SIZE),
         "spark.driver.extraJavaOptions": java_options,
-        # Dates in the names of folders must not depend on where the driver runs.
+        # Dates in folder names must not depend on the driver's time zone.
         "spark.sql.session.timeZone": "UTC",
-        # Two sinks of one pipeline, or a stop in the middle of a batch, must not wait for ever.
+        # Two sinks of one pipeline, or a stop during a batch, must not wait forever.
         "spark.sql.streaming.stopTimeout": "60s",
     }
     if plan.local or re.match(r"spark://(127\.0\.0\.1|localhost)[:/]", plan.master):
@@ -124,13 +124,13 @@ def settings_of(plan: SessionPlan) -> dict[str, str]:
 
 
 def _with_user_java_options(conf: Mapping[str, str], ours: str) -> dict[str, str]:
-    """The user's JVM options go behind ours: of two that contradict the JVM takes the last."""
+    """Append the user's JVM options to ours: if two conflict, the JVM uses the last."""
     name = "spark.driver.extraJavaOptions"
     return {**conf, name: f"{ours} {conf[name]}"} if name in conf else dict(conf)
 
 
 def check_pyspark() -> str:
-    """Return the version of PySpark, or raise SparkSetupError with what to do."""
+    """Return the version of PySpark; raises SparkSetupError that says what to do."""
     from importlib.metadata import PackageNotFoundError, version
 
     advice = "Run: pip install 'penstock[spark]'"
@@ -146,9 +146,10 @@ def check_pyspark() -> str:
 
 
 def open_session(plan: SessionPlan, show: Callable[[str], None] | None = None) -> SparkSession:
-    """Start Spark, or return the session that this process has.
+    """Start Spark, or return the existing session of this process.
 
-    ``show`` gets each line that the JVM and the Python workers write; standard error otherwise.
+    ``show`` gets each line that the JVM and the Python workers write; by default they go to
+    standard error.
     """
     check_pyspark()
     from pyspark.sql import SparkSession
@@ -160,7 +161,7 @@ def open_session(plan: SessionPlan, show: Callable[[str], None] | None = None) -
         share(active)
         return active
     set_up_java()
-    # Otherwise workers run the PATH's python3, which knows nothing of this environment.
+    # Otherwise workers run the PATH's python3, which may not have this environment.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if plan.local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -178,10 +179,10 @@ def _start_context(settings: Mapping[str, str], show: Callable[[str], None]) -> 
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
-    # It logs each error of foreachBatch with pages of stack; whoever runs the query tells of it.
+    # It logs each error of foreachBatch with a long stack trace; the caller reports it anyway.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    # A process has one JVM: after a session was stopped the next one runs in the same.
+    # A process has one JVM, which later sessions reuse.
     gateway = SparkContext._gateway
     if gateway is None:
         log = JvmLog(show)
@@ -190,47 +191,47 @@ def _start_context(settings: Mapping[str, str], show: Callable[[str], None]) -> 
             gateway = launch_gateway(conf, arguments)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             log.close()
-            raise SparkSetupError(f"Spark does not start: {log.last_words() or error}") from None
+            raise SparkSetupError(f"Spark does not start: {log.last_lines() or error}") from None
         log.close()
     before = signal.getsignal(signal.SIGINT)
     try:
         SparkContext(conf=conf, gateway=gateway)
     except Exception as error:
         raise SparkSetupError(f"Spark does not start: {reason_of(error)}") from None
-    # Spark sets its own, which is better than Python's, but not than one that somebody chose.
+    # Spark installs its own handler: keep it instead of Python's default, but not of a custom one.
     chosen = before not in (None, signal.default_int_handler)
     if chosen and signal.getsignal(signal.SIGINT) != before:
         signal.signal(signal.SIGINT, before)
 
 
 def reason_of(error: BaseException) -> str:
-    """One line of an error that came from the JVM, whose own text holds pages of stack."""
+    """The first line of an error from the JVM, whose text includes the stack trace."""
     java = getattr(error, "java_exception", None)
     text = str(java) if java is not None else str(error)
     return next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
 
 
 class JvmLog:
-    """What the JVM and its children write to standard error, line by line."""
+    """Reads what the JVM and its children write to standard error, line by line."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         read_fd, self.write_fd = os.pipe()
         self._show = show
         self._last: deque[str] = deque(maxlen=LAST_LINES_MAX)
-        # A daemon: workers of a killed JVM may hold the pipe open for longer than we live.
+        # A daemon thread: workers of a killed JVM may keep the pipe open after this process.
         self._thread = threading.Thread(target=self._forward, args=(read_fd,), daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Our end; the JVM has its own copy."""
+        """Close our write end; the JVM has its own copy."""
         os.close(self.write_fd)
 
-    def last_words(self) -> str:
-        self._thread.join(LAST_WORDS_S)
+    def last_lines(self) -> str:
+        self._thread.join(LAST_LINES_WAIT_S)
         return " ".join(line.strip() for line in self._last)
 
     def _forward(self, read_fd: int) -> None:
-        block: list[str] = []  # a traceback, until it is known of what
+        block: list[str] = []  # a traceback, until its last line shows the error
         with os.fdopen(read_fd, encoding="utf-8", errors="backslashreplace") as lines:
             for line in lines:
                 if line.startswith(NOISE):
@@ -239,19 +240,19 @@ class JvmLog:
                 inside = block[0].startswith(TRACEBACK) and (len(block) == 1 or line[0] == " ")
                 if inside and len(block) < TRACEBACK_LINES_MAX:
                     continue
-                if not is_worker_s_end(block):
-                    self._tell(block)
+                if not is_broken_pipe_of_worker(block):
+                    self._emit(block)
                 block.clear()
-        self._tell(block)
+        self._emit(block)
 
-    def _tell(self, lines: list[str]) -> None:
+    def _emit(self, lines: list[str]) -> None:
         for line in lines:
             self._last.append(line)
             self._show(line.rstrip("\n"))
 
 
-def is_worker_s_end(lines: list[str]) -> bool:
-    """Whether it is what pyspark.daemon says of a worker that ends while nobody listens."""
+def is_broken_pipe_of_worker(lines: list[str]) -> bool:
+    """Whether it is pyspark.daemon's traceback for a worker that ended after its reader."""
     own = any("pyspark" in line for line in lines[1:-1])
     return len(lines) > 2 and own and lines[-1].startswith("BrokenPipeError")
 

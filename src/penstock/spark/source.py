@@ -1,11 +1,11 @@
-"""The data source ``nsq``: what Spark asks first, on the driver.
+"""The data source ``nsq``: Spark's entry point, on the driver.
 
     spark.read.format("nsq")             NsqBatchReader
     spark.readStream.format("nsq")       NsqStreamReader, or ChannelStreamReader with mode=channel
     df.write.format("nsq")               NsqBatchWriter
     df.writeStream.format("nsq")         NsqStreamWriter
 
-Each is imported when it is asked for: Spark imports this module in every Python process it starts.
+Each is imported on first use: Spark imports this module in every Python process it starts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class NsqDataSource(DataSource):
         return "nsq"
 
     def schema(self) -> StructType:
-        # What else is wrong is told by reader() or streamReader(), which know what is asked for.
+        # reader() or streamReader() check the other options.
         names = parse_columns(self.options)
         return StructType([StructField(name, TYPES[name]) for name in names])
 
@@ -94,13 +94,13 @@ class NsqDataSource(DataSource):
         if overwrite:
             raise OptionError(
                 "a topic can only be appended to: write with mode append, "
-                "and stream with the output modes append or update"
+                "stream with output mode append or update"
             )
         return parse_options(self.options, WRITE)
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema, which a user may have given in place of the option columns."""
+    """The columns of a schema, which a user may set instead of the option columns."""
     for field in schema.fields:
         wanted = TYPES.get(field.name)
         if wanted is None:

@@ -1,17 +1,17 @@
-"""Rows on their way into topics: staged by tasks, decided by one broker, published by the driver.
+"""Writes rows to topics: tasks stage them, one broker decides, the driver publishes them.
 
-    task      PUT /staging/part ...         rows in parts, on one node; nobody sees them yet
-              POST /staging/seal            all there, and synced
+    task      PUT /staging/part ...         rows in parts, on one node; not visible yet
+              POST /staging/seal            the staging is complete, and synced
     driver    POST /staging/decide          on the coordinator: which staging of which task wins
               POST /staging/publish         on each winner's node: into the topics, once
 
 R19: all or nothing after recovery, never twice.  The decision comes before the first publish and is
-durable, so whoever repeats the commit, after whatever was killed, finishes the same one: what was
-staged by a repeated task loses and goes.  The coordinator of a query is fixed with its first
-commit, in the checkpoint folder if that is a local one, otherwise on the brokers.
+durable, so a repeated commit completes the same one, whatever was killed: a staging of a repeated
+task loses and is removed.  The coordinator of a query is fixed at its first commit: in the
+checkpoint folder if that is local, otherwise on the brokers.
 
-Rule 1: a node that does not answer holds the batch back; nothing is routed around it any more.
-Rule 2: what may have been decided is never aborted.
+Rule 1: a batch waits for a node that does not respond; it cannot move to another.
+Rule 2: a staging that may have been decided is never aborted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.errors import NodeError, QueryError
 from penstock.spark.cluster import Cluster
-from penstock.spark.node_client import Begun, Node, asked
+from penstock.spark.node_client import Node, PendingRequest, node_request
 
 log = logging.getLogger("penstock.spark")
 
@@ -38,8 +38,8 @@ COORDINATOR_FILE = "nsq-coordinator.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """What a task has staged; no attempt if it had no rows."""
+class StagedRows:
+    """A staging of a task; without ``attempt`` if the task had no rows."""
 
     query: str
     batch: int
@@ -50,7 +50,7 @@ class Staged:
     count: int = 0
 
 
-class Staging:
+class TaskStaging:
     """One task's rows on one node."""
 
     def __init__(self, node: Node, query: str, batch: int, partition: int, attempt: str) -> None:
@@ -63,7 +63,7 @@ class Staging:
         }
         self.part_count = 0
         self.count = 0
-        self._begun: Begun | None = None
+        self._pending: PendingRequest | None = None
 
     def put(self, topic: str, body: bytes, count: int, *, deferred: bool) -> None:
         """Send a part.  The node works on it while the next one is packed."""
@@ -73,44 +73,44 @@ class Staging:
         parameters = {**self.key, "part": self.part_count, "topic": topic}
         if deferred:
             parameters["deferred"] = "true"
-        self._begun = self.node.begin(asked("PUT", "/staging/part", parameters, body))
+        self._pending = self.node.begin(node_request("PUT", "/staging/part", parameters, body))
         self.part_count += 1
         self.count += count
 
-    def seal(self) -> Staged:
-        """All is there: sync it."""
+    def seal(self) -> StagedRows:
+        """Complete and sync the staging."""
         self._settle()
-        told = self.node.post("/staging/seal", **self.key, parts=self.part_count, count=self.count)
-        return Staged(
-            **self.key, node=str(told["node"]), address=self.node.address, count=self.count
+        reply = self.node.post("/staging/seal", **self.key, parts=self.part_count, count=self.count)
+        return StagedRows(
+            **self.key, node=str(reply["node"]), address=self.node.address, count=self.count
         )
 
     def abort(self) -> None:
-        """The task failed: nobody will want it.  If that fails too it expires."""
-        if self._begun is not None:
-            self._begun.drop()
+        """Discard the staging of a failed task.  If that fails too, it expires."""
+        if self._pending is not None:
+            self._pending.drop()
         if self.part_count:
-            abort([Staged(**self.key, address=self.node.address)], self.node)
+            abort([StagedRows(**self.key, address=self.node.address)], self.node)
 
     def _settle(self) -> None:
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            begun.answer()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.answer()
 
 
-def abort(staged: Sequence[Staged], node: Node) -> None:
-    """Discard stagings of one node, as far as it can be reached."""
+def abort(staged: Sequence[StagedRows], node: Node) -> None:
+    """Discard stagings of one node, if it can be reached."""
     first = staged[0]
     stagings = [{"partition": each.partition, "attempt": each.attempt} for each in staged]
     body = {"query": first.query, "batch": first.batch, "stagings": stagings}
     try:
-        node.json(asked("POST", "/staging/abort", None, body), 0.0)
+        node.json(node_request("POST", "/staging/abort", None, body), 0.0)
     except NodeError as error:
         log.warning("query=%s batch=%d: %s", first.query, first.batch, error)
 
 
-def by_address(staged: Iterable[Staged]) -> dict[str, list[Staged]]:
-    found: dict[str, list[Staged]] = {}
+def by_address(staged: Iterable[StagedRows]) -> dict[str, list[StagedRows]]:
+    found: dict[str, list[StagedRows]] = {}
     for each in staged:
         if each.attempt:
             found.setdefault(each.address, []).append(each)
@@ -123,11 +123,11 @@ class Committer:
     def __init__(self, cluster: Cluster, location: str, *, lasting: bool) -> None:
         self._cluster = cluster
         self._file = coordinator_file(location)
-        self._lasting = lasting  # somebody may commit the same again after us
+        self._lasting = lasting  # another process may repeat the commit
         self._coordinator = ""
 
-    def commit(self, staged: Sequence[Staged], note: str = "") -> int:
-        """Publish what is staged, or what was decided before; return how many rows that are."""
+    def commit(self, staged: Sequence[StagedRows], note: str = "") -> int:
+        """Publish what is staged, or what was decided before; return the number of rows."""
         if not staged:
             return 0
         first = staged[0]
@@ -141,7 +141,7 @@ class Committer:
             abort(losers, Node(address, self._cluster.access))
         return count
 
-    def _decide(self, query: str, batch: int, own: Sequence[Staged], note: str) -> list[Staged]:
+    def _decide(self, query: str, batch: int, own: list[StagedRows], note: str) -> list[StagedRows]:
         coordinator = self._node(self._coordinator_of(query), query)
         body: dict[str, Any] = {
             "query": query,
@@ -158,18 +158,18 @@ class Committer:
         }
         if note:
             body["note"] = note
-        told = coordinator.post("/staging/decide", body)
+        reply = coordinator.post("/staging/decide", body)
         return [
-            Staged(
+            StagedRows(
                 *(query, batch, each["partition"], each["attempt"], each["node"]),
                 self._node(each["node"], query).address,
                 each["count"],
             )
-            for each in told["winners"]
+            for each in reply["winners"]
         ]
 
-    def _publish(self, query: str, batch: int, winners: Sequence[Staged]) -> int:
-        def publish(address: str, staged: list[Staged]) -> int:
+    def _publish(self, query: str, batch: int, winners: Sequence[StagedRows]) -> int:
+        def publish(address: str, staged: list[StagedRows]) -> int:
             body = {
                 "query": query,
                 "batch": batch,
@@ -177,8 +177,8 @@ class Committer:
                     {"partition": each.partition, "attempt": each.attempt} for each in staged
                 ],
             }
-            told = Node(address, self._cluster.access).post("/staging/publish", body)
-            return int(told["count"])
+            reply = Node(address, self._cluster.access).post("/staging/publish", body)
+            return int(reply["count"])
 
         groups = by_address(winners)
         if len(groups) == 1:
@@ -190,14 +190,14 @@ class Committer:
 
     def _node(self, uuid: str, query: str) -> Node:
         if uuid not in self._cluster.nodes:
-            # Of a batch that an earlier process has begun: its nodes are needed, whoever they are.
+            # A batch that an earlier process started needs the nodes of that process.
             self._cluster.nodes.clear()
             self._cluster.discover(strict=True, everywhere=True)
         node = self._cluster.nodes.get(uuid)
         if node is None:
             raise NodeError(
-                f"query {query} needs node {uuid}, where rows of it are staged or decided, and "
-                "none of the nodes is it; the batch waits for it"
+                f"query {query} needs node {uuid}, where its rows are staged or decided, but that "
+                "node is not available; the batch waits for it"
             )
         return node
 
@@ -219,13 +219,13 @@ class Committer:
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError):
-            raise QueryError(f"{path} does not name a coordinator; was it changed?") from None
+            raise QueryError(f"{path} has no coordinator; was it changed?") from None
         uuid = min(self._cluster.nodes)
         write_durably(path, json.dumps({"coordinator": uuid}) + "\n")
         return uuid
 
     def _from_brokers(self, query: str) -> str:
-        """What any of them has recorded; all are asked, and all answer, before a new one is."""
+        """The coordinator that any broker has recorded; a new one once all answered 404."""
         self._cluster.discover(strict=True, everywhere=True)
         nodes = self._cluster.nodes
         for uuid in sorted(nodes):
@@ -241,7 +241,7 @@ class Committer:
 
 
 def coordinator_file(location: str) -> Path | None:
-    """Where a query's coordinator is kept, if its checkpoint is a folder of this machine."""
+    """The file of a query's coordinator, if its checkpoint is a folder of this machine."""
     parts = urlsplit(location)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path)) / COORDINATOR_FILE
@@ -249,7 +249,7 @@ def coordinator_file(location: str) -> Path | None:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a file so that it is whole or not there, whatever happens."""
+    """Write a file atomically and durably."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     with new.open("w", encoding="utf-8") as file:

@@ -1,10 +1,10 @@
-"""A Spark cluster on this machine, for trying out: a standalone master and workers.
+"""A Spark cluster on this machine, for tests: a standalone master and workers.
 
     <folder>/cluster.json     {"master": "spark://127.0.0.1:7077", "processes": [{"name", "pid"}]}
     <folder>/master.log  worker-1.log  worker-1/ ...
 
-PySpark's wheel has no scripts for them but has the classes.  They listen on the loopback only and
-outlive whoever started them, until they are stopped.
+PySpark's wheel has no scripts for them but has the classes.  They listen on the loopback interface
+only and keep running after the process that started them, until they are stopped.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from penstock.spark.session import LOG4J_FILE, check_pyspark
 NAME = "cluster.json"
 START_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 20.0
-LOOK_S = 0.1
+POLL_S = 0.1
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
-# What the master and the workers write when they are there.
+# What the master and the workers log when they are ready.
 READY = {
     MASTER: re.compile(r"I have been elected leader"),
     WORKER: re.compile(r"Successfully registered"),
@@ -45,7 +45,7 @@ class ClusterPlan:
 
     folder: Path
     host: str = "127.0.0.1"
-    port: int = 7077  # 0 for any that is free
+    port: int = 7077  # 0: any free port
     worker_count: int = 2
     cores: int = 1  # of a worker
     memory: str = "1g"
@@ -53,13 +53,13 @@ class ClusterPlan:
 
 
 def start(plan: ClusterPlan) -> str:
-    """Start master and workers; return the master's address once they are there."""
+    """Start master and workers; return the master's address once they are ready."""
     check_pyspark()
     set_up_java()
     if running := status(plan.folder):
         raise SparkSetupError(
-            f"a cluster of {plan.folder} runs: {running['master']}; stop it first, or name another "
-            "folder"
+            f"a cluster already runs in {plan.folder}: {running['master']}; stop it first, or use "
+            "another folder"
         )
     plan.folder.mkdir(parents=True, exist_ok=True)
     port = plan.port or _free_port(plan.host)
@@ -82,7 +82,7 @@ def start(plan: ClusterPlan) -> str:
 def _launch(
     plan: ClusterPlan, record: dict[str, Any], name: str, program: str, arguments: list[str]
 ) -> None:
-    """Start one process and wait until it is there; it is noted before that."""
+    """Start and record one process, then wait until it is ready."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -112,12 +112,12 @@ def _launch(
         if process.poll() is not None:
             raise SparkSetupError(f"{name} of the cluster does not start; see {log}")
         if time.monotonic() > give_up_s:
-            raise SparkSetupError(f"{name} of the cluster is not there after a while; see {log}")
-        time.sleep(LOOK_S)
+            raise SparkSetupError(f"{name} of the cluster is not ready in time; see {log}")
+        time.sleep(POLL_S)
 
 
 def stop(folder: Path) -> int:
-    """End all processes of a cluster, the last started first; return how many there were."""
+    """Stop all processes of a cluster, the last started first; return how many there were."""
     record = _read(folder)
     if record is None:
         return 0
@@ -129,13 +129,13 @@ def stop(folder: Path) -> int:
         while _is_ours(each["pid"]):
             if time.monotonic() > give_up_s:
                 _signal(each["pid"], signal.SIGKILL)
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     (folder / NAME).unlink(missing_ok=True)
     return len(processes)
 
 
 def status(folder: Path) -> dict[str, Any] | None:
-    """The master's address and the processes that live; None if none does."""
+    """The master's address and the running processes; None if there are none."""
     record = _read(folder)
     if record is None:
         return None
@@ -152,9 +152,9 @@ def _read(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether that process is still a part of a cluster: its number may be another's by now."""
+    """Whether a process still belongs to a cluster: its pid may have been reused."""
     with contextlib.suppress(OSError, ChildProcessError):
-        # If we started it ourselves, its end must be taken note of.
+        # Reap it if it is our child.
         os.waitpid(pid, os.WNOHANG)
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()

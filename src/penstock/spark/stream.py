@@ -1,9 +1,9 @@
-"""Streams: what Spark's engine calls on the driver, and what its tasks read.
+"""Streams: the methods that Spark calls on the driver and in tasks.
 
     initialOffset     once for a new query, and again when its first batch is planned
-    latestOffset      how far the next batch goes: a long poll, cut by maxMessagesPerTrigger
-    partitions        a batch's ranges, cut for the tasks; the same again when it is repeated
-    commit            the batch before this one is in its sink: the pull channel moves up
+    latestOffset      the end of the next batch: a long poll, limited by maxMessagesPerTrigger
+    partitions        a batch's ranges, split for the tasks; the same if it is repeated
+    commit            the batch before this one is in its sink: advances the pull channel
 
 All of these run in one Python process on the driver, ``read`` in others.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One stream; goes to the executors without what belongs to the driver."""
+    """One stream; pickled for the executors without the driver's state."""
 
     def __init__(self, options: Options, columns: tuple[str, ...]) -> None:
         self.options = options
@@ -54,7 +54,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # On the driver
 
     def initialOffset(self) -> dict[str, Any]:
-        # Asked for twice, and it must be the same: "latest" moves on.
+        # Called twice, and must return the same: "latest" moves.
         if self._initial is None:
             positions = self.follower.start()
             self._initial = self._encode(positions, self.follower.channels.next_identity)
@@ -70,17 +70,17 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         before, channels = decode(start), self.follower.channels
-        self.follower.name(identity_in(start))
+        self.follower.use_identity(identity_in(start))
         after = self.follower.newest(before, rows_max)
         if after == before and not channels.taken_over:
             return start
         offset = self._encode(after, channels.next_identity)
         if after == before:
-            # An empty batch puts the identity that the channel is bound to into the checkpoint.
+            # An empty batch writes the identity that the channel is bound to to the checkpoint.
             offset["taken_over"] = self.options.take_over
         channels.taken_over = False
         if self._initial is not None and start == self._initial:
-            # No other offset says it, and later the channel may stand elsewhere.
+            # No other offset has it, and the channel may move later.
             offset["begin"] = start["nodes"]
         return offset
 
@@ -90,8 +90,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         before, after = decode(start), decode(end)
-        self.follower.name(identity_in(end))
-        # What is lost is judged by the tasks: a sink that has the batch already reads nothing.
+        self.follower.use_identity(identity_in(end))
+        # The tasks check for losses: a sink that already has the batch reads nothing.
         self.follower.resume(before, judged=False)
         parts = partitions(
             self._ranges(before, after), self.options.min_partitions, self.follower.count
@@ -99,7 +99,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [LogPartition(part) for part in parts]
 
     def commit(self, end: dict[str, Any]) -> None:
-        self.follower.name(identity_in(end))
+        self.follower.use_identity(identity_in(end))
         self.follower.commit(decode(end))
 
     def stop(self) -> None:
@@ -113,7 +113,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         nodes, identity = self.follower.cluster.nodes, self.follower.channels.identity
         ranges = []
         for uuid, topic, end in flat(after):
-            # What was not there before enters without messages.
+            # A log that is new in this offset enters without messages.
             start = before.get(uuid, {}).get(topic, end)
             if start.index >= end.index or start.instance != end.instance or end.is_deleted:
                 continue

@@ -1,14 +1,14 @@
-"""What a task does: ranges of logs in, Arrow's record batches out.
+"""Reads ranges of logs in a task, as Arrow record batches.
 
     node ---- whole log batches, 4 MiB at once ----> decode ----> record batches ----> Spark
-         <--- the next request goes out before the last answer is decoded
+         <--- the next request is sent before the last response is decoded
 
 Record batches have at most 10,000 rows: with 50,000 Spark was measured to be 1.8 times slower.
 
-Rule 1: the messages of a range come in order, each once.  Checksums are checked here; a node sends
-        what lies in its files (`raw`), and looks at it itself only after one was wrong.
-Rule 2: what of a range is not there any more is an error or a warning (`loss.py`).  Every answer
-        says below which index messages may have been removed, and every answer is asked.
+Rule 1: the messages of a range come in order, each once.  Checksums are verified here; a node sends
+        its files unverified (`raw`), and verifies them itself only after a checksum was wrong.
+Rule 2: missing messages of a range are an error or a warning (`loss.py`).  Every response has the
+        index below which messages may have been removed, and every response is checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.core.columns import BODY, ID, INDEX, TIMESTAMP, Columns, decode
 from penstock.errors import CorruptError, NodeError
 from penstock.spark.cluster import Cluster
 from penstock.spark.loss import Loss, Losses
-from penstock.spark.node_client import Access, Answer, Begun, Node, asked
+from penstock.spark.node_client import Access, Node, PendingRequest, Response, node_request
 from penstock.spark.options import Options
 from penstock.spark.ranges import Range
 
@@ -41,11 +41,11 @@ _settled_count = 0
 
 
 def settle_worker() -> None:
-    """Take what lives as long as this worker out of garbage collection.
+    """Exclude objects that live as long as this worker from garbage collection.
 
-    Spark's daemon collects after every task; with everything that was imported in the heap that
-    takes 10 to 25 ms, without it almost nothing.  Some modules come only at the end of the first
-    task, pandas and 350 others, so it is done whenever there are more.
+    Spark's daemon collects after every task; with all imported modules in the heap that takes 10 to
+    25 ms, without them almost nothing.  Some modules, pandas and 350 others, are imported only at
+    the end of the first task, so this is repeated whenever there are more.
     """
     global _settled_count
     if len(sys.modules) != _settled_count:
@@ -56,7 +56,7 @@ def settle_worker() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How ranges are read; goes to the executors."""
+    """How ranges are read; pickled for the executors."""
 
     options: Options
     access: Access
@@ -70,7 +70,7 @@ class Reading:
             if each.address:
                 yield from self._read(each, Fetch(self, each, losses), losses)
             else:
-                losses.tell([_lost(each, "is not there: the node is not found", each.end)])
+                losses.report([_lost(each, "is missing: the node was not found", each.end)])
 
     def _read(self, each: Range, fetch: Fetch, losses: Losses) -> Iterator[pyarrow.RecordBatch]:
         wanted = sum(WANTED[column] for column in self.columns if column in WANTED)
@@ -91,20 +91,20 @@ class Reading:
         except NodeError as error:
             if error.code not in ("TOPIC_NOT_FOUND", "INSTANCE_CHANGED"):
                 raise
-            losses.tell([_lost(each, "was deleted before it was read", each.end)])
+            losses.report([_lost(each, "was deleted before it was read", each.end)])
 
 
 def _lost(each: Range, what: str, end: int) -> Loss:
-    """From the beginning of the batch on, of whatever partition: all of it is read again."""
+    """A loss from the start of the batch, in any partition: all of it is read again."""
     start = max(each.begin, each.whole_from)
     return Loss(each.node, each.address, each.topic, each.instance, start, end, None, what)
 
 
 class Fetch:
-    """The answers to one range's requests; the next one is on its way while one is used.
+    """The responses for one range; the next request is pending while a response is decoded.
 
     ``unkept``: the stream's channel, which kept the messages, was deleted after the range was
-    planned.  They are read all the same, and the stream's next look at the node makes it again.
+    planned.  They are read anyway, and the stream's next poll recreates the channel.
     """
 
     def __init__(self, reading: Reading, each: Range, losses: Losses) -> None:
@@ -119,59 +119,59 @@ class Fetch:
         self._channel = reading.options.channel
 
     def verify(self, index: int) -> bool:
-        """From ``index`` on have the node leave out what is damaged; False: it has done so."""
+        """Let the node skip damaged data from ``index`` on; False if it already does."""
         if not self._raw:
             return False
         self._raw, self._back_to = False, index
         return True
 
     def run(self) -> Iterator[tuple[int, bytes]]:
-        """Batches, and the index below which their messages are not wanted."""
+        """Yield log batches, each with the index below which messages are not wanted."""
         index = self._range.start
-        begun = self._begin(index)
+        pending = self._begin(index)
         try:
             while True:
                 try:
-                    answer = begun.answer()
+                    answer = pending.answer()
                 except NodeError as error:
                     if error.code != "CHANNEL_NOT_FOUND" or self.unkept:
                         raise
                     self.unkept = True
-                    begun = self._begin(index)
+                    pending = self._begin(index)
                     continue
-                self._judge(answer, index)
+                self._check_missing(answer, index)
                 start, index = index, _next(answer, self._range, index)
                 if index < self._range.end:
-                    begun = self._begin(index)
+                    pending = self._begin(index)
                 if answer.body:
                     yield start, answer.body
                 if self._back_to is not None:
-                    begun.drop()
+                    pending.drop()
                     index, self._back_to = self._back_to, None
-                    begun = self._begin(index)
+                    pending = self._begin(index)
                 elif index >= self._range.end:
                     return
         finally:
-            begun.drop()
+            pending.drop()
 
-    def _judge(self, answer: Answer, index: int) -> None:
-        """Whether an answer lacks messages that the range had when it was planned (Rule 2)."""
+    def _check_missing(self, answer: Response, index: int) -> None:
+        """Report messages that were removed after the range was planned (Rule 2)."""
         text = answer.headers.get("X-Penstock-Missing-Below", "")
         each = self._range
         if not text.isdecimal() or int(text) <= max(index, each.whole_from):
             return
-        # Of a stream all that it will miss, so that it can be accepted at once.
+        # For a stream, report all that will be missing, so that it can be accepted at once.
         end = int(text) if self._channel else min(int(text), each.end)
-        if self._losses.is_told(each.node, each.topic, each.instance, end):
+        if self._losses.is_reported(each.node, each.topic, each.instance, end):
             return
         cluster = Cluster(self._reading.options, self._reading.access)
         cluster.nodes[each.node] = self._node
-        lost = _lost(each, "does not have all messages any more", end)
+        lost = _lost(each, "no longer has all messages", end)
         count_max = cluster.missing_count_max(each.node, each.topic, lost.start, end)
         if count_max:
-            self._losses.tell([replace(lost, count_max=count_max)])
+            self._losses.report([replace(lost, count_max=count_max)])
 
-    def _begin(self, index: int) -> Begun:
+    def _begin(self, index: int) -> PendingRequest:
         each = self._range
         parameters = {
             "topic": each.topic,
@@ -185,21 +185,21 @@ class Fetch:
             parameters["channel"] = self._channel
             if each.identity:
                 parameters["identity"] = each.identity
-        return self._node.begin(asked("GET", "/log/read", parameters))
+        return self._node.begin(node_request("GET", "/log/read", parameters))
 
 
-def _next(answer: Answer, each: Range, index: int) -> int:
-    """How far an answer reaches; it must be further than the last one."""
+def _next(answer: Response, each: Range, index: int) -> int:
+    """The index after a response; it must be greater than the last one."""
     text = answer.headers.get("X-Penstock-Next", "")
     if not text.isdecimal() or not index < int(text) <= each.end:
-        raise NodeError(f"nsqd {each.address} answers a read of {each.topic} with next={text!r}")
+        raise NodeError(f"nsqd {each.address} returned next={text!r} for a read of {each.topic}")
     return int(text)
 
 
 def maker(
     columns: Sequence[str], each: Range
 ) -> Callable[[Columns], Iterator[pyarrow.RecordBatch]]:
-    """A function from decoded columns to record batches of the schema ``columns`` have."""
+    """Return a function from decoded columns to record batches with ``columns``."""
     import pyarrow as pa
 
     types = {column: arrow_type(column) for column in columns}
@@ -229,7 +229,7 @@ def maker(
         if not from_.count:
             return
         batch = pa.RecordBatch.from_arrays([array(name, from_) for name in columns], schema=schema)
-        # Equal parts: a last one of a few rows would cost as much as a full one.
+        # Equal parts: a small last one would cost as much as a full one.
         parts = -(-from_.count // ROWS_MAX)
         size = -(-from_.count // parts)
         for start in range(0, from_.count, size):
@@ -239,7 +239,7 @@ def maker(
 
 
 def arrow_type(column: str) -> pyarrow.DataType:
-    """What Spark expects for the column's type."""
+    """The Arrow type that Spark expects for a column."""
     import pyarrow as pa
 
     return {

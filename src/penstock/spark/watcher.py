@@ -1,13 +1,13 @@
-"""Long polls of all nodes at once: how far each log reaches, and a wait until one gets further.
+"""Long polls of all nodes at once, for the ends of their logs.
 
-A node answers a poll when it has more than the poll's reader has seen, so a query that has nothing
-to do costs nothing, and one message is seen a millisecond after it is stored.  No threads: requests
-are sent to all nodes, and ``select`` waits for the first answer.
+A node responds to a poll when it has more messages than the poll's positions, so an idle query
+costs nothing, and a message is found a millisecond after it is stored.  There are no threads:
+requests are sent to all nodes, and ``select`` waits for the first response.
 
-Rule 1: a poll may stay on its way from one call to the next.  What it was asked with is then old,
-        so its answer is taken as news but never as the last word: it is asked again at once.
-Rule 2: a node that does not answer is left out for a while; only if none answers for retryTimeout
-        the query fails.
+Rule 1: a poll may stay pending from one call to the next.  Its positions are old then, so its
+        response is used, but the node is polled again immediately.
+Rule 2: a node that does not respond is skipped for a while; the query fails only if no node
+        responds for retryTimeout.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import NodeError
-from penstock.spark.node_client import Asked, Node, asked, connect
+from penstock.spark.node_client import Node, Request, connect, node_request
 from penstock.spark.offsets import Position, Positions
 
 log = logging.getLogger("penstock.spark")
 
-# After the first news the others get this time, so that one batch has what all nodes have.
+# Time for other nodes after the first has new messages, so that one batch covers all nodes.
 GRACE_S = 0.002
-LOOK_S = 1.0
+QUICK_POLL_S = 1.0
 AWAY_S = 1.0
 AWAY_MAX_S = 15.0
-TOLD_AGAIN_S = 60.0
+WARN_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How far a reader may go in a log, and from where on nothing was removed."""
+    """How far a log may be read, and from where on nothing was removed."""
 
     instance: str
     first: int
@@ -56,13 +56,13 @@ class Watch:
     def __init__(self, uuid: str, node: Node) -> None:
         self.uuid = uuid
         self.node = node
-        self.on_its_way = False
-        self.due_s = 0.0  # when its answer must have come
+        self.pending = False
+        self.due_s = 0.0  # when the response times out
         self.away_until_s = 0.0
         self._away_s = AWAY_S
         self._connection: http.client.HTTPConnection | None = None
-        self._request: Asked | None = None
-        self._told_s = -TOLD_AGAIN_S
+        self._request: Request | None = None
+        self._warned_s = -WARN_AGAIN_S
 
     @property
     def socket(self) -> Any:
@@ -72,7 +72,7 @@ class Watch:
     def send(
         self, topics: Mapping[str, Position], channel: str, identity: str, wait_s: float
     ) -> None:
-        """Ask; raises NodeError if nobody is there."""
+        """Send a poll; raises NodeError if the node cannot be reached."""
         known = {
             topic: {"after": position.index, "instance": position.instance}
             for topic, position in topics.items()
@@ -80,7 +80,7 @@ class Watch:
         body = {"topics": known, "channel": channel, "wait_ms": math.ceil(wait_s * 1000)}
         if identity:
             body["identity"] = identity
-        request = asked("POST", "/log/ends", None, body)
+        request = node_request("POST", "/log/ends", None, body)
         for renewed in (False, True):
             if self._connection is None:
                 self._connection = connect(self.node.address, self.node.brief().access)
@@ -92,44 +92,44 @@ class Watch:
                 if renewed:
                     raise self.node.unreachable(error) from error
         self._request = request
-        self.on_its_way = True
+        self.pending = True
         self.due_s = time.monotonic() + wait_s + self.node.access.request_timeout_s
 
     def receive(self) -> dict[str, Any]:
-        """The answer that has begun to arrive."""
+        """Receive the response, whose first bytes have arrived."""
         assert self._connection is not None and self._request is not None
-        self.on_its_way = False
+        self.pending = False
         try:
             answer = self.node.receive(self._connection)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise self.node.unreachable(error) from error
-        told = self.node.decoded(self.node.judge(self._request, answer))
+        reply = self.node.decoded(self.node.check(self._request, answer))
         self.away_until_s, self._away_s = 0.0, AWAY_S
-        return dict(told)
+        return dict(reply)
 
-    def away(self, error: NodeError, now_s: float) -> None:
-        """Leave the node alone for a while, and say so now and then."""
+    def mark_away(self, error: NodeError, now_s: float) -> None:
+        """Skip the node for a while; log that from time to time."""
         self.close()
         self.away_until_s = now_s + self._away_s
         self._away_s = min(2 * self._away_s, AWAY_MAX_S)
-        if now_s - self._told_s >= TOLD_AGAIN_S:
+        if now_s - self._warned_s >= WARN_AGAIN_S:
             log.warning("node=%s: %s; reading from the others", self.uuid, error)
-            self._told_s = now_s
+            self._warned_s = now_s
 
     def close(self) -> None:
-        self.on_its_way = False
+        self.pending = False
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
 class Watches:
-    """What is known of the ends of all logs, kept up to date by polls."""
+    """The known ends of all logs, updated by polls."""
 
     def __init__(self, channel: str, topics: Iterable[str], retry_timeout_s: float) -> None:
         self.ends: dict[tuple[str, str], End] = {}
-        self.astray: set[str] = set()  # nodes whose channel or identity is not what it was
+        self.stale: set[str] = set()  # nodes whose channel or UUID has changed
         self.gone: set[tuple[str, str]] = set()  # (node, topic) that was deleted
         self._channel = channel
         self._topics = frozenset(topics)
@@ -149,11 +149,11 @@ class Watches:
                     watch.close()
                 self._watches[uuid] = Watch(uuid, node)
 
-    def name(self, identity: str) -> None:
-        """Name the channel with this identity.
+    def use_identity(self, identity: str) -> None:
+        """Use this identity in all further polls.
 
-        A poll that is on its way with another one is dropped: it would be refused as soon as a
-        commit binds the channel to this one.
+        A pending poll with another one is dropped: it would be refused as soon as a commit binds
+        the channel to this one.
         """
         if identity != self._identity:
             self._identity = identity
@@ -161,81 +161,79 @@ class Watches:
                 watch.close()
 
     def is_away(self, uuid: str) -> bool:
-        """Whether a node has not answered its last poll."""
+        """Whether a node has not responded to its last poll."""
         watch = self._watches.get(uuid)
         return watch is not None and watch.away_until_s > 0
 
     def poll(self, positions: Positions, wait_s: float, enough: int | None = None) -> None:
-        """Wait until a log reaches further than ``positions``, at most ``wait_s``.
+        """Wait until a log has messages after ``positions``, at most ``wait_s``.
 
-        If they are known to reach ``enough`` indexes further already, nobody is waited for.
+        If at least ``enough`` indexes after them are known already, do not wait.
         """
         now_s = time.monotonic()
-        self._take(self._arrived(0.0))
+        self._receive(self._arrived(0.0))
         if wait_s <= 0:
-            self._look(positions, now_s)
+            self._poll_once(positions, now_s)
         elif enough is not None and self.reach(positions) >= enough:
-            # There is more than a batch takes; nobody has to hurry.
-            self._ask(positions, wait_s, now_s)
+            # A full batch is available already.
+            self._send_polls(positions, wait_s, now_s)
         else:
-            # What answered a poll of the last call may be a batch old: it is asked for again, and
-            # the grace is time for the answers.
+            # A response to a poll of the last call may be a batch old: the node is polled again,
+            # and GRACE_S is time for the response.
             self._wait(positions, now_s, now_s + wait_s)
-        self._judge(time.monotonic())
+        self._check_answered(time.monotonic())
 
-    def _look(self, positions: Positions, now_s: float) -> None:
-        """Ask every node once, without waiting for news."""
-        self._ask(positions, 0.0, now_s)
-        give_up_s = now_s + LOOK_S
+    def _poll_once(self, positions: Positions, now_s: float) -> None:
+        """Poll every node once, without waiting for new messages."""
+        self._send_polls(positions, 0.0, now_s)
+        give_up_s = now_s + QUICK_POLL_S
         while (left_s := give_up_s - now_s) > 0 and (watches := self._arrived(left_s)):
-            self._take(watches)
+            self._receive(watches)
             now_s = time.monotonic()
 
     def _wait(self, positions: Positions, now_s: float, give_up_s: float) -> None:
-        while now_s < give_up_s and not self.astray:
-            self._ask(positions, give_up_s - now_s, now_s)
-            if self._news(positions):
+        while now_s < give_up_s and not self.stale:
+            self._send_polls(positions, give_up_s - now_s, now_s)
+            if self._has_news(positions):
                 give_up_s = min(give_up_s, now_s + GRACE_S)
             left_s = max(0.0, give_up_s - now_s)
             watches = self._arrived(left_s)
-            if not watches and not any(watch.on_its_way for watch in self._watches.values()):
-                # Nobody to wait for: all are away.
+            if not watches and not any(watch.pending for watch in self._watches.values()):
+                # All nodes are away.
                 time.sleep(min(left_s, AWAY_S))
-            self._take(watches)
+            self._receive(watches)
             now_s = time.monotonic()
 
     def close(self) -> None:
         for watch in self._watches.values():
             watch.close()
 
-    def _ask(self, positions: Positions, wait_s: float, now_s: float) -> None:
+    def _send_polls(self, positions: Positions, wait_s: float, now_s: float) -> None:
         for uuid, watch in self._watches.items():
-            if watch.on_its_way and now_s > watch.due_s:
-                watch.away(watch.node.unreachable(TimeoutError("timed out")), now_s)
+            if watch.pending and now_s > watch.due_s:
+                watch.mark_away(watch.node.unreachable(TimeoutError("timed out")), now_s)
             topics = {
                 topic: position
                 for topic, position in positions.get(uuid, {}).items()
                 if topic in self._topics and not position.is_deleted
             }
-            if topics and not watch.on_its_way and now_s >= watch.away_until_s:
-                beyond = {
-                    topic: self._beyond(uuid, topic, position) for topic, position in topics.items()
-                }
+            if topics and not watch.pending and now_s >= watch.away_until_s:
+                after = {topic: self._after_known(uuid, topic, topics[topic]) for topic in topics}
                 try:
-                    watch.send(beyond, self._channel, self._identity, wait_s)
+                    watch.send(after, self._channel, self._identity, wait_s)
                 except NodeError as error:
-                    watch.away(error, now_s)
+                    watch.mark_away(error, now_s)
 
-    def _beyond(self, uuid: str, topic: str, position: Position) -> Position:
-        """Ask for what is new beyond what is known already, if it is the same instance."""
+    def _after_known(self, uuid: str, topic: str, position: Position) -> Position:
+        """The position to poll from: the known end, if it is of the same instance."""
         end = self.ends.get((uuid, topic))
         if end is None or end.instance != position.instance:
             return position
         return Position(position.instance, max(position.index, end.end))
 
     def _arrived(self, wait_s: float) -> list[Watch]:
-        """The watches whose answers begin to arrive within ``wait_s``."""
-        waiting = [watch for watch in self._watches.values() if watch.on_its_way]
+        """The watches whose responses begin to arrive within ``wait_s``."""
+        waiting = [watch for watch in self._watches.values() if watch.pending]
         if not waiting:
             return []
         with selectors.DefaultSelector() as selector:
@@ -243,27 +241,27 @@ class Watches:
                 selector.register(watch.socket, selectors.EVENT_READ, watch)
             return [key.data for key, _ in selector.select(wait_s)]
 
-    def _take(self, watches: list[Watch]) -> None:
+    def _receive(self, watches: list[Watch]) -> None:
         for watch in watches:
             now_s = time.monotonic()
             try:
-                told = watch.receive()
+                reply = watch.receive()
             except NodeError as error:
                 if error.code in ("CHANNEL_NOT_FOUND", "NOT_A_PULL_CHANNEL"):
-                    self.astray.add(watch.uuid)
+                    self.stale.add(watch.uuid)
                 elif 400 <= error.status < 500:
                     raise
                 else:
-                    watch.away(error, now_s)
+                    watch.mark_away(error, now_s)
                 continue
             self._answered_s = now_s
-            if told["node"] != watch.uuid:
-                self.astray.add(watch.uuid)
+            if reply["node"] != watch.uuid:
+                self.stale.add(watch.uuid)
                 continue
-            for topic, end in told["topics"].items():
-                self._know(watch.uuid, topic, end)
+            for topic, end in reply["topics"].items():
+                self._update(watch.uuid, topic, end)
 
-    def _know(self, uuid: str, topic: str, end: Mapping[str, Any] | None) -> None:
+    def _update(self, uuid: str, topic: str, end: Mapping[str, Any] | None) -> None:
         if end is None:
             self.ends.pop((uuid, topic), None)
             self.gone.add((uuid, topic))
@@ -274,7 +272,7 @@ class Watches:
         )
 
     def reach(self, positions: Positions) -> int:
-        """How much further the logs go, in indexes: at most so many messages."""
+        """Indexes after ``positions`` in all logs: an upper bound of the messages."""
         return sum(
             end.end - position.index
             for (uuid, topic), end in self.ends.items()
@@ -282,7 +280,7 @@ class Watches:
             and end.reaches_beyond(position)
         )
 
-    def _news(self, positions: Positions) -> bool:
+    def _has_news(self, positions: Positions) -> bool:
         return bool(self.gone) or any(
             (end := self.ends.get((uuid, topic))) is not None
             and (end.reaches_beyond(position) or end.instance != position.instance)
@@ -290,7 +288,7 @@ class Watches:
             for topic, position in topics.items()
         )
 
-    def _judge(self, now_s: float) -> None:
+    def _check_answered(self, now_s: float) -> None:
         if not all(watch.away_until_s for watch in self._watches.values()):
             self._answered_s = now_s
         silent_s = now_s - self._answered_s

@@ -1,8 +1,8 @@
 """Writes: tasks stage rows on the brokers, the driver's commit publishes them (R19).
 
-A stream's batch is known by the query's id and its number, so a repeated one is never published
-twice.  A batch write gets a random id, or those of the options writeId and writeBatch: that is how
-the batches of foreachBatch become as safe as a stream's own.
+A stream's batch is identified by the query's id and its number, so a repeated one is never
+published twice.  A batch write gets a random id, or uses the options writeId and writeBatch, which
+make the batches of foreachBatch as safe as a stream's own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pyspark.sql.datasource import (
 
 from penstock.errors import NodeError, QueryError
 from penstock.spark.cluster import Cluster
-from penstock.spark.node_client import Access, Node, asked
+from penstock.spark.node_client import Access, Node, node_request
 from penstock.spark.options import Options
 from penstock.spark.packer import Rows, Shape, each_of
-from penstock.spark.staging import Committer, Staged, Staging, abort, by_address
+from penstock.spark.staging import Committer, StagedRows, TaskStaging, abort, by_address
 from penstock.spark.task_reader import settle_worker
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ COMMITTERS_MAX = 64
 
 
 class StagedMessage(WriterCommitMessage):
-    """What a task tells the driver."""
+    """Sent by a task to the driver."""
 
-    def __init__(self, staged: Staged) -> None:
+    def __init__(self, staged: StagedRows) -> None:
         self.staged = staged
 
 
 class Stager:
-    """What a task needs to stage its rows; goes to the executors."""
+    """Stages the rows of a task; pickled for the executors."""
 
     def __init__(self, options: Options, access: Access, shape: Shape) -> None:
         self.topic = options.topic[0] if options.topic else ""
@@ -60,16 +60,16 @@ class Stager:
         partition: int,
         attempt_number: int = 0,
     ) -> StagedMessage:
-        """Stage a task's rows on one node, the next one if the task is tried again."""
+        """Stage a task's rows on one node; a retried task uses the next node."""
         settle_worker()
         turn = batch + partition + attempt_number
-        staging: Staging | None = None
+        staging: TaskStaging | None = None
 
         def put(topic: str, body: bytes, count: int, deferred: bool) -> None:
             nonlocal staging
             if staging is None:
                 node = self._node(turn)
-                staging = Staging(node, query, batch, partition, uuid.uuid4().hex)
+                staging = TaskStaging(node, query, batch, partition, uuid.uuid4().hex)
             staging.put(topic, body, count, deferred=deferred)
 
         try:
@@ -81,26 +81,26 @@ class Stager:
                 staging.abort()
             if not (isinstance(error, NodeError) and error.code == "BATCH_PUBLISHED"):
                 raise
-            # A repeated batch whose winners are decided: what this task has would lose.  The
-            # commit finishes what was decided.  A worker has to read its input to the end.
+            # A repeated batch whose winners are decided: this task's rows would lose, and the
+            # commit publishes the winners.  A worker has to read all of its input.
             for _ in batches:
                 pass
-        return StagedMessage(Staged(query, batch, partition))
+        return StagedMessage(StagedRows(query, batch, partition))
 
     def _node(self, turn: int) -> Node:
-        """The nodes in turn, and of them the first that is well."""
+        """The first node that responds, starting at ``turn``."""
         error: NodeError | None = None
         for step in range(len(self.addresses)):
             node = Node(self.addresses[(turn + step) % len(self.addresses)], self.access)
             try:
-                node.brief().try_once(asked("GET", "/ping"))
+                node.brief().try_once(node_request("GET", "/ping"))
                 return node
             except NodeError as found:
-                log.warning("%s; staging elsewhere", found)
+                log.warning("%s; staging on another node", found)
                 error = found
-        # All have failed: one of them may come back while we wait.
+        # All have failed: retry one until retryTimeout.
         node = Node(self.addresses[turn % len(self.addresses)], self.access)
-        node.ask(asked("GET", "/ping"))
+        node.call(node_request("GET", "/ping"))
         log.info("after %s: %s is back", error, node)
         return node
 
@@ -108,7 +108,7 @@ class Stager:
 def task_of() -> TaskContext:
     task = TaskContext.get()
     if task is None:
-        raise QueryError("rows are written by tasks of Spark")
+        raise QueryError("rows can only be written in a Spark task")
     return task
 
 
@@ -116,20 +116,20 @@ def task_of() -> TaskContext:
 def committer_of(
     query: str, addresses: tuple[str, ...], lookupds: tuple[str, ...], access: Access, location: str
 ) -> Committer:
-    """The committer of a stream, kept from batch to batch as long as this process is."""
+    """The committer of a stream, cached from batch to batch in this process."""
     options = Options(nsqd_http_addresses=addresses, lookupd_http_addresses=lookupds)
     return Committer(Cluster(options, access), location, lasting=True)
 
 
-def staged_in(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+def staged_in(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRows]:
     return [each.staged for each in messages if isinstance(each, StagedMessage)]
 
 
 def abort_all(messages: Sequence[WriterCommitMessage | None], access: Access) -> None:
-    """Discard what tasks staged, if it cannot have been decided.
+    """Discard the stagings of tasks, unless they may have been decided.
 
-    Spark calls abort after a failed commit too, and then all tasks have told.  Some of what they
-    staged may be decided, or published already: it stays, and a repeated commit finishes it.
+    Spark also calls abort after a failed commit; then all tasks have sent their messages.  Some of
+    their stagings may be decided or published: they stay, and a repeated commit completes them.
     """
     if all(message is not None for message in messages):
         return
@@ -161,8 +161,8 @@ class NsqBatchWriter(DataSourceArrowWriter):
         committer = Committer(cluster, "", lasting=bool(self.options.write_id))
         staged = staged_in(messages)
         if self.options.write_note and not staged:
-            # No tasks and no rows, but a note to keep.
-            staged = [Staged(self.query, self.options.write_batch, 0)]
+            # No tasks and no rows, but a note to store.
+            staged = [StagedRows(self.query, self.options.write_batch, 0)]
         committer.commit(staged, self.options.write_note)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -183,7 +183,7 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
         query = task.getLocalProperty("sql.streaming.queryId")
         batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
-            raise QueryError("Spark does not tell which query and batch this is")
+            raise QueryError("Spark does not provide the ids of the query and the batch")
         return self.stager.stage(
             iterator, query, int(batch), task.partitionId(), task.attemptNumber()
         )

@@ -115,9 +115,9 @@ def test_a_busy_place_passes_on_after_thirty_seconds() -> None:
     ready = ready_with(1, 2)
     (holder,) = [share for share in ready.shares if share.rdy]
     for now_s in range(30):
-        holder.heard_s = float(now_s)
+        holder.received_s = float(now_s)
         assert ready.rotate(float(now_s)) == []
-    holder.heard_s = 30.0
+    holder.received_s = 30.0
     assert ready.rotate(30.0)[0] == (holder, 0)
 
 
@@ -184,7 +184,7 @@ class AnyOrder(RuleBasedStateMachine):
         share = data.draw(st.sampled_from(able))
         before = sum(each.charge for each in self.ready.shares)
         share.in_flight = share.rdy
-        share.heard_s = self.now_s
+        share.received_s = self.now_s
         assert sum(each.charge for each in self.ready.shares) == before
 
     @rule(data=st.data())

@@ -141,7 +141,7 @@ def test_a_name_that_comes_and_goes_costs_no_memory() -> None:
     for now_ns in range(20_000):
         registry.register(a, "t", "c", now_ns)
         registry.unregister(a, "t", "", now_ns)
-    assert len(registry._forgetting._heap) <= VOID_COUNT_MAX + 10
+    assert len(registry._orphans._heap) <= VOID_COUNT_MAX + 10
     registry.check()
 
 

@@ -203,10 +203,10 @@ def test_the_nsqds_of_an_address_share_a_number_of_names_and_nodes() -> None:
     limits = Limits(registrations=10, registrations_of_address=5, nodes=2)
     registry = Registry(INACTIVE_NS, TOMBSTONE_NS, 0, limits)
     first = registry.identify("10.0.0.1:1", identity(), 0)
-    assert registry.has_room("10.0.0.1:2")
+    assert registry.may_identify("10.0.0.1:2")
     second = registry.identify("10.0.0.1:2", identity(), 0)
-    assert not registry.has_room("10.0.0.1:3")
-    assert registry.has_room("10.0.0.2:3")
+    assert not registry.may_identify("10.0.0.1:3")
+    assert registry.may_identify("10.0.0.2:3")
     other = registry.identify("10.0.0.2:3", identity(), 0)
     for n in range(3):
         assert registry.register(first, f"t{n}", "", 0)
@@ -214,7 +214,7 @@ def test_the_nsqds_of_an_address_share_a_number_of_names_and_nodes() -> None:
     assert not registry.register(second, "t1", "", 0)
     assert registry.register(other, "t1", "c", 0)
     registry.remove(first, 0)
-    assert registry.has_room("10.0.0.1:4")
+    assert registry.may_identify("10.0.0.1:4")
     assert registry.register(second, "t1", "", 0)
     registry.check()
 

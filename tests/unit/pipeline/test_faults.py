@@ -72,7 +72,7 @@ org.apache.spark.SparkException: {}
         (NodeError("no nsqd has answered for 60 s: a:1"), "node"),
         (NodeError("nsqd a:1 does not answer: [SSL: CERTIFICATE_VERIFY_FAILED] ..."), ""),
         (NodeError("nsqd a:1 answers 409 CHANNEL_HAS_READER to GET /log/read", 409), ""),
-        (NodeError("nsqd a:1 is no nsqd of Penstock"), ""),
+        (NodeError("nsqd a:1 is not an nsqd of Penstock"), ""),
         (RuntimeError(REPORT.format("NodeError")), ""),
         (RuntimeError("penstock.errors.NodeError: nsqd a:1 does not answer: refused\n"), "node"),
         (RuntimeError(PYTHON_WORKER.format("Python worker failed to connect back.")), "worker"),

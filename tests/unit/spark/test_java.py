@@ -103,9 +103,9 @@ def test_arguments_pass_the_script_unchanged(tmp_path: Path) -> None:
 
 def test_a_named_java_that_is_too_old_is_refused(tmp_path: Path) -> None:
     old = make_home(tmp_path / "a", release("11.0.1"))
-    with pytest.raises(SparkSetupError, match=r"PENSTOCK_JAVA=.*: there is Java 11\.  Spark needs"):
+    with pytest.raises(SparkSetupError, match=r"PENSTOCK_JAVA=.*: found Java 11\.  Spark needs"):
         find_java({"PENSTOCK_JAVA": str(old)}, tmp_path)
-    with pytest.raises(SparkSetupError, match="there is no Java"):
+    with pytest.raises(SparkSetupError, match="found no Java"):
         find_java({"PENSTOCK_JAVA": str(tmp_path / "none")}, tmp_path)
 
 

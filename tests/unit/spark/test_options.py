@@ -40,7 +40,7 @@ WRONG = {
     "minPartitions": ("0", "an integer, 1 or more"),
     "failOnDataLoss": ("no", "true or false"),
     "fetchSize": ("100", "from 65536 to 16777216"),
-    "endingOffsets": ('{"n":{"orders":-1}}', "-1 is no index"),
+    "endingOffsets": ('{"n":{"orders":-1}}', "-1 is not an index"),
     "endingTimestamp": ("1969-01-01", "milliseconds since 1970"),
     "pushFilters": ("x", "true or false"),
     "channel": ("c#ephemeral", "a name of 1 to 64 letters"),
@@ -108,14 +108,14 @@ def test_what_is_not_given_has_its_default() -> None:
 
 
 def test_an_unknown_option_is_named_with_the_nearest_and_all_others() -> None:
-    with pytest.raises(OptionError, match=r"no option 'topik'.*did you mean topic") as caught:
+    with pytest.raises(OptionError, match=r"unknown option 'topik'.*did you mean topic") as caught:
         parse_options({**READ, "topik": "x"}, BATCH)
     assert "startingOffsets" in str(caught.value)
     with pytest.raises(OptionError, match="option topic"):
         parse_columns({"path": "orders"})
-    with pytest.raises(OptionError, match="no option 'nonsense'"):
+    with pytest.raises(OptionError, match="unknown option 'nonsense'"):
         parse_columns({"nonsense": "1"})
-    with pytest.raises(OptionError, match="no option 'nonsense'"):
+    with pytest.raises(OptionError, match="unknown option 'nonsense'"):
         parse_brokers({**NODES, "nonsense": "1"})
 
 
@@ -135,24 +135,24 @@ def test_options_of_spark_itself_pass() -> None:
 @pytest.mark.parametrize(
     ("use", "given", "text"),
     [
-        (BATCH, {"topic": "t"}, "either nsqdHttpAddresses or lookupdHttpAddresses must be given"),
+        (BATCH, {"topic": "t"}, "either nsqdHttpAddresses or lookupdHttpAddresses is required"),
         (BATCH, {**READ, "lookupdHttpAddresses": "a:1"}, "either nsqdHttpAddresses or"),
-        (BATCH, NODES, "option topic must be given"),
-        (BATCH, {**READ, "topic": "a,b,a"}, "has a topic twice"),
-        (STREAM, READ, "option channel must be given"),
+        (BATCH, NODES, "option topic is required"),
+        (BATCH, {**READ, "topic": "a,b,a"}, "has a duplicate topic"),
+        (STREAM, READ, "option channel is required"),
         (WRITE, {**NODES, "topic": "a,b"}, "must be one topic"),
         (WRITE, {**READ, "writeBatch": "1"}, "writeBatch needs writeId"),
         (WRITE, {**READ, "writeNote": "{}"}, "writeNote needs writeId"),
-        (BATCH, {**READ, "httpToken": "x", "httpTokenFile": "y"}, "exclude one another"),
+        (BATCH, {**READ, "httpToken": "x", "httpTokenFile": "y"}, "cannot be combined"),
         (
             BATCH,
             {**READ, "startingOffsets": "earliest", "startingTimestamp": "1"},
-            "startingOffsets and startingTimestamp exclude",
+            "startingOffsets and startingTimestamp cannot",
         ),
         (
             BATCH,
             {**READ, "endingOffsets": "latest", "endingTimestamp": "1"},
-            "endingOffsets and endingTimestamp exclude",
+            "endingOffsets and endingTimestamp cannot",
         ),
         (
             STREAM,
@@ -162,7 +162,7 @@ def test_options_of_spark_itself_pass() -> None:
         (
             STREAM,
             {"topic": "t", "channel": "c", "mode": "channel", "nsqdTcpAddresses": "a:1"},
-            "storePath must be given",
+            "storePath is required",
         ),
     ],
 )
@@ -175,7 +175,7 @@ def test_options_that_do_not_fit_together_are_refused(
 
 @pytest.mark.parametrize("columns", ["", "body,body"])
 def test_columns_are_some_and_none_twice(columns: str) -> None:
-    with pytest.raises(OptionError, match="at least one column, and none twice"):
+    with pytest.raises(OptionError, match="at least one column, and no duplicates"):
         parse_columns({"columns": columns})
 
 

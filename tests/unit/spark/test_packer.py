@@ -153,8 +153,8 @@ def test_many_topics_together_stay_below_a_size(monkeypatch: pytest.MonkeyPatch)
         ({"body": ["a", None], "topic": ["t", "t"]}, "column body has a null"),
         ({"body": ["a", ""], "topic": ["t", "t"]}, "topic t: row 1: the body is empty"),
         ({"body": ["a", "b"], "topic": ["t", None]}, "column topic has a null"),
-        ({"body": ["a"], "topic": ["no topic"]}, "'no topic', which is no name of a topic"),
-        ({"body": ["a"], "topic": ["t#ephemeral"]}, "which is no name of a topic"),
+        ({"body": ["a"], "topic": ["no topic"]}, "'no topic', which is not a valid topic"),
+        ({"body": ["a"], "topic": ["t#ephemeral"]}, "which is not a valid topic"),
     ],
 )
 def test_rows_that_are_no_messages_are_refused(batch: dict[str, Any], text: str) -> None:
@@ -164,7 +164,7 @@ def test_rows_that_are_no_messages_are_refused(batch: dict[str, Any], text: str)
 
 def test_a_time_beyond_all_bounds_is_refused() -> None:
     made = shape("body string, defer long", topic="t")
-    with pytest.raises(QueryError, match="defer is too far away"):
+    with pytest.raises(QueryError, match="defer is out of range"):
         packed(made, {"body": ["a"], "defer": [2**62]}, topic="t")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.spark import ranges as module
-from penstock.spark.ranges import Range, index_behind, limited, partitions
+from penstock.spark.ranges import Range, index_after, limited, partitions
 
 HOLE = 1 << 40
 
@@ -118,8 +118,8 @@ def test_a_hole_is_no_work() -> None:
     assert len(parts) == 1
     each = logs.range("a", 0, HOLE + 10)
     logs.asked_count = 0
-    assert index_behind(each, 20, 15, logs.count) == HOLE + 5
+    assert index_after(each, 20, 15, logs.count) == HOLE + 5
     assert logs.asked_count <= 45
     logs.asked_count = 0
-    assert index_behind(logs.range("a", 0, 10), 10, 4, logs.count) == 4
+    assert index_after(logs.range("a", 0, 10), 10, 4, logs.count) == 4
     assert logs.asked_count == 0, "without gaps it is arithmetic"

@@ -84,7 +84,7 @@ def test_the_jvm_s_log_comes_line_by_line_without_its_noise() -> None:
     os.write(log.write_fd, b"WARNING: Using incubator modules: x\nbad \xff heap\nno")
     os.write(log.write_fd, b" end\n")
     log.close()
-    assert log.last_words() == "bad \\xff heap no end"
+    assert log.last_lines() == "bad \\xff heap no end"
     assert shown == ["bad \\xff heap", "no end"]
 
 
@@ -100,7 +100,7 @@ def test_a_worker_s_end_is_noise_and_other_tracebacks_are_not() -> None:
     log = JvmLog(shown.append)
     os.write(log.write_fd, ENDED + b"between\n" + ENDED.replace(b"pyspark", b"mine") + b"Traceback")
     log.close()
-    log.last_words()
+    log.last_lines()
     assert shown[0] == "between"
     assert len(shown) == 6
     assert shown[-2:] == ["BrokenPipeError: [Errno 32] Broken pipe", "Traceback"]
