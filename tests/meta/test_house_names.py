@@ -19,7 +19,6 @@ TWINS = {("client", "Consumer"), ("client", "Producer")}
 # To be emptied: names that still stand twice.
 REMAINING = {
     *(("core", "Batch"), ("core", "Tally")),
-    *(("pipeline", "Brokers"), ("pipeline", "Screen"), ("pipeline", "Table")),
     *(("storage", "Damage"), ("storage", "Extent"), ("storage", "Record")),
 }
 

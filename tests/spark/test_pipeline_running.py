@@ -112,8 +112,8 @@ def test_a_full_disk_under_the_checkpoint_loses_nothing(
 def test_new_topics_join_a_stream_that_runs_and_progress_is_told(
     spark: SparkSession, nsqd: Nsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.runner.TOPICS_LOOK_S", 0.5)
-    monkeypatch.setattr("penstock.pipeline.runner.WAITING_LOOK_S", 0.1)
+    monkeypatch.setattr("penstock.pipeline.runner.TOPICS_POLL_S", 0.5)
+    monkeypatch.setattr("penstock.pipeline.runner.WAITING_POLL_S", 0.1)
     pipeline = declared(
         tmp_path,
         nsqd,

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.spec import Pipeline
 
 PROGRAM = "penstock pipeline"
-TOLD_EVERY_S = 10.0
+PROGRESS_INTERVAL_S = 10.0
 COLUMNS = 80
 SAME_STOP_S = 0.2
 EXIT_STATUSES = (
@@ -332,10 +332,10 @@ def _stop_on_signals(life: Run) -> None:
             if time.monotonic() < again_s:
                 return  # one stop, which came by two ways: from a terminal and from a parent
             # The JVM goes when its standard input does; nothing half-written is ever seen.
-            _say(_joined("stopped at once", life.report()))
+            _write_stderr(_joined("stopped at once", life.report()))
             os._exit(128 + number)
         again_s = time.monotonic() + SAME_STOP_S
-        _say(f"{life.stopping()}; press Ctrl-C again to stop at once")
+        _write_stderr(f"{life.stopping()}; press Ctrl-C again to stop at once")
         life.stop.set()
         if life.starting:
             raise Interrupted
@@ -344,7 +344,7 @@ def _stop_on_signals(life: Run) -> None:
     signal.signal(signal.SIGTERM, received)
 
 
-def _say(text: str) -> None:
+def _write_stderr(text: str) -> None:
     """From a signal handler, which may have interrupted a print."""
     os.write(2, f"{text}\n".encode())
 
@@ -359,8 +359,8 @@ class Terminal:
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._line = ""
-        self._told = ""
-        self._told_s = 0.0
+        self._logged = ""
+        self._next_log_s = 0.0
 
     def show(self, text: str) -> None:
         self._clear()
@@ -377,8 +377,8 @@ class Terminal:
             sys.stderr.write(f"\r{text[: columns - 1]}\x1b[K")
             sys.stderr.flush()
             self._line = text
-        elif text != self._told and time.monotonic() >= self._told_s:
-            self._told, self._told_s = text, time.monotonic() + TOLD_EVERY_S
+        elif text != self._logged and time.monotonic() >= self._next_log_s:
+            self._logged, self._next_log_s = text, time.monotonic() + PROGRESS_INTERVAL_S
             log.LOGGER.info("%s", text)
 
     def close(self) -> None:

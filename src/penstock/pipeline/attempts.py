@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import AlreadyRunningError, DataWouldBeLostError, PipelineError
 from penstock.pipeline.faults import CRASH, fault_of
 from penstock.pipeline.lock import Locks
-from penstock.pipeline.reports import Told
+from penstock.pipeline.reports import RunReports
 from penstock.pipeline.retries import Retries
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.status import StatusFile
@@ -48,14 +48,14 @@ class Attempts:
         self,
         pipeline: Pipeline,
         status: StatusFile,
-        told: Told,
+        reports: RunReports,
         stop: threading.Event,
         open: Callable[[], SparkSession],
         given: SparkSession | None,
     ) -> None:
         self._name = pipeline.name
         self._status = status
-        self._told = told
+        self._reports = reports
         self._stop = stop
         self._open = open
         self._given = given
@@ -145,5 +145,5 @@ class Attempts:
             *(self._name, count, pause_s, reason),
         )
         self._status.update(state=PipelineState.RETRYING, error=reason, attempt=count)
-        self._told.tell(PipelineState.RETRYING, reason)
+        self._reports.report(PipelineState.RETRYING, reason)
         return self._stop.wait(pause_s)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import NotProvableError, PipelineError
 from penstock.pipeline import audit_rows as rows_of
 from penstock.pipeline.audit_acceptance import accept, locked
-from penstock.pipeline.audit_brokers import Brokers, ask_brokers, matches
+from penstock.pipeline.audit_brokers import BrokerLogs, ask_brokers, matches
 from penstock.pipeline.audit_files import check_files, delta_paths, is_delta, table_files
 from penstock.pipeline.audit_findings import NOT_PROVABLE, WRONG, Files, Report, Topic, Topics
 from penstock.pipeline.audit_ledgers import OpenLedger, open_ledgers
@@ -106,7 +106,7 @@ class Examination:
         self._topics = Topics()
         self._notes: list[str] = []
         nsqd, lookupd = parameters.get("nsqd", ""), parameters.get("lookupd", "")
-        self._brokers: Brokers
+        self._brokers: BrokerLogs
         self._brokers, self._doubts = ask_brokers(nsqd, lookupd, self._patterns)
         self._ledgers: list[OpenLedger] = open_ledgers(folder)
 

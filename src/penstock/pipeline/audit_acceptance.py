@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import PipelineError
-from penstock.pipeline.audit_findings import CHANGED, GONE, OF_LEDGER, Fault, FileFault, Report
+from penstock.pipeline.audit_findings import CHANGED, MISSING, OF_LEDGER, Fault, FileFault, Report
 from penstock.pipeline.audit_ledgers import LEDGERS, OpenLedger, channels_of
 from penstock.pipeline.folders import Folder
 from penstock.pipeline.ledger import now_ms
@@ -41,7 +41,7 @@ def locked(folder: Folder, ledgers: Sequence[OpenLedger]) -> Iterator[None]:
 
 def accept(report: Report, ledgers: Sequence[OpenLedger], names: Sequence[str]) -> None:
     """Record the faults of these names; PipelineError if one is not found."""
-    wanted = _named(report, names)
+    selected = _named(report, names)
     if not ledgers:
         raise PipelineError(f"{report.path} has no ledger in which it could be accepted")
     for opened in ledgers:
@@ -51,7 +51,7 @@ def accept(report: Report, ledgers: Sequence[OpenLedger], names: Sequence[str]) 
                 f"{opened.pipeline} once, then accept"
             )
     parts: dict[int, list[Fault | FileFault]] = {}
-    for fault in wanted:
+    for fault in selected:
         parts.setdefault(_place(fault, ledgers), []).append(fault)
     for place, faults in parts.items():
         opened = ledgers[place]
@@ -92,7 +92,7 @@ def _fields(faults: Sequence[Fault | FileFault]) -> dict[str, Any]:
         if isinstance(fault, Fault):
             losses.append(fault.accepted(at_ms))
             continue
-        if fault.kind in (GONE, CHANGED):
+        if fault.kind in (MISSING, CHANGED):
             removed.append(fault.path)
         if fault.found is not None:
             added.append(fault.found)

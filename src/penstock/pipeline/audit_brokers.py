@@ -35,7 +35,7 @@ class Nodes(Protocol):
     ) -> list[int | None]: ...
 
 
-class Brokers:
+class BrokerLogs:
     """The logs of all nodes that answer."""
 
     def __init__(self, cluster: Nodes, topics: Mapping[str, Iterable[str]]) -> None:
@@ -76,19 +76,19 @@ class Brokers:
 
         A broker that has removed messages counts the rest, so only whole ranges are asked for.
         """
-        wanted = [(place, span) for place, span in enumerate(spans) if self.is_whole(span)]
+        countable = [(place, span) for place, span in enumerate(spans) if self.is_whole(span)]
         found: list[int | None] = [None] * len(spans)
-        if not wanted:
+        if not countable:
             return found
-        node = wanted[0][1].log.node
-        ranges = [(span.log.topic, span.log.instance, span.start, span.end) for _, span in wanted]
+        node = countable[0][1].log.node
+        ranges = [(*span.log[2:], span.start, span.end) for _, span in countable]
         try:
-            told = self._cluster.counts(node, ranges)
+            counts = self._cluster.counts(node, ranges)
         except NodeError as error:
             if error.status not in UNSUPPORTED:
                 self._errors[node] = str(error)
             return found
-        for (place, _), count in zip(wanted, told, strict=True):
+        for (place, _), count in zip(countable, counts, strict=True):
             found[place] = count
         return found
 
@@ -103,7 +103,7 @@ class Brokers:
         return found.instance == span.log.instance and span.start >= found.whole_from
 
 
-def ask_brokers(nsqd: str, lookupd: str, patterns: Sequence[str]) -> tuple[Brokers, list[str]]:
+def ask_brokers(nsqd: str, lookupd: str, patterns: Sequence[str]) -> tuple[BrokerLogs, list[str]]:
     """Ask all nodes that answer for the topics that match; and say who could not be asked."""
     given = {"nsqdHttpAddresses": nsqd, "lookupdHttpAddresses": lookupd}
     options = parse_brokers({name: text for name, text in given.items() if text})
@@ -116,8 +116,8 @@ def ask_brokers(nsqd: str, lookupd: str, patterns: Sequence[str]) -> tuple[Broke
     # nsqlookupd may know nodes of Go, which no table is of; those that were named are ours.
     if not cluster.complete and nsqd:
         found = {node.address for node in cluster.nodes.values()}
-        away = [each for each in options.nsqd_http_addresses if each not in found]
-        doubts.append(f"what nsqd {', '.join(away)} has is not known: it does not answer")
+        unreachable = [each for each in options.nsqd_http_addresses if each not in found]
+        doubts.append(f"what nsqd {', '.join(unreachable)} has is not known: it does not answer")
     topics: dict[str, list[str]] = {}
     for uuid, node in list(cluster.nodes.items()):
         try:
@@ -129,7 +129,7 @@ def ask_brokers(nsqd: str, lookupd: str, patterns: Sequence[str]) -> tuple[Broke
         topics[uuid] = [
             each["topic_name"] for each in stats["topics"] if matches(each["topic_name"], patterns)
         ]
-    return Brokers(cluster, topics), doubts
+    return BrokerLogs(cluster, topics), doubts
 
 
 def matches(topic: str, patterns: Iterable[str]) -> bool:

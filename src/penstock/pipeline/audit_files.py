@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from penstock.errors import PipelineError
-from penstock.pipeline.audit_findings import CHANGED, GONE, STRANGE, FileFault, Files
+from penstock.pipeline.audit_findings import CHANGED, MISSING, STRANGE, FileFault, Files
 from penstock.pipeline.audit_ledgers import OpenLedger
 from penstock.pipeline.folders import File, Folder
 from penstock.pipeline.ledger_records import DataFile
@@ -47,7 +47,7 @@ class Progress:
         self._clock = clock
         self._next_s = clock() + PROGRESS_S
 
-    def tell(self, done: str) -> None:
+    def report(self, done: str) -> None:
         if self._clock() >= self._next_s:
             self._next_s = self._clock() + PROGRESS_S
             log.info("pipeline=audit: %s: %s", self._what, done)
@@ -66,15 +66,15 @@ def check_files(folder: Folder, ledgers: list[OpenLedger]) -> Files:
         known.execute("BEGIN")
         for number, opened in enumerate(ledgers):
             _fill(known, number, opened)
-        may_lie = {path for opened in ledgers for path in opened.may_lie_there}
+        may_exist = {path for opened in ledgers for path in opened.may_exist}
         checking = _Checking(folder, known, [each.pipeline for each in ledgers], found)
         progress = Progress("files")
         listed = table_files(folder)
         while part := list(islice(listed, PART_COUNT)):
-            checking.look_up([file for file in part if file.path not in may_lie], workers)
-            progress.tell(f"{found.count:,} compared, {found.size >> 20:,} MiB")
-        may_be_gone = {path for opened in ledgers for path in opened.may_be_gone | may_lie}
-        checking.find_unseen(may_be_gone)
+            checking.compare_listed([file for file in part if file.path not in may_exist], workers)
+            progress.report(f"{found.count:,} compared, {found.size >> 20:,} MiB")
+        may_be_missing = {path for opened in ledgers for path in opened.may_be_missing | may_exist}
+        checking.find_unseen(may_be_missing)
     return found
 
 
@@ -85,7 +85,7 @@ def _fill(known: sqlite3.Connection, number: int, opened: OpenLedger) -> None:
         rows = ((file.path, number, file.size, file.rows, file.checksum) for file in added)
         known.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, 0)", rows)
         count += len(added)
-        progress.tell(f"{count:,} files read")
+        progress.report(f"{count:,} files read")
 
 
 class _Checking:
@@ -99,9 +99,9 @@ class _Checking:
         self._pipelines = pipelines
         self._found = found
 
-    def look_up(self, files: Iterable[File], workers: ThreadPoolExecutor) -> None:
+    def compare_listed(self, files: Iterable[File], workers: ThreadPoolExecutor) -> None:
         """Compare files that are there with what the ledgers say of them."""
-        wanted: list[tuple[File, DataFile, str]] = []
+        expected: list[tuple[File, DataFile, str]] = []
         for file in files:
             self._found.count += 1
             self._found.size += max(0, file.size)
@@ -113,20 +113,20 @@ class _Checking:
                 continue
             self._known.execute("UPDATE files SET seen = 1 WHERE path = ?", (file.path,))
             self._found.unchecked += row[2] is None and row[3] is None
-            wanted.append((file, DataFile(file.path, *row[1:]), self._pipelines[row[0]]))
-        for fault in workers.map(lambda each: self._compare(*each), wanted):
+            expected.append((file, DataFile(file.path, *row[1:]), self._pipelines[row[0]]))
+        for fault in workers.map(lambda each: self._compare(*each), expected):
             self._add(fault)
 
-    def find_unseen(self, may_be_gone: set[str]) -> None:
+    def find_unseen(self, may_be_missing: set[str]) -> None:
         query = "SELECT path, ledger, rows FROM files WHERE seen = 0 ORDER BY path"
         for path, ledger, rows in self._known.execute(query):
-            if path not in may_be_gone:
+            if path not in may_be_missing:
                 text = "" if rows is None else f"{rows:,} rows"
-                self._add(FileFault(GONE, path, text, self._pipelines[ledger]))
+                self._add(FileFault(MISSING, path, text, self._pipelines[ledger]))
 
     def _add(self, fault: FileFault | None) -> None:
         if fault is not None:
-            self._found.blame(fault)
+            self._found.add_fault(fault)
 
     def _strange(self, file: File) -> FileFault | None:
         now = self._now(file)
@@ -134,28 +134,28 @@ class _Checking:
             return None  # gone since it was listed: nobody reads it
         return FileFault(STRANGE, file.path, f"{file.size:,} bytes", "", now)
 
-    def _compare(self, file: File, wanted: DataFile, pipeline: str) -> FileFault | None:
-        told = []
+    def _compare(self, file: File, expected: DataFile, pipeline: str) -> FileFault | None:
+        differences = []
         now: DataFile | None = None
         if file.size < 0:
-            return FileFault(GONE, file.path, "Delta's log has it", pipeline)
-        if file.size != wanted.size:
-            told.append(f"{file.size:,} bytes in place of {wanted.size:,}")
-        elif wanted.checksum is not None:
+            return FileFault(MISSING, file.path, "Delta's log has it", pipeline)
+        if file.size != expected.size:
+            differences.append(f"{file.size:,} bytes in place of {expected.size:,}")
+        elif expected.checksum is not None:
             found = self._read(self._folder.checksum, file.path)
-            if found != wanted.checksum:
-                told.append("another checksum" if found is not None else "it cannot be read")
-        if told or wanted.checksum is None:
-            rows = self._rows(file.path) if told or wanted.rows is not None else None
-            if wanted.rows is not None and rows != wanted.rows:
+            if found != expected.checksum:
+                differences.append("another checksum" if found is not None else "it cannot be read")
+        if differences or expected.checksum is None:
+            rows = self._rows(file.path) if differences or expected.rows is not None else None
+            if expected.rows is not None and rows != expected.rows:
                 count = "no Parquet file" if rows is None else f"{rows:,} rows"
-                told.append(f"{count} in place of {wanted.rows:,} rows")
-        if not told:
+                differences.append(f"{count} in place of {expected.rows:,} rows")
+        if not differences:
             return None
         now = self._now(file)
         if now is None:
-            return FileFault(GONE, file.path, "", pipeline)
-        return FileFault(CHANGED, file.path, ", ".join(told), pipeline, now)
+            return FileFault(MISSING, file.path, "", pipeline)
+        return FileFault(CHANGED, file.path, ", ".join(differences), pipeline, now)
 
     def _now(self, file: File) -> DataFile | None:
         """What lies there; None if nothing does."""

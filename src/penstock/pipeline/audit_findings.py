@@ -35,7 +35,7 @@ OUTSIDE = "rows that are in no range of the ledger"
 OF_LEDGER = (GAP, PASSED, EARLIER, NEVER_READ)
 
 # Faults of files.
-GONE = "is gone"
+MISSING = "is gone"
 STRANGE = "is in no ledger of this folder"
 CHANGED = "is not what was written"
 
@@ -114,21 +114,21 @@ class FileFault:
         return f"{self.path} {self.kind}" + (f": {self.detail}" if self.detail else "")
 
     def as_json(self) -> dict[str, Any]:
-        kept = {"path": self.path, "kind": self.kind, "detail": self.detail}
-        return {"name": self.name, **kept, "pipeline": self.pipeline}
+        fields = {"path": self.path, "kind": self.kind, "detail": self.detail}
+        return {"name": self.name, **fields, "pipeline": self.pipeline}
 
 
 AnyFault = TypeVar("AnyFault", Fault, FileFault)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Blamed(Generic[AnyFault]):
+class FaultList(Generic[AnyFault]):
     """What is judged, with its faults; so many that a report stays readable."""
 
     faults: list[AnyFault] = dataclasses.field(default_factory=list)
     left_out: int = 0  # faults beyond those that are kept
 
-    def blame(self, fault: AnyFault) -> None:
+    def add_fault(self, fault: AnyFault) -> None:
         if len(self.faults) < FAULTS_MAX:
             self.faults.append(fault)
         else:
@@ -136,7 +136,7 @@ class Blamed(Generic[AnyFault]):
 
 
 @dataclasses.dataclass(slots=True)
-class Topic(Blamed[Fault]):
+class Topic(FaultList[Fault]):
     """One topic of one node, in all its instances and by all ledgers of the folder."""
 
     topic: str
@@ -200,7 +200,7 @@ class Topics:
 
 
 @dataclasses.dataclass(slots=True)
-class Files(Blamed[FileFault]):
+class Files(FaultList[FileFault]):
     """The files of a table against its ledgers."""
 
     count: int = 0  # that were looked at

@@ -49,13 +49,13 @@ class OpenLedger:
         return self.ledger.seq, self.sealed and self.sealed.seq, tuple(self.replaced)
 
     @property
-    def may_lie_there(self) -> set[str]:
+    def may_exist(self) -> set[str]:
         """Files that are no fault if they are in the folder."""
         added = self.sealed.added if self.sealed is not None else ()
         return {*self.replaced, *(file.path for file in added)}
 
     @property
-    def may_be_gone(self) -> set[str]:
+    def may_be_missing(self) -> set[str]:
         return set(self.sealed.removed) if self.sealed is not None else set()
 
     def hidden(self, folder: Folder) -> set[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.pipeline.audit_brokers import Brokers, matches
+from penstock.pipeline.audit_brokers import BrokerLogs, matches
 from penstock.pipeline.audit_findings import (
     COUNTED,
     EARLIER,
@@ -35,7 +35,7 @@ from penstock.spark.offsets import INDEX_MAX
 
 def judge_ranges(
     ledgers: Sequence[OpenLedger],
-    brokers: Brokers,
+    brokers: BrokerLogs,
     patterns: Sequence[str],
     topics: Topics,
     *,
@@ -48,7 +48,7 @@ def judge_ranges(
 
 
 class _OneLedger:
-    def __init__(self, opened: OpenLedger, brokers: Brokers, from_first: bool) -> None:
+    def __init__(self, opened: OpenLedger, brokers: BrokerLogs, from_first: bool) -> None:
         self._coverage = opened.coverage
         self._before = opened.ledger.head.before
         self._losses = opened.lost
@@ -93,7 +93,7 @@ class _OneLedger:
             if count is None and self._is_before(gap):
                 topic.before.append(gap)
             else:
-                topic.blame(Fault(GAP, gap.log, gap.start, gap.end, count))
+                topic.add_fault(Fault(GAP, gap.log, gap.start, gap.end, count))
 
     def _is_before(self, gap: Span) -> bool:
         start, end = self._before.start(gap.log), self._before.end(gap.log)
@@ -107,7 +107,7 @@ class _OneLedger:
         if low > end:
             count = self._brokers.count(Span(log, end, low))
             if count != 0:
-                topic.blame(Fault(PASSED, log, end, low, count))
+                topic.add_fault(Fault(PASSED, log, end, low, count))
         elif pull is None and end < found.whole_from:
             topic.doubt(
                 f"channel {log.channel} is not there any more, and the broker has removed messages "
@@ -122,7 +122,7 @@ class _OneLedger:
             earlier = Span(log, max(found.first, found.whole_from), start)
             for part in self._lost.lacking(earlier) if earlier.start < start else ():
                 if count := self._brokers.count(part):
-                    topic.blame(Fault(EARLIER, log, part.start, part.end, count))
+                    topic.add_fault(Fault(EARLIER, log, part.start, part.end, count))
 
     def _compare(self, spans: list[Span], topic: Topic) -> None:
         """The ledger's counts with the broker's."""
@@ -133,7 +133,7 @@ class _OneLedger:
             assert span.messages is not None
             missing = count - span.messages - self._explained(span)
             if missing > 0:
-                topic.blame(Fault(COUNTED, span.log, span.start, span.end, missing))
+                topic.add_fault(Fault(COUNTED, span.log, span.start, span.end, missing))
             elif count < span.messages:
                 topic.note(f"the broker counts {count:,} messages, the ledger {span.messages:,}")
 
@@ -151,7 +151,7 @@ class _OneLedger:
 
 def _judge_unread(
     ledgers: Sequence[OpenLedger],
-    brokers: Brokers,
+    brokers: BrokerLogs,
     patterns: Sequence[str],
     topics: Topics,
     from_first: bool,
@@ -169,7 +169,7 @@ def _judge_unread(
             span = Span(Log("", node, name, found.instance), found.whole_from, found.end)
             if count := brokers.count(span):
                 fault = Fault(NEVER_READ, span.log, span.start, span.end, count)
-                topics.of(name, node).blame(fault)
+                topics.of(name, node).add_fault(fault)
 
 
 def _is_waiting(ledgers: Sequence[OpenLedger], found: cluster.Log) -> bool:
@@ -178,7 +178,12 @@ def _is_waiting(ledgers: Sequence[OpenLedger], found: cluster.Log) -> bool:
 
 
 def _judge_passed(
-    opened: OpenLedger, brokers: Brokers, node: str, name: str, found: cluster.Log, topics: Topics
+    opened: OpenLedger,
+    brokers: BrokerLogs,
+    node: str,
+    name: str,
+    found: cluster.Log,
+    topics: Topics,
 ) -> int:
     """1 if a channel of the pipeline passed messages that its ledger does not have."""
     for channel in channels_of(opened):
@@ -193,6 +198,6 @@ def _judge_passed(
         ours = bool(opened.ledger.identity) and pull.identity == opened.ledger.identity
         if count or (ours and found.whole_from > 0 and pull.low >= found.whole_from):
             fault = Fault(PASSED, log, passed.start, pull.low, count or None)
-            topics.of(name, node).blame(fault)
+            topics.of(name, node).add_fault(fault)
             return 1
     return 0

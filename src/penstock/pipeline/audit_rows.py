@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.audit_brokers import Brokers, matches
+from penstock.pipeline.audit_brokers import BrokerLogs, matches
 from penstock.pipeline.audit_findings import EARLIER, OUTSIDE, REPEAT, ROWS, Fault, Topic, Topics
 from penstock.pipeline.audit_ledgers import OpenLedger
 from penstock.pipeline.coverage import Coverage, Log, Span
@@ -104,13 +104,13 @@ def _cut(span: Span, head: Head, lost_of: dict[Log, list[Accepted]]) -> Iterator
         for loss in lost_of.get(span.log, ())
         if loss.what == ROWS and span.start <= loss.span.start < span.end
     )
-    rest = head.before.lacking(span) if head.before.of(span.log) else [span]
-    if rest == [span]:
+    recorded = head.before.lacking(span) if head.before.of(span.log) else [span]
+    if recorded == [span]:
         yield Group(span.log, span.start, span.end, span.messages, head.plain, lost)
         return
-    for part in rest:
+    for part in recorded:
         yield Group(span.log, part.start, part.end, None, head.plain)
-    for part in Coverage(rest).lacking(span) if rest else [span]:
+    for part in Coverage(recorded).lacking(span) if recorded else [span]:
         yield Group(span.log, part.start, part.end, None, head.plain, before=True)
 
 
@@ -210,7 +210,7 @@ def gaps_in(rows: DataFrame) -> Gaps:
 
 
 def judge_groups(
-    groups: Iterable[Group], brokers: Brokers, topics: Topics, gaps_of: Callable[[Topic], Gaps]
+    groups: Iterable[Group], brokers: BrokerLogs, topics: Topics, gaps_of: Callable[[Topic], Gaps]
 ) -> None:
     """Rule 1 and 2.  ``gaps_of`` lists the gaps of a topic's rows: asked only where rows lack."""
     counted: set[tuple[str, str]] = set()
@@ -227,21 +227,21 @@ def judge_groups(
 
 
 def _judge_plain(
-    group: Group, brokers: Brokers, topic: Topic, gaps_of: Callable[[Topic], Gaps]
+    group: Group, brokers: BrokerLogs, topic: Topic, gaps_of: Callable[[Topic], Gaps]
 ) -> None:
-    wanted = group.count
-    if wanted is None and group.depth == 1:
+    expected = group.count
+    if expected is None and group.depth == 1:
         # What the broker still counts is as good.
-        wanted = brokers.count(Span(group.log, group.start, group.end))
-    missing = 0 if wanted is None else wanted - group.lost - group.rows
+        expected = brokers.count(Span(group.log, group.start, group.end))
+    missing = 0 if expected is None else expected - group.lost - group.rows
     if missing <= 0:
         return  # more rows than messages: some are there more than once
     lacking = _lacking(group, brokers, gaps_of(topic).get(group.key, []))
     detail = f"no row in {', '.join(lacking)}" if lacking else ""
-    topic.blame(Fault(ROWS, group.log, group.start, group.end, missing, detail))
+    topic.add_fault(Fault(ROWS, group.log, group.start, group.end, missing, detail))
 
 
-def _lacking(group: Group, brokers: Brokers, gaps: list[tuple[int, int]]) -> list[str]:
+def _lacking(group: Group, brokers: BrokerLogs, gaps: list[tuple[int, int]]) -> list[str]:
     """Where rows are missing, as far as that is known: between rows, and before and after all."""
     if group.first is None or group.last is None:
         return []
@@ -257,7 +257,7 @@ def _lacking(group: Group, brokers: Brokers, gaps: list[tuple[int, int]]) -> lis
 
 
 def _judge_before(
-    group: Group, brokers: Brokers, topic: Topic, gaps_of: Callable[[Topic], Gaps]
+    group: Group, brokers: BrokerLogs, topic: Topic, gaps_of: Callable[[Topic], Gaps]
 ) -> None:
     """Proven if the broker counts what the table has; what it still has and rows lack is wrong."""
     if not group.plain:
@@ -280,7 +280,7 @@ def _judge_before(
     missing = 0
     for gap, lost in zip(gaps, brokers.counts(gaps), strict=True):
         if lost and len(topic.faults) < LISTED_MAX:
-            topic.blame(Fault(ROWS, gap.log, gap.start, gap.end, lost))
+            topic.add_fault(Fault(ROWS, gap.log, gap.start, gap.end, lost))
         missing += lost or 0
     if count is not None and count != group.different + missing:
         topic.doubt(f"the broker counts {count:,} messages, the table has {group.different:,}")
@@ -307,7 +307,7 @@ def judge_repeats(
         log = inside[0].log if inside else Log("", node, name, NO_INSTANCE)
         fault = Fault(REPEAT, log, index, index + 1, times)
         if fault.name not in accepted:
-            topic.blame(fault)
+            topic.add_fault(fault)
 
 
 def judge_outside(
@@ -331,10 +331,10 @@ def judge_outside(
         if began:
             topics.of(name, node).doubt(f"{row['rows']:,} rows in [{start}, {end}) are in no range")
         elif fault.name not in accepted:
-            topics.of(name, node).blame(fault)
+            topics.of(name, node).add_fault(fault)
 
 
-def groups_without_ledger(outside: Iterable[Any], brokers: Brokers) -> list[Group]:
+def groups_without_ledger(outside: Iterable[Any], brokers: BrokerLogs) -> list[Group]:
     """A table that has no ledger: all of it is from before there was one, and a plain copy."""
     groups = []
     for row in outside:
@@ -349,7 +349,7 @@ def groups_without_ledger(outside: Iterable[Any], brokers: Brokers) -> list[Grou
 
 
 def judge_without_ledger(
-    groups: Iterable[Group], brokers: Brokers, topics: Topics, *, from_first: bool
+    groups: Iterable[Group], brokers: BrokerLogs, topics: Topics, *, from_first: bool
 ) -> None:
     """What brokers say of the ends of such a table."""
     for group in groups:
@@ -367,4 +367,4 @@ def judge_without_ledger(
         first = max(found.first, found.whole_from)
         earlier = from_first and first < group.start
         if earlier and (count := brokers.count(Span(log, first, group.start))):
-            topic.blame(Fault(EARLIER, log, first, group.start, count))
+            topic.add_fault(Fault(EARLIER, log, first, group.start, count))

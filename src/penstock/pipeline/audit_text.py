@@ -74,12 +74,12 @@ def sentence(report: Report) -> str:
         lost = [fault for fault in faults if fault.kind not in (REPEAT, OUTSIDE)]
         missing = sum(fault.count or 0 for fault in lost)
         more = "at least " if any(fault.count is None for fault in lost) else ""
-        told = [f"{more}{missing:,} messages are missing"] if lost else []
-        told += [f"{repeated:,} are there more than once"] if repeated else []
-        told += [f"{outside:,} rows are in no range of the ledger"] if outside else []
+        parts = [f"{more}{missing:,} messages are missing"] if lost else []
+        parts += [f"{repeated:,} are there more than once"] if repeated else []
+        parts += [f"{outside:,} rows are in no range of the ledger"] if outside else []
         wrong = len(files) + report.files.left_out
-        told += [f"{wrong:,} files are not as they were written"] if files else []
-        return f"{report.path}: {', '.join(told)}"
+        parts += [f"{wrong:,} files are not as they were written"] if files else []
+        return f"{report.path}: {', '.join(parts)}"
     places = [
         f"topic {each.topic} on node {each.node}: {'; '.join(each.unproven)}"
         for each in report.topics

@@ -105,10 +105,10 @@ class BatchRanges:
         missing = missing_in(begin, after)
         if not missing or self._offsets.begin_of_first() is not None:
             return begin
-        wanted: dict[tuple[str, str], list[str]] = {}
+        unknown_begins: dict[tuple[str, str], list[str]] = {}
         for channel, node, topic in missing:
-            wanted.setdefault((channel, node), []).append(topic)
-        for (channel, node), topics in wanted.items():
+            unknown_begins.setdefault((channel, node), []).append(topic)
+        for (channel, node), topics in unknown_begins.items():
             for at in range(0, len(topics), AT_ONCE_MAX):
                 for topic, position in self._marks(channel, node, topics[at : at + AT_ONCE_MAX]):
                     begin.setdefault(channel, {}).setdefault(node, {})[topic] = position
@@ -120,9 +120,9 @@ class BatchRanges:
         if node not in cluster.nodes:
             raise NodeError(f"node {node}, which the first batch reads, is not there")
         body = {"topics": {topic: {} for topic in topics}, "channel": channel}
-        told = cluster.nodes[node].post("/log/ends", {**body, "identity": self._identity})
+        answer = cluster.nodes[node].post("/log/ends", {**body, "identity": self._identity})
         return [
             (topic, Position(str(entry["instance"]), int(entry["low"])))
-            for topic, entry in told["topics"].items()
+            for topic, entry in answer["topics"].items()
             if entry is not None
         ]

@@ -97,7 +97,7 @@ def parts_of(batch: Batch, targets: Sequence[Target], ranges: BatchRanges) -> li
     """What is to be written; usually all of the batch to all targets, in one part."""
     groups: dict[tuple[Span, ...], list[Target]] = {}
     for target in targets:
-        spans = target.ledger.wanted(batch)
+        spans = target.ledger.to_write(batch)
         if spans is not None:
             groups.setdefault(spans, []).append(target)
     return [Part(batch, ranges.counted(spans), found) for spans, found in groups.items()]
@@ -124,7 +124,7 @@ class Batches:
         self._pipeline: Pipeline = plan.flow.pipeline
         self._source = next(iter(self._pipeline.sources))
         self._checkpoint: Folder = open_folder(spark, self._pipeline.checkpoint_path)
-        self._eyes: list[tuple[Sink, Output]] = [
+        self._displays: list[tuple[Sink, Output]] = [
             (sink, make_output(self._pipeline, sink, show))
             for sink in self._pipeline.sinks
             if isinstance(sink, ConsoleSink | PlotSink)
@@ -154,7 +154,7 @@ class Batches:
             self._lock.release()
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Take one batch through.  An error is kept: Spark passes on only a text of it."""
+        """Take one batch through.  An error is cached: Spark passes on only a text of it."""
         with self._lock:
             if self._closed:
                 self.refused = True
@@ -168,14 +168,14 @@ class Batches:
                 raise
             self.last_batch = batch
 
-    def rest(self) -> None:
+    def maintain_if_idle(self) -> None:
         """While there is nothing to write: time for tidying up.  Nothing if a batch is written."""
         if not self._lock.acquire(blocking=False):
             return
         try:
             if not self._closed:
                 self._check()
-                self._tidy()
+                self._maintain()
         finally:
             self._lock.release()
 
@@ -186,9 +186,9 @@ class Batches:
                 self._check()
                 target.finish(wait)
 
-    def _tidy(self) -> None:
+    def _maintain(self) -> None:
         for target in self._targets:
-            target.rest()
+            target.maintain()
 
     def _take(self, frame: DataFrame, number: int) -> None:
         query = str(self._spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
@@ -197,25 +197,25 @@ class Batches:
         parts = parts_of(batch, self._targets, self._ranges)
         if not parts and self._targets:
             return
-        kept: list[DataFrame] = []
-        if self._step is not None or not self._plan.batchwise or (self._eyes and parts):
-            kept.append(frame.persist())
+        cached: list[DataFrame] = []
+        if self._step is not None or not self._plan.batchwise or (self._displays and parts):
+            cached.append(frame.persist())
         try:
             for part in parts:
-                self._write_part(frame, part, kept)
-            self._show(frame, number, kept)
+                self._write_part(frame, part, cached)
+            self._show(frame, number, cached)
         finally:
-            for each in kept:
+            for each in cached:
                 each.unpersist()
         if self._log_count != (found := self._count_logs()):
             self._log_count = found
             self._note()
-        self._tidy()
+        self._maintain()
 
     def _count_logs(self) -> int:
         return sum(len(target.ledger.coverage.logs) for target in self._targets)
 
-    def _write_part(self, frame: DataFrame, part: Part, kept: list[DataFrame]) -> None:
+    def _write_part(self, frame: DataFrame, part: Part, cached: list[DataFrame]) -> None:
         if part.empty:
             for target in part.targets:
                 target.skip(part.batch, part.spans)
@@ -225,7 +225,7 @@ class Batches:
         if self._step is not None:
             self._with_functions(frame, part)
         else:
-            self._plain(frame, part, kept)
+            self._plain(frame, part, cached)
 
     def _inside(self, frame: DataFrame, spans: Sequence[Span]) -> Column:
         """Whether a message is in one of the ranges; of a log there is one instance in a batch."""
@@ -244,8 +244,8 @@ class Batches:
                 found |= log & (F.col("index") >= span.start) & (F.col("index") < span.end)
         return found
 
-    def _show(self, frame: DataFrame, number: int, kept: list[DataFrame]) -> None:
-        if not self._eyes:
+    def _show(self, frame: DataFrame, number: int, cached: list[DataFrame]) -> None:
+        if not self._displays:
             return
         if self._step is not None:
             path = spark_path(f"{self._checkpoint.uri}/{OUTCOME}/{number}")
@@ -254,7 +254,7 @@ class Batches:
             rows = self._spark.read.parquet(path).filter("row IS NOT NULL").select("row.*")
         else:
             rows = self._split(frame).rows
-        for sink, output in self._eyes:
+        for sink, output in self._displays:
             output.write(rows_for(sink, rows, self._pipeline), number)
 
     def _sync_log(self, batch: int) -> None:
@@ -287,7 +287,7 @@ class Batches:
         rows = flow.transform({self._source: split.rows})
         return Split(rows, split.invalid, split.retries)
 
-    def _plain(self, frame: DataFrame, part: Part, kept: list[DataFrame]) -> None:
+    def _plain(self, frame: DataFrame, part: Part, cached: list[DataFrame]) -> None:
         from pyspark.sql import Observation
 
         observation = Observation()
@@ -295,7 +295,7 @@ class Batches:
         rows = split.rows
         if self._plan.batchwise and len(part.tables) + len(part.topics) > 1:
             rows = rows.persist()
-            kept.append(rows)
+            cached.append(rows)
         self._write_rows(rows, part)
         if part.invalid is not None and split.invalid is not None:
             if self._read_whole(part) and invalid_count(observation) == 0:
@@ -321,12 +321,12 @@ class Batches:
         for target in (*part.tables, *part.topics):
             sink = target.sink
             assert sink is not None
-            wanted = rows_for(sink, rows, self._pipeline)
+            output_rows = rows_for(sink, rows, self._pipeline)
             if isinstance(sink, TopicSink):
-                wanted = topic_messages(sink, wanted)
+                output_rows = topic_messages(sink, output_rows)
             elif isinstance(sink, ParquetSink | DeltaSink):
-                wanted = with_times(wanted, sink.partition_by)
-            target.write(wanted, part.batch, part.spans)
+                output_rows = with_times(output_rows, sink.partition_by)
+            target.write(output_rows, part.batch, part.spans)
 
     def _with_functions(self, frame: DataFrame, part: Part) -> None:
         split = self._split(frame)
@@ -334,7 +334,7 @@ class Batches:
         if publishes_at_once(self._pipeline):
             self._publish_at_once(outcome, part)
         else:
-            outcome = self._kept_outcome(outcome, part.outcome)
+            outcome = self._stored_outcome(outcome, part.outcome)
             self._write_rows(outcome.filter("row IS NOT NULL").select("row.*"), part)
             self._publish_asides(outcome, part)
         if split.invalid is not None and part.invalid is not None:
@@ -361,7 +361,7 @@ class Batches:
             )
         return rows.mapInArrow(lambda batches: step(batches), outcome_ddl(self._pipeline))
 
-    def _kept_outcome(self, outcome: DataFrame, path: str) -> DataFrame:
+    def _stored_outcome(self, outcome: DataFrame, path: str) -> DataFrame:
         target = spark_path(f"{self._checkpoint.uri}/{path}")
         if self._checkpoint.read(f"{path}/_SUCCESS") is None:
             outcome.write.mode("overwrite").parquet(target)

@@ -178,8 +178,8 @@ def _is_time(text: str) -> bool:
     return True
 
 
-def _refusal(value: Any, path: str, wanted: str) -> str:
-    return f"{path}: {_named(value)} is no {wanted}"
+def _refusal(value: Any, path: str, kind: str) -> str:
+    return f"{path}: {_named(value)} is no {kind}"
 
 
 def _named(value: Any) -> str:

@@ -29,7 +29,7 @@ from penstock.pipeline.staged_files import Moves, staged_files
 
 log = logging.getLogger("penstock.pipeline")
 
-LOOK_INTERVAL_MS = 60_000  # between two readings of the ledger
+SCAN_INTERVAL_MS = 60_000  # between two readings of the ledger
 STEP_SIZE_MAX = 256 * 10**6
 STEP_S_MAX = 3.0
 STEP_FILES_MAX = 5_000
@@ -98,7 +98,7 @@ class Merger:
         # When a file came last to folders that may have too many; None: not known yet.
         self._touched_ms: dict[str, int] | None = None
         self._due: dict[str, list[DataFile]] = {}  # small files of folders to merge
-        self._look_ms = 0
+        self._next_scan_ms = 0
         self._pause_until_s = 0.0
 
     def note(self, files: Iterable[DataFile]) -> None:
@@ -148,7 +148,7 @@ class Merger:
             return
         if self._touched_ms is None:
             self._touched_ms = self._survey(merging, now_ms)
-        elif now_ms < self._look_ms and not hurry:
+        elif now_ms < self._next_scan_ms and not hurry:
             return
         quiet = {
             folder
@@ -157,7 +157,7 @@ class Merger:
         }
         if not quiet:
             return
-        self._look_ms = now_ms + min(merging.after_ms, LOOK_INTERVAL_MS)
+        self._next_scan_ms = now_ms + min(merging.after_ms, SCAN_INTERVAL_MS)
         self._due = self._crowded(merging, quiet)
         for folder in quiet:
             del self._touched_ms[folder]

@@ -96,19 +96,19 @@ class _Parser:
         self._place += 1
         return token
 
-    def _takes(self, *wanted: str) -> bool:
+    def _takes(self, *expected: str) -> bool:
         """Whether these words or signs come next; they are behind us then."""
-        found = [self._peek(n) for n in range(len(wanted))]
+        found = [self._peek(n) for n in range(len(expected))]
         if any(kind in ("quoted", "text") for kind, _ in found):
             return False
-        if [value.lower() for _, value in found] != list(wanted):
+        if [value.lower() for _, value in found] != list(expected):
             return False
-        self._place += len(wanted)
+        self._place += len(expected)
         return True
 
-    def _need(self, wanted: str, where: str) -> None:
-        if not self._takes(wanted):
-            raise self._error(f"{wanted!r} must follow {where}, not {self._shown()}")
+    def _need(self, expected: str, where: str) -> None:
+        if not self._takes(expected):
+            raise self._error(f"{expected!r} must follow {where}, not {self._shown()}")
 
     def _shown(self) -> str:
         kind, value = self._peek()

@@ -128,7 +128,7 @@ class DeltaSinkTable:
 
     # Merging
 
-    def rest(self) -> None:
+    def maintain(self) -> None:
         """Between batches: merge some files that are due."""
         self._merger.step(now_ms())
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from penstock.errors import NodeError, QueryError
 from penstock.pipeline.identity import PipelineIdentity
-from penstock.pipeline.patterns import LeftPattern, Wish
+from penstock.pipeline.patterns import PatternRequest, RegisteredPattern
 from penstock.pipeline.plan import broker_options
 from penstock.pipeline.spec import Pipeline, Source, channel_of
 from penstock.spark.cluster import Cluster
@@ -51,10 +51,10 @@ class Brokers:
     def patterned(self) -> bool:
         return any(is_pattern(topic) for topic in self._source.topics)
 
-    def wish(self, identity: str, take_over: str) -> Wish:
+    def request(self, identity: str, take_over: str) -> PatternRequest:
         """What is left with each node of a source with patterns."""
         pipeline = self._pipeline
-        return Wish(
+        return PatternRequest(
             self._channel,
             identity,
             reader_name(pipeline),
@@ -119,27 +119,27 @@ class Discovery:
             if source.format == "nsq"
         }
         self._patterns = {
-            name: LeftPattern(brokers.wish(identity.text, take_over), new=identity.new)
+            name: RegisteredPattern(brokers.request(identity.text, take_over), new=identity.new)
             for name, brokers in self._brokers.items()
             if brokers.patterned
         }
 
     def topics(self) -> dict[str, tuple[str, ...]]:
         """The topics to read now, by source; patterns are left with the nodes before."""
-        return {name: self._look(name) for name in self._brokers}
+        return {name: self._poll(name) for name in self._brokers}
 
     @property
-    def gone_count(self) -> int:
+    def removed_count(self) -> int:
         """Messages, at least, that were removed before their topic was found."""
-        return sum(each.count_min for left in self._patterns.values() for each in left.gone)
+        return sum(each.count_min for found in self._patterns.values() for each in found.removed)
 
     @property
-    def gone_topic_count(self) -> int:
-        return len({each.topic for left in self._patterns.values() for each in left.gone})
+    def removed_topic_count(self) -> int:
+        return len({each.topic for found in self._patterns.values() for each in found.removed})
 
-    def _look(self, name: str) -> tuple[str, ...]:
-        brokers, left = self._brokers[name], self._patterns.get(name)
-        if left is None:
+    def _poll(self, name: str) -> tuple[str, ...]:
+        brokers, pattern = self._brokers[name], self._patterns.get(name)
+        if pattern is None:
             return brokers.topics()
         try:
             nodes = brokers.nodes()
@@ -147,9 +147,9 @@ class Discovery:
             raise
         except QueryError:
             nodes = []  # no nsqd is registered yet
-        answers = left.leave(nodes)
+        answers = pattern.register(nodes)
         topics = brokers.topics({topic for each in answers.values() for topic in each["topics"]})
-        left.judge(answers, topics)
+        pattern.check_existing(answers, topics)
         return topics
 
 

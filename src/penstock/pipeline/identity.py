@@ -31,10 +31,10 @@ def identity_of(folder: Folder, known: Iterable[str] = ()) -> PipelineIdentity:
     ``known`` are those that its tables or its checkpoint name, the most trusted first.
     """
     data = folder.read(NAME)
-    kept = "" if data is None else _decode(data, folder)
-    for each in (*known, kept):
+    stored = "" if data is None else _decode(data, folder)
+    for each in (*known, stored):
         if each:
-            if each != kept:
+            if each != stored:
                 _write(folder, each)
             return PipelineIdentity(each)
     made = uuid.uuid4().hex

@@ -42,10 +42,10 @@ def read_known(folder: Folder) -> Known:
     if data is None:
         return Known()
     try:
-        told = unpacked(data)
-        rows = {str(name): told["targets"][name] for name in told["targets"]}
+        value = unpacked(data)
+        rows = {str(name): value["targets"][name] for name in value["targets"]}
         targets = {name: Coverage(map(Span.of_row, rows[name])) for name in rows}
-        return Known(str(told["identity"]), targets)
+        return Known(str(value["identity"]), targets)
     except (ValueError, KeyError, TypeError):
         raise PipelineError(
             f"{folder.uri}/{NAME} is damaged; put it back from a backup, or remove it"

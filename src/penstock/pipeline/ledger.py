@@ -77,27 +77,27 @@ class Ledger:
 
     def _load(self) -> bool:
         """False: records were rolled up while they were read, by whoever writes it."""
-        told = self._read(HEAD)
+        value = self._read(HEAD)
         names = self._names()
-        if told is None:
+        if value is None:
             if names:
                 raise PipelineError(
                     f"{self.uri}/{HEAD} is gone, and records of the ledger are there.  {RESTORE}"
                 )
             return True
-        if told.get("version") != VERSION:
+        if value.get("version") != VERSION:
             raise PipelineError(
-                f"{self.uri}/{HEAD} is of version {told.get('version')!r:.20}, written by a later "
+                f"{self.uri}/{HEAD} is of version {value.get('version')!r:.20}, written by a later "
                 f"Penstock; this one knows {VERSION}"
             )
         try:
-            self.head = Head.of_json(told)
+            self.head = Head.of_json(value)
         except (KeyError, ValueError, TypeError) as error:
             raise self._damaged(HEAD, error) from None
         self._unrolled = []
         self.seq = self.head.rolled
-        wanted = sorted(number for number in names if number > self.head.rolled)
-        for number in wanted:
+        numbers = sorted(number for number in names if number > self.head.rolled)
+        for number in numbers:
             if number != self.seq + 1:
                 missing = _name(self.seq + 1)
                 if self._is_rolled_further():
@@ -105,11 +105,11 @@ class Ledger:
                 raise PipelineError(
                     f"{self.uri}/{missing} is gone, and later records are there.  {RESTORE}"
                 )
-            told = self._read(_name(number))
-            if told is None:
+            value = self._read(_name(number))
+            if value is None:
                 return False
             try:
-                record = Record.of_json(told)
+                record = Record.of_json(value)
             except (KeyError, ValueError, TypeError) as error:
                 raise self._damaged(_name(number), error) from None
             self._take(record)
@@ -117,8 +117,8 @@ class Ledger:
         return True
 
     def _is_rolled_further(self) -> bool:
-        told = self._read(HEAD)
-        return told is not None and int(told.get("rolled", 0)) > self.head.rolled
+        value = self._read(HEAD)
+        return value is not None and int(value.get("rolled", 0)) > self.head.rolled
 
     def _take(self, record: Record) -> None:
         self.seq = record.seq
@@ -159,7 +159,7 @@ class Ledger:
         """Where it goes on, of each log."""
         return self.coverage.ends()
 
-    def wanted(self, batch: Batch) -> tuple[Span, ...] | None:
+    def to_write(self, batch: Batch) -> tuple[Span, ...] | None:
         """The ranges of a batch to be written; None: the sink has it.
 
         PipelineError if the batch is not what it was: the same number with other ranges.
@@ -217,14 +217,14 @@ class Ledger:
 
     def create(self, identity: str, sinks: Iterable[str], seq: int = 0) -> None:
         """Make it, or keep what is there up to date; ``seq`` is the last step of a lost one."""
-        wanted = list(sinks)
+        names = list(sinks)
         plain = self.plain and (self.head.plain or not self.exists)
         head = self.head
-        if self.exists and (head.identity, head.sinks, head.plain) == (identity, wanted, plain):
+        if self.exists and (head.identity, head.sinks, head.plain) == (identity, names, plain):
             return
         self.head.plain = plain
         self.head.began_ms = self.head.began_ms or now_ms()
-        self.head.identity, self.head.sinks = identity, wanted
+        self.head.identity, self.head.sinks = identity, names
         if self.exists:
             self._roll()
         else:
@@ -238,18 +238,18 @@ class Ledger:
 
     def sealed(self) -> dict[str, Any] | None:
         """The step that is decided and has no record yet."""
-        told = self._read(SEALED)
-        if told is None:
+        value = self._read(SEALED)
+        if value is None:
             return None
-        if told["seq"] <= self.seq:
+        if value["seq"] <= self.seq:
             self.unseal()
             return None
-        if told["seq"] != self.seq + 1:
+        if value["seq"] != self.seq + 1:
             raise PipelineError(
-                f"{self.uri}/{SEALED} is step {told['seq']}, and the last record is {self.seq}: "
+                f"{self.uri}/{SEALED} is step {value['seq']}, and the last record is {self.seq}: "
                 f"records are missing.  {RESTORE}"
             )
-        return told
+        return value
 
     def unseal(self) -> None:
         self.folder.remove(self._at(SEALED))
@@ -277,36 +277,36 @@ class Ledger:
 
     def _roll(self) -> None:
         """Rule 3.  Until the head is replaced nothing counts, and nothing is removed before."""
-        records, gone = self._unrolled, []
+        records, replaced = self._unrolled, []
         if records:
             parts = [(list(each.added), list(each.removed)) for each in records]
             first, last = records[0].seq, records[-1].seq
             small = [roll for roll in self.head.rolls if _is_small(roll)]
             if len(small) >= ROLL_COUNT:
                 parts = [*self._rolled(small), *parts]
-                first, gone = small[0][0], small
+                first, replaced = small[0][0], small
             added, removed = _summed(parts)
             name = _roll_name(first, last)
             rows = [file.row() for file in added]
             self._write(name, {"version": VERSION, "added": rows, "removed": removed})
-            kept = [roll for roll in self.head.rolls if roll not in gone]
-            self.head.rolls = [*kept, (first, last)]
+            remaining = [roll for roll in self.head.rolls if roll not in replaced]
+            self.head.rolls = [*remaining, (first, last)]
             self.head.rolled = last
         self._write(HEAD, self.head.as_json())
         self._unrolled = []
         for record in records:
             self.folder.remove(self._at(_name(record.seq)))
-        for roll in gone:
+        for roll in replaced:
             self.folder.remove(self._at(_roll_name(*roll)))
 
     def _rolled(
         self, rolls: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[list[DataFile], list[str]]]:
         for roll in rolls:
-            told = self._read(_roll_name(*roll))
-            if told is None:
+            value = self._read(_roll_name(*roll))
+            if value is None:
                 raise PipelineError(f"{self.uri}/{_roll_name(*roll)} is gone.  {RESTORE}")
-            yield [DataFile.of_row(row) for row in told["added"]], list(told["removed"])
+            yield [DataFile.of_row(row) for row in value["added"]], list(value["removed"])
 
 
 RESTORE = (
@@ -323,7 +323,7 @@ def summed(ledger: Ledger, record: Record) -> str:
     coverage = Coverage(ledger.coverage)
     for span in record.spans:
         coverage.add(span)
-    told = {
+    value = {
         "version": VERSION,
         "identity": ledger.identity,
         "record": record.as_json(),
@@ -331,7 +331,7 @@ def summed(ledger: Ledger, record: Record) -> str:
         "before": ledger.head.before.rows(),
         "losses": [loss.as_json() for loss in (*ledger.head.losses, *record.losses)],
     }
-    return base64.b64encode(zlib.compress(packed(told), 1)).decode()
+    return base64.b64encode(zlib.compress(packed(value), 1)).decode()
 
 
 def of_sum(text: str) -> dict[str, Any]:
@@ -364,8 +364,8 @@ def _summed(
     """What is added and removed in all; a file that came and went in between is left out."""
     added: dict[str, DataFile] = {}
     removed: dict[str, None] = {}
-    for new, gone in parts:
-        for path in gone:
+    for new, dropped in parts:
+        for path in dropped:
             if added.pop(path, None) is None:
                 removed[path] = None
         added.update((file.path, file) for file in new)

@@ -30,8 +30,8 @@ def finished_batch(folder: Folder, query: str) -> int | None:
         for path in sealed["remove"]:
             folder.remove(path)
         if sealed["batch"] is not None:
-            told = json.dumps({"batch": sealed["batch"]}).encode()
-            folder.write(f"{state}/done.json", told)
+            data = json.dumps({"batch": sealed["batch"]}).encode()
+            folder.write(f"{state}/done.json", data)
         folder.remove(f"{state}/{sealed['stage']}")
         folder.remove(f"{state}/sealed.json")
     done = _read(folder, f"{state}/done.json")

@@ -149,7 +149,7 @@ class Lock:
             self._forget()
             raise AlreadyRunningError(f"{self.place}: others take it at the same time; start again")
         self.held = True
-        self._thread = threading.Thread(target=self._keep, name="lock", daemon=True)
+        self._thread = threading.Thread(target=self._heartbeat, name="lock", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
@@ -267,17 +267,17 @@ class Lock:
     def _forget(self) -> None:
         self.folder.remove(self._beat_path(self.owner))
 
-    def _keep(self) -> None:
-        told = False
+    def _heartbeat(self) -> None:
+        warned = False
         while not self._stop.wait(BEAT_S):
             try:
                 self._beat()
-                told = False
+                warned = False
             except Exception as error:
                 # Py4J raises many kinds if the JVM is gone.  ``check`` decides, before a batch.
-                if not told:
+                if not warned:
                     log.warning("lock=%s: no heartbeat: %s", self.place, error)
-                told = True
+                warned = True
 
 
 class Locks:

@@ -50,8 +50,8 @@ class Waiting:
 
     @property
     def name(self) -> str:
-        told = [self.kind, list(self.targets), [span.row()[:6] for span in self.spans]]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
+        parts = [self.kind, list(self.targets), [span.row()[:6] for span in self.spans]]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -135,7 +135,7 @@ def listed(spans: Iterable[Span]) -> str:
     return f"{named}; and {more:,} more" if more > 0 else named
 
 
-def gone(losses: Iterable[Loss], channel_of_topic: dict[str, str]) -> Waiting:
+def lost_messages(losses: Iterable[Loss], channel_of_topic: dict[str, str]) -> Waiting:
     """What the source has found to be gone."""
     losses = list(losses)
     spans = tuple(

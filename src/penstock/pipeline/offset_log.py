@@ -73,16 +73,16 @@ class OffsetLog:
     def begin(self) -> ByChannel:
         """Where batch 0 begins, as far as that was noted; batch 0 itself knows best."""
         data = self.folder.read(BEGIN)
-        told = {} if data is None else self._begun(data)
+        begin = {} if data is None else self._begun(data)
         for channel, positions in (self.begin_of_first() or {}).items():
             for node, topics in positions.items():
-                told.setdefault(channel, {}).setdefault(node, {}).update(topics)
-        return told
+                begin.setdefault(channel, {}).setdefault(node, {}).update(topics)
+        return begin
 
     def _begun(self, data: bytes) -> ByChannel:
         try:
-            told = json.loads(data)["channels"]
-            return {channel: decode(offset) for channel, offset in told.items()}
+            channels = json.loads(data)["channels"]
+            return {channel: decode(offset) for channel, offset in channels.items()}
         except (ValueError, KeyError, TypeError, AttributeError):
             raise PipelineError(f"{self.folder.uri}/{BEGIN} makes no sense") from None
 
@@ -101,8 +101,8 @@ class OffsetLog:
         return self.folder.read(BEGIN) is not None or self.begin_of_first() is not None
 
     def write_begin(self, begin: ByChannel) -> None:
-        told = {channel: encode(channel, positions) for channel, positions in begin.items()}
-        self.folder.write(BEGIN, json.dumps({"version": 1, "channels": told}).encode())
+        channels = {channel: encode(channel, positions) for channel, positions in begin.items()}
+        self.folder.write(BEGIN, json.dumps({"version": 1, "channels": channels}).encode())
 
 
 def between(before: ByChannel, after: ByChannel) -> list[Span]:

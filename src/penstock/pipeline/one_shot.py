@@ -58,7 +58,7 @@ CHUNK_ROWS_MAX = 100_000
 IDENTITY_SIZE = 32  # hex digits at the end of a run's name
 
 
-class Screen(Protocol):
+class Display(Protocol):
     def show(self, text: str) -> None: ...
 
     def progress(self, text: str) -> None: ...
@@ -75,7 +75,7 @@ class Turn:
 
 
 def run_once(
-    spark: SparkSession, pipeline: Pipeline, screen: Screen, stop: threading.Event
+    spark: SparkSession, pipeline: Pipeline, display: Display, stop: threading.Event
 ) -> bool:
     """Do it, or a part if ``stop`` is set between two chunks; whether all was done."""
     folder = open_folder(spark, pipeline.checkpoint_path)
@@ -88,13 +88,13 @@ def run_once(
     splits = {name: flow.split(name, frame) for name, frame in frames.items()}
     rows = flow.transform({name: split.rows for name, split in splits.items()})
     for number, sink in enumerate(pipeline.sinks):
-        wanted = rows_for(sink, rows, pipeline)
+        output_rows = rows_for(sink, rows, pipeline)
         if isinstance(sink, TopicSink):
             chunked = Chunked(pipeline, sink, folder, turn, number)
-            if not chunked.publish(wanted, screen, stop):
+            if not chunked.publish(output_rows, display, stop):
                 return False
         else:
-            _write(spark, pipeline, sink, wanted, turn, screen.show, stop.wait)
+            _write(spark, pipeline, sink, output_rows, turn, display.show, stop.wait)
     for split in splits.values():
         if split.invalid is not None:
             _write_invalid(spark, flow, split.invalid, turn, stop.wait)
@@ -184,7 +184,7 @@ def _write_table(target: TableTarget, rows: DataFrame, turn: Turn, wait: Wait) -
     target.ledger.create(turn.query[-IDENTITY_SIZE:], [target.name])
     target.recover()
     batch = Batch(turn.query, turn.run, numbered=True)
-    if target.ledger.wanted(batch) is not None and not _was_written(target, turn):
+    if target.ledger.to_write(batch) is not None and not _was_written(target, turn):
         target.write(rows, batch, ())
     target.finish(wait)
 
@@ -212,7 +212,7 @@ class Chunked:
         self._pipeline = pipeline
         self._options = sink_options(sink, pipeline)
 
-    def publish(self, rows: DataFrame, screen: Screen, stop: threading.Event) -> bool:
+    def publish(self, rows: DataFrame, display: Display, stop: threading.Event) -> bool:
         """Whether all of it was published."""
         messages = topic_messages(self._sink, rows)
         if not self._sink.rate:
@@ -229,7 +229,7 @@ class Chunked:
                 continue
             if stop.wait(max(0.0, due_s - time.monotonic())):
                 done = count - len(part)
-                screen.show(
+                display.show(
                     f"{self._pipeline.name}: stopped, {done:,} messages published;"
                     " run again with the same parameters it goes on there"
                 )
@@ -239,8 +239,8 @@ class Chunked:
             self._turn.chunk = chunk + 1
             save(self._folder, self._turn)
             due_s = max(due_s + len(part) / self._sink.rate, time.monotonic() - 1.0)
-            screen.progress(f"{self._pipeline.name}: {count:,} messages published")
-        screen.show(f"{self._pipeline.name}: {count:,} messages published")
+            display.progress(f"{self._pipeline.name}: {count:,} messages published")
+        display.show(f"{self._pipeline.name}: {count:,} messages published")
         self._turn.chunk = 0
         return True
 

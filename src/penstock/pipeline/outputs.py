@@ -97,13 +97,13 @@ def with_times(rows: DataFrame, columns: tuple[str, ...]) -> DataFrame:
     """Add ``date`` and ``hour`` of the message's time where they are asked for and not there."""
     from pyspark.sql import functions as F
 
-    wanted = [name for name in ("date", "hour") if name in columns and name not in rows.columns]
+    derived = [name for name in ("date", "hour") if name in columns and name not in rows.columns]
     time = next((name for name in TIMES if name in rows.columns), None)
-    missing = [name for name in columns if name not in rows.columns and name not in wanted]
-    if missing or (wanted and time is None):
-        name = missing[0] if missing else wanted[0]
+    missing = [name for name in columns if name not in rows.columns and name not in derived]
+    if missing or (derived and time is None):
+        name = missing[0] if missing else derived[0]
         raise PipelineError(f"partition_by: there is no column {name} among {rows.columns}")
-    for name in wanted:
+    for name in derived:
         form = "yyyy-MM-dd" if name == "date" else "HH"
         rows = rows.withColumn(name, F.date_format(F.col(str(time)), form))
     return rows

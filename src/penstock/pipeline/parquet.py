@@ -147,7 +147,7 @@ class ParquetTable:
 
     # Merging
 
-    def rest(self) -> None:
+    def maintain(self) -> None:
         """Between batches: remove files that were replaced, and merge some that are due."""
         self.replaced.sweep(now_ms())
         self._merger.step(now_ms())

@@ -76,9 +76,9 @@ class Replaced:
         swaps = self._swaps
         while left and swaps and swaps[0].swapped_ms <= now_ms - GRACE_MS:
             swap = swaps[0]
-            gone, swap.paths = swap.paths[:left], swap.paths[left:]
-            left -= len(gone)
-            for path in gone:
+            expired, swap.paths = swap.paths[:left], swap.paths[left:]
+            left -= len(expired)
+            for path in expired:
                 self._ledger.folder.remove(path)
             if not swap.paths:
                 swaps.pop(0)

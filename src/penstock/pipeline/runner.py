@@ -33,7 +33,7 @@ from penstock.pipeline.bodies import infer_schema, schema_of
 from penstock.pipeline.discovery import Brokers, Discovery, has_patterns
 from penstock.pipeline.faults import fault_of
 from penstock.pipeline.folders import open_folder, spark_path
-from penstock.pipeline.losses import ACCEPT, Answers, gone
+from penstock.pipeline.losses import ACCEPT, Answers, lost_messages
 from penstock.pipeline.one_shot import run_once
 from penstock.pipeline.plan import (
     Flow,
@@ -45,7 +45,7 @@ from penstock.pipeline.plan import (
     read_other,
 )
 from penstock.pipeline.reconciliation import Settled, Settling
-from penstock.pipeline.reports import Told
+from penstock.pipeline.reports import RunReports
 from penstock.pipeline.spec import Pipeline, Source, channel_of
 from penstock.pipeline.status import StatusFile
 from penstock.pipeline.stream_options import place_options, stream_options
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.pipeline")
 
-LOOK_S = 0.2
-TOPICS_LOOK_S = 5.0
-WAITING_LOOK_S = 2.0
+POLL_S = 0.2
+TOPICS_POLL_S = 5.0
+WAITING_POLL_S = 2.0
 BATCH_END_S = 60.0
 PROGRESS_S = 2.0
-REST_S = 5.0
+MAINTENANCE_S = 5.0
 TABLE_SETTINGS = {
     # What other programs read, deltalake among them.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -102,19 +102,19 @@ class Run:
     answers: Answers = field(default_factory=Answers)
 
     def __post_init__(self) -> None:
-        self._told = Told(self.pipeline)
+        self._reports = RunReports(self.pipeline)
         self._topics: dict[str, tuple[str, ...]] = {}
         self._message_count = 0
         self._batch_count = 0
         self._last_batch = -1
         self._waiting_s = 0.0
         self._attempts = Attempts(
-            *(self.pipeline, self.status, self._told, self.stop),
+            *(self.pipeline, self.status, self._reports, self.stop),
             open=self._open_session,
             given=self.spark,
         )
         self._done = False
-        self._told_reading = False
+        self._reading_logged = False
         self._settled: Settled | None = None
         self._discovery: Discovery | None = None
 
@@ -130,11 +130,11 @@ class Run:
                 self.status.remove()  # the one that runs has its own
                 raise
             self.status.update(state=PipelineState.FAILED, error=str(fault), stopping=False)
-            self._told.tell(PipelineState.FAILED, str(fault))
+            self._reports.report(PipelineState.FAILED, str(fault))
             if isinstance(error, PenstockError) and not isinstance(fault, DataWouldBeLostError):
                 raise
             raise fault from error
-        self._told.tell(PipelineState.ENDED)
+        self._reports.report(PipelineState.ENDED)
         self.status.remove()
 
     def _waiting_for(self, error: BaseException, fault: PipelineError) -> PipelineError:
@@ -149,7 +149,7 @@ class Run:
             for topic in (*topics, self.pipeline.retry_topic)
         }
         sentence = str(fault).partition("\n")[0].partition(".  To go on")[0]
-        return self._settled.questions.stop(gone(losses, channels), sentence, (ACCEPT,))
+        return self._settled.questions.stop(lost_messages(losses, channels), sentence, (ACCEPT,))
 
     def _run(self) -> None:
         self.status.update(state=PipelineState.STARTING)
@@ -171,7 +171,7 @@ class Run:
             self._done = run_once(spark, pipeline, self.screen, self.stop)
         else:
             self._settle(spark)
-            with self._told.listening(spark, self._reporting()):
+            with self._reports.listening(spark, self._reporting()):
                 self._stream(spark)
 
     @property
@@ -209,10 +209,10 @@ class Run:
             self._note_plan(spark, plan, schemas)
             batches = self._batches(spark, plan)
             query = self._start(plan, batches)
-            self._told.started(query, self._topics)
-            self._tell_places()
-            if not self._told_reading:
-                self._told_reading = True
+            self._reports.started(query, self._topics)
+            self._report_places()
+            if not self._reading_logged:
+                self._reading_logged = True
                 names = ", ".join(sorted(self._all_topics()))
                 log.info("pipeline=%s: reads %s", self.pipeline.name, names or "its source")
             self._follow(query, batches)
@@ -257,25 +257,26 @@ class Run:
 
     def _find_topics(self) -> bool:
         """Look which topics there are, and wait until there is one; False: it was stopped."""
-        told = False
+        logged = False
         while not self.stop.is_set():
             self._topics = self._topics_now()
             if all(self._topics.values()):
                 return True
-            if not told:
+            if not logged:
                 log.info("pipeline=%s: no topic matches yet; waiting", self.pipeline.name)
                 self.status.update(state=PipelineState.WAITING)
-                told = True
+                logged = True
             if self.pipeline.trigger.available_now:
                 return False
-            self.stop.wait(TOPICS_LOOK_S / 5)
+            self.stop.wait(TOPICS_POLL_S / 5)
         return False
 
     def _topics_now(self) -> dict[str, tuple[str, ...]]:
         assert self._discovery is not None
-        found = self._discovery.topics()
+        discovery = self._discovery
+        found = discovery.topics()
         self.status.update(
-            gone_before=self._discovery.gone_count, gone_topics=self._discovery.gone_topic_count
+            gone_before=discovery.removed_count, gone_topics=discovery.removed_topic_count
         )
         return found
 
@@ -343,37 +344,37 @@ class Run:
 
     def _follow(self, query: StreamingQuery, batches: Batches) -> None:
         """Return when the query has ended, or was ended for a reason of ours."""
-        look_s = time.monotonic() + TOPICS_LOOK_S
-        rest_s = time.monotonic() + REST_S
+        poll_due_s = time.monotonic() + TOPICS_POLL_S
+        maintenance_due_s = time.monotonic() + MAINTENANCE_S
         patterns = has_patterns(self.pipeline)
-        while query.isActive and not self.stop.wait(LOOK_S):
-            self._tell(query)
-            if patterns and time.monotonic() >= look_s:
-                look_s = time.monotonic() + TOPICS_LOOK_S
-                if self._news():
+        while query.isActive and not self.stop.wait(POLL_S):
+            self._report_progress(query)
+            if patterns and time.monotonic() >= poll_due_s:
+                poll_due_s = time.monotonic() + TOPICS_POLL_S
+                if self._has_new_topics():
                     break
-            if time.monotonic() >= rest_s:
-                batches.rest()
-                rest_s = time.monotonic() + REST_S
+            if time.monotonic() >= maintenance_due_s:
+                batches.maintain_if_idle()
+                maintenance_due_s = time.monotonic() + MAINTENANCE_S
         if query.isActive:
             self._end(query, batches)
         self._waiting_s = 0.0
-        self._tell(query)
+        self._report_progress(query)
         # A batch that was refused ends the query with an error, which is none.
         error = None if batches.refused and batches.error is None else query.exception()
         # Spark may die of an error of ours (its texts are long) before it has noted it.
         if error is not None or batches.error is not None:
             raise fault_of(batches.error, error) from (batches.error or error)
 
-    def _news(self) -> bool:
+    def _has_new_topics(self) -> bool:
         """Whether there are topics that the query does not read."""
-        now = self._look()
+        now = self._poll_topics()
         new = {topic for topics in now.values() for topic in topics} - self._all_topics()
         if new:
             log.info("pipeline=%s: new topics %s", self.pipeline.name, ", ".join(sorted(new)))
         return bool(new)
 
-    def _look(self) -> dict[str, tuple[str, ...]]:
+    def _poll_topics(self) -> dict[str, tuple[str, ...]]:
         """The topics there are; none if that cannot be told now."""
         try:
             return self._topics_now()
@@ -396,7 +397,7 @@ class Run:
                 return
             time.sleep(PROGRESS_S / 40)
 
-    def _tell_places(self) -> None:
+    def _report_places(self) -> None:
         names = list(self._topics)
         nodes = sorted({n.address for name in names for n in Brokers(self.pipeline, name).nodes()})
         channel = channel_of(self.pipeline, names[0]) if names else ""
@@ -405,8 +406,8 @@ class Run:
             state=PipelineState.RUNNING, topics=topics, nodes=nodes, channel=channel, error=""
         )
 
-    def _tell(self, query: StreamingQuery) -> None:
-        self._told.look()
+    def _report_progress(self, query: StreamingQuery) -> None:
+        self._reports.poll()
         for progress in self._progress(query):
             batch = int(progress["batchId"])
             if batch <= self._last_batch:
@@ -424,7 +425,7 @@ class Run:
                 batch_ms=took_ms,
             )
         if time.monotonic() >= self._waiting_s:
-            self._waiting_s = time.monotonic() + WAITING_LOOK_S
+            self._waiting_s = time.monotonic() + WAITING_POLL_S
             self.status.update(waiting=self._waiting())
         self.screen.progress(progress_line(self))
 

@@ -57,7 +57,7 @@ class Size(Text):
         return str(value)
 
 
-class Table(Text):
+class OptionTable(Text):
     """A table of texts, numbers and booleans: options of Spark's that are passed on."""
 
     kind = "table"
@@ -114,7 +114,7 @@ class Code(Text):
 
 
 def table(group: str, help: str) -> Any:
-    return row(Table(), group, dict, help, default_text="{}")
+    return row(OptionTable(), group, dict, help, default_text="{}")
 
 
 def compact_after(group: str) -> Any:

@@ -165,21 +165,21 @@ def _parameters_of(table: Mapping[str, Any]) -> list[str]:
     """The parameters that a file has: those of its table, and what its values and SQL name."""
     found = dict.fromkeys(_only(table, "parameters"))
 
-    def look(value: Any) -> None:
+    def collect(value: Any) -> None:
         match value:
             case dict():
                 for key, inner in value.items():
                     if key == "sql":
                         found.update(dict.fromkeys(_named_in_sql([str(inner)])))
                     else:
-                        look(inner)
+                        collect(inner)
             case list():
                 for inner in value:
-                    look(inner)
+                    collect(inner)
             case str():
                 found.update(dict.fromkeys(FILLED.findall(value)))
 
-    look(table)
+    collect(table)
     return list(found)
 
 

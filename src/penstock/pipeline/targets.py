@@ -37,7 +37,7 @@ NS_PER_MS = 1_000_000
 ROWS, ASIDES, INVALID = "rows", "asides", "invalid"  # what a target gets
 
 
-class Table(Protocol):
+class TableWriter(Protocol):
     """How rows get into a table, once."""
 
     def recover(self) -> None: ...
@@ -46,7 +46,7 @@ class Table(Protocol):
 
     def skip(self, batch: Batch, spans: Sequence[Span]) -> None: ...
 
-    def rest(self) -> None: ...
+    def maintain(self) -> None: ...
 
     def finish(self, wait: Callable[[float], bool]) -> None: ...
 
@@ -55,7 +55,7 @@ class TableTarget:
     """A table; ``name`` is as in the checkpoint's description of the pipeline."""
 
     def __init__(
-        self, name: str, ledger: Ledger, table: Table, path: str, sink: Sink | None
+        self, name: str, ledger: Ledger, table: TableWriter, path: str, sink: Sink | None
     ) -> None:
         self.name = name
         self.ledger = ledger
@@ -74,9 +74,9 @@ class TableTarget:
     def skip(self, batch: Batch, spans: Sequence[Span]) -> None:
         self.table.skip(batch, spans)
 
-    def rest(self) -> None:
+    def maintain(self) -> None:
         """Between batches: time for tidying up."""
-        self.table.rest()
+        self.table.maintain()
 
     def finish(self, wait: Callable[[float], bool]) -> None:
         """Before the end of a run: tidy up for good; True of ``wait``: the run is to end now."""
@@ -136,11 +136,11 @@ class TopicTarget:
         if found is None or not found[1]:
             return None
         try:
-            told = of_sum(found[1])
+            summary = of_sum(found[1])
         except ValueError as error:
             raise PipelineError(f"the note of {name} makes no sense: {error}") from None
         finish(name, found[0], self._options)
-        return found[0], told
+        return found[0], summary
 
     def decided(self, query: str) -> int | None:
         """The newest batch that a version without ledgers has published, finished."""
@@ -161,7 +161,7 @@ class TopicTarget:
     def skip(self, batch: Batch, spans: Sequence[Span]) -> None:
         self.ledger.commit(self.ledger.batch_record(batch, spans))
 
-    def rest(self) -> None:
+    def maintain(self) -> None:
         pass
 
     def finish(self, wait: Callable[[float], bool]) -> None:
@@ -216,7 +216,7 @@ def table_target(
     folder = open_folder(spark, path)
     ledger = Ledger(folder, ledger_path(pipeline), pipeline.name, name).load()
     ledger.plain = is_plain(pipeline, sink)
-    table: Table
+    table: TableWriter
     if isinstance(sink, DeltaSink):
         table = DeltaSinkTable(spark, path, sink.partition_by, ledger, merging_of(sink))
     else:
@@ -275,14 +275,14 @@ def _record(note: str) -> Record | None:
         return None
 
 
-def coverage_in(told: Mapping[str, Any]) -> tuple[Coverage, Coverage]:
+def coverage_in(summary: Mapping[str, Any]) -> tuple[Coverage, Coverage]:
     """What a sum says is covered, and what of it is from before there was a ledger."""
-    return Coverage(spans_of_rows(told["ranges"])), Coverage(spans_of_rows(told["before"]))
+    return Coverage(spans_of_rows(summary["ranges"])), Coverage(spans_of_rows(summary["before"]))
 
 
-def losses_in(told: Mapping[str, Any]) -> list[Accepted]:
+def losses_in(summary: Mapping[str, Any]) -> list[Accepted]:
     """The accepted losses of a sum; those of earlier versions have none."""
-    return [Accepted.of_json(dict(loss)) for loss in told.get("losses", ())]
+    return [Accepted.of_json(dict(loss)) for loss in summary.get("losses", ())]
 
 
 # What the brokers have decided
@@ -297,12 +297,12 @@ def decision_of(name: str, options: dict[str, str]) -> tuple[int, str] | None:
     newest: tuple[int, str] | None = None
     for node in cluster.nodes.values():
         try:
-            told = node.get("/staging/decision", query=name)
+            summary = node.get("/staging/decision", query=name)
         except NodeError as error:
             if error.status == 404:
                 continue
             raise
-        found = (int(told["batch"]), str(told["note"] or ""))
+        found = (int(summary["batch"]), str(summary["note"] or ""))
         if newest is None or found[0] > newest[0]:
             newest = found
     return newest

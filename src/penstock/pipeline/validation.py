@@ -66,8 +66,8 @@ def _check_columns(sink: Any, rows: DataFrame) -> None:
         case TopicSink():
             topic_messages(sink, rows)
         case PlotSink():
-            wanted = [sink.time, *([sink.series] if sink.series else []), *sink.values]
-            missing = [name for name in wanted if name not in rows.columns]
+            columns = [sink.time, *([sink.series] if sink.series else []), *sink.values]
+            missing = [name for name in columns if name not in rows.columns]
             if missing:
                 raise PipelineError(
                     f"[sink] (plot) there is no column {missing[0]} among {', '.join(rows.columns)}"

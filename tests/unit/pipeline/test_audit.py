@@ -13,7 +13,7 @@ from penstock.pipeline.audit_findings import (
     COUNTED,
     EARLIER,
     GAP,
-    GONE,
+    MISSING,
     NEVER_READ,
     OUTSIDE,
     PASSED,
@@ -388,7 +388,7 @@ def test_the_report_is_readable_and_complete(table: Table) -> None:
     (table.path / table.files[0]).unlink()
     report = report_of(table, FakeCluster(nodes={}))
     shown = text(report)
-    assert f"{table.files[0]} {GONE}: 10 rows" in shown
+    assert f"{table.files[0]} {MISSING}: 10 rows" in shown
     assert "not provable: the node does not answer" in shown
     as_json = report.as_json()
     assert as_json["verdict"] == "wrong"
