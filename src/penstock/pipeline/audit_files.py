@@ -1,11 +1,11 @@
-"""The files of a table against its ledgers: name, size, rows and checksum.
+"""Compares the files of a table with its ledgers: name, size, rows and checksum.
 
-    ledgers, in parts ---> a temporary database on disk <--- the folder's files, or those of Delta's
-                           path, size, rows, checksum, seen     log, each looked up once
+    ledgers, in parts ---> a temporary database on disk <--- files of the folder, or of Delta's log,
+                           path, size, rows, checksum, seen     each looked up once
 
 Rule 1: memory does not grow with the number of files: the database does, on disk.
-Rule 2: a file with the size and the checksum that it was written with has its rows too.  Rows are
-        counted only where there is no checksum.
+Rule 2: a file with the recorded size and checksum has the recorded rows.  Rows are counted only
+        where there is no checksum.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.pipeline.ledger_records import DataFile
 
 log = logging.getLogger("penstock.pipeline")
 
-PART_COUNT = 512  # files that are looked up and read at a time
+PART_COUNT = 512  # files compared at a time
 PROGRESS_S = 5.0
 WORKERS_MAX = 4
 DELTA_LOG = "_delta_log"
@@ -40,7 +40,7 @@ checksum INTEGER, seen INTEGER DEFAULT 0) WITHOUT ROWID"""
 
 
 class Progress:
-    """A line of the log every few seconds, from work that takes long."""
+    """Logs progress every few seconds."""
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what = what
@@ -54,9 +54,9 @@ class Progress:
 
 
 def check_files(folder: Folder, ledgers: list[OpenLedger]) -> Files:
-    """Compare all files; what a merge or a step under way explains is no fault."""
+    """Compare all files; those of a merge or of an unfinished step are not faults."""
     found = Files()
-    # The name "" is a private database in a temporary file.
+    # SQLite opens "" as a private database in a temporary file.
     with (
         closing(sqlite3.connect("", isolation_level=None)) as known,
         ThreadPoolExecutor(min(WORKERS_MAX, os.cpu_count() or 1)) as workers,
@@ -100,7 +100,7 @@ class _Checking:
         self._found = found
 
     def compare_listed(self, files: Iterable[File], workers: ThreadPoolExecutor) -> None:
-        """Compare files that are there with what the ledgers say of them."""
+        """Compare files in the folder with their records in the ledgers."""
         expected: list[tuple[File, DataFile, str]] = []
         for file in files:
             self._found.count += 1
@@ -131,25 +131,25 @@ class _Checking:
     def _strange(self, file: File) -> FileFault | None:
         now = self._now(file)
         if now is None:
-            return None  # gone since it was listed: nobody reads it
+            return None  # removed since it was listed
         return FileFault(STRANGE, file.path, f"{file.size:,} bytes", "", now)
 
     def _compare(self, file: File, expected: DataFile, pipeline: str) -> FileFault | None:
         differences = []
         now: DataFile | None = None
         if file.size < 0:
-            return FileFault(MISSING, file.path, "Delta's log has it", pipeline)
+            return FileFault(MISSING, file.path, "Delta's log lists it", pipeline)
         if file.size != expected.size:
-            differences.append(f"{file.size:,} bytes in place of {expected.size:,}")
+            differences.append(f"{file.size:,} bytes instead of {expected.size:,}")
         elif expected.checksum is not None:
             found = self._read(self._folder.checksum, file.path)
             if found != expected.checksum:
-                differences.append("another checksum" if found is not None else "it cannot be read")
+                differences.append("wrong checksum" if found is not None else "cannot be read")
         if differences or expected.checksum is None:
             rows = self._rows(file.path) if differences or expected.rows is not None else None
             if expected.rows is not None and rows != expected.rows:
-                count = "no Parquet file" if rows is None else f"{rows:,} rows"
-                differences.append(f"{count} in place of {expected.rows:,} rows")
+                count = "not a Parquet file" if rows is None else f"{rows:,} rows"
+                differences.append(f"{count} instead of {expected.rows:,} rows")
         if not differences:
             return None
         now = self._now(file)
@@ -158,7 +158,7 @@ class _Checking:
         return FileFault(CHANGED, file.path, ", ".join(differences), pipeline, now)
 
     def _now(self, file: File) -> DataFile | None:
-        """What lies there; None if nothing does."""
+        """The file as it is on disk; None if it cannot be read."""
         checksum = self._read(self._folder.checksum, file.path)
         if checksum is None:
             return None
@@ -190,7 +190,7 @@ def table_files(folder: Folder) -> Iterator[File]:
 
 
 def is_visible(path: str) -> bool:
-    """As Spark sees it: a name that begins with "_" counts only if it is a folder of a column."""
+    """Whether Spark reads it: a name that starts with "_" is read only as a partition folder."""
     return not any(
         part.startswith(".") or (part.startswith("_") and "=" not in part)
         for part in path.split("/")
@@ -202,7 +202,7 @@ def is_delta(folder: Folder) -> bool:
 
 
 def delta_files(folder: Folder) -> Iterator[File]:
-    """Those of the table's newest version; one that is not there has a size below 0."""
+    """The files of the table's newest version; the size of a missing one is negative."""
     for path in delta_paths(folder):
         try:
             found = (Path(folder.uri) / path).stat()

@@ -1,4 +1,4 @@
-"""What the brokers of a source have: which topics match, and how much of them waits."""
+"""Finds the topics of a source that match, and how many of their messages wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.spark.options import BATCH, Options, parse_options
 from penstock.wire.peer_answers import channels_in, names_in, topics_in
 
 TOPICS = partial(names_in, name="topics")
-# Of the data source's options, those that say how to reach a broker.
+# Prefixes of the data source's options for connecting to a broker.
 REACHING = ("tls", "httptoken", "requesttimeout", "retrytimeout")
 
 
@@ -52,7 +52,7 @@ class Brokers:
         return any(is_pattern(topic) for topic in self._source.topics)
 
     def request(self, identity: str, take_over: str) -> PatternRequest:
-        """What is left with each node of a source with patterns."""
+        """The pattern to register with each node, for a source with wildcards."""
         pipeline = self._pipeline
         return PatternRequest(
             self._channel,
@@ -74,7 +74,7 @@ class Brokers:
         """The topics to read now: those named, and those that match, sorted.
 
         A pipeline's own topics match no pattern: it would read what it writes.  ``more``: topics
-        that nodes told of already.
+        that nodes have already reported.
         """
         named = {topic for topic in self._source.topics if not is_pattern(topic)}
         patterns = [topic for topic in self._source.topics if is_pattern(topic)]
@@ -102,7 +102,7 @@ class Brokers:
             try:
                 stats = node.stats()
             except NodeError:
-                continue  # the stream itself reports a node that is away
+                continue  # the stream itself reports an unreachable node
             for topic, _, channel in channels_in(stats, topics, self._channel):
                 seen.add(topic)
                 count += int(channel["depth"])
@@ -110,7 +110,7 @@ class Brokers:
 
 
 class Discovery:
-    """The topics of all sources of a run, looked for again and again."""
+    """The topics of all sources of a run, polled repeatedly."""
 
     def __init__(self, pipeline: Pipeline, identity: PipelineIdentity, take_over: str = "") -> None:
         self._brokers = {
@@ -125,12 +125,12 @@ class Discovery:
         }
 
     def topics(self) -> dict[str, tuple[str, ...]]:
-        """The topics to read now, by source; patterns are left with the nodes before."""
+        """The topics to read now, by source; patterns are registered with the nodes first."""
         return {name: self._poll(name) for name in self._brokers}
 
     @property
     def removed_count(self) -> int:
-        """Messages, at least, that were removed before their topic was found."""
+        """Messages that were removed before their topic was found; a lower bound."""
         return sum(each.count_min for found in self._patterns.values() for each in found.removed)
 
     @property
@@ -154,7 +154,7 @@ class Discovery:
 
 
 def reader_name(pipeline: Pipeline) -> str:
-    """Who reads, for people."""
+    """The name of the reader, for people."""
     return f"pipeline {pipeline.name} on {platform.node()}, pid {os.getpid()}"
 
 

@@ -1,12 +1,12 @@
-"""Pipelines without a stream: read, transform, write, end.
+"""Pipelines without a stream: read, transform, write, exit.
 
 Beside the checkpoint lies ``once.json``: {"query": "...", "run": 3, "chunk": 17, "asked": "..."}.
-A run that was cut off is done again under the same number, so tables and topics that have it skip
-it; the next one after a run that came to its end gets the next number.
+An interrupted run is repeated under the same number, so tables and topics that have it skip it; after
+a complete run the next one gets the next number.
 
-A topic sink with a ``rate`` publishes in chunks, one every half second, each under a number of its
-own: a cut replay goes on behind the last chunk that was published.  So the rows must come in the
-same order each time; the SQL says which (ORDER BY).
+A topic sink with a ``rate`` publishes in chunks, one every half second, each under its own number:
+an interrupted replay resumes after the last published chunk.  So the rows must come in the same
+order each time, which the SQL determines (ORDER BY).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from penstock.pipeline.targets import TableTarget, invalid_table, table_target
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Wait = Callable[[float], bool]  # sleeps for so many seconds; True: the run is to end now
+Wait = Callable[[float], bool]  # sleeps for that many seconds; True: the run must end now
 
 NAME = "once.json"
 CHUNK_S = 0.5
@@ -66,7 +66,7 @@ class Display(Protocol):
 
 @dataclass(slots=True)
 class Turn:
-    """A run under way, or the last that came to its end (``asked`` is empty then)."""
+    """The current run, or the last complete one (then ``asked`` is empty)."""
 
     query: str
     run: int = 0
@@ -77,7 +77,7 @@ class Turn:
 def run_once(
     spark: SparkSession, pipeline: Pipeline, display: Display, stop: threading.Event
 ) -> bool:
-    """Do it, or a part if ``stop`` is set between two chunks; whether all was done."""
+    """Run it, or a part if ``stop`` is set between two chunks; whether all of it was done."""
     folder = open_folder(spark, pipeline.checkpoint_path)
     turn = begin(folder, pipeline)
     flow = Flow(pipeline, declared_schemas(pipeline))
@@ -103,7 +103,7 @@ def run_once(
 
 
 def begin(folder: Folder, pipeline: Pipeline) -> Turn:
-    """The run to do: the one that was cut off, or a new one."""
+    """The run to do: the interrupted one, or a new one."""
     asked = _asked(pipeline)
     text = folder.read(NAME)
     if text is None:
@@ -112,8 +112,8 @@ def begin(folder: Folder, pipeline: Pipeline) -> Turn:
         turn = Turn(**json.loads(text))
         if turn.asked and turn.asked != asked:
             raise PipelineError(
-                f"an earlier run of {pipeline.name} with other parameters was cut off; run it to "
-                f"its end, or remove {folder.uri}/{NAME} to forget it"
+                f"an earlier run of {pipeline.name} with other parameters was interrupted; finish "
+                f"it, or remove {folder.uri}/{NAME} to discard it"
             )
         if not turn.asked:
             turn = Turn(turn.query, turn.run + 1, 0, asked)
@@ -131,7 +131,7 @@ def save(folder: Folder, turn: Turn) -> None:
 
 
 def _asked(pipeline: Pipeline) -> str:
-    """What makes a run another one."""
+    """A digest of everything that makes a run a different one."""
     parts = [dict(pipeline.parameters), [step.sql for step in pipeline.transforms]]
     parts += [[str(source) for source in pipeline.sources.values()]]
     parts += [[str(sink) for sink in pipeline.sinks]]
@@ -180,7 +180,7 @@ def _write_invalid(
 
 
 def _write_table(target: TableTarget, rows: DataFrame, turn: Turn, wait: Wait) -> None:
-    """A run is one batch, known by its number: it has no ranges."""
+    """Write a run as one batch, known by its number: it has no ranges."""
     target.ledger.create(turn.query[-IDENTITY_SIZE:], [target.name])
     target.recover()
     batch = Batch(turn.query, turn.run, numbered=True)
@@ -190,7 +190,7 @@ def _write_table(target: TableTarget, rows: DataFrame, turn: Turn, wait: Wait) -
 
 
 def _was_written(target: TableTarget, turn: Turn) -> bool:
-    """By a version without ledgers, in a run that was cut off."""
+    """Whether an interrupted run of a version without ledgers has written it."""
     folder = target.ledger.folder
     if isinstance(target.sink, DeltaSink) and isinstance(folder, LocalFolder):
         batch = finished_delta_batch(folder, turn.query)
@@ -219,7 +219,7 @@ class Chunked:
             publish(messages, self._options, self._name, self._turn.run)
             return True
         session, schema = messages.sparkSession, messages.schema
-        # Numbers of chunks go on from run to run: nsqd takes a smaller one for an old batch.
+        # Chunks are numbered within a run's own name: nsqd takes a smaller number for an old batch.
         name = f"{self._name}.{self._turn.run}"
         size = max(1, min(CHUNK_ROWS_MAX, int(self._sink.rate * CHUNK_S)))
         due_s, count = time.monotonic(), 0
@@ -231,7 +231,7 @@ class Chunked:
                 done = count - len(part)
                 display.show(
                     f"{self._pipeline.name}: stopped, {done:,} messages published;"
-                    " run again with the same parameters it goes on there"
+                    " run it again with the same parameters to resume"
                 )
                 return False
             frame = session.createDataFrame(part, schema)

@@ -1,14 +1,15 @@
-"""A source's pattern, left with every node (R47): new topics that match have its channel at once.
+"""Registers a source's pattern with every node (R47): new topics that match get its channel at once.
 
-    look     leave or renew the pattern on all nodes, then list the topics: what is made after the
-             pattern has the channel from its first message on, what was there before is listed
-    gone     what topics had let go of before the pipeline found them is counted and told
+    poll       register or renew the pattern on all nodes, then list the topics: a topic created
+               after that has the channel from its first message, an older one is in the list
+    removed    messages that topics had removed before the pipeline found them are counted and
+               reported
 
-Rule 1: a node that does not answer now, or does not know patterns, stops nobody: it is told of
-        once, and asked again with the next look.
-Rule 2: another reader stops the run, with who it is.
-Rule 3: a topic that is found while the query runs gets its channel at this moment, not when the
-        query has started again.
+Rule 1: a node that does not respond, or does not support patterns, stops nothing: it is reported
+        once, and asked again at the next poll.
+Rule 2: another reader stops the run; the error names it.
+Rule 3: a topic found while the query runs gets its channel immediately, not when the query has
+        restarted.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ log = logging.getLogger("penstock.pipeline")
 NODES_AT_ONCE_MAX = 16
 TOPICS_AT_ONCE_MAX = 1024
 ANOTHER = (
-    "a channel has one reader: stop the other one, or give this pipeline another name or channel,"
+    "a channel has one reader: stop the other one, use another name or channel for this pipeline,"
     " or take over from it"
 )
-# Of what was gone before, so many are told by name.
+# How many topics with removed messages are logged by name.
 REPORTED_COUNT_MAX = 20
 
 
@@ -40,13 +41,13 @@ class RemovedMessages:
 
     node: str
     topic: str
-    below: int  # indexes
-    count_min: int  # as far as the node can tell; it may be more
+    below: int  # all have a smaller index
+    count_min: int  # as far as the node knows; there may be more
 
 
 @dataclass(frozen=True, slots=True)
 class PatternRequest:
-    """What is left with each node."""
+    """The pattern that each node registers."""
 
     channel: str
     identity: str
@@ -66,7 +67,7 @@ class PatternRequest:
 
 
 def _published(node: Node, topic: str) -> int:
-    """How many messages a topic got since its node started, if that is told to us."""
+    """How many messages a topic got since its node started; 0 if unknown."""
     try:
         only = {"topic": topic, "include_clients": "false", "include_mem": "false"}
         stats = node.get("/stats", format="json", **only)
@@ -80,20 +81,20 @@ class RegisteredPattern:
 
     def __init__(self, request: PatternRequest, *, new: bool) -> None:
         self._request = request
-        self._new = new  # a pipeline that never ran: what was gone before it is no loss
+        self._new = new  # the pipeline never ran: messages removed before are not a loss
         self._polled = False
         self._checked: set[str] = set()  # UUIDs of nodes
-        self._failing: dict[str, str] = {}  # by address, what was told
+        self._failing: dict[str, str] = {}  # the error last logged, by address
         self._reported_count = 0
         self.removed: list[RemovedMessages] = []
 
     def register(self, nodes: Iterable[Node]) -> dict[Node, dict[str, Any]]:
-        """Leave or renew it; what each node answered, of those that did."""
+        """Register or renew it; return the answers of the nodes that responded."""
         everywhere = list(nodes)
         if len(everywhere) < 2:
             answers = [self._register(node) for node in everywhere]
         else:
-            # Side by side: one that does not answer must not hold up the others.
+            # In parallel: a node that does not respond must not delay the others.
             with ThreadPoolExecutor(min(NODES_AT_ONCE_MAX, len(everywhere))) as pool:
                 answers = list(pool.map(self._register, everywhere))
         return {
@@ -113,13 +114,13 @@ class RegisteredPattern:
             if self._failing.get(node.address) != error.code:
                 self._failing[node.address] = error.code
                 log.warning(
-                    "channel=%s: its pattern could not be left: %s; topics that are made there now"
+                    "channel=%s: its pattern could not be registered: %s; topics created there now"
                     " may lose messages to faster consumers before they are found",
                     *(self._request.channel, error),
                 )
             return None
         if self._failing.pop(node.address, None) is not None:
-            log.info("channel=%s: its pattern is left with %s", self._request.channel, node)
+            log.info("channel=%s: its pattern is registered with %s", self._request.channel, node)
         return answer
 
     def _ask(self, node: Node) -> dict[str, Any]:
@@ -133,10 +134,10 @@ class RegisteredPattern:
         taking = {**body, "take_over": self._request.take_over}
         return dict(brief.json(asked("POST", "/channel/pattern", None, taking), 0.0))
 
-    # What was there before
+    # Topics older than the pattern
 
     def check_existing(self, answers: dict[Node, dict[str, Any]], topics: Iterable[str]) -> None:
-        """Find the topics that were there before the pattern, and what they had let go of."""
+        """Find topics older than the pattern, and the messages that they have removed."""
         names, first = set(topics), not self._polled
         for node, answer in answers.items():
             uuid = str(answer["node"])
@@ -151,7 +152,7 @@ class RegisteredPattern:
 
     def _check_node(self, node: Node, uuid: str, lacking: set[str], *, first: bool) -> None:
         if not lacking or (self._new and first):
-            return  # the source makes its channels where its options say
+            return  # the source creates its channels as its options say
         everything = sorted(lacking)
         for at in range(0, len(everything), TOPICS_AT_ONCE_MAX):
             names = everything[at : at + TOPICS_AT_ONCE_MAX]
