@@ -11,8 +11,8 @@ A lock is created without overwriting, so of two starts one wins.  Whoever creat
 first succeeds a dead owner; the winner replaces ``lock.json`` and then removes ``.next``.  A slow
 third process that creates it again finds another nonce in ``lock.json`` and has lost.
 
-Rule 1: an owner on this machine is dead as soon as its process is.  While the process exists it owns
-        the lock, even if it is suspended: two writers are worse than none.
+Rule 1: an owner on this machine is dead as soon as its process is.  While the process exists it
+        owns the lock, even if it is suspended: two writers are worse than none.
 Rule 2: an owner elsewhere is dead if its heartbeat is older than LEASE_S.  Ages are differences
         between two times of the same file system, so the clocks of machines do not matter.
 Rule 3: an owner that was suspended for longer than the lease may have lost the lock.  It reads the
@@ -187,7 +187,7 @@ class Lock:
         return data is not None and Owner.read(data).nonce == self.owner.nonce
 
     def _judge(self) -> Owner | None:
-        """The dead owner; None if there is no lock; raises AlreadyRunningError if the owner is alive."""
+        """The dead owner; None if there is no lock; AlreadyRunningError if the owner is alive."""
         data = self.folder.read(self.path)
         if data is None:
             return None

@@ -4,7 +4,7 @@
 
 A run that would lose messages ends with status 5 and a name, a few letters derived from the loss.
 The next run may be given that name with a flag: to accept the loss, to read again, or to write to a
-table that cannot be verified.  Once answered, the name is no longer valid.  So a flag left in a unit
+table that cannot be verified.  Once answered, the name is no longer valid, so a flag left in a unit
 file only stops the next start.
 """
 

@@ -1,8 +1,8 @@
 """Pipelines without a stream: read, transform, write, exit.
 
 Beside the checkpoint lies ``once.json``: {"query": "...", "run": 3, "chunk": 17, "asked": "..."}.
-An interrupted run is repeated under the same number, so tables and topics that have it skip it; after
-a complete run the next one gets the next number.
+An interrupted run is repeated under the same number, so tables and topics that have it skip it.
+After a complete run the next one gets the next number.
 
 A topic sink with a ``rate`` publishes in chunks, one every half second, each under its own number:
 an interrupted replay resumes after the last published chunk.  So the rows must come in the same

@@ -11,7 +11,7 @@
 Readers skip names that start with "_".  Spark's own file sink instead writes a list of the valid
 files, which only Spark reads: other programs also see the files of killed batches.
 
-Rule 1: a batch becomes visible only after it is completely written and its files are listed (sealed).
+Rule 1: a batch becomes visible only after it is fully written and its files are listed (sealed).
 Rule 2: a sealed batch is finished as it was sealed, never written again.  The same rows may be
         distributed differently over files, and files of both writes would have some rows twice.
 Rule 3: what the ledger has is not written again.

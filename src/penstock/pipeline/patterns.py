@@ -1,4 +1,4 @@
-"""Registers a source's pattern with every node (R47): new topics that match get its channel at once.
+"""Registers a source's pattern with every node (R47): new matching topics get its channel at once.
 
     poll       register or renew the pattern on all nodes, then list the topics: a topic created
                after that has the channel from its first message, an older one is in the list

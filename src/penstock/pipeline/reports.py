@@ -1,11 +1,11 @@
-"""What a run tells the nodes of itself, for nsqadmin's page Pipelines and /stats.
+"""The reports of a run to the nodes, for nsqadmin's page Pipelines and /stats.
 
-    started    after each start of its query         starting
+    start      after each start of its query         starting
     batches    by the listener, as Spark reports     running, waiting
-    ends       by the run, which knows why           failed, ended, retrying, or waiting for the
+    end        by the run, which knows why           failed, ended, retrying, or waiting for the
                                                      next turn
 
-A run that was killed tells nothing; nsqadmin shows that it does not read.
+A run that was killed reports nothing; nsqadmin shows that it does not read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 POLL_S = 1.0
-# Also to channels that had no report yet.
+# Reported also to channels that had no report yet.
 REPORTED_EVERYWHERE = (*OVER, PipelineState.RETRYING)
 
 
@@ -45,7 +45,7 @@ class RunReports:
 
     @contextmanager
     def listening(self, spark: SparkSession, reader: Mapping[str, str]) -> Iterator[None]:
-        """Tell the brokers how far the query is after each batch, and not one later."""
+        """Report the query's progress to the brokers after each batch, in this context only."""
         if all(source.format != "nsq" for source in self._pipeline.sources.values()):
             yield
             return
@@ -58,7 +58,7 @@ class RunReports:
         try:
             yield
         finally:
-            # Of a session that has died nothing can be removed, and nothing has to be.
+            # From a session that has died nothing can or must be removed.
             with suppress(Exception):
                 spark.streams.removeListener(self._listener)
 
@@ -72,7 +72,7 @@ class RunReports:
             self._reporter.begin(self._channels())
 
     def poll(self) -> None:
-        """Until there is a batch: tell that it starts, once its source has made its channels."""
+        """Before the first batch: report the start, once the source has created its channels."""
         if self._start_reported or self._reporter is None or time.monotonic() < self._next_poll_s:
             return
         self._next_poll_s = time.monotonic() + POLL_S
@@ -83,7 +83,7 @@ class RunReports:
             self._report(PipelineState.STARTING, "", end=False)
 
     def report(self, state: PipelineState, error: str = "") -> None:
-        """Why the query has ended, which Spark's progress does not say."""
+        """Report why the query has ended, which Spark's progress does not contain."""
         if state in REPORTED_EVERYWHERE and self._reporter is not None:
             self._find()
         self._report(state, error, end=True)

@@ -4,9 +4,9 @@
                                                         ^                |
                                                         +-- new topics --+   ends after a batch
 
-Rule 1: a stop waits for the batch that is being written, for so long as is reasonable.  It would
-        be safe to cut it off, since it would be repeated; but then the next start does it again.
-Rule 2: whatever ends a run is said in one sentence, with what to do.
+Rule 1: a stop waits for the batch that is being written, up to BATCH_END_S.  Interrupting it would
+        be safe, because it would be repeated; but then the next start does the work again.
+Rule 2: the end of a run is explained in one sentence, with what to do.
 """
 
 from __future__ import annotations
@@ -69,35 +69,35 @@ BATCH_END_S = 60.0
 PROGRESS_S = 2.0
 MAINTENANCE_S = 5.0
 TABLE_SETTINGS = {
-    # What other programs read, deltalake among them.
+    # The type that other programs read, deltalake among them.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A topic named 007 is no number.
+    # A topic named 007 is not a number.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
 
 
 class Screen(Protocol):
-    """Where a run tells what it does."""
+    """Where a run shows its output."""
 
     def show(self, text: str) -> None:
-        """What was asked for: rows, a report."""
+        """Show requested output: rows, a report."""
 
     def log(self, text: str) -> None:
-        """A line of somebody else's log."""
+        """Show a line of another program's log."""
 
     def progress(self, text: str) -> None:
-        """One line that the next one replaces."""
+        """Show a line that the next one replaces."""
 
 
 @dataclass
 class Run:
-    """One run of a pipeline.  ``stop`` may be set from anywhere."""
+    """One run of a pipeline.  ``stop`` may be set from any thread."""
 
     pipeline: Pipeline
     screen: Screen
     status: StatusFile
     log_level: str = "error"
-    spark: SparkSession | None = None  # one that is there already, and stays
+    spark: SparkSession | None = None  # the caller's session, which is not closed
     stop: threading.Event = field(default_factory=threading.Event)
     answers: Answers = field(default_factory=Answers)
 
@@ -119,7 +119,7 @@ class Run:
         self._discovery: Discovery | None = None
 
     def run(self) -> None:
-        """Return when it was stopped or came to its end; PenstockError says why it could not."""
+        """Return when it was stopped or has finished; raises PenstockError if it failed."""
         try:
             self._run()
         except Interrupted:
@@ -127,7 +127,7 @@ class Run:
         except Exception as error:
             fault = self._waiting_for(error, fault_of(error))
             if isinstance(fault, AlreadyRunningError) and not self._attempts.begun:
-                self.status.remove()  # the one that runs has its own
+                self.status.remove()  # the other process has its own
                 raise
             self.status.update(state=PipelineState.FAILED, error=str(fault), stopping=False)
             self._reports.report(PipelineState.FAILED, str(fault))
@@ -138,7 +138,7 @@ class Run:
         self.status.remove()
 
     def _waiting_for(self, error: BaseException, fault: PipelineError) -> PipelineError:
-        """What the source has found to be gone gets a name, by which it can be accepted."""
+        """Give a loss that the source reports a name, by which it can be accepted."""
         text = "\n".join(str(each) for each in (error, error.__cause__, error.__context__) if each)
         losses = find(text) if isinstance(fault, DataWouldBeLostError) else []
         if not losses or self._settled is None:
@@ -176,27 +176,27 @@ class Run:
 
     @property
     def starting(self) -> bool:
-        """Whether Spark is being started, which only ``Interrupted`` ends."""
+        """Whether Spark is starting, which only ``Interrupted`` ends."""
         return self._attempts.starting
 
     def stopping(self) -> str:
-        """What is still done before it ends, for people."""
+        """What is still done before the run ends, for people."""
         if self.starting:
-            return "interrupted while Spark starts; ending now, nothing was read"
+            return "interrupted while Spark is starting; exiting, nothing was read"
         return "stopping after this batch"
 
     def report(self) -> str:
         """What was written so far, for people."""
         places = " and ".join(self.pipeline.places())
         if self.pipeline.job or self.pipeline.trigger.once:
-            return f"all was written to {places}" if places and self._done else ""
+            return f"everything was written to {places}" if places and self._done else ""
         if not self._message_count:
             return "nothing was written"
         batches = "1 batch" if self._batch_count == 1 else f"{self._batch_count:,} batches"
         return f"{self._message_count:,} messages in {batches} were written to {places}"
 
     def _reporting(self) -> dict[str, str]:
-        """Who reports, for the channels."""
+        """The options that identify this run in its reports."""
         name = next(iter(self.pipeline.sources))
         place = place_options(self.pipeline, name, self._settled, "")
         return {key: place[key] for key in ("identity", "reader", "checkpoint") if key in place}
@@ -214,7 +214,7 @@ class Run:
             if not self._reading_logged:
                 self._reading_logged = True
                 names = ", ".join(sorted(self._all_topics()))
-                log.info("pipeline=%s: reads %s", self.pipeline.name, names or "its source")
+                log.info("pipeline=%s: reading %s", self.pipeline.name, names or "its source")
             self._follow(query, batches)
             if self.pipeline.trigger.available_now and not self.stop.is_set():
                 batches.finish(self.stop.wait)
@@ -222,7 +222,7 @@ class Run:
                 return
 
     def _settle(self, spark: SparkSession) -> None:
-        """Compare tables and checkpoint; anew after a fault, because a batch may be half done."""
+        """Compare tables and checkpoint; again after a fault, because a batch may be half done."""
         answers = self.answers if self._settled is None else Answers()
         stateful = self._is_stateful(spark)
         self._settled = Settling(spark, self.pipeline, answers, stateful=stateful).settle()
@@ -256,7 +256,7 @@ class Run:
     # Before a query
 
     def _find_topics(self) -> bool:
-        """Look which topics there are, and wait until there is one; False: it was stopped."""
+        """List the topics, and wait until there is one; False if the run was stopped."""
         logged = False
         while not self.stop.is_set():
             self._topics = self._topics_now()
@@ -293,7 +293,7 @@ class Run:
         return make_plan(Flow(self.pipeline, schemas), messages), schemas
 
     def _note_plan(self, spark: SparkSession, plan: Plan, schemas: dict[str, StructType]) -> None:
-        """Keep with the checkpoint what a later run is compared with."""
+        """Store with the checkpoint what a later run is compared with."""
         folder = open_folder(spark, self.pipeline.checkpoint_path)
         stored = checkpoints.load(folder)
         now = checkpoints.describe(self.pipeline, schemas, not plan.batchwise)
@@ -343,7 +343,7 @@ class Run:
     # While it runs
 
     def _follow(self, query: StreamingQuery, batches: Batches) -> None:
-        """Return when the query has ended, or was ended for a reason of ours."""
+        """Return when the query has ended, by itself or because of a stop or new topics."""
         poll_due_s = time.monotonic() + TOPICS_POLL_S
         maintenance_due_s = time.monotonic() + MAINTENANCE_S
         patterns = has_patterns(self.pipeline)
@@ -360,9 +360,9 @@ class Run:
             self._end(query, batches)
         self._waiting_s = 0.0
         self._report_progress(query)
-        # A batch that was refused ends the query with an error, which is none.
+        # A refused batch ends the query with an exception, which is not an error.
         error = None if batches.refused and batches.error is None else query.exception()
-        # Spark may die of an error of ours (its texts are long) before it has noted it.
+        # Spark may die of our error (its texts are long) before it has recorded it.
         if error is not None or batches.error is not None:
             raise fault_of(batches.error, error) from (batches.error or error)
 
@@ -375,7 +375,7 @@ class Run:
         return bool(new)
 
     def _poll_topics(self) -> dict[str, tuple[str, ...]]:
-        """The topics there are; none if that cannot be told now."""
+        """The topics that exist; none if no node responds."""
         try:
             return self._topics_now()
         except NodeError as error:
@@ -389,7 +389,7 @@ class Run:
         query.stop()
 
     def _await_progress(self, query: StreamingQuery, batch: int) -> None:
-        """A batch is written; Spark tells of it a moment later, and not at all if it is stopped."""
+        """Wait for Spark's report of a written batch, which a stopped query never sends."""
         until_s = time.monotonic() + PROGRESS_S
         while query.isActive and time.monotonic() < until_s:
             last = query.lastProgress
@@ -430,14 +430,14 @@ class Run:
         self.screen.progress(progress_line(self))
 
     def _progress(self, query: StreamingQuery) -> Sequence[StreamingQueryProgress]:
-        """What is new; all that Spark remembers only if there was more than one batch."""
+        """The new reports; Spark's history is read only if there was more than one batch."""
         last = query.lastProgress
         if last is None or int(last["batchId"]) <= self._last_batch:
             return ()
         return (last,) if int(last["batchId"]) == self._last_batch + 1 else query.recentProgress
 
     def _waiting(self) -> int | None:
-        """How many messages are not read yet, as the pull channels' depths say."""
+        """How many messages are not read yet, by the depths of the pull channels."""
         counts = []
         for name, topics in self._topics.items():
             try:
