@@ -480,7 +480,7 @@ def test_a_ledger_that_is_gone_is_known_to_delta_and_to_nobody_else(days: Days) 
     days.publish(40)
     shutil.rmtree(days.folder / "table" / "_penstock")
     text = days.refused(pipeline)
-    assert "its ledger" in text and "is gone" in text
+    assert "its ledger" in text and "is missing" in text
     days.run(pipeline, begin_anew=name_in(text, "--begin-anew"))
     assert days.delta() == sorted(days.sent) == days.table()
     assert list(days.ledger(pipeline).head.before)

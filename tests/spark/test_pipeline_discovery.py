@@ -162,4 +162,4 @@ def test_a_node_that_cannot_take_the_pattern_stops_nobody_and_is_told_once(
         for _ in range(3):
             assert [node.address for node in left.register(nodes)] == [addresses[0]]
     assert len(caplog.messages) == 2
-    assert all("its pattern could not be left: nsqd " in text for text in caplog.messages)
+    assert all("its pattern could not be registered: nsqd " in text for text in caplog.messages)

@@ -63,7 +63,7 @@ def test_a_file_with_other_rows_of_the_same_size_is_found_without_a_checksum(tab
     known = DataFile(file.path, file.size, 11)
     table.ledger.commit(table.ledger.record(MERGE, added=(known,)))
     [fault] = check_files(table.folder, open_ledgers(table.folder)).faults
-    assert (fault.kind, fault.detail) == (CHANGED, "10 rows in place of 11 rows")
+    assert (fault.kind, fault.detail) == (CHANGED, "10 rows instead of 11 rows")
 
 
 def test_ledgers_of_two_pipelines_share_a_folder(table: Table) -> None:
@@ -83,7 +83,7 @@ def test_a_head_that_is_gone_is_told_also_if_all_is_rolled_up(
     table.batch(0, 10)
     table.batch(10, 20)
     (table.path / LEDGERS / "archive" / "head.json").unlink()
-    with pytest.raises(PipelineError, match=r"head\.json is gone"):
+    with pytest.raises(PipelineError, match=r"head\.json is missing"):
         open_ledgers(table.folder)
 
 

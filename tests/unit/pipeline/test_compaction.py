@@ -268,7 +268,7 @@ def test_a_folder_with_a_damaged_file_is_left_for_the_audit(
             file.write_bytes(file.read_bytes()[:-9])
     assert table.merge(LATER_MS) == 4
     assert small_counts(tmp_path) == {"k=a": 4, "k=b": 1}
-    assert "k=a: 4 files are not merged" in caplog.text
+    assert "k=a: 4 files not merged" in caplog.text
     assert table.merge(LATER_MS) == 0
 
 
@@ -453,7 +453,7 @@ def test_files_lists_the_table_as_text_and_json(
 
 @pytest.mark.parametrize(
     ("place", "said"),
-    [("none", "is no folder"), ("", "has no ledger"), ("hdfs://x/y", "needs a Spark session")],
+    [("none", "is not a folder"), ("", "has no ledger"), ("hdfs://x/y", "needs a Spark session")],
 )
 def test_what_has_no_list_is_told(
     tmp_path: Path, place: str, said: str, capsys: pytest.CaptureFixture[str]
