@@ -159,7 +159,9 @@ def stop_while_spark_starts(run: Process) -> None:
     run.signal_all(signal.SIGTERM)
     assert run.wait(20) == 0, run.said
     assert time.monotonic() - begun_s < 10
-    assert "interrupted while Spark is starting" in run.said and "Traceback" not in run.said, run.said
+    assert "interrupted while Spark is starting" in run.said and "Traceback" not in run.said, (
+        run.said
+    )
     assert not list(run.path.rglob("lock.json*")), "the locks are given back"
 
 

@@ -178,12 +178,7 @@ def _is_waiting(ledgers: Sequence[OpenLedger], found: cluster.Log) -> bool:
 
 
 def _judge_passed(
-    opened: OpenLedger,
-    brokers: BrokerLogs,
-    node: str,
-    name: str,
-    found: cluster.Log,
-    topics: Topics,
+    opened: OpenLedger, logs: BrokerLogs, node: str, name: str, found: cluster.Log, topics: Topics
 ) -> int:
     """1 if a channel of the pipeline passed messages that its ledger does not have."""
     for channel in channels_of(opened):
@@ -193,7 +188,7 @@ def _judge_passed(
         log = Log(channel, node, name, found.instance)
         passed = Span(log, min(found.first, pull.low), pull.low)
         there = Span(log, max(passed.start, min(found.whole_from, pull.low)), pull.low)
-        count = brokers.count(there) if there.start >= found.whole_from else 0
+        count = logs.count(there) if there.start >= found.whole_from else 0
         # A reader binds a channel with its first commit, which is in its ledger first.
         ours = bool(opened.ledger.identity) and pull.identity == opened.ledger.identity
         if count or (ours and found.whole_from > 0 and pull.low >= found.whole_from):

@@ -154,9 +154,7 @@ class _Parser:
             while self._peek()[0] == "text":
                 self._place += 1
         if self._peek()[1] not in ("", ",", ">"):
-            raise self._error(
-                f"after its type only NOT NULL and COMMENT may follow, not {self._shown()}"
-            )
+            raise self._error(f"only NOT NULL and COMMENT may follow its type, not {self._shown()}")
         self._column = outer
         return name
 

@@ -129,12 +129,12 @@ class Discovery:
         return {name: self._poll(name) for name in self._brokers}
 
     @property
-    def removed_count(self) -> int:
+    def missed_count(self) -> int:
         """Messages that were removed before their topic was found; a lower bound."""
         return sum(each.count_min for found in self._patterns.values() for each in found.removed)
 
     @property
-    def removed_topic_count(self) -> int:
+    def missed_topic_count(self) -> int:
         return len({each.topic for found in self._patterns.values() for each in found.removed})
 
     def _poll(self, name: str) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ STEP = re.compile(r"(?:^|/)(\d{8,})-\d{5}-[0-9a-f]{8}\.parquet$")  # of a data f
 
 
 class Origins:
-    """The ledgers of a pipeline's targets, made where there are none."""
+    """Creates the missing ledgers of a pipeline's targets."""
 
     def __init__(
         self,
@@ -108,14 +108,14 @@ class Origins:
                     "Restore the checkpoint if there is a backup, or write to another folder"
                 )
                 raise self._questions.stop(Waiting(UNKNOWN), text, (BEGIN_ANEW,))
-        begin_anew = self._questions.answer == BEGIN_ANEW
+        adopting = self._questions.answer == BEGIN_ANEW
         for target in targets:
-            claimed = sorted(self._unclaimed(target)) if begin_anew else []
+            claimed = sorted(self._unclaimed(target)) if adopting else []
             target.ledger.create(self._identity, self._sinks)
             for query in claimed:
                 files = tuple(_files_of(target)) if query == claimed[0] else ()
                 target.ledger.commit(target.ledger.record(CARRIED, added=files, claimed=query))
-        if begin_anew:
+        if adopting:
             self._questions.answered()
 
     def _unclaimed(self, target: Target) -> set[str]:

@@ -205,7 +205,7 @@ class Settling:
             self._renew("tables and checkpoint are older than the last start")
 
     def _was_put_back(self, last: Mapping[Place, Position]) -> bool:
-        """Whether a topic was made again and read since: only the last start knew of it."""
+        """Whether a topic was created again and read since: only the last start knew of it."""
         known = {found for target in self._targets for found in target.ledger.coverage.logs}
         return any(
             found not in known and place in last and last[place].instance != found.instance

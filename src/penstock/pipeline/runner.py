@@ -273,10 +273,9 @@ class Run:
 
     def _topics_now(self) -> dict[str, tuple[str, ...]]:
         assert self._discovery is not None
-        discovery = self._discovery
-        found = discovery.topics()
+        found = self._discovery.topics()
         self.status.update(
-            gone_before=discovery.removed_count, gone_topics=discovery.removed_topic_count
+            gone_before=self._discovery.missed_count, gone_topics=self._discovery.missed_topic_count
         )
         return found
 

@@ -116,9 +116,7 @@ def test_parameters_fill_the_file_and_leave_sql_alone(tmp_path: Path) -> None:
     assert changed.sources["input"].nsqd_http_addresses == ("b:4151",)
     assert changed.parameters == {"host": "b"}
     wrong = text.replace("${host}", "${hots}")
-    assert "among [parameters] unknown key 'hots' (did you mean host?)" in refusal(
-        tmp_path, wrong
-    )
+    assert "among [parameters] unknown key 'hots' (did you mean host?)" in refusal(tmp_path, wrong)
 
 
 def test_what_is_set_on_the_command_line_wins(tmp_path: Path) -> None:
