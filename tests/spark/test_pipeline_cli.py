@@ -48,7 +48,7 @@ def until(holds: Callable[[], object], process: subprocess.Popen[bytes]) -> None
 
 def archived(path: Path) -> list[bytes]:
     """What an archive holds, read by something else than Spark."""
-    if not list(path.glob("topic=*/**/*.parquet")):
+    if not list(path.glob("topic=*/**/*.parquet")):  # folders come before their first file
         return []
     table = pyarrow.dataset.dataset(path, partitioning="hive").to_table(columns=["body"])
     return sorted(table["body"].to_pylist())
@@ -123,7 +123,7 @@ def is_java(pid: int, tmp_path: Path) -> bool:
 def test_init_writes_what_check_accepts(tmp_path: Path) -> None:
     done = call(tmp_path, "pipeline", "init", "mine")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"wrote {tmp_path}/mine.toml; edit it")
+    assert "mine.toml; edit it" in done.stdout
     checked = call(tmp_path, "pipeline", "check", "mine.toml", "--spark=false")
     assert checked.stdout == ("mine.toml: mine is valid: 1 sources, 1 transforms, 1 sinks\n"), (
         checked.stderr

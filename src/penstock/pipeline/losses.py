@@ -149,7 +149,7 @@ def lost_messages(losses: Iterable[Loss], channel_of_topic: dict[str, str]) -> W
 
 
 def as_losses(spans: Iterable[Span]) -> str:
-    """The value of the option acceptLoss."""
+    """The option acceptLoss."""
     return json.dumps(
         [
             {

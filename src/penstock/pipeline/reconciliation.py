@@ -125,8 +125,8 @@ class Settling:
         for target in self._targets:
             if target.ledger.exists and target.ledger.identity != self._identity.text:
                 raise PipelineError(
-                    f"{target.ledger.uri} belongs to another pipeline named "
-                    f"{self._pipeline.name}: use another name, or another output"
+                    f"{target.ledger.uri} belongs to another pipeline of the name "
+                    f"{self._pipeline.name}: give this one another name, or another output"
                 )
 
     @property
@@ -307,7 +307,7 @@ def _ahead(ledger: Ledger, planned: Mapping[Place, Position]) -> list[Span]:
 
 
 def _read_again(waiting: Waiting, done: Done, ledger: Ledger, lacking: Iterable[Span]) -> None:
-    """Record where the remainder begins; a topic that was created again has nothing to read."""
+    """Note where the rest begins; of a topic that was made again there is nothing to read."""
     _lose(waiting, ledger, [span for span in lacking if done.is_replaced(span.log)])
     begun = {
         span.log: Span(span.log, span.start, span.start, 0)
