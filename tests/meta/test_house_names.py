@@ -17,9 +17,7 @@ _COMPILED = re.compile(r"^(?:cdef )?class (\w+)", re.M)
 TWINS = {("client", "Consumer"), ("client", "Producer")}
 
 # To be emptied: names that still stand twice.
-REMAINING = {
-    *(("pipeline", "Brokers"), ("pipeline", "Screen"), ("pipeline", "Table")),
-}
+REMAINING = {}
 
 
 def classes_of(path: Path) -> Iterable[str]:

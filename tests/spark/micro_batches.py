@@ -32,7 +32,7 @@ from penstock.pipeline.coverage import Span
 from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.ledger import now_ms
 from penstock.pipeline.ledger_records import Batch
-from penstock.pipeline.losses import ACCEPT, Answers, gone
+from penstock.pipeline.losses import ACCEPT, Answers, lost_messages
 from penstock.pipeline.reconciliation import Settled, Settling
 from penstock.pipeline.replaced_files import GRACE_MS
 from penstock.pipeline.spec import DeltaSink, Pipeline, TopicSink, channel_of
@@ -137,7 +137,7 @@ class MicroBatches:
                 self._stream(settled, reader)
             except DataLossError as error:
                 channels = dict.fromkeys(topics, channel_of(self._pipeline, name))
-                waiting = gone(error.losses, channels)
+                waiting = lost_messages(error.losses, channels)
                 raise settled.questions.stop(waiting, str(error), (ACCEPT,)) from error
             finally:
                 reader.stop()

@@ -70,7 +70,7 @@ def test_a_folder_elsewhere_does_what_one_of_this_machine_does(
     data = (tmp_path / "table" / "x.parquet").read_bytes()
     for each in (folder, local):
         assert (each.row_count("x.parquet"), each.checksum("x.parquet")) == (3, zlib.crc32(data))
-        with pytest.raises(PipelineError, match=r"x/gone\.parquet was written and is gone"):
+        with pytest.raises(PipelineError, match=r"x/gone\.parquet was written and is missing"):
             each.move("x/gone.parquet", "y.parquet")
     for _ in range(2):
         folder.remove("c")

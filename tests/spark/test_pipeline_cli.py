@@ -99,7 +99,7 @@ def test_a_pipeline_runs_is_seen_and_stops_cleanly(nsqd: Nsqd, tmp_path: Path) -
     said = (tmp_path / "log").read_text()
     assert "stopping after this batch" in said and "pipeline=archive: ended" in said
     assert "pipeline=archive: starting Spark" in said
-    assert "pipeline=archive: Spark 4." in said and "pipeline=archive: reads orders\n" in said
+    assert "pipeline=archive: Spark 4." in said and "pipeline=archive: reading orders\n" in said
     place = tmp_path / "here"
     assert f"pipeline=archive: will write to {place}\n" in said
     written = re.search(r"ended; 3 messages in (\d+) batches were written to (\S+)\n", said)

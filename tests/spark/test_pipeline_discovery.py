@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import NodeError
 from penstock.pipeline.discovery import Discovery
 from penstock.pipeline.identity import PipelineIdentity
-from penstock.pipeline.patterns import LeftPattern, Wish
+from penstock.pipeline.patterns import PatternRequest, RegisteredPattern
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.spec_file import from_table
 from penstock.spark.node_client import Access, Node
@@ -77,7 +77,7 @@ def test_a_look_leaves_the_pattern_before_it_lists_topics(nsqd: Nsqd) -> None:
     finish_fast(nsqd, "orders.out", 10)
     assert found.topics() == {"input": ("orders.new", "plain")}
     assert nsqd.channel("orders.new", "archive")["depth"] == 4000
-    assert found.gone_count == 0
+    assert found.missed_count == 0
     assert not archives(nsqd, "orders.out")
 
 
@@ -95,12 +95,12 @@ def test_what_a_topic_had_let_go_before_it_was_found_is_counted_and_told(
         assert found.topics() == {"input": ("orders.1", "orders.gone", "orders.kept")}
     assert archives(nsqd, "orders.gone"), "its channel is made at this moment"
     assert archives(nsqd, "orders.kept")
-    assert 0 < found.gone_count <= 2000
+    assert 0 < found.missed_count <= 2000
     (told,) = caplog.messages
     assert told.startswith("topic=orders.gone on nsqd ") and "were finished by its" in told
-    before = found.gone_count
+    before = found.missed_count
     found.topics()
-    assert found.gone_count == before, "told once"
+    assert found.missed_count == before, "told once"
 
 
 def test_where_a_pipeline_begins_nothing_is_a_loss_and_no_channel_is_made(
@@ -109,11 +109,11 @@ def test_where_a_pipeline_begins_nothing_is_a_loss_and_no_channel_is_made(
     let_go(nsqd, "orders.old")
     found = discovery(nsqd, "orders.*", new=True)
     assert found.topics() == {"input": ("orders.old",)}
-    assert (found.gone_count, caplog.messages) == (0, [])
+    assert (found.missed_count, caplog.messages) == (0, [])
     assert not archives(nsqd, "orders.old"), "it begins where its options say"
     again = discovery(nsqd, "orders.*")
     again.topics()
-    assert again.gone_count > 0, "one that ran before has missed it"
+    assert again.missed_count > 0, "one that ran before has missed it"
 
 
 def test_a_node_that_comes_later_is_given_the_pattern(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_node_that_comes_later_is_given_the_pattern(tmp_path: Path) -> None:
                 let_go(second, "orders.b")
                 wait_until(lambda: len(lookupd.get("/nodes").json["producers"]) == 2)
                 assert found.topics() == {"input": ("orders.a", "orders.b")}
-                assert found.gone_count > 0 and archives(second, "orders.b")
+                assert found.missed_count > 0 and archives(second, "orders.b")
                 finish_fast(second, "orders.c", 100)
                 assert second.channel("orders.c", "archive")["depth"] == 100
 
@@ -158,8 +158,8 @@ def test_a_node_that_cannot_take_the_pattern_stops_nobody_and_is_told_once(
     with Nsqlookupd() as other:
         addresses = (f"127.0.0.1:{nsqd.http_port}", "127.0.0.1:1", other.http_address)
         nodes = [Node(address, access) for address in addresses]
-        left = LeftPattern(Wish("archive", ONE, "me", ("*",), ()), new=False)
+        left = RegisteredPattern(PatternRequest("archive", ONE, "me", ("*",), ()), new=False)
         for _ in range(3):
-            assert [node.address for node in left.leave(nodes)] == [addresses[0]]
+            assert [node.address for node in left.register(nodes)] == [addresses[0]]
     assert len(caplog.messages) == 2
-    assert all("its pattern could not be left: nsqd " in text for text in caplog.messages)
+    assert all("its pattern could not be registered: nsqd " in text for text in caplog.messages)

@@ -147,7 +147,7 @@ def test_stops_refusals_and_faults_that_pass_lose_and_repeat_nothing(
         stop_all_processes(run)
     assert 200 < len(numbers(folder)) < 600, "it was stopped in the middle"
     with Process(folder) as run:
-        run.until(lambda: "reads numbers" in run.said and batch_is_under_way(folder))
+        run.until(lambda: "reading numbers" in run.said and batch_is_under_way(folder))
         stop_twice(run)
     with Process(folder, "--set=trigger.available_now=true") as rest:
         assert rest.wait() == 0, rest.said
@@ -161,7 +161,9 @@ def stop_while_spark_starts(run: Process) -> None:
     run.signal_all(signal.SIGTERM)
     assert run.wait(20) == 0, run.said
     assert time.monotonic() - begun_s < 10
-    assert "interrupted while Spark starts" in run.said and "Traceback" not in run.said, run.said
+    assert "interrupted while Spark is starting" in run.said and "Traceback" not in run.said, (
+        run.said
+    )
     assert not list(run.path.rglob("lock.json*")), "the locks are given back"
 
 
@@ -179,8 +181,8 @@ def refuse_a_second_start(run: Process) -> None:
 def replace_a_killed_jvm(run: Process) -> None:
     killed = run.java
     kill([killed])
-    run.until(lambda: "the session of Spark is gone" in run.said)
-    run.until(lambda: run.said.count("reads numbers") + run.said.count(" runs\n") >= 3)
+    run.until(lambda: "the Spark session has died" in run.said)
+    run.until(lambda: run.said.count("reading numbers") + run.said.count(" is running\n") >= 3)
     assert run.java.pid != killed.pid
 
 
@@ -216,5 +218,5 @@ def stop_twice(run: Process) -> None:
     time.sleep(0.3)  # two within 0.2 s are one
     run.signal_all(signal.SIGINT)
     assert run.wait(10) == 128 + signal.SIGINT, run.said
-    assert "stopped at once" in run.said
+    assert "stopped immediately" in run.said
     wait_until(lambda: all(member.pid != java for member in run.members()), WAIT_S)

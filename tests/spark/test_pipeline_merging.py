@@ -22,7 +22,7 @@ from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.ledger import Ledger
 from penstock.pipeline.ledger_records import Batch
 from penstock.pipeline.parquet import ParquetTable
-from penstock.pipeline.targets import Table
+from penstock.pipeline.targets import TableWriter
 from tests.spark.pipelines import Running, declared, publish, run
 from tests.support.cut_folder import Cut, CutFolder
 from tests.support.daemon import Nsqd
@@ -39,7 +39,7 @@ BATCH_COUNT = 12
 
 @pytest.fixture(autouse=True)
 def short_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "REST_S", 0.2)
+    monkeypatch.setattr(runner, "MAINTENANCE_S", 0.2)
 
 
 def ledger_of(path: Path, name: str = "test", folder: LocalFolder | None = None) -> Ledger:
@@ -55,7 +55,7 @@ def rows(spark: SparkSession, batch: int) -> DataFrame:
     return numbers.selectExpr("id", "concat('a:', id % 2) AS part")
 
 
-def write(spark: SparkSession, table: Table, batch: int) -> None:
+def write(spark: SparkSession, table: TableWriter, batch: int) -> None:
     table.write(rows(spark, batch), Batch("query", batch, numbered=True), ())
 
 
@@ -122,12 +122,12 @@ def reading(*readers: Reader) -> Iterator[None]:
         assert reader.faults == [] and reader.count > 3
 
 
-def go_on(spark: SparkSession, table: Table, *readers: Reader) -> None:
+def go_on(spark: SparkSession, table: TableWriter, *readers: Reader) -> None:
     for batch in range(1, BATCH_COUNT):
         write(spark, table, batch)
         for reader in readers:
             reader.written = (batch + 1) * BATCH_ROWS
-        table.rest()
+        table.maintain()
         time.sleep(0.1)
 
 

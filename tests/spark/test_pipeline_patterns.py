@@ -62,7 +62,7 @@ def test_a_new_topic_with_a_fast_consumer_is_archived_whole(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R47: while the query runs, on a node that comes later, and while the pipeline is away."""
-    monkeypatch.setattr(runner, "TOPICS_LOOK_S", 1.0)
+    monkeypatch.setattr(runner, "TOPICS_POLL_S", 1.0)
     with Nsqlookupd() as lookupd:
         options = (SMALL, "--broadcast-address=127.0.0.1")
         registers = f"--lookupd-tcp-address={lookupd.tcp_address}"

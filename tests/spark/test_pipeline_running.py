@@ -60,7 +60,7 @@ def test_a_topic_that_was_made_again_is_told_and_can_be_gone_on_with(
         sink={"type": "console"},
     )
     with pytest.raises(
-        PipelineError, match=r"is of the pipeline test, not of other\.  Give another"
+        PipelineError, match=r"belongs to the pipeline test, not to other\.  Use another"
     ):
         run(spark, other, tmp_path)
 
@@ -100,7 +100,7 @@ def test_a_full_disk_under_the_checkpoint_loses_nothing(
     with pytest.raises(OSError, match="No space left"):
         ballast.write_bytes(bytes(2_000_000))
     publish(nsqd, "orders", [b"2"])
-    with pytest.raises(PipelineError, match="disk is full; free some room and start again"):
+    with pytest.raises(PipelineError, match="disk is full; free some space and restart"):
         run(spark, pipeline, tmp_path)
     assert channel(nsqd, "orders", "test")["depth"] == 1
     ballast.unlink()
@@ -112,8 +112,8 @@ def test_a_full_disk_under_the_checkpoint_loses_nothing(
 def test_new_topics_join_a_stream_that_runs_and_progress_is_told(
     spark: SparkSession, nsqd: Nsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.runner.TOPICS_LOOK_S", 0.5)
-    monkeypatch.setattr("penstock.pipeline.runner.WAITING_LOOK_S", 0.1)
+    monkeypatch.setattr("penstock.pipeline.runner.TOPICS_POLL_S", 0.5)
+    monkeypatch.setattr("penstock.pipeline.runner.WAITING_POLL_S", 0.1)
     pipeline = declared(
         tmp_path,
         nsqd,
@@ -204,8 +204,8 @@ STATIC = '[source.other]\nformat = "csv"\npath = "/none"\nschema = "id bigint"\n
             ("id bigint", "id bigin"),
             r"column id: Spark has no type 'bigin' \(did you mean bigint\?\)",
         ),
-        (("id bigint", "nsq_id bigint"), "nsq_id is the name of a column of the message"),
-        (('path = "x"', 'path = "x"\npartition_by = "day"'), "there is no column day among"),
+        (("id bigint", "nsq_id bigint"), "the name nsq_id is reserved for the message"),
+        (('path = "x"', 'path = "x"\npartition_by = "day"'), "no column day among"),
         (('"parquet"\npath = "x"', '"topic"'), r"\(topic\) topic must be given, or be a column"),
         (
             ('sql = "SELECT id, total FROM input"', 'function = "none:f"\nreturns = "id int"'),

@@ -80,7 +80,7 @@ def test_archive_replay_audit(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -
     assert 0 < begun < 301
     assert running.screen.shown == [
         f"replay: stopped, {begun} messages published;"
-        " run again with the same parameters it goes on there"
+        " run it again with the same parameters to resume"
     ]
     assert running.run.report() == ""
     started_s = time.monotonic()
@@ -94,7 +94,7 @@ def test_archive_replay_audit(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -
     file.unlink()
     twice = next(path.glob("topic=007/*/*/*.parquet"))
     twice.with_name("copy.parquet").write_bytes(twice.read_bytes())
-    with pytest.raises(PipelineError, match=f"{lost} messages are missing, 1 are there more than"):
+    with pytest.raises(PipelineError, match=f"{lost} messages are missing, 1 appear more than"):
         run(spark, audit, tmp_path)
 
 

@@ -313,7 +313,7 @@ class Walk:
         if "CHANNEL_HAS_READER" in str(error) or "TAKE_OVER_REFUSED" in str(error):
             others = {bound for _, bound in self._bound()} - {home.identity()}
             return Answers(take_over=min(others, default=""))
-        if "the ledger was put back" in str(error):
+        if "an old ledger was restored" in str(error):
             shutil.rmtree(home.beside / home.topic_ledger_path)
         if "belongs to another pipeline" in str(error) and home is self.home:
             # A table of before everything was deleted was put back.

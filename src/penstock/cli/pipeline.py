@@ -1,4 +1,4 @@
-"""`penstock pipeline`: run, check, make and watch pipelines.
+"""`penstock pipeline`: run, check, create and watch pipelines.
 
     penstock pipeline run orders.toml --master spark://host:7077
     penstock pipeline run archive --param topics=orders --param path=/data/archive
@@ -7,7 +7,7 @@
     penstock pipeline status
     penstock pipeline files /data/archive
 
-Exit status: as EXIT_STATUSES says.
+EXIT_STATUSES has the exit statuses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.spec import Pipeline
 
 PROGRAM = "penstock pipeline"
-TOLD_EVERY_S = 10.0
+PROGRESS_INTERVAL_S = 10.0
 COLUMNS = 80
 SAME_STOP_S = 0.2
 EXIT_STATUSES = (
@@ -60,7 +60,7 @@ SPARK_LEVELS = ("debug", "info", "warn", "error")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileOptions:
-    """What changes a pipeline on its way from its file."""
+    """Flags that change a pipeline after its file is read."""
 
     param: tuple[str, ...] = repeated("Pipeline", "set a parameter: name=value", own=True)
     set: tuple[str, ...] = repeated(
@@ -90,7 +90,7 @@ class FileOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunOptions(FileOptions):
-    """Answers to what an earlier run has stopped for; each works once."""
+    """Answers to the questions of an earlier run; each works once."""
 
     accept_loss: str = string(
         "Answers", "", "continue without the messages or rows of this name, and record it", own=True
@@ -108,7 +108,7 @@ class RunOptions(FileOptions):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckOptions(FileOptions):
-    """All that changes a pipeline for a run, so that what is judged is what would run."""
+    """All flags that change a pipeline, so that what is checked is what would run."""
 
     spark: bool = boolean("Pipeline", True, "also check SQL and functions with Spark", own=True)
 
@@ -251,7 +251,7 @@ def _call(
 def exit_status(error: PenstockError | OSError) -> int:
     if isinstance(error, DataLossError):
         return DataWouldBeLostError.status
-    # A NodeError has a status too, which is HTTP's.
+    # The status of a NodeError is an HTTP status.
     return error.status if isinstance(error, PipelineError) else 1
 
 
@@ -321,7 +321,7 @@ def overrides_of(options: FileOptions) -> list[str]:
 
 
 def _stop_on_signals(life: Run) -> None:
-    """The first one asks for a clean end, the second ends at once."""
+    """The first signal stops after the current batch, the second at once."""
     from penstock.pipeline.attempts import Interrupted
 
     again_s = float("inf")
@@ -330,12 +330,12 @@ def _stop_on_signals(life: Run) -> None:
         nonlocal again_s
         if life.stop.is_set():
             if time.monotonic() < again_s:
-                return  # one stop, which came by two ways: from a terminal and from a parent
-            # The JVM goes when its standard input does; nothing half-written is ever seen.
-            _say(_joined("stopped at once", life.report()))
+                return  # the same stop, sent by both the terminal and a parent process
+            # The JVM exits when its standard input closes; nothing half-written is visible.
+            _write_stderr(_joined("stopped immediately", life.report()))
             os._exit(128 + number)
         again_s = time.monotonic() + SAME_STOP_S
-        _say(f"{life.stopping()}; press Ctrl-C again to stop at once")
+        _write_stderr(f"{life.stopping()}; press Ctrl-C again to stop immediately")
         life.stop.set()
         if life.starting:
             raise Interrupted
@@ -344,7 +344,7 @@ def _stop_on_signals(life: Run) -> None:
     signal.signal(signal.SIGTERM, received)
 
 
-def _say(text: str) -> None:
+def _write_stderr(text: str) -> None:
     """From a signal handler, which may have interrupted a print."""
     os.write(2, f"{text}\n".encode())
 
@@ -354,13 +354,13 @@ def _joined(*parts: str) -> str:
 
 
 class Terminal:
-    """Standard output for what was asked for, standard error for the rest."""
+    """Standard output for requested output, standard error for everything else."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._line = ""
-        self._told = ""
-        self._told_s = 0.0
+        self._logged = ""
+        self._next_log_s = 0.0
 
     def show(self, text: str) -> None:
         self._clear()
@@ -371,14 +371,14 @@ class Terminal:
         print(text, file=sys.stderr, flush=True)
 
     def progress(self, text: str) -> None:
-        """In a terminal one line that changes; elsewhere a line of the log now and then."""
+        """On a terminal, replace the line; elsewhere log a line now and then."""
         if self._live:
-            columns = os.get_terminal_size(2).columns or COLUMNS  # some terminals say 0
+            columns = os.get_terminal_size(2).columns or COLUMNS  # some terminals report 0
             sys.stderr.write(f"\r{text[: columns - 1]}\x1b[K")
             sys.stderr.flush()
             self._line = text
-        elif text != self._told and time.monotonic() >= self._told_s:
-            self._told, self._told_s = text, time.monotonic() + TOLD_EVERY_S
+        elif text != self._logged and time.monotonic() >= self._next_log_s:
+            self._logged, self._next_log_s = text, time.monotonic() + PROGRESS_INTERVAL_S
             log.LOGGER.info("%s", text)
 
     def close(self) -> None:

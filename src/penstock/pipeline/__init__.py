@@ -1,7 +1,7 @@
 """Pipelines: sources, transforms and sinks declared in a file, run on Spark by one command.
 
-Reading order: ``spec`` (what a pipeline is), ``reading`` (from a file to it), ``plan`` (from it to
-Spark), ``batches`` (what happens with each micro-batch), ``running`` (the life of a run).
+Reading order: ``spec`` (what a pipeline is), ``spec_file`` (reads it from a file), ``plan`` (makes
+a Spark query of it), ``batches`` (writes each micro-batch), ``runner`` (the life of a run).
 
 A pipeline in Python is a module with a ``Pipeline`` named ``pipeline``:
 

@@ -1,17 +1,17 @@
-"""Proves that a table holds every message once, or lists what is missing and what is too many.
+"""Proves that a table has every message exactly once, or lists what is missing and duplicated.
 
-    1. brokers   what they have of each topic, and how far the channel is
-    2. ledgers   ranges without a gap, from the first index to the channel's mark
-    3. files     name, size, rows and checksum, as the ledgers have them
-    4. rows      where they have topic, node and index: against the ranges
-    5. brokers   once more: they count what the ledger has, where they still have it
+    1. brokers   what they have of each topic, and the position of the channel
+    2. ledgers   ranges without a gap, from the first index to the channel's position
+    3. files     name, size, rows and checksum, as recorded in the ledgers
+    4. rows      if they have topic, node and index: compared with the ranges
+    5. brokers   again: their counts must equal the ledger's, where they still have the messages
 
-Ledger and files prove a table alone.  What is from before the ledger, or has none, is proven by
-brokers that still have the messages, or not at all.
+Ledger and files are enough to prove a table.  Messages from before the ledger, or of a table
+without one, can be proven only while the brokers still have them.
 
-Rule 1: "whole" is said only if all of it is proven; "wrong" only with an index or a file.
-Rule 2: pipelines may run.  If something is wrong and a ledger has changed meanwhile, the audit
-        begins anew: it has compared two moments.
+Rule 1: the verdict is "whole" only if everything is proven; "wrong" only with an index or a file.
+Rule 2: pipelines may run meanwhile.  If something is wrong and a ledger has changed since, the
+        audit starts over: it has compared two points in time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import NotProvableError, PipelineError
 from penstock.pipeline import audit_rows as rows_of
 from penstock.pipeline.audit_acceptance import accept, locked
-from penstock.pipeline.audit_brokers import Brokers, ask_brokers, matches
+from penstock.pipeline.audit_brokers import BrokerLogs, ask_brokers, matches
 from penstock.pipeline.audit_files import check_files, delta_paths, is_delta, table_files
 from penstock.pipeline.audit_findings import NOT_PROVABLE, WRONG, Files, Report, Topic, Topics
 from penstock.pipeline.audit_ledgers import OpenLedger, open_ledgers
@@ -45,7 +45,7 @@ ATTEMPTS_MAX = 3
 
 
 def audit(spark: SparkSession, pipeline: Pipeline, show: Callable[[str], None]) -> None:
-    """The job of the pipeline ``audit``: PipelineError if it is wrong, or not provable."""
+    """The job of the pipeline ``audit``; PipelineError if the table is wrong or not provable."""
     parameters = pipeline.parameters
     path = pipeline.resolve(parameters["path"])
     folder = existing_folder(spark, path)
@@ -68,9 +68,9 @@ def audit(spark: SparkSession, pipeline: Pipeline, show: Callable[[str], None]) 
 
 
 def existing_folder(spark: SparkSession, path: str) -> Folder:
-    """The table's folder; to look at it must not make it."""
+    """The table's folder; an audit does not create it."""
     if is_local(path) and not Path(path.removeprefix("file://").removeprefix("file:")).is_dir():
-        raise PipelineError(f"{path}: there is no such folder")
+        raise PipelineError(f"{path}: no such folder")
     return open_local(path) if is_local(path) else open_folder(spark, path)
 
 
@@ -82,10 +82,10 @@ def examine(spark: SparkSession, folder: Folder, parameters: Mapping[str, str]) 
         if report.verdict != WRONG or not examination.changed:
             break
         if attempt < ATTEMPTS_MAX:
-            log.info("pipeline=audit: %s was written to meanwhile; beginning anew", folder.uri)
+            log.info("pipeline=audit: %s was written to meanwhile; starting over", folder.uri)
         else:
             report.notes.append(
-                "the table was written to all the time; stop its pipelines, then "
+                "the table was written to throughout the audit; stop its pipelines, then "
                 "audit it again to be sure"
             )
     return report
@@ -106,7 +106,7 @@ class Examination:
         self._topics = Topics()
         self._notes: list[str] = []
         nsqd, lookupd = parameters.get("nsqd", ""), parameters.get("lookupd", "")
-        self._brokers: Brokers
+        self._brokers: BrokerLogs
         self._brokers, self._doubts = ask_brokers(nsqd, lookupd, self._patterns)
         self._ledgers: list[OpenLedger] = open_ledgers(folder)
 
@@ -134,7 +134,7 @@ class Examination:
 
     @property
     def changed(self) -> bool:
-        """Whether a ledger is not any more what it was."""
+        """Whether a ledger has changed since it was read."""
         return [each.state for each in self._ledgers] != [
             each.state for each in open_ledgers(self._folder)
         ]
@@ -159,20 +159,20 @@ class Examination:
             self._doubts.append("the table has no ledger, and no rows with topic, node and index")
         elif rows is None and files.count:
             self._notes.append(
-                "the table has no columns topic, node and index: proven by its files and ranges"
+                "the table has no columns topic, node and index: proven by files and ranges only"
             )
         elif rows is not None:
             self._count(rows)
 
     def _rows(self, files: Files) -> DataFrame | None:
-        """Topic, node and index of all rows; of files that merge, the new ones."""
+        """Topic, node and index of all rows; of files being merged, only one copy is read."""
         from pyspark.sql import functions as F
 
         uri = spark_path(self._folder.uri)
-        # Of a file that was cut, which is found, all else is compared.
+        # A truncated file is reported as a fault; the other files are still compared.
         reader = self._spark.read.option("ignoreCorruptFiles", bool(files.faults))
         if is_delta(self._folder):
-            paths = [f"{uri}/{path}" for path in delta_paths(self._folder) if self._is_there(path)]
+            paths = [f"{uri}/{path}" for path in delta_paths(self._folder) if self._exists(path)]
             return rows_of.message_rows(reader.option("basePath", uri).parquet(*paths))
         rows = reader.parquet(uri)
         hidden = {path for each in self._ledgers for path in each.hidden(self._folder)}
@@ -181,7 +181,7 @@ class Examination:
             rows = rows.filter(~F.col("_metadata.file_name").isin(names))
         return rows_of.message_rows(rows)
 
-    def _is_there(self, path: str) -> bool:
+    def _exists(self, path: str) -> bool:
         return self._folder.modified_ms(path) is not None
 
     def _count(self, rows: DataFrame) -> None:
@@ -197,7 +197,7 @@ class Examination:
             )
         elif without := [each.pipeline for each in self._ledgers if not each.coverage]:
             self._notes.append(
-                f"no ranges are known of {', '.join(without)}: its rows are proven by files only"
+                f"{', '.join(without)} has recorded no ranges: its rows are proven by files only"
             )
         else:
             heads = [each.ledger.head for each in self._ledgers]
@@ -210,12 +210,12 @@ class Examination:
             rows_of.judge_repeats(repeats, groups, self._topics, accepted)
 
     def _later(self) -> Coverage:
-        """What the ledgers cover now: rows may have come since they were read."""
+        """What the ledgers cover now: rows may have been added since they were read."""
         return Coverage(span for opened in open_ledgers(self._folder) for span in opened.coverage)
 
 
 class _Gaps:
-    """The gaps of the rows of a topic, asked for once."""
+    """The gaps in the rows of a topic, computed once."""
 
     def __init__(self, rows: DataFrame) -> None:
         self._rows = rows

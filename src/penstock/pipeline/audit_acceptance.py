@@ -1,11 +1,11 @@
-"""Accepting what an audit found: it becomes a record of the ledger, and is not found again.
+"""Accepts the findings of an audit: records them in the ledger, so they are not reported again.
 
-    range that the ledger lacks     covered from then on, and listed as a loss
-    rows that the table lacks       a loss: so many fewer are expected in that range
-    file that is gone               removed from the ledger
-    file that was changed, added    the ledger has it as it is now
+    range missing from the ledger   covered from then on, and listed as a loss
+    rows missing from the table     a loss: that many fewer rows are expected in the range
+    missing file                    removed from the ledger
+    changed or added file           recorded in the ledger as it is now
 
-Rule: one record for each ledger, so all of it counts or nothing.
+Rule: one record per ledger, so that all of it takes effect or nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import PipelineError
-from penstock.pipeline.audit_findings import CHANGED, GONE, OF_LEDGER, Fault, FileFault, Report
+from penstock.pipeline.audit_findings import CHANGED, MISSING, OF_LEDGER, Fault, FileFault, Report
 from penstock.pipeline.audit_ledgers import LEDGERS, OpenLedger, channels_of
 from penstock.pipeline.folders import Folder
 from penstock.pipeline.ledger import now_ms
@@ -25,7 +25,7 @@ from penstock.pipeline.lock import NAME, Lock, Owner
 
 @contextmanager
 def locked(folder: Folder, ledgers: Sequence[OpenLedger]) -> Iterator[None]:
-    """No pipeline writes to these ledgers; AlreadyRunningError if one does."""
+    """Lock these ledgers against pipelines; raises AlreadyRunningError if one is running."""
     locks: list[Lock] = []
     try:
         for opened in ledgers:
@@ -40,18 +40,18 @@ def locked(folder: Folder, ledgers: Sequence[OpenLedger]) -> Iterator[None]:
 
 
 def accept(report: Report, ledgers: Sequence[OpenLedger], names: Sequence[str]) -> None:
-    """Record the faults of these names; PipelineError if one is not found."""
-    wanted = _named(report, names)
+    """Record the faults of these names; raises PipelineError if one does not exist."""
+    selected = _named(report, names)
     if not ledgers:
-        raise PipelineError(f"{report.path} has no ledger in which it could be accepted")
+        raise PipelineError(f"{report.path} has no ledger to record the acceptance in")
     for opened in ledgers:
         if opened.sealed is not None:
             raise PipelineError(
-                f"{opened.ledger.uri} has a step that is not finished; start the pipeline "
+                f"{opened.ledger.uri} has an unfinished step; start the pipeline "
                 f"{opened.pipeline} once, then accept"
             )
     parts: dict[int, list[Fault | FileFault]] = {}
-    for fault in wanted:
+    for fault in selected:
         parts.setdefault(_place(fault, ledgers), []).append(fault)
     for place, faults in parts.items():
         opened = ledgers[place]
@@ -65,15 +65,15 @@ def _named(report: Report, names: Sequence[str]) -> list[Fault | FileFault]:
     accepted = {loss.name for loss in report.losses}
     for name in names:
         if name in accepted:
-            raise PipelineError(f"accept={name}: that was accepted before; accepting works once")
+            raise PipelineError(f"accept={name}: already accepted; a name works once")
         if name not in faults:
             known = ", ".join(list(faults)[:20]) or "nothing"
-            raise PipelineError(f"accept={name}: no fault has this name; found was {known}")
+            raise PipelineError(f"accept={name}: no fault has this name; found: {known}")
     return [faults[name] for name in names]
 
 
 def _place(fault: Fault | FileFault, ledgers: Sequence[OpenLedger]) -> int:
-    """Which ledger has to know."""
+    """The position of the ledger that records the fault."""
     for place, opened in enumerate(ledgers):
         if isinstance(fault, FileFault):
             if fault.pipeline == opened.pipeline:
@@ -92,7 +92,7 @@ def _fields(faults: Sequence[Fault | FileFault]) -> dict[str, Any]:
         if isinstance(fault, Fault):
             losses.append(fault.accepted(at_ms))
             continue
-        if fault.kind in (GONE, CHANGED):
+        if fault.kind in (MISSING, CHANGED):
             removed.append(fault.path)
         if fault.found is not None:
             added.append(fault.found)

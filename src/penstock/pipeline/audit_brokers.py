@@ -1,7 +1,7 @@
-"""What the brokers say of the topics of a table: asked once, before its ledgers are read.
+"""What the brokers report about the topics of a table; asked once, before its ledgers are read.
 
-A pipeline commits to its channel after the ledger has the batch.  So marks that were asked for
-first are never ahead of a ledger that is read afterwards, even while the pipeline runs.
+A pipeline commits to its channel after the batch is in the ledger.  So positions requested first
+are never ahead of a ledger that is read afterwards, even while the pipeline runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNSUPPORTED = (404, 405)
 
 
 class Nodes(Protocol):
-    """What is used of a Cluster."""
+    """The part of Cluster that is used."""
 
     @property
     def nodes(self) -> Mapping[str, object]: ...
@@ -35,11 +35,11 @@ class Nodes(Protocol):
     ) -> list[int | None]: ...
 
 
-class Brokers:
-    """The logs of all nodes that answer."""
+class BrokerLogs:
+    """The logs of all nodes that respond."""
 
     def __init__(self, cluster: Nodes, topics: Mapping[str, Iterable[str]]) -> None:
-        """``topics``: by node, those to ask for."""
+        """``topics``: the topics to request, by node."""
         self._cluster = cluster
         self._logs: dict[tuple[str, str], LogState] = {}
         self._errors: dict[str, str] = {}
@@ -59,36 +59,36 @@ class Brokers:
             self._logs[node, topic] = found
 
     def why_not(self, node: str) -> str:
-        """Why nothing is known of a node; "" if it answers."""
+        """Why nothing is known of a node; "" if it responds."""
         if node not in self._cluster.nodes:
-            return "the node does not answer"
+            return "the node does not respond"
         return self._errors.get(node, "")
 
     def log_of(self, node: str, topic: str) -> LogState | None:
         return self._logs.get((node, topic))
 
     def logs(self) -> Iterable[tuple[str, str, LogState]]:
-        """(node, topic, log) of all."""
+        """All logs as (node, topic, log)."""
         return [(node, topic, found) for (node, topic), found in sorted(self._logs.items())]
 
     def counts(self, spans: Sequence[coverage.Span]) -> list[int | None]:
-        """How many messages there are in ranges of one node; None: it is not known any more.
+        """The number of messages in each range, all of one node; None if no longer known.
 
-        A broker that has removed messages counts the rest, so only whole ranges are asked for.
+        A broker that has removed messages counts only the others, so only complete ranges are sent.
         """
-        wanted = [(place, span) for place, span in enumerate(spans) if self.is_whole(span)]
+        countable = [(place, span) for place, span in enumerate(spans) if self.is_whole(span)]
         found: list[int | None] = [None] * len(spans)
-        if not wanted:
+        if not countable:
             return found
-        node = wanted[0][1].log.node
-        ranges = [(span.log.topic, span.log.instance, span.start, span.end) for _, span in wanted]
+        node = countable[0][1].log.node
+        ranges = [(*span.log[2:], span.start, span.end) for _, span in countable]
         try:
-            told = self._cluster.counts(node, ranges)
+            counts = self._cluster.counts(node, ranges)
         except NodeError as error:
             if error.status not in UNSUPPORTED:
                 self._errors[node] = str(error)
             return found
-        for (place, _), count in zip(wanted, told, strict=True):
+        for (place, _), count in zip(countable, counts, strict=True):
             found[place] = count
         return found
 
@@ -96,15 +96,15 @@ class Brokers:
         return self.counts([span])[0]
 
     def is_whole(self, span: coverage.Span) -> bool:
-        """Whether nothing of a range was removed yet."""
+        """Whether no message of a range has been removed."""
         found = self.log_of(span.log.node, span.log.topic)
         if found is None or self.why_not(span.log.node):
             return False
         return found.instance == span.log.instance and span.start >= found.whole_from
 
 
-def ask_brokers(nsqd: str, lookupd: str, patterns: Sequence[str]) -> tuple[Brokers, list[str]]:
-    """Ask all nodes that answer for the topics that match; and say who could not be asked."""
+def ask_brokers(nsqd: str, lookupd: str, patterns: Sequence[str]) -> tuple[BrokerLogs, list[str]]:
+    """Request the matching topics from all nodes; also return which nodes did not respond."""
     given = {"nsqdHttpAddresses": nsqd, "lookupdHttpAddresses": lookupd}
     options = parse_brokers({name: text for name, text in given.items() if text})
     cluster = Cluster(options, Access.of(options))
@@ -113,11 +113,11 @@ def ask_brokers(nsqd: str, lookupd: str, patterns: Sequence[str]) -> tuple[Broke
         cluster.discover(strict=False, everywhere=True)
     except QueryError as error:
         doubts.append(str(error))
-    # nsqlookupd may know nodes of Go, which no table is of; those that were named are ours.
+    # nsqlookupd may list nodes of Go's nsqd, which no table comes from; named nodes are ours.
     if not cluster.complete and nsqd:
         found = {node.address for node in cluster.nodes.values()}
-        away = [each for each in options.nsqd_http_addresses if each not in found]
-        doubts.append(f"what nsqd {', '.join(away)} has is not known: it does not answer")
+        unreachable = [each for each in options.nsqd_http_addresses if each not in found]
+        doubts.append(f"nsqd {', '.join(unreachable)} does not respond: its messages are unknown")
     topics: dict[str, list[str]] = {}
     for uuid, node in list(cluster.nodes.items()):
         try:
@@ -129,7 +129,7 @@ def ask_brokers(nsqd: str, lookupd: str, patterns: Sequence[str]) -> tuple[Broke
         topics[uuid] = [
             each["topic_name"] for each in stats["topics"] if matches(each["topic_name"], patterns)
         ]
-    return Brokers(cluster, topics), doubts
+    return BrokerLogs(cluster, topics), doubts
 
 
 def matches(topic: str, patterns: Iterable[str]) -> bool:

@@ -1,11 +1,11 @@
-"""The files of a table against its ledgers: name, size, rows and checksum.
+"""Compares the files of a table with its ledgers: name, size, rows and checksum.
 
-    ledgers, in parts ---> a temporary database on disk <--- the folder's files, or those of Delta's
-                           path, size, rows, checksum, seen     log, each looked up once
+    ledgers, in parts ---> a temporary database on disk <--- files of the folder, or of Delta's log,
+                           path, size, rows, checksum, seen     each looked up once
 
 Rule 1: memory does not grow with the number of files: the database does, on disk.
-Rule 2: a file with the size and the checksum that it was written with has its rows too.  Rows are
-        counted only where there is no checksum.
+Rule 2: a file with the recorded size and checksum has the recorded rows.  Rows are counted only
+        where there is no checksum.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 from urllib.parse import unquote
 
 from penstock.errors import PipelineError
-from penstock.pipeline.audit_findings import CHANGED, GONE, STRANGE, FileFault, Files
+from penstock.pipeline.audit_findings import CHANGED, MISSING, STRANGE, FileFault, Files
 from penstock.pipeline.audit_ledgers import OpenLedger
 from penstock.pipeline.folders import File, Folder
 from penstock.pipeline.ledger_records import DataFile
 
 log = logging.getLogger("penstock.pipeline")
 
-PART_COUNT = 512  # files that are looked up and read at a time
+PART_COUNT = 512  # files compared at a time
 PROGRESS_S = 5.0
 WORKERS_MAX = 4
 DELTA_LOG = "_delta_log"
@@ -40,23 +40,23 @@ checksum INTEGER, seen INTEGER DEFAULT 0) WITHOUT ROWID"""
 
 
 class Progress:
-    """A line of the log every few seconds, from work that takes long."""
+    """Logs progress every few seconds."""
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what = what
         self._clock = clock
         self._next_s = clock() + PROGRESS_S
 
-    def tell(self, done: str) -> None:
+    def report(self, done: str) -> None:
         if self._clock() >= self._next_s:
             self._next_s = self._clock() + PROGRESS_S
             log.info("pipeline=audit: %s: %s", self._what, done)
 
 
 def check_files(folder: Folder, ledgers: list[OpenLedger]) -> Files:
-    """Compare all files; what a merge or a step under way explains is no fault."""
+    """Compare all files; those of a merge or of an unfinished step are not faults."""
     found = Files()
-    # The name "" is a private database in a temporary file.
+    # SQLite opens "" as a private database in a temporary file.
     with (
         closing(sqlite3.connect("", isolation_level=None)) as known,
         ThreadPoolExecutor(min(WORKERS_MAX, os.cpu_count() or 1)) as workers,
@@ -66,15 +66,15 @@ def check_files(folder: Folder, ledgers: list[OpenLedger]) -> Files:
         known.execute("BEGIN")
         for number, opened in enumerate(ledgers):
             _fill(known, number, opened)
-        may_lie = {path for opened in ledgers for path in opened.may_lie_there}
+        may_exist = {path for opened in ledgers for path in opened.may_exist}
         checking = _Checking(folder, known, [each.pipeline for each in ledgers], found)
         progress = Progress("files")
         listed = table_files(folder)
         while part := list(islice(listed, PART_COUNT)):
-            checking.look_up([file for file in part if file.path not in may_lie], workers)
-            progress.tell(f"{found.count:,} compared, {found.size >> 20:,} MiB")
-        may_be_gone = {path for opened in ledgers for path in opened.may_be_gone | may_lie}
-        checking.find_unseen(may_be_gone)
+            checking.compare_listed([file for file in part if file.path not in may_exist], workers)
+            progress.report(f"{found.count:,} compared, {found.size >> 20:,} MiB")
+        may_be_missing = {path for opened in ledgers for path in opened.may_be_missing | may_exist}
+        checking.find_unseen(may_be_missing)
     return found
 
 
@@ -85,7 +85,7 @@ def _fill(known: sqlite3.Connection, number: int, opened: OpenLedger) -> None:
         rows = ((file.path, number, file.size, file.rows, file.checksum) for file in added)
         known.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, 0)", rows)
         count += len(added)
-        progress.tell(f"{count:,} files read")
+        progress.report(f"{count:,} files read")
 
 
 class _Checking:
@@ -99,9 +99,9 @@ class _Checking:
         self._pipelines = pipelines
         self._found = found
 
-    def look_up(self, files: Iterable[File], workers: ThreadPoolExecutor) -> None:
-        """Compare files that are there with what the ledgers say of them."""
-        wanted: list[tuple[File, DataFile, str]] = []
+    def compare_listed(self, files: Iterable[File], workers: ThreadPoolExecutor) -> None:
+        """Compare files in the folder with their records in the ledgers."""
+        expected: list[tuple[File, DataFile, str]] = []
         for file in files:
             self._found.count += 1
             self._found.size += max(0, file.size)
@@ -113,52 +113,52 @@ class _Checking:
                 continue
             self._known.execute("UPDATE files SET seen = 1 WHERE path = ?", (file.path,))
             self._found.unchecked += row[2] is None and row[3] is None
-            wanted.append((file, DataFile(file.path, *row[1:]), self._pipelines[row[0]]))
-        for fault in workers.map(lambda each: self._compare(*each), wanted):
+            expected.append((file, DataFile(file.path, *row[1:]), self._pipelines[row[0]]))
+        for fault in workers.map(lambda each: self._compare(*each), expected):
             self._add(fault)
 
-    def find_unseen(self, may_be_gone: set[str]) -> None:
+    def find_unseen(self, may_be_missing: set[str]) -> None:
         query = "SELECT path, ledger, rows FROM files WHERE seen = 0 ORDER BY path"
         for path, ledger, rows in self._known.execute(query):
-            if path not in may_be_gone:
+            if path not in may_be_missing:
                 text = "" if rows is None else f"{rows:,} rows"
-                self._add(FileFault(GONE, path, text, self._pipelines[ledger]))
+                self._add(FileFault(MISSING, path, text, self._pipelines[ledger]))
 
     def _add(self, fault: FileFault | None) -> None:
         if fault is not None:
-            self._found.blame(fault)
+            self._found.add_fault(fault)
 
     def _strange(self, file: File) -> FileFault | None:
         now = self._now(file)
         if now is None:
-            return None  # gone since it was listed: nobody reads it
+            return None  # removed since it was listed
         return FileFault(STRANGE, file.path, f"{file.size:,} bytes", "", now)
 
-    def _compare(self, file: File, wanted: DataFile, pipeline: str) -> FileFault | None:
-        told = []
+    def _compare(self, file: File, expected: DataFile, pipeline: str) -> FileFault | None:
+        differences = []
         now: DataFile | None = None
         if file.size < 0:
-            return FileFault(GONE, file.path, "Delta's log has it", pipeline)
-        if file.size != wanted.size:
-            told.append(f"{file.size:,} bytes in place of {wanted.size:,}")
-        elif wanted.checksum is not None:
+            return FileFault(MISSING, file.path, "Delta's log lists it", pipeline)
+        if file.size != expected.size:
+            differences.append(f"{file.size:,} bytes instead of {expected.size:,}")
+        elif expected.checksum is not None:
             found = self._read(self._folder.checksum, file.path)
-            if found != wanted.checksum:
-                told.append("another checksum" if found is not None else "it cannot be read")
-        if told or wanted.checksum is None:
-            rows = self._rows(file.path) if told or wanted.rows is not None else None
-            if wanted.rows is not None and rows != wanted.rows:
-                count = "no Parquet file" if rows is None else f"{rows:,} rows"
-                told.append(f"{count} in place of {wanted.rows:,} rows")
-        if not told:
+            if found != expected.checksum:
+                differences.append("wrong checksum" if found is not None else "cannot be read")
+        if differences or expected.checksum is None:
+            rows = self._rows(file.path) if differences or expected.rows is not None else None
+            if expected.rows is not None and rows != expected.rows:
+                count = "not a Parquet file" if rows is None else f"{rows:,} rows"
+                differences.append(f"{count} instead of {expected.rows:,} rows")
+        if not differences:
             return None
         now = self._now(file)
         if now is None:
-            return FileFault(GONE, file.path, "", pipeline)
-        return FileFault(CHANGED, file.path, ", ".join(told), pipeline, now)
+            return FileFault(MISSING, file.path, "", pipeline)
+        return FileFault(CHANGED, file.path, ", ".join(differences), pipeline, now)
 
     def _now(self, file: File) -> DataFile | None:
-        """What lies there; None if nothing does."""
+        """The file as it is on disk; None if it cannot be read."""
         checksum = self._read(self._folder.checksum, file.path)
         if checksum is None:
             return None
@@ -190,7 +190,7 @@ def table_files(folder: Folder) -> Iterator[File]:
 
 
 def is_visible(path: str) -> bool:
-    """As Spark sees it: a name that begins with "_" counts only if it is a folder of a column."""
+    """Whether Spark reads it: a name that starts with "_" is read only as a partition folder."""
     return not any(
         part.startswith(".") or (part.startswith("_") and "=" not in part)
         for part in path.split("/")
@@ -202,7 +202,7 @@ def is_delta(folder: Folder) -> bool:
 
 
 def delta_files(folder: Folder) -> Iterator[File]:
-    """Those of the table's newest version; one that is not there has a size below 0."""
+    """The files of the table's newest version; the size of a missing one is negative."""
     for path in delta_paths(folder):
         try:
             found = (Path(folder.uri) / path).stat()

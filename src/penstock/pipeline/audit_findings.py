@@ -1,11 +1,11 @@
-"""What an audit finds: of each topic and node, of each file, and the verdict of all of it.
+"""What an audit finds, by topic and node and by file, and the verdict.
 
-    whole          proven: every message once
-    wrong          faults: messages or rows are missing, or too many, by index; or files are
-    not provable   doubts: what is from before the ledger, or of a node that does not answer
+    whole          proven: every message exactly once
+    wrong          faults: missing or duplicated messages or rows, by index; or wrong files
+    not provable   doubts: messages from before the ledger, or of a node that does not respond
 
-A fault has a short name, made of what it is.  ``accept=NAME`` records it in the ledger, after which
-it is not found again: so it works once.
+A fault has a short name derived from its contents.  ``accept=NAME`` records it in the ledger, and
+later audits do not report it.  So a name works once.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from penstock.pipeline.coverage import Log, Span
 from penstock.pipeline.ledger_records import Accepted, DataFile
 from penstock.spark.offsets import INDEX_MAX
 
-FAULTS_MAX = 100_000  # that are kept of one topic and node, or of files
+FAULTS_MAX = 100_000  # stored per topic and node, and for files
 WHOLE, WRONG, NOT_PROVABLE = "whole", "wrong", "not provable"
 
-# Faults of ranges.  The first four are of the ledger: an accepted one is covered from then on.
+# Texts of faults in ranges.  They are stored in ledgers, so they must not change.
+# The first four are the ledger's: once accepted, the range is covered.
 GAP = "the ledger has a gap there"
 PASSED = "the channel passed them, and the ledger does not have them"
 EARLIER = "the broker has them from before the first message of the table"
 NEVER_READ = "the broker has them, and the table has nothing of the topic"
-# An accepted one is subtracted from what the broker counts.
+# Once accepted, it is subtracted from the broker's count.
 COUNTED = "the broker counts more messages than the ledger"
-# Those of rows: an accepted one is subtracted from what the table should have.
+# Rows: once accepted, it is subtracted from the rows the table should have.
 ROWS = "the table does not have them"
 REPEAT = "more than once"
 OUTSIDE = "rows that are in no range of the ledger"
 OF_LEDGER = (GAP, PASSED, EARLIER, NEVER_READ)
 
 # Faults of files.
-GONE = "is gone"
+MISSING = "is missing"
 STRANGE = "is in no ledger of this folder"
 CHANGED = "is not what was written"
 
 
 def digest(*parts: object) -> str:
-    """A short name for what is found, the same in each run."""
+    """A short name for a finding, the same in each run."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 
 
@@ -53,12 +54,12 @@ class Fault:
     log: Log
     start: int
     end: int
-    count: int | None  # of messages, or of times; None: not known
+    count: int | None  # messages, or for REPEAT how often; None: not known
     detail: str = ""
 
     @property
     def name(self) -> str:
-        # Without the end: it grows while the pipeline runs.
+        # Without the end, which grows while the pipeline runs.
         return digest(self.kind, *self.log[:3], self.start, self.count)
 
     @property
@@ -67,7 +68,7 @@ class Fault:
 
     @property
     def covered(self) -> Span:
-        """As the ledger covers it: none of its messages is in the table."""
+        """The range as the ledger records it once accepted: the table has none of its messages."""
         return self.span._replace(messages=0)
 
     def accepted(self, now_ms: int) -> Accepted:
@@ -98,13 +99,13 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileFault:
-    """A file that is not as the ledger of a pipeline has it."""
+    """A file that differs from its record in a ledger."""
 
     kind: str
     path: str
     detail: str = ""
-    pipeline: str = ""  # whose ledger has it; "" if none does
-    found: DataFile | None = None  # what lies there now
+    pipeline: str = ""  # whose ledger has the file; "" if none
+    found: DataFile | None = None  # the file as it is now
 
     @property
     def name(self) -> str:
@@ -114,21 +115,21 @@ class FileFault:
         return f"{self.path} {self.kind}" + (f": {self.detail}" if self.detail else "")
 
     def as_json(self) -> dict[str, Any]:
-        kept = {"path": self.path, "kind": self.kind, "detail": self.detail}
-        return {"name": self.name, **kept, "pipeline": self.pipeline}
+        fields = {"path": self.path, "kind": self.kind, "detail": self.detail}
+        return {"name": self.name, **fields, "pipeline": self.pipeline}
 
 
 AnyFault = TypeVar("AnyFault", Fault, FileFault)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Blamed(Generic[AnyFault]):
-    """What is judged, with its faults; so many that a report stays readable."""
+class FaultList(Generic[AnyFault]):
+    """A list of faults, limited so that a report stays readable."""
 
     faults: list[AnyFault] = dataclasses.field(default_factory=list)
-    left_out: int = 0  # faults beyond those that are kept
+    left_out: int = 0  # faults beyond FAULTS_MAX
 
-    def blame(self, fault: AnyFault) -> None:
+    def add_fault(self, fault: AnyFault) -> None:
         if len(self.faults) < FAULTS_MAX:
             self.faults.append(fault)
         else:
@@ -136,13 +137,13 @@ class Blamed(Generic[AnyFault]):
 
 
 @dataclasses.dataclass(slots=True)
-class Topic(Blamed[Fault]):
-    """One topic of one node, in all its instances and by all ledgers of the folder."""
+class Topic(FaultList[Fault]):
+    """One topic on one node: all its instances, in all ledgers of the folder."""
 
     topic: str
     node: str
-    count: int | None = None  # different messages, of rows if they are known, else of ranges
-    not_read: int = 0  # the broker has them, and the table is not there yet
+    count: int | None = None  # distinct messages, by rows if possible, else by ranges
+    not_read: int = 0  # messages of the broker that the pipeline has not reached
     doubts: list[str] = dataclasses.field(default_factory=list)
     before: list[Span] = dataclasses.field(default_factory=list)  # not proven by the ledger
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -156,7 +157,7 @@ class Topic(Blamed[Fault]):
     @property
     def unproven(self) -> list[str]:
         before = [
-            f"[{span.start}, {span.end}) is from before the ledger, and the broker cannot count it"
+            f"[{span.start}, {span.end}) is older than the ledger, and the broker cannot count it"
             for span in self.before
         ]
         return [*dict.fromkeys(self.doubts), *before]
@@ -184,7 +185,7 @@ class Topic(Blamed[Fault]):
 
 
 class Topics:
-    """All that were found, by topic and node."""
+    """All topics found, by topic and node."""
 
     def __init__(self) -> None:
         self._topics: dict[tuple[str, str], Topic] = {}
@@ -200,17 +201,17 @@ class Topics:
 
 
 @dataclasses.dataclass(slots=True)
-class Files(Blamed[FileFault]):
-    """The files of a table against its ledgers."""
+class Files(FaultList[FileFault]):
+    """The files of a table, compared with its ledgers."""
 
-    count: int = 0  # that were looked at
+    count: int = 0
     size: int = 0
-    unchecked: int = 0  # of those, known by their size only
+    unchecked: int = 0  # of these, compared by size only
 
 
 @dataclasses.dataclass(slots=True)
 class Report:
-    """All of an audit."""
+    """The result of an audit."""
 
     path: str
     topics: list[Topic]
@@ -218,7 +219,7 @@ class Report:
     losses: list[Accepted]
     pipelines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
-    doubts: list[str] = dataclasses.field(default_factory=list)  # of the table as a whole
+    doubts: list[str] = dataclasses.field(default_factory=list)  # about the table as a whole
 
     @property
     def faults(self) -> list[Fault | FileFault]:
@@ -233,7 +234,7 @@ class Report:
 
     @property
     def name(self) -> str:
-        """Of all faults together."""
+        """The name of all faults together."""
         return digest(sorted(fault.name for fault in self.faults))
 
     def as_json(self) -> dict[str, Any]:

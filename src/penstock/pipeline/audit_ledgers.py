@@ -1,9 +1,9 @@
-"""The ledgers of a folder, as an audit reads them: it changes nothing, and pipelines may run.
+"""The ledgers of a folder, read by an audit; it changes nothing, and pipelines may run meanwhile.
 
 <table>/_penstock/ledger/<pipeline>/head.json     there is a ledger
-.../sealed.json     a step that is decided: its files may be there already, or gone already
-.../merging.json    {"removed": [path, ...]}: files that a merge has replaced and that stay for
-                    readers that have listed them
+.../sealed.json     a decided step: its files may already be added or removed
+.../merging.json    {"removed": [path, ...]}: files that a merge has replaced, kept for readers that
+                    have listed them
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MERGING = "merging.json"
 
 @dataclass(slots=True)
 class OpenLedger:
-    """A ledger and what is under way in it."""
+    """A ledger and its unfinished step."""
 
     ledger: Ledger
     sealed: Record | None = None
     replaced: list[str] = field(default_factory=list)
-    coverage: Coverage = field(default_factory=Coverage)  # with the step that is under way
+    coverage: Coverage = field(default_factory=Coverage)  # including the unfinished step
 
     @property
     def pipeline(self) -> str:
@@ -37,7 +37,7 @@ class OpenLedger:
 
     @property
     def lost(self) -> dict[Log, list[Accepted]]:
-        """The losses that were accepted, of each log."""
+        """The accepted losses, by log."""
         found: dict[Log, list[Accepted]] = {}
         for loss in self.ledger.head.losses:
             found.setdefault(loss.span.log, []).append(loss)
@@ -45,21 +45,21 @@ class OpenLedger:
 
     @property
     def state(self) -> tuple[int, object, object]:
-        """Another one: something was written meanwhile."""
+        """Changes with every write to the ledger."""
         return self.ledger.seq, self.sealed and self.sealed.seq, tuple(self.replaced)
 
     @property
-    def may_lie_there(self) -> set[str]:
-        """Files that are no fault if they are in the folder."""
+    def may_exist(self) -> set[str]:
+        """Files outside the ledger that may be in the folder."""
         added = self.sealed.added if self.sealed is not None else ()
         return {*self.replaced, *(file.path for file in added)}
 
     @property
-    def may_be_gone(self) -> set[str]:
+    def may_be_missing(self) -> set[str]:
         return set(self.sealed.removed) if self.sealed is not None else set()
 
     def hidden(self, folder: Folder) -> set[str]:
-        """Files whose rows are in other files too: of two that merge one is read."""
+        """Files whose rows are also in other files: of a merge only one copy is read."""
         found = set(self.replaced)
         if self.sealed is not None and self.sealed.kind == MERGE:
             added = {file.path for file in self.sealed.added}
@@ -69,12 +69,12 @@ class OpenLedger:
 
 
 def channels_of(opened: OpenLedger) -> list[str]:
-    """The channels that a pipeline reads; without a range yet it is named like it."""
+    """The channels that a pipeline reads; before its first range, one named like the pipeline."""
     return list(dict.fromkeys(log.channel for log in opened.coverage.logs)) or [opened.pipeline]
 
 
 def open_ledgers(folder: Folder) -> list[OpenLedger]:
-    """All ledgers of a folder, loaded; PipelineError says what is wrong with one."""
+    """All ledgers of a folder, loaded; raises PipelineError if one is damaged."""
     names = set()
     for file in folder.files(LEDGERS):
         pipeline, _, name = file.path.removeprefix(f"{LEDGERS}/").partition("/")
@@ -85,12 +85,12 @@ def open_ledgers(folder: Folder) -> list[OpenLedger]:
 
 def open_ledger(folder: Folder, pipeline: str) -> OpenLedger:
     path = f"{LEDGERS}/{pipeline}"
-    # Before the ledger: a step that ends meanwhile is in the ledger then.
+    # Read before the ledger: a step that finishes in between is then in the ledger.
     step, merging = _read(folder, f"{path}/{SEALED}"), _read(folder, f"{path}/{MERGING}")
     ledger = Ledger(folder, path, pipeline, "").load()
     if not ledger.exists:
         raise PipelineError(
-            f"{ledger.uri}/{HEAD} is gone, and the ledger was rolled up.  {RESTORE}"
+            f"{ledger.uri}/{HEAD} is missing, and the ledger was rolled up.  {RESTORE}"
         )
     opened = OpenLedger(ledger)
     if step is not None and isinstance(step.get("record"), dict):

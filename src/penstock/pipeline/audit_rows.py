@@ -1,14 +1,14 @@
-"""The rows of a table against the ranges of its ledgers, where rows have topic, node and index.
+"""Compares the rows of a table with the ranges of its ledgers, if rows have topic, node and index.
 
     ledger     |---- a, 900 messages ----|     |--- b, 50 ---|      groups of ranges, none overlap
     rows       ..........................   .  ......:........      :  twice
                                             ^ outside
 
-Spark counts rows by index, then by group: what comes back is one row for each group.
+Spark counts rows by index, then by group, and returns one row per group.
 
-Rule 1: if a table has a row for each message (``plain``), a group has as many rows as messages.  If
-        its SQL leaves out or multiplies rows, only their place is judged.
-Rule 2: what is from before the ledger is compared with the broker's count, if it has all of it.
+Rule 1: if a table has one row per message (``plain``), a group has as many rows as messages.  If
+        its SQL drops or multiplies rows, only their indexes are checked.
+Rule 2: messages from before the ledger are compared with the broker's count, if it has all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.audit_brokers import Brokers, matches
+from penstock.pipeline.audit_brokers import BrokerLogs, matches
 from penstock.pipeline.audit_findings import EARLIER, OUTSIDE, REPEAT, ROWS, Fault, Topic, Topics
 from penstock.pipeline.audit_ledgers import OpenLedger
 from penstock.pipeline.coverage import Coverage, Log, Span
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 KEY = ("topic", "node")
 COLUMNS = (*KEY, "index")
-LISTED_MAX = 1000  # repeats and gaps of one table
+LISTED_MAX = 1000  # repeats and gaps listed per table
 GAPS_MAX = 100_000
 NO_INSTANCE = "0" * 16
 COUNTED = "topic string, node string, index bigint, times bigint, part bigint"
@@ -40,17 +40,17 @@ Gaps = dict[tuple[str, str], list[tuple[int, int]]]
 
 @dataclasses.dataclass(slots=True)
 class Group:
-    """Ranges of a topic and node that overlap, mostly one: two pipelines may write one message."""
+    """Overlapping ranges of a topic and node, usually one: two pipelines may write one message."""
 
     log: Log
     start: int
     end: int
-    count: int | None  # messages, of all ranges together
+    count: int | None  # messages of all ranges together
     plain: bool
-    lost: int = 0  # of them accepted: the table does not have their rows
-    depth: int = 1  # ranges that overlap
-    before: bool = False
-    # Of the rows
+    lost: int = 0  # accepted losses: messages without rows in the table
+    depth: int = 1  # how many ranges overlap
+    before: bool = False  # from before the ledger
+    # Counts of the rows
     rows: int = 0
     different: int = 0
     first: int | None = None
@@ -62,7 +62,7 @@ class Group:
 
 
 def message_rows(rows: DataFrame) -> DataFrame | None:
-    """Only topic, node and index; None if the table does not have them."""
+    """Only topic, node and index; None if the table does not have these columns."""
     from pyspark.sql import functions as F
 
     for prefix in ("", PREFIX):
@@ -98,19 +98,19 @@ def groups_of(ledgers: Sequence[OpenLedger], patterns: Sequence[str]) -> list[Gr
 
 
 def _cut(span: Span, head: Head, lost_of: dict[Log, list[Accepted]]) -> Iterator[Group]:
-    """A range, and apart from it what of it is from before the ledger."""
+    """Split a range into the part that the ledger recorded and the part from before it."""
     lost = sum(
         loss.span.messages or 0
         for loss in lost_of.get(span.log, ())
         if loss.what == ROWS and span.start <= loss.span.start < span.end
     )
-    rest = head.before.lacking(span) if head.before.of(span.log) else [span]
-    if rest == [span]:
+    recorded = head.before.lacking(span) if head.before.of(span.log) else [span]
+    if recorded == [span]:
         yield Group(span.log, span.start, span.end, span.messages, head.plain, lost)
         return
-    for part in rest:
+    for part in recorded:
         yield Group(span.log, part.start, part.end, None, head.plain)
-    for part in Coverage(rest).lacking(span) if rest else [span]:
+    for part in Coverage(recorded).lacking(span) if recorded else [span]:
         yield Group(span.log, part.start, part.end, None, head.plain, before=True)
 
 
@@ -125,7 +125,7 @@ def _join(group: Group, other: Group) -> None:
 
 
 def count_rows(rows: DataFrame, groups: list[Group]) -> tuple[DataFrame, list[Any]]:
-    """Fill in the groups' counts; return what else there is: rows outside, by topic and node."""
+    """Fill in the groups' counts; also return the rows outside all groups, by topic and node."""
     from pyspark.sql import functions as F
 
     times = rows.groupBy(*COLUMNS).agg(F.count("*").alias("times"))
@@ -157,7 +157,7 @@ def count_rows(rows: DataFrame, groups: list[Group]) -> tuple[DataFrame, list[An
 def place(
     places: dict[str, tuple[list[int], list[int], list[int]]], batches: Iterator[Any]
 ) -> Iterator[Any]:
-    """On workers: add the number of the group in which an index lies, -1 if in none."""
+    """On workers: add the number of the group that contains the index, or -1."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -182,14 +182,14 @@ def place(
 
 
 def repeats_in(times: DataFrame, depth: int) -> Iterator[tuple[str, str, int, int]]:
-    """(topic, node, index, times) of what is there too often."""
+    """(topic, node, index, times) of indexes with too many rows."""
     found = times.filter(f"times > {depth}").orderBy(*COLUMNS).limit(LISTED_MAX)
     for row in found.collect():
         yield row["topic"], row["node"], row["index"], row["times"]
 
 
 def gaps_in(rows: DataFrame) -> Gaps:
-    """Ranges [start, end) without a message between two that are there, by topic and node."""
+    """Ranges [start, end) without a row between two rows, by topic and node."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -206,13 +206,13 @@ def gaps_in(rows: DataFrame) -> Gaps:
     return gaps
 
 
-# Judging, without Spark
+# Verdicts, without Spark
 
 
 def judge_groups(
-    groups: Iterable[Group], brokers: Brokers, topics: Topics, gaps_of: Callable[[Topic], Gaps]
+    groups: Iterable[Group], brokers: BrokerLogs, topics: Topics, gaps_of: Callable[[Topic], Gaps]
 ) -> None:
-    """Rule 1 and 2.  ``gaps_of`` lists the gaps of a topic's rows: asked only where rows lack."""
+    """Rules 1 and 2.  ``gaps_of`` finds the gaps in a topic's rows; called if rows are missing."""
     counted: set[tuple[str, str]] = set()
     for group in groups:
         topic = topics.of(*group.key)
@@ -227,22 +227,22 @@ def judge_groups(
 
 
 def _judge_plain(
-    group: Group, brokers: Brokers, topic: Topic, gaps_of: Callable[[Topic], Gaps]
+    group: Group, brokers: BrokerLogs, topic: Topic, gaps_of: Callable[[Topic], Gaps]
 ) -> None:
-    wanted = group.count
-    if wanted is None and group.depth == 1:
-        # What the broker still counts is as good.
-        wanted = brokers.count(Span(group.log, group.start, group.end))
-    missing = 0 if wanted is None else wanted - group.lost - group.rows
+    expected = group.count
+    if expected is None and group.depth == 1:
+        # The broker's count is as good as the ledger's.
+        expected = brokers.count(Span(group.log, group.start, group.end))
+    missing = 0 if expected is None else expected - group.lost - group.rows
     if missing <= 0:
-        return  # more rows than messages: some are there more than once
+        return  # more rows than messages are repeats, see judge_repeats
     lacking = _lacking(group, brokers, gaps_of(topic).get(group.key, []))
     detail = f"no row in {', '.join(lacking)}" if lacking else ""
-    topic.blame(Fault(ROWS, group.log, group.start, group.end, missing, detail))
+    topic.add_fault(Fault(ROWS, group.log, group.start, group.end, missing, detail))
 
 
-def _lacking(group: Group, brokers: Brokers, gaps: list[tuple[int, int]]) -> list[str]:
-    """Where rows are missing, as far as that is known: between rows, and before and after all."""
+def _lacking(group: Group, brokers: BrokerLogs, gaps: list[tuple[int, int]]) -> list[str]:
+    """Where rows are missing, as far as known: between rows, before the first, after the last."""
     if group.first is None or group.last is None:
         return []
     inside = [(start, end) for start, end in gaps if group.first < start < group.last]
@@ -257,9 +257,9 @@ def _lacking(group: Group, brokers: Brokers, gaps: list[tuple[int, int]]) -> lis
 
 
 def _judge_before(
-    group: Group, brokers: Brokers, topic: Topic, gaps_of: Callable[[Topic], Gaps]
+    group: Group, brokers: BrokerLogs, topic: Topic, gaps_of: Callable[[Topic], Gaps]
 ) -> None:
-    """Proven if the broker counts what the table has; what it still has and rows lack is wrong."""
+    """Proven if the broker's count is the table's; messages it still has without rows are wrong."""
     if not group.plain:
         return
     span = Span(group.log, group.start, group.end)
@@ -280,7 +280,7 @@ def _judge_before(
     missing = 0
     for gap, lost in zip(gaps, brokers.counts(gaps), strict=True):
         if lost and len(topic.faults) < LISTED_MAX:
-            topic.blame(Fault(ROWS, gap.log, gap.start, gap.end, lost))
+            topic.add_fault(Fault(ROWS, gap.log, gap.start, gap.end, lost))
         missing += lost or 0
     if count is not None and count != group.different + missing:
         topic.doubt(f"the broker counts {count:,} messages, the table has {group.different:,}")
@@ -292,7 +292,7 @@ def judge_repeats(
     topics: Topics,
     accepted: set[str],
 ) -> None:
-    """An index with more rows than ranges is wrong, unless the SQL may make several of one."""
+    """An index with more rows than ranges is wrong, unless the SQL may make several from one."""
     by_key: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         by_key.setdefault(group.key, []).append(group)
@@ -302,12 +302,12 @@ def judge_repeats(
         if inside and times <= inside[0].depth:
             continue
         if inside and not inside[0].plain:
-            topic.note("some messages have several rows, which the pipeline's SQL may make")
+            topic.note("some messages have several rows, which the pipeline's SQL may produce")
             continue
         log = inside[0].log if inside else Log("", node, name, NO_INSTANCE)
         fault = Fault(REPEAT, log, index, index + 1, times)
         if fault.name not in accepted:
-            topic.blame(fault)
+            topic.add_fault(fault)
 
 
 def judge_outside(
@@ -315,7 +315,7 @@ def judge_outside(
 ) -> None:
     """Rows in no range.  ``later``: ranges that were written while rows were counted.
 
-    ``began``: the table was there before its ledger, so such rows are older than that.
+    ``began``: the table is older than its ledger, so such rows may be too.
     """
     known: dict[tuple[str, str], list[Span]] = {}
     for span in later:
@@ -331,11 +331,11 @@ def judge_outside(
         if began:
             topics.of(name, node).doubt(f"{row['rows']:,} rows in [{start}, {end}) are in no range")
         elif fault.name not in accepted:
-            topics.of(name, node).blame(fault)
+            topics.of(name, node).add_fault(fault)
 
 
-def groups_without_ledger(outside: Iterable[Any], brokers: Brokers) -> list[Group]:
-    """A table that has no ledger: all of it is from before there was one, and a plain copy."""
+def groups_without_ledger(outside: Iterable[Any], brokers: BrokerLogs) -> list[Group]:
+    """For a table without a ledger: all of it is unrecorded, and taken to be a plain copy."""
     groups = []
     for row in outside:
         found = brokers.log_of(row["node"], row["topic"])
@@ -349,15 +349,15 @@ def groups_without_ledger(outside: Iterable[Any], brokers: Brokers) -> list[Grou
 
 
 def judge_without_ledger(
-    groups: Iterable[Group], brokers: Brokers, topics: Topics, *, from_first: bool
+    groups: Iterable[Group], brokers: BrokerLogs, topics: Topics, *, from_first: bool
 ) -> None:
-    """What brokers say of the ends of such a table."""
+    """Compare both ends of such a table with the brokers."""
     for group in groups:
         topic, log = topics.of(*group.key), group.log
         topic.before.append(Span(log, group.start, group.end))
         found = brokers.log_of(log.node, log.topic)
         if found is None:
-            topic.doubt(brokers.why_not(log.node) or "the topic is not there any more")
+            topic.doubt(brokers.why_not(log.node) or "the topic no longer exists")
             continue
         if group.start < found.whole_from:
             topic.doubt(f"the broker has removed messages below {found.whole_from}")
@@ -367,4 +367,4 @@ def judge_without_ledger(
         first = max(found.first, found.whole_from)
         earlier = from_first and first < group.start
         if earlier and (count := brokers.count(Span(log, first, group.start))):
-            topic.blame(Fault(EARLIER, log, first, group.start, count))
+            topic.add_fault(Fault(EARLIER, log, first, group.start, count))

@@ -1,4 +1,4 @@
-"""An audit's report for people: a line for each topic and node, then files and accepted losses."""
+"""An audit's report as text: a line for each topic and node, then files and accepted losses."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import datetime
 from penstock.pipeline.audit_findings import OUTSIDE, REPEAT, WRONG, Fault, FileFault, Report, Topic
 from penstock.pipeline.ledger_records import Accepted
 
-SHOWN_MAX = 20  # faults of one kind and place; the JSON report has all
+SHOWN_MAX = 20  # faults per topic or for files; the JSON report has all
 
 
 def text(report: Report) -> str:
-    lines = _topics(report.topics) if report.topics else ["no messages of these topics are known"]
+    lines = _topics(report.topics) if report.topics else ["no messages of these topics found"]
     lines += _files(report)
     if report.losses:
         lines.append(f"ACCEPTED LOSSES  {len(report.losses):,}")
@@ -21,8 +21,8 @@ def text(report: Report) -> str:
     lines.append(f"VERDICT  {report.verdict}")
     if report.faults:
         lines.append(
-            "If this is on purpose, record it in the ledger, once: --param accept=NAME with the "
-            f"names in brackets, or accept={report.name} for all of it"
+            "If this is intended, record it in the ledger, once: --param accept=NAME with the "
+            f"names in brackets, or accept={report.name} for everything"
         )
     return "\n".join(lines)
 
@@ -43,12 +43,12 @@ def _topics(topics: list[Topic]) -> list[str]:
 def _files(report: Report) -> list[str]:
     files = report.files
     wrong = len(files.faults) + files.left_out
-    verdict = f"{wrong:,} wrong" if wrong else "all as the ledger has them"
+    verdict = f"{wrong:,} wrong" if wrong else "all match the ledger"
     if not report.pipelines:
-        verdict = "no ledger to compare them with"
+        verdict = "no ledger to compare with"
     lines = [f"FILES  {files.count:,}, {files.size:,} bytes: {verdict}"]
     if files.unchecked:
-        lines.append(f"    {files.unchecked:,} from before the ledger: compared by size only")
+        lines.append(f"    {files.unchecked:,} older than the ledger: compared by size only")
     return lines + _shortened([f"    {fault}  [{fault.name}]" for fault in files.faults])
 
 
@@ -65,7 +65,7 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 def sentence(report: Report) -> str:
-    """What ends the run."""
+    """The error that ends the run."""
     if report.verdict == WRONG:
         faults = [fault for fault in report.faults if isinstance(fault, Fault)]
         files = [fault for fault in report.faults if isinstance(fault, FileFault)]
@@ -74,12 +74,12 @@ def sentence(report: Report) -> str:
         lost = [fault for fault in faults if fault.kind not in (REPEAT, OUTSIDE)]
         missing = sum(fault.count or 0 for fault in lost)
         more = "at least " if any(fault.count is None for fault in lost) else ""
-        told = [f"{more}{missing:,} messages are missing"] if lost else []
-        told += [f"{repeated:,} are there more than once"] if repeated else []
-        told += [f"{outside:,} rows are in no range of the ledger"] if outside else []
+        parts = [f"{more}{missing:,} messages are missing"] if lost else []
+        parts += [f"{repeated:,} appear more than once"] if repeated else []
+        parts += [f"{outside:,} rows are in no range of the ledger"] if outside else []
         wrong = len(files) + report.files.left_out
-        told += [f"{wrong:,} files are not as they were written"] if files else []
-        return f"{report.path}: {', '.join(told)}"
+        parts += [f"{wrong:,} files are missing, changed or unknown"] if files else []
+        return f"{report.path}: {', '.join(parts)}"
     places = [
         f"topic {each.topic} on node {each.node}: {'; '.join(each.unproven)}"
         for each in report.topics

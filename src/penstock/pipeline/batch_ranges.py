@@ -1,9 +1,9 @@
 """The ranges of a batch: from the checkpoint, with the brokers' counts (R43).
 
-Rule 1: the offset of batch 0 says where it begins.  One of an earlier version does not: then the
-        marks of its channels do, which have not moved yet, and the answer is made durable before
-        anything is written.
-Rule 2: a count that cannot be had now is not known.  It holds up no batch.
+Rule 1: the offset of batch 0 contains where it begins.  An offset of an earlier version does not:
+        then the batch begins at the positions of its channels, which have not moved yet, and this
+        is made durable before anything is written.
+Rule 2: a count that is not available now stays unknown.  No batch waits for it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from penstock.spark.offsets import Position
 
 log = logging.getLogger("penstock.pipeline")
 
-AT_ONCE_MAX = 1024  # topics of /log/ends
+AT_ONCE_MAX = 1024  # topics in one request to /log/ends
 
 
 class BatchRanges:
-    """What each batch of a query reads."""
+    """Which messages each batch of a query reads."""
 
     def __init__(self, pipeline: Pipeline, offsets: OffsetLog, identity: str) -> None:
         self._offsets = offsets
@@ -38,21 +38,21 @@ class BatchRanges:
         }
 
     def of(self, batch: int) -> tuple[Span, ...]:
-        """The ranges of a batch that is planned."""
+        """The ranges of a planned batch."""
         after = self._offsets.positions(batch)
         if after is None:
-            raise PipelineError(f"{self._offsets.folder.uri}/offsets/{batch} is gone")
+            raise PipelineError(f"{self._offsets.folder.uri}/offsets/{batch} is missing")
         before = self._positions_before(batch, after)
         self._before = (batch, after)
         spans = between(before, after)
         if batch == 0:
-            # Spark forgets it, and then the ledgers alone know where a quiet log begins.
+            # Spark purges this batch; then only the ledgers know where an idle log begins.
             moved = {span.log for span in spans}
             spans += [span for span in between({}, after) if span.log not in moved]
         return tuple(spans)
 
     def counted(self, spans: Sequence[Span]) -> tuple[Span, ...]:
-        """The same with the number of messages of each, as far as the nodes tell."""
+        """The same ranges with their message counts, where the nodes know them."""
         found: list[Span] = list(spans)
         places: dict[tuple[str, str], list[int]] = {}
         for number, span in enumerate(spans):
@@ -74,7 +74,7 @@ class BatchRanges:
             counts = cluster.counts(node, ranges, retry_s=0.0)
             return counts if len(counts) == len(spans) else unknown
         except (PenstockError, KeyError, TypeError) as error:
-            log.warning("messages of node %s are not counted: %s", node, error)
+            log.warning("node %s: messages not counted: %s", node, error)
             return unknown
 
     def _found(self, channel: str, nodes: set[str]) -> Cluster:
@@ -93,9 +93,9 @@ class BatchRanges:
         before = self._offsets.positions(batch - 1)
         if before is None:
             raise PipelineError(
-                f"{self._offsets.folder.uri}/offsets/{batch - 1} is gone, so what batch {batch} "
-                "reads is not known.  Put the checkpoint back from a backup, or remove it: the "
-                "pipeline then goes on from what its tables have"
+                f"{self._offsets.folder.uri}/offsets/{batch - 1} is missing, so what batch {batch} "
+                "reads is unknown.  Restore the checkpoint from a backup, or remove it: the "
+                "pipeline then resumes from its tables"
             )
         return before
 
@@ -105,10 +105,10 @@ class BatchRanges:
         missing = missing_in(begin, after)
         if not missing or self._offsets.begin_of_first() is not None:
             return begin
-        wanted: dict[tuple[str, str], list[str]] = {}
+        unknown_begins: dict[tuple[str, str], list[str]] = {}
         for channel, node, topic in missing:
-            wanted.setdefault((channel, node), []).append(topic)
-        for (channel, node), topics in wanted.items():
+            unknown_begins.setdefault((channel, node), []).append(topic)
+        for (channel, node), topics in unknown_begins.items():
             for at in range(0, len(topics), AT_ONCE_MAX):
                 for topic, position in self._marks(channel, node, topics[at : at + AT_ONCE_MAX]):
                     begin.setdefault(channel, {}).setdefault(node, {})[topic] = position
@@ -118,11 +118,11 @@ class BatchRanges:
     def _marks(self, channel: str, node: str, topics: Sequence[str]) -> list[tuple[str, Position]]:
         cluster = self._found(channel, {node})
         if node not in cluster.nodes:
-            raise NodeError(f"node {node}, which the first batch reads, is not there")
+            raise NodeError(f"node {node}, which the first batch reads, was not found")
         body = {"topics": {topic: {} for topic in topics}, "channel": channel}
-        told = cluster.nodes[node].post("/log/ends", {**body, "identity": self._identity})
+        answer = cluster.nodes[node].post("/log/ends", {**body, "identity": self._identity})
         return [
             (topic, Position(str(entry["instance"]), int(entry["low"])))
-            for topic, entry in told["topics"].items()
+            for topic, entry in answer["topics"].items()
             if entry is not None
         ]

@@ -1,19 +1,19 @@
-"""What happens with each micro-batch: rows to tables, messages to topics, each of them once.
+"""Writes each micro-batch: rows to tables, messages to topics, each of them once.
 
     1. the stream's log of this batch is synced: a repeated batch has the same messages
-    2. each target's ledger says which ranges of the batch it lacks (R43).  If none lacks any, the
-       batch is not even read.  A target that has a part of it gets the other part only
-    3. functions run, once, and what they made is kept until the batch is through (``outcome``)
+    2. each target's ledger returns which ranges of the batch it lacks (R43).  If none lacks any,
+       the batch is not even read.  A target that has a part of it gets only the other part
+    3. functions run, once, and their results are stored until the batch is written (``outcome``)
     4. tables
     5. messages: of topic sinks, retries and dead letters in one write; invalid ones in another.
-       Each write has a name made of pipeline and record, and nsqd publishes a name once (R19)
+       Each write is named after pipeline and record, and nsqd publishes a name once (R19)
     6. console and plots
 
-Rule 1: everything is decided before anything is visible: the SQL gives the same rows each time, and
-        what a function gave is read back, not asked for again.  So a batch that is repeated after a
-        crash writes what is missing of it, and nothing else.
-Rule 2: with topics as the only sinks step 3 is left out: what the functions gave becomes visible
-        all at once in step 5.
+Rule 1: everything is decided before anything is visible: the SQL returns the same rows each time,
+        and the results of functions are read back, not computed again.  So a batch that is
+        repeated after a crash writes what is missing of it, and nothing else.
+Rule 2: if topics are the only sinks, step 3 is skipped: the results of the functions become
+        visible all at once in step 5.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ COUNT_WAIT_S = 10.0
 
 
 class Part:
-    """The targets that lack the same ranges of a batch, and those ranges, counted."""
+    """Targets that lack the same ranges of a batch, and those ranges, with counts."""
 
     def __init__(self, batch: Batch, spans: Sequence[Span], targets: Sequence[Target]) -> None:
         self.batch = batch
@@ -72,17 +72,17 @@ class Part:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of the batch."""
+        """Whether it is the whole batch."""
         return self.batch.numbered or _filled(self.spans) == _filled(self.batch.spans)
 
     @property
     def empty(self) -> bool:
-        """Whether there can be no row in it."""
+        """Whether it cannot contain a row."""
         return not self.batch.numbered and not _filled(self.spans)
 
     @property
     def outcome(self) -> str:
-        """The folder of what functions gave for it."""
+        """The folder for the results of functions."""
         if self.whole:
             return f"{OUTCOME}/{self.batch.number}"
         digest = hashlib.sha256(repr(_filled(self.spans)).encode()).hexdigest()[:8]
@@ -94,17 +94,17 @@ def _filled(spans: Sequence[Span]) -> list[tuple[object, ...]]:
 
 
 def parts_of(batch: Batch, targets: Sequence[Target], ranges: BatchRanges) -> list[Part]:
-    """What is to be written; usually all of the batch to all targets, in one part."""
+    """What to write: usually the whole batch to all targets, in one part."""
     groups: dict[tuple[Span, ...], list[Target]] = {}
     for target in targets:
-        spans = target.ledger.wanted(batch)
+        spans = target.ledger.to_write(batch)
         if spans is not None:
             groups.setdefault(spans, []).append(target)
     return [Part(batch, ranges.counted(spans), found) for spans, found in groups.items()]
 
 
 class Batches:
-    """The function of ``foreachBatch``, and what it needs for a run."""
+    """The function passed to ``foreachBatch``, and its state for a run."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Batches:
         check: Callable[[], None] = lambda: None,
         note: Callable[[], None] = lambda: None,
     ) -> None:
-        """``check`` raises if nothing may be written any more; ``note``: ledgers have new logs."""
+        """``check`` raises if writing is no longer allowed; ``note``: ledgers have new logs."""
         self._spark = spark
         self._plan = plan
         self._targets = targets
@@ -124,12 +124,12 @@ class Batches:
         self._pipeline: Pipeline = plan.flow.pipeline
         self._source = next(iter(self._pipeline.sources))
         self._checkpoint: Folder = open_folder(spark, self._pipeline.checkpoint_path)
-        self._eyes: list[tuple[Sink, Output]] = [
+        self._displays: list[tuple[Sink, Output]] = [
             (sink, make_output(self._pipeline, sink, show))
             for sink in self._pipeline.sinks
             if isinstance(sink, ConsoleSink | PlotSink)
         ]
-        # State, and sources that are no topics, give rows that belong to no message of a batch.
+        # With state, or sources other than topics, rows may belong to no message of the batch.
         topics = all(source.format == "nsq" for source in self._pipeline.sources.values())
         self._numbered = not plan.batchwise or not topics
         self._step = make_step(self._pipeline) if self._pipeline.functions else None
@@ -139,13 +139,13 @@ class Batches:
         self._lock = threading.Lock()
         self._closed = False
         self.error: BaseException | None = None
-        self.refused = False  # a batch was not begun, because of the stop
-        self.last_batch = -1  # that was written
+        self.refused = False  # a batch was refused because the run is stopping
+        self.last_batch = -1  # the last batch written
 
     def close(self, seconds_max: float) -> None:
-        """Wait for the batch that is under way, unless it takes too long; none begins any more.
+        """Wait for the current batch, at most ``seconds_max``; refuse later ones.
 
-        The lock is given back: a batch that Spark begins at this moment is refused at once.  If it
+        The lock is released: a batch that Spark starts at this moment is refused at once.  If it
         waited here, Spark's own stop would wait for it, and neither would end.
         """
         held = self._lock.acquire(timeout=seconds_max)
@@ -154,12 +154,12 @@ class Batches:
             self._lock.release()
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Take one batch through.  An error is kept: Spark passes on only a text of it."""
+        """Write one batch.  An error is stored: Spark passes on only its text."""
         with self._lock:
             if self._closed:
                 self.refused = True
-                # To return would tell Spark that the batch is written.
-                raise PipelineError(f"batch {batch} was not begun: the pipeline is stopping")
+                # If this returned, Spark would record the batch as written.
+                raise PipelineError(f"batch {batch} was not started: the pipeline is stopping")
             try:
                 self._check()
                 self._take(frame, batch)
@@ -168,27 +168,27 @@ class Batches:
                 raise
             self.last_batch = batch
 
-    def rest(self) -> None:
-        """While there is nothing to write: time for tidying up.  Nothing if a batch is written."""
+    def maintain_if_idle(self) -> None:
+        """Maintain the tables, unless a batch is being written."""
         if not self._lock.acquire(blocking=False):
             return
         try:
             if not self._closed:
                 self._check()
-                self._tidy()
+                self._maintain()
         finally:
             self._lock.release()
 
     def finish(self, wait: Callable[[float], bool]) -> None:
-        """After the last batch: tidy up for good; True of ``wait``: the run is to end now."""
+        """After the last batch: finish all maintenance; True of ``wait``: the run must end now."""
         with self._lock:
             for target in self._targets:
                 self._check()
                 target.finish(wait)
 
-    def _tidy(self) -> None:
+    def _maintain(self) -> None:
         for target in self._targets:
-            target.rest()
+            target.maintain()
 
     def _take(self, frame: DataFrame, number: int) -> None:
         query = str(self._spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
@@ -197,25 +197,25 @@ class Batches:
         parts = parts_of(batch, self._targets, self._ranges)
         if not parts and self._targets:
             return
-        kept: list[DataFrame] = []
-        if self._step is not None or not self._plan.batchwise or (self._eyes and parts):
-            kept.append(frame.persist())
+        cached: list[DataFrame] = []
+        if self._step is not None or not self._plan.batchwise or (self._displays and parts):
+            cached.append(frame.persist())
         try:
             for part in parts:
-                self._write_part(frame, part, kept)
-            self._show(frame, number, kept)
+                self._write_part(frame, part, cached)
+            self._show(frame, number, cached)
         finally:
-            for each in kept:
+            for each in cached:
                 each.unpersist()
         if self._log_count != (found := self._count_logs()):
             self._log_count = found
             self._note()
-        self._tidy()
+        self._maintain()
 
     def _count_logs(self) -> int:
         return sum(len(target.ledger.coverage.logs) for target in self._targets)
 
-    def _write_part(self, frame: DataFrame, part: Part, kept: list[DataFrame]) -> None:
+    def _write_part(self, frame: DataFrame, part: Part, cached: list[DataFrame]) -> None:
         if part.empty:
             for target in part.targets:
                 target.skip(part.batch, part.spans)
@@ -225,17 +225,17 @@ class Batches:
         if self._step is not None:
             self._with_functions(frame, part)
         else:
-            self._plain(frame, part, kept)
+            self._plain(frame, part, cached)
 
     def _inside(self, frame: DataFrame, spans: Sequence[Span]) -> Column:
-        """Whether a message is in one of the ranges; of a log there is one instance in a batch."""
+        """Whether a message is in one of the ranges; a batch has one instance of each log."""
         from pyspark.sql import functions as F
 
         lacking = [name for name in ("node", "topic", "index") if name not in frame.columns]
         if lacking:
             raise PipelineError(
-                f"a part of batch is to be written, and the source has no column {lacking[0]} to "
-                "tell it by; take it into the option columns"
+                f"only a part of the batch is missing, and selecting it needs the column "
+                f"{lacking[0]}; add it to the option columns"
             )
         found: Column = F.lit(False)
         for span in spans:
@@ -244,28 +244,28 @@ class Batches:
                 found |= log & (F.col("index") >= span.start) & (F.col("index") < span.end)
         return found
 
-    def _show(self, frame: DataFrame, number: int, kept: list[DataFrame]) -> None:
-        if not self._eyes:
+    def _show(self, frame: DataFrame, number: int, cached: list[DataFrame]) -> None:
+        if not self._displays:
             return
         if self._step is not None:
             path = spark_path(f"{self._checkpoint.uri}/{OUTCOME}/{number}")
             if self._checkpoint.read(f"{OUTCOME}/{number}/_SUCCESS") is None:
-                return  # a part of the batch, which was shown before
+                return  # only a part of the batch was missing; it was shown before
             rows = self._spark.read.parquet(path).filter("row IS NOT NULL").select("row.*")
         else:
             rows = self._split(frame).rows
-        for sink, output in self._eyes:
+        for sink, output in self._displays:
             output.write(rows_for(sink, rows, self._pipeline), number)
 
     def _sync_log(self, batch: int) -> None:
-        """Spark does not.  After a power cut it could plan the batch anew, with other messages."""
+        """Spark does not sync it.  After a power failure it could plan the batch differently."""
         path = Path(self._checkpoint.uri) / "offsets" / str(batch)
         if is_local(self._checkpoint.uri) and path.exists():
             sync(path)
             sync(path.parent)
 
     def _split(self, frame: DataFrame, observation: Observation | None = None) -> Split:
-        """The rows of a batch behind its SQL, and the messages aside."""
+        """The rows of a batch after its SQL, and the messages that go elsewhere."""
         from pyspark.sql import functions as F
 
         pipeline, flow = self._pipeline, self._plan.flow
@@ -287,7 +287,7 @@ class Batches:
         rows = flow.transform({self._source: split.rows})
         return Split(rows, split.invalid, split.retries)
 
-    def _plain(self, frame: DataFrame, part: Part, kept: list[DataFrame]) -> None:
+    def _plain(self, frame: DataFrame, part: Part, cached: list[DataFrame]) -> None:
         from pyspark.sql import Observation
 
         observation = Observation()
@@ -295,7 +295,7 @@ class Batches:
         rows = split.rows
         if self._plan.batchwise and len(part.tables) + len(part.topics) > 1:
             rows = rows.persist()
-            kept.append(rows)
+            cached.append(rows)
         self._write_rows(rows, part)
         if part.invalid is not None and split.invalid is not None:
             if self._read_whole(part) and invalid_count(observation) == 0:
@@ -304,9 +304,9 @@ class Batches:
                 self._write_invalid(split.invalid, part)
 
     def _read_whole(self, part: Part) -> bool:
-        """Whether writing the sinks reads every message, so that those counted are all.
+        """Whether writing the sinks reads every message, so that the count is complete.
 
-        An SQL of a sink's own may look at a part of them.
+        A sink's own SQL may read only some of them.
         """
         written = (*part.tables, *part.topics)
         plain = any(each.sink is not None and not each.sink.sql for each in written)
@@ -317,16 +317,16 @@ class Batches:
         part.invalid.write(invalid_rows(self._plan.flow, invalid), part.batch, part.spans)
 
     def _write_rows(self, rows: DataFrame, part: Part) -> None:
-        """To tables first, then to topics."""
+        """Write to tables first, then to topics."""
         for target in (*part.tables, *part.topics):
             sink = target.sink
             assert sink is not None
-            wanted = rows_for(sink, rows, self._pipeline)
+            output_rows = rows_for(sink, rows, self._pipeline)
             if isinstance(sink, TopicSink):
-                wanted = topic_messages(sink, wanted)
+                output_rows = topic_messages(sink, output_rows)
             elif isinstance(sink, ParquetSink | DeltaSink):
-                wanted = with_times(wanted, sink.partition_by)
-            target.write(wanted, part.batch, part.spans)
+                output_rows = with_times(output_rows, sink.partition_by)
+            target.write(output_rows, part.batch, part.spans)
 
     def _with_functions(self, frame: DataFrame, part: Part) -> None:
         split = self._split(frame)
@@ -334,7 +334,7 @@ class Batches:
         if publishes_at_once(self._pipeline):
             self._publish_at_once(outcome, part)
         else:
-            outcome = self._kept_outcome(outcome, part.outcome)
+            outcome = self._stored_outcome(outcome, part.outcome)
             self._write_rows(outcome.filter("row IS NOT NULL").select("row.*"), part)
             self._publish_asides(outcome, part)
         if split.invalid is not None and part.invalid is not None:
@@ -342,11 +342,11 @@ class Batches:
         self._forget_outcomes(part.batch.number)
 
     def _forget_outcomes(self, number: int) -> None:
-        """Those of the batch before this one."""
+        """Remove the results for the previous batch."""
         self._checkpoint.remove(f"{OUTCOME}/{number - 1}")
 
     def _outcome(self, split: Split) -> DataFrame:
-        """Rows through the functions: ``row`` or ``aside``."""
+        """Pass rows through the functions; each result is ``row`` or ``aside``."""
         from pyspark.sql import functions as F
 
         step = self._step
@@ -361,14 +361,14 @@ class Batches:
             )
         return rows.mapInArrow(lambda batches: step(batches), outcome_ddl(self._pipeline))
 
-    def _kept_outcome(self, outcome: DataFrame, path: str) -> DataFrame:
+    def _stored_outcome(self, outcome: DataFrame, path: str) -> DataFrame:
         target = spark_path(f"{self._checkpoint.uri}/{path}")
         if self._checkpoint.read(f"{path}/_SUCCESS") is None:
             outcome.write.mode("overwrite").parquet(target)
         return outcome.sparkSession.read.schema(outcome.schema).parquet(target)
 
     def _publish_at_once(self, outcome: DataFrame, part: Part) -> None:
-        """A row is a message, and so is one aside: no branches, so each is evaluated once."""
+        """Publish rows and asides as messages in one write, so that each is evaluated once."""
         from pyspark.sql import functions as F
 
         if not part.topics:
@@ -395,10 +395,10 @@ class Batches:
 
 
 def invalid_count(observation: Observation) -> int | None:
-    """How many messages of a batch were invalid; None if that was not counted.
+    """How many messages of a batch were invalid; None if they were not counted.
 
-    The count comes with the write that read the messages.  If that was not needed, because all
-    sinks had the batch, there is none, and waiting for it would never end.
+    The count arrives with the write that read the messages.  If no write was needed, because all
+    sinks had the batch, it never arrives.
     """
     found: list[int] = []
     thread = threading.Thread(

@@ -1,10 +1,10 @@
-"""Bodies of messages as columns: JSON by a schema, and the reason why one does not fit it.
+"""Parses message bodies into columns: JSON with a schema, and the reason if one does not match.
 
-Spark's from_json takes more than it should: it stops at the end of the first object and ignores
-the rest, and takes 'single quotes' and bytes that are no UTF-8.  So the body is parsed as the only
-field of an object, {"r":<body>}: whatever follows the first value makes the whole wrong.
+Spark's from_json accepts too much: it stops after the first object and ignores what follows, and it
+accepts 'single quotes' and bytes that are not UTF-8.  So the body is parsed as the only field of an
+object, {"r":<body>}: then anything after the first value is an error.
 
-It does not say what was wrong either.  ``explain`` does, in Python, for the few that were.
+Spark does not report what was wrong either.  ``explain`` does, in Python, for the few invalid ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 PARSED = "_parsed"
-# Names that a field of a body cannot have: the columns of the message beside them.
+# Names that a field of a body cannot have: they are columns of the message.
 RESERVED = (*(PREFIX + column for column in MESSAGE_COLUMNS), PARSED)
 OPTIONS = {
     "mode": "PERMISSIVE",
@@ -45,12 +45,12 @@ def schema_of(text: str) -> StructType:
         raise PipelineError(f"schema {text!r}: must be columns, as in CREATE TABLE")
     for name in schema.names:
         if name in RESERVED:
-            raise PipelineError(f"schema: {name} is the name of a column of the message")
+            raise PipelineError(f"schema: the name {name} is reserved for the message")
     return schema
 
 
 def parse_json(messages: DataFrame, schema: StructType) -> DataFrame:
-    """Add the column ``_parsed``: struct of ``r`` (the fields) and whether it is ``valid``."""
+    """Add the column ``_parsed``: a struct of ``r`` (the fields) and ``valid``."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -73,7 +73,7 @@ def is_valid() -> Column:
 
 
 def json_columns(parsed: DataFrame, schema: StructType) -> DataFrame:
-    """The fields of the body beside the message's own columns, which get a prefix."""
+    """The fields of the body, and the message's own columns with a prefix."""
     from pyspark.sql import functions as F
 
     fields = [F.col(PARSED)["r"][field.name].alias(field.name) for field in schema.fields]
@@ -82,12 +82,12 @@ def json_columns(parsed: DataFrame, schema: StructType) -> DataFrame:
 
 
 def infer_schema(spark: SparkSession, messages: DataFrame) -> StructType:
-    """From the first messages there are, as Spark infers it for files of JSON."""
+    """Infer it from the first available messages, as Spark does for JSON files."""
     bodies = [bytes(row["body"]) for row in messages.select("body").limit(SAMPLE_COUNT).collect()]
     texts = [text for text in map(_object_text, bodies) if text is not None]
     if not texts:
         raise PipelineError(
-            f'[source] schema = "infer": of {len(bodies)} messages none is a JSON object; '
+            f'[source] schema = "infer": none of {len(bodies)} messages is a JSON object; '
             "publish one first, or declare the schema"
         )
     lines = spark.sparkContext.parallelize(texts, 1)
@@ -103,7 +103,7 @@ def _object_text(body: bytes) -> str | None:
 
 
 def explain(body: bytes, schema: StructType) -> str:
-    """Why a body is not what the schema says, for a person."""
+    """Why a body does not match the schema, as text."""
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -122,7 +122,7 @@ def explain(body: bytes, schema: StructType) -> str:
             return f"{field.name}: {'null' if field.name in found else 'missing'}"
         if reason := _mismatch(value, field.dataType, field.name):
             return reason
-    return "does not fit the schema"
+    return "does not match the schema"
 
 
 def _mismatch(value: Any, kind: DataType, path: str) -> str:
@@ -150,7 +150,7 @@ def _mismatch(value: Any, kind: DataType, path: str) -> str:
 
 
 def _fits(value: Any, kind: DataType) -> bool:
-    """As Spark would judge a single value; where that is not known, it fits."""
+    """Whether Spark would accept a single value; True where that is not known."""
     from pyspark.sql import types as T
 
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -178,8 +178,8 @@ def _is_time(text: str) -> bool:
     return True
 
 
-def _refusal(value: Any, path: str, wanted: str) -> str:
-    return f"{path}: {_named(value)} is no {wanted}"
+def _refusal(value: Any, path: str, kind: str) -> str:
+    return f"{path}: {_named(value)} is not of type {kind}"
 
 
 def _named(value: Any) -> str:

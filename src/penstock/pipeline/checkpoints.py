@@ -1,12 +1,12 @@
-"""Whether a checkpoint belongs to the pipeline that is to go on from it.
+"""Checks whether a checkpoint belongs to the pipeline that is about to resume from it.
 
-Beside Spark's own files in a checkpoint lies ``penstock.json``:
+A checkpoint contains ``penstock.json`` beside Spark's own files:
 
     {"version": 1, "pipeline": "orders", "sources": {"input": "nsq orders"}, "state": "5e0c...",
      "sinks": ["parquet /data/orders"], "schemas": {"input": "id bigint, total double"}}
 
-Spark knows sources by their order and state by its shape: with other ones it would fail late, or
-read on as if nothing had changed.
+Spark identifies sources by their order and state by its shape: with different ones it would fail
+late, or read on as if nothing had changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERSION = 1
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What a pipeline was when its checkpoint was made."""
+    """What a pipeline was when its checkpoint was created."""
 
     pipeline: str
     sources: dict[str, str]
@@ -48,7 +48,7 @@ class Checkpoint:
 
 
 def describe(pipeline: Pipeline, schemas: dict[str, StructType], stateful: bool) -> Checkpoint:
-    """What is to be remembered of a pipeline."""
+    """What to store about a pipeline."""
     sources = {
         name: f"{source.format} {channel_of(pipeline, name)}"
         for name, source in pipeline.sources.items()
@@ -62,59 +62,58 @@ def describe(pipeline: Pipeline, schemas: dict[str, StructType], stateful: bool)
 
 
 def _state(pipeline: Pipeline) -> str:
-    """What the shape of the state follows from; layout of the text aside."""
+    """Everything that determines the shape of the state, except the layout of the text."""
     steps = [" ".join(step.sql.split()) or str(step.dataframe) for step in pipeline.queries]
     rows = [[source.schema, source.dedupe] for source in pipeline.sources.values()]
     return hashlib.sha256(json.dumps([steps, rows]).encode()).hexdigest()[:16]
 
 
 def load(folder: Folder) -> Checkpoint | None:
-    """The checkpoint of a folder, None if there is none yet."""
+    """The checkpoint of a folder; None if there is none yet."""
     text = folder.read(NAME)
     if text is not None:
         try:
             return Checkpoint.from_json(text)
         except (ValueError, KeyError, TypeError):
-            raise PipelineError(f"{folder.uri}/{NAME} makes no sense.  {ADVICE}") from None
+            raise PipelineError(f"{folder.uri}/{NAME} is damaged.  {ADVICE}") from None
     if folder.read("metadata") is not None:
         raise PipelineError(
-            f"the checkpoint {folder.uri} was made by another program than `penstock pipeline`.  "
-            f"{ADVICE}"
+            f"the checkpoint {folder.uri} was not created by `penstock pipeline`.  {ADVICE}"
         )
     return None
 
 
 ADVICE = (
-    "Give another folder with --checkpoint.  A pipeline whose SQL keeps state needs another name "
-    "and another output then, too."
+    "Use another folder with --checkpoint.  A pipeline whose SQL keeps state then also needs "
+    "another name and another output."
 )
 
 
 def check_owner(stored: Checkpoint, pipeline: str, uri: str) -> None:
-    """Raise PipelineError if a checkpoint is of a pipeline of another name."""
+    """Raise PipelineError if a checkpoint belongs to a pipeline of another name."""
     if stored.pipeline != pipeline:
         raise PipelineError(
-            f"the checkpoint {uri} is of the pipeline {stored.pipeline}, not of {pipeline}.  "
+            f"the checkpoint {uri} belongs to the pipeline {stored.pipeline}, not to {pipeline}.  "
             f"{ADVICE}"
         )
 
 
 def check_fit(stored: Checkpoint, now: Checkpoint, uri: str) -> list[str]:
-    """Raise PipelineError if the pipeline cannot go on from there; return what has changed."""
+    """Raise PipelineError if the pipeline cannot resume from there; return what has changed."""
     place = f"the checkpoint {uri}"
     check_owner(stored, now.pipeline, uri)
     if stored.sources != now.sources:
         raise PipelineError(
-            f"{place} was made with the sources {_listed(stored.sources)}, and now there are "
+            f"{place} was created with the sources {_listed(stored.sources)}, and now they are "
             f"{_listed(now.sources)}.  {ADVICE}"
         )
     if stored.state != now.state:
         raise PipelineError(
-            f"{place} holds the state of another query: SQL with aggregations, joins or dedupe, "
+            f"{place} contains the state of another query: SQL with aggregations, joins or dedupe, "
             f"or its schema, has changed.  {ADVICE}"
         )
     return [
-        f"sink {sink} is new: it gets rows from now on, not the earlier ones"
+        f"sink {sink} is new: it gets rows from now on, not earlier ones"
         for sink in now.sinks
         if sink not in stored.sinks
     ]

@@ -1,17 +1,17 @@
-"""Small files of a table become large ones, a few at a time.
+"""Merges small files of a table into large ones, a few at a time.
 
     ledger -> quiet folders -> groups of small files -> one file each, in the stage -> swap
 
 The table swaps the files: `parquet.py` and `delta.py` each in their own way.
 
 Rule 1: only files of this ledger are merged.  Other pipelines may write to the same folder.
-Rule 2: a folder that was quiet for ``after_ms`` has fewer than ``count_min`` files below
-        ``file_size`` afterwards.  It is left alone while it grows: queries that have listed its
-        files would fail for nothing.
-Rule 3: a byte is not written over and over.  A folder that gets a small file now and then keeps
-        one file that grows seldom and one that grows often, see ``groups``.
-Rule 4: a batch waits for a step, so a step is bounded in time and bytes, and pauses follow it.
-Rule 5: what cannot be read, or is not what was written, stays as it is: the audit shall find it.
+Rule 2: after a folder was quiet for ``after_ms``, it has fewer than ``count_min`` files below
+        ``file_size``.  While it grows, it is not touched: queries that have listed its files would
+        fail for no benefit.
+Rule 3: a byte is not rewritten again and again.  A folder that gets a small file now and then has
+        one file that grows rarely and one that grows often, see ``groups``.
+Rule 4: a batch waits for a step, so a step is limited in time and bytes, and followed by a pause.
+Rule 5: a file that cannot be read, or is not what was written, is not touched: the audit finds it.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from penstock.pipeline.staged_files import Moves, staged_files
 
 log = logging.getLogger("penstock.pipeline")
 
-LOOK_INTERVAL_MS = 60_000  # between two readings of the ledger
+SCAN_INTERVAL_MS = 60_000  # between two scans of the ledger
 STEP_SIZE_MAX = 256 * 10**6
 STEP_S_MAX = 3.0
 STEP_FILES_MAX = 5_000
 GROUP_FILES_MAX = 1_000
-PAUSE_FACTOR = 4  # merging takes at most a fifth of the time
+PAUSE_FACTOR = 4  # merging uses at most a fifth of the time
 FINISH_S_MAX = 60.0
 STAGE = "merge"
 
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """When small files become larger ones: so many in a folder that was quiet for so long."""
+    """When to merge: ``count_min`` files below ``file_size`` in a folder quiet for ``after_ms``."""
 
     after_ms: int
     count_min: int
@@ -74,11 +74,11 @@ def _everything() -> Collection[str] | None:
 
 
 class Merger:
-    """The merging of one table, by one pipeline.
+    """Merges the files of one table for one pipeline.
 
     ``rewrite(paths, stage)`` writes the rows of some files to one file in a new folder.
     ``swap`` makes a step visible, or returns False if the table has changed meanwhile.
-    ``live`` returns the files that the table's own log has; None: there is no such log.
+    ``live`` returns the files in the table's own log; None: there is no such log.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class Merger:
         self._rewrite = rewrite
         self._swap = swap
         self._live = live
-        # When a file came last to folders that may have too many; None: not known yet.
+        # When a file was last added to folders that may have too many; None: not scanned yet.
         self._touched_ms: dict[str, int] | None = None
         self._due: dict[str, list[DataFile]] = {}  # small files of folders to merge
-        self._look_ms = 0
+        self._next_scan_ms = 0
         self._pause_until_s = 0.0
 
     def note(self, files: Iterable[DataFile]) -> None:
-        """Files came."""
+        """Files were added."""
         if self._touched_ms is None:
             return
         now = now_ms()
@@ -112,7 +112,7 @@ class Merger:
             self._due.pop(folder, None)
 
     def step(self, now_ms: int, *, hurry: bool = False) -> int:
-        """Merge some of what is due, and return how many files went; ``hurry``: without pauses."""
+        """Merge some of what is due; return how many files were replaced.  ``hurry``: no pauses."""
         began_s = time.monotonic()
         if self._merging is None or (began_s < self._pause_until_s and not hurry):
             return 0
@@ -123,19 +123,19 @@ class Merger:
         if staged.removed and not self._swap(staged):
             for folder in staged.folders:
                 self._due.pop(folder, None)
-            log.warning("%s: files changed while they were merged; left alone", self._folder.uri)
+            log.warning("%s: files changed while being merged; not replaced", self._folder.uri)
             staged.removed.clear()
         took_s = time.monotonic() - began_s
         self._pause_until_s = began_s + (1 + PAUSE_FACTOR) * took_s
         if staged.removed:
             counts = (len(staged.removed), len(staged.added), took_s)
-            log.info("%s: merged %d files to %d in %.1f s", self._folder.uri, *counts)
+            log.info("%s: merged %d files into %d in %.1f s", self._folder.uri, *counts)
         return len(staged.removed)
 
     def finish(self, wait: Callable[[float], bool]) -> None:
-        """Before the end of a run: merge what is due, for so long as is reasonable.
+        """Before the end of a run: merge what is due, for at most FINISH_S_MAX.
 
-        ``wait`` sleeps for so many seconds; True: the run is to end now.
+        ``wait`` sleeps for that many seconds and returns True if the run must end now.
         """
         until_s = time.monotonic() + FINISH_S_MAX
         while time.monotonic() < until_s and not wait(0.0) and self.step(now_ms(), hurry=True):
@@ -148,7 +148,7 @@ class Merger:
             return
         if self._touched_ms is None:
             self._touched_ms = self._survey(merging, now_ms)
-        elif now_ms < self._look_ms and not hurry:
+        elif now_ms < self._next_scan_ms and not hurry:
             return
         quiet = {
             folder
@@ -157,13 +157,13 @@ class Merger:
         }
         if not quiet:
             return
-        self._look_ms = now_ms + min(merging.after_ms, LOOK_INTERVAL_MS)
+        self._next_scan_ms = now_ms + min(merging.after_ms, SCAN_INTERVAL_MS)
         self._due = self._crowded(merging, quiet)
         for folder in quiet:
             del self._touched_ms[folder]
 
     def _survey(self, merging: Merging, now_ms: int) -> dict[str, int]:
-        """At first: folders with too many small files, and when the last of them came."""
+        """The first scan: folders with too many small files, and when the last one was added."""
         return {
             folder: min(now_ms, self._folder.modified_ms(small[-1].path) or 0)
             for folder, small in self._crowded(merging, None).items()
@@ -172,7 +172,7 @@ class Merger:
     def _crowded(
         self, merging: Merging, folders: Collection[str] | None
     ) -> dict[str, list[DataFile]]:
-        """The small files of folders that have too many, in the order in which they came."""
+        """The small files of folders that have too many, oldest first."""
         found: dict[str, dict[str, DataFile]] = {}
         for added, removed in self._ledger.files():
             for path in removed:
@@ -192,7 +192,7 @@ class Merger:
     # Writing
 
     def _stage(self, merging: Merging, until_s: float) -> Staged:
-        """Write what fits into a step; the least there is of it is one group."""
+        """Write as much as fits into a step, at least one group."""
         seq = self._ledger.seq + 1
         staged = Staged(f"{self._ledger.path}/{STAGE}", f"merge-{seq:08d}")
         self._folder.remove(staged.stage)
@@ -210,7 +210,7 @@ class Merger:
     def _merge(
         self, staged: Staged, folder: str, group: Sequence[DataFile], merging: Merging
     ) -> bool:
-        """Write a group to one file; False if that cannot be done."""
+        """Merge a group into one file; False if that fails."""
         number = len(staged.moves)
         inner = f"{staged.stage}/{number:05d}"
         try:
@@ -220,11 +220,11 @@ class Merger:
             identity = self._ledger.identity
             moves, added = staged_files(self._folder, inner, prefix, identity, folder)
             if sum(file.rows or 0 for file in added) != row_count:
-                raise PipelineError(f"they have {row_count:,} rows, and the merged file has not")
+                raise PipelineError(f"the merged file does not have their {row_count:,} rows")
         except _faults() as error:
             text = str(error).strip().partition("\n")[0]
             place = f"{self._folder.uri}/{folder}"
-            log.warning("%s: %d files are not merged: %s", place, len(group), text)
+            log.warning("%s: %d files not merged: %s", place, len(group), text)
             return False
         staged.moves += moves
         staged.added += added
@@ -235,7 +235,7 @@ class Merger:
         return True
 
     def _checked_rows(self, group: Sequence[DataFile]) -> int:
-        """How many rows files have that are what was written (Rule 5)."""
+        """The number of rows in files, after checking that they are what was written (Rule 5)."""
         count = 0
         for file in group:
             if file.checksum is not None and self._folder.checksum(file.path) != file.checksum:
@@ -245,12 +245,12 @@ class Merger:
 
 
 def groups(small: Sequence[DataFile], merging: Merging) -> list[list[DataFile]]:
-    """Which files below ``file_size`` become one; none if they are few enough.
+    """Which files below ``file_size`` are merged into one; none if there are few.
 
-    Together they may reach the size: then each group does, and its file is not touched again.
+    If they reach the size together, each group does, and its file is not touched again.
     Otherwise the largest file is left out until the others together reach the geometric mean of
-    the largest and the smallest.  With files of 10 KB that come one by one and a size of 128 MB a
-    byte is written 114 times on average; to merge all of them each time makes that 3,200.
+    the largest and the smallest.  With files of 10 KB that arrive one by one and a size of 128 MB,
+    a byte is written 114 times on average; merging all of them each time makes that 3,200.
     """
     if len(small) < merging.count_min:
         return []
@@ -281,7 +281,7 @@ def folder_of(path: str) -> str:
 
 
 def _faults() -> tuple[type[Exception], ...]:
-    """What reading and writing raise when a file is not as it should be."""
+    """What reading and writing raise for a damaged file."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

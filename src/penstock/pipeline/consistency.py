@@ -1,4 +1,4 @@
-"""Whether the parts of a pipeline go together: what no key can know by itself."""
+"""Checks whether the parts of a pipeline fit together, which no key can check by itself."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from penstock.pipeline.spec import (
 from penstock.spark.node_client import host_and_port
 from penstock.wire.names import is_valid_name
 
-# Spark reads "10 minutes"; a Go duration would be an error of its own much later.
+# Spark accepts "10 minutes"; a Go duration would fail much later.
 INTERVAL = re.compile(r"\d+ (second|minute|hour|day)s?")
-# What the derived names of topics add to it: NAME.invalid must be a name too.
+# Derived topics append to the name: NAME.invalid must be a valid name too.
 NAME_SIZE_MAX = 64 - len(".invalid")
-# Options of the data source nsq that are addresses; their names have no case.
+# Options of the data source nsq that are addresses; option names ignore case.
 ADDRESS_OPTIONS = ("nsqdhttpaddresses", "lookupdhttpaddresses", "nsqdtcpaddresses")
 
 
@@ -40,18 +40,18 @@ def check(pipeline: Pipeline) -> Pipeline:
         )
     for name in pipeline.spark:
         if not name.startswith("spark."):
-            raise PipelineError(f"[spark] {name}: settings of Spark begin with spark.")
+            raise PipelineError(f"[spark] {name}: Spark settings start with spark.")
     if pipeline.job:
         if pipeline.sources or pipeline.sinks or pipeline.transforms:
-            raise PipelineError("a pipeline with a job has no sources, transforms and sinks")
+            raise PipelineError("a pipeline with a job cannot have sources, transforms or sinks")
         for name in ("nsqd", "lookupd"):
             given = pipeline.parameters.get(name, "").split(",")
             _check_addresses([text for text in given if text.strip()], f"parameter {name}: ")
         return pipeline
     if not pipeline.sources:
-        raise PipelineError("there is no [source]")
+        raise PipelineError("[source] is missing")
     if not pipeline.sinks:
-        raise PipelineError("there is no [[sink]]")
+        raise PipelineError("[[sink]] is missing")
     for name, source in pipeline.sources.items():
         _check_source(source, f"[source.{name}] " if len(pipeline.sources) > 1 else "[source] ")
     _check_transforms(pipeline)
@@ -89,14 +89,14 @@ def _check_source(source: Source, place: str) -> None:
             raise PipelineError(f"{place}topics must be given")
         for topic in source.topics:
             if not is_valid_name(re.sub(r"[*?]", "x", topic)) or "#" in topic:
-                raise PipelineError(f"{place}topics: {topic!r} is no name of a topic")
+                raise PipelineError(f"{place}topics: {topic!r} is not a valid topic name")
         if bool(source.nsqd_http_addresses) == bool(source.lookupd_http_addresses):
             raise PipelineError(
                 f"{place}either nsqd_http_addresses or lookupd_http_addresses must be given"
             )
         _check_brokers(source, place)
         if source.channel and not is_valid_name(source.channel):
-            raise PipelineError(f"{place}channel: {source.channel!r} is no name of a channel")
+            raise PipelineError(f"{place}channel: {source.channel!r} is not a valid channel name")
     elif source.body != "bytes":
         raise PipelineError(f"{place}body is for messages; the format is {source.format}")
     if source.body == "json" and not source.schema:
@@ -111,14 +111,14 @@ def _check_source(source: Source, place: str) -> None:
             f"not {source.watermark!r}"
         )
     if source.dedupe and not source.watermark:
-        raise PipelineError(f"{place}dedupe needs a watermark: how long to remember what was there")
+        raise PipelineError(f"{place}dedupe needs a watermark: how long to remember earlier rows")
 
 
 def _check_schema(source: Source, place: str) -> None:
     is_body = source.body == "json"
     for name in _check_columns(source.schema, f"{place}schema: ", colons=is_body):
         if is_body and name in RESERVED:
-            raise PipelineError(f"{place}schema: {name} is the name of a column of the message")
+            raise PipelineError(f"{place}schema: the name {name} is reserved for the message")
 
 
 def _check_columns(text: str, place: str, *, colons: bool = True) -> list[str]:
@@ -140,42 +140,42 @@ def _check_transforms(pipeline: Pipeline) -> None:
         if step.returns:
             _check_columns(step.returns, f"{place}returns: ")
         if step.name and (step.name in names or not step.name.isidentifier()):
-            raise PipelineError(f"{place}name: {step.name!r} is taken or no name of a view")
+            raise PipelineError(f"{place}name: {step.name!r} is taken or not a valid view name")
         names.add(step.name)
     _check_order(pipeline.transforms)
     messages = any(source.format == "nsq" for source in pipeline.sources.values())
     if pipeline.functions and not messages:
-        raise PipelineError("a function needs a source of messages: rows it refuses go back there")
+        raise PipelineError("a function needs a source of messages: refused rows go back there")
     if len(pipeline.sources) > 1 and not pipeline.queries:
         raise PipelineError("several sources need a [[transform]] with sql that joins them")
 
 
 def _check_order(steps: tuple[Transform, ...]) -> None:
-    """A row that a function refuses comes again behind the SQL: nothing may follow but functions.
+    """A row that a function refuses is retried after the SQL, so only functions may follow.
 
-    Otherwise the function would run once for the rows that go on and once for those that do not,
+    Otherwise the function would run once for the rows that pass and once for those that fail,
     and a row might do both, or neither.
     """
     last_query = max((n for n, step in enumerate(steps) if not step.function), default=-1)
     first_function = min((n for n, step in enumerate(steps) if step.function), default=len(steps))
     if last_query > first_function:
         raise PipelineError(
-            f"[[transform]] {last_query + 1}: sql and dataframe must stand before the functions; "
-            "a sink has an sql of its own for what comes after"
+            f"[[transform]] {last_query + 1}: sql and dataframe must come before the functions; "
+            "use the sql of a sink for what comes after"
         )
     for number, step in enumerate(steps[:-1], 1):
         if step.function and step.returns:
-            raise PipelineError(f"[[transform]] {number}: returns belongs to the last function")
+            raise PipelineError(f"[[transform]] {number}: only the last function can have returns")
 
 
 def _check_sink(sink: Sink, pipeline: Pipeline, place: str) -> None:
     match sink:
         case TopicSink():
             if sink.topic and not is_valid_name(sink.topic):
-                raise PipelineError(f"{place}topic: {sink.topic!r} is no name of a topic")
+                raise PipelineError(f"{place}topic: {sink.topic!r} is not a valid topic name")
             if sink.nsqd_http_addresses and sink.lookupd_http_addresses:
                 raise PipelineError(
-                    f"{place}only one of nsqd_http_addresses and lookupd_http_addresses"
+                    f"{place}use only one of nsqd_http_addresses and lookupd_http_addresses"
                 )
             _check_brokers(sink, place)
             if not _brokers(sink, pipeline):
@@ -186,15 +186,15 @@ def _check_sink(sink: Sink, pipeline: Pipeline, place: str) -> None:
             if not sink.path:
                 raise PipelineError(f"{place}path must be given")
             if not isinstance(sink, ParquetSink) and "://" in pipeline.resolve(sink.path):
-                raise PipelineError(f"{place}path: {sink.type} is written on this machine only")
+                raise PipelineError(f"{place}path: {sink.type} needs a local path")
             if isinstance(sink, PlotSink) and not sink.values:
-                raise PipelineError(f"{place}values must be given: the columns to draw")
+                raise PipelineError(f"{place}values must be given: the columns to plot")
         case ConsoleSink():
             pass
     needs_columns = isinstance(sink, (ParquetSink, DeltaSink, PlotSink))
     if needs_columns and pipeline.functions and not pipeline.functions[-1].returns:
         raise PipelineError(
-            f"{place}a table has columns: the function before it must say what it returns"
+            f"{place}a table needs columns: the last function must declare them with returns"
         )
 
 
@@ -204,7 +204,7 @@ def _brokers(sink: TopicSink, pipeline: Pipeline) -> bool:
 
 
 def _check_topics(pipeline: Pipeline) -> None:
-    """A pipeline that reads what it writes would never come to an end."""
+    """A pipeline that reads what it writes would never end."""
     for source in pipeline.sources.values():
         for sink in pipeline.sinks:
             if isinstance(sink, TopicSink) and sink.topic in source.topics:
@@ -225,21 +225,21 @@ def _check_topics(pipeline: Pipeline) -> None:
         ("[invalid] topic", pipeline.invalid_topic),
     ):
         if topic and not is_valid_name(topic):
-            raise PipelineError(f"{key}: {topic!r} is no name of a topic")
+            raise PipelineError(f"{key}: {topic!r} is not a valid topic name")
     if pipeline.invalid.topic and pipeline.invalid.path:
-        raise PipelineError("[invalid] only one of topic and path")
+        raise PipelineError("[invalid] use only one of topic and path")
 
 
 def _check_trigger(pipeline: Pipeline) -> None:
     trigger = pipeline.trigger
     given = [trigger.interval_ns, trigger.every_ns, trigger.available_now, trigger.once]
     if sum(map(bool, given)) > 1:
-        raise PipelineError("[trigger] only one of interval, every, available_now and once")
+        raise PipelineError("[trigger] use only one of interval, every, available_now and once")
     if trigger.messages and not trigger.every_ns:
-        raise PipelineError("[trigger] messages goes with every")
+        raise PipelineError("[trigger] messages needs every")
     streaming = [source.streaming for source in pipeline.sources.values()]
     if not any(streaming) and not trigger.once:
-        raise PipelineError("[trigger] a source that is no stream needs once = true")
+        raise PipelineError("[trigger] a source that is not a stream needs once = true")
     if trigger.once and any(source.watermark for source in pipeline.sources.values()):
         raise PipelineError("[source] watermark and dedupe are for streams, not for once = true")
     if trigger.once and pipeline.functions:

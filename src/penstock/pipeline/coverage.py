@@ -1,8 +1,8 @@
 """Ranges of messages that a sink covers (R43): which indexes of which logs, and how many messages.
 
     Log       one instance of a topic on one node, as one channel reads it
-    Span      indexes ``start <= index < end`` of a log; ``messages`` of them, None if not counted
-    Coverage  spans of many logs; neighbours are one span, and none overlap
+    Span      indexes ``start <= index < end`` of a log; ``messages``: how many, None if not counted
+    Coverage  spans of many logs; adjacent ones are joined, and none overlap
 
 Logs stay in the order in which they were found: of two instances of a topic the later is the newer.
 A span may be empty (``start == end``): the log was found there and nothing of it is read yet.
@@ -21,8 +21,6 @@ ROW_SIZE = 7
 
 
 class Log(NamedTuple):
-    """Where messages are."""
-
     channel: str
     node: str
     topic: str
@@ -46,21 +44,21 @@ class Span(NamedTuple):
 
     @classmethod
     def of_row(cls, row: object) -> Span:
-        """The inverse of ``row``; a ValueError says that it is none."""
+        """The inverse of ``row``; raises ValueError if it is not a range."""
         if not isinstance(row, list) or len(row) != ROW_SIZE:
-            raise ValueError(f"{row!r:.80} is no range")
+            raise ValueError(f"{row!r:.80} is not a range")
         channel, node, topic, instance, start, end, messages = row
         texts = all(isinstance(text, str) for text in (channel, node, topic))
         if not texts or not is_instance(instance):
             raise ValueError(f"{row!r:.80} names no log")
         numbers = type(start) is int and type(end) is int and 0 <= start <= end <= INDEX_MAX
         if not numbers or not (messages is None or (type(messages) is int and messages >= 0)):
-            raise ValueError(f"{row!r:.80} is no range of indexes")
+            raise ValueError(f"{row!r:.80} is not a range of indexes")
         return cls(Log(channel, node, topic, instance), start, end, messages)
 
     def __str__(self) -> str:
         if self.end >= INDEX_MAX:
-            return f"{self.log}: from index {self.start} on"
+            return f"{self.log}: all from index {self.start}"
         if self.start == self.end:
             return f"{self.log}: none, at index {self.start}"
         messages = "" if self.messages is None else f", {self.messages:,} messages"
@@ -68,7 +66,7 @@ class Span(NamedTuple):
 
 
 class Coverage:
-    """What is covered, of all logs."""
+    """The covered ranges of all logs."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self._spans: dict[Log, list[Span]] = {}
@@ -95,7 +93,7 @@ class Coverage:
         return list(self._spans.get(log, ()))
 
     def end(self, log: Log) -> int | None:
-        """Behind the last index that is covered; None if the log is not known."""
+        """The index after the last covered one; None if the log is not known."""
         spans = self._spans.get(log)
         return spans[-1].end if spans else None
 
@@ -107,9 +105,9 @@ class Coverage:
         return {log: spans[-1].end for log, spans in self._spans.items()}
 
     def add(self, span: Span) -> None:
-        """Cover a range.  Of one that was covered in part nobody knows the messages any more."""
+        """Cover a range.  If a part of it was covered before, its message count becomes unknown."""
         spans = self._spans.setdefault(span.log, [])
-        # All that touch it become one with it.
+        # Spans that touch it are joined with it.
         first = bisect.bisect_left(spans, span.start, key=lambda each: each.end)
         last = bisect.bisect_right(spans, span.end, key=lambda each: each.start)
         touched = spans[first:last]
@@ -124,7 +122,7 @@ class Coverage:
         spans[first:last] = [Span(span.log, start, end, _sum(parts) if disjoint else None)]
 
     def lacking(self, span: Span) -> list[Span]:
-        """The parts of a range that are not covered; an empty one of a known log lacks nothing."""
+        """The parts of a range that are not covered; none for an empty range of a known log."""
         spans = self._spans.get(span.log)
         if spans is None:
             return [span]
@@ -143,7 +141,7 @@ class Coverage:
         return parts
 
     def gaps(self) -> list[Span]:
-        """Ranges between two that are covered, of the same log."""
+        """Uncovered ranges between two covered ones of the same log."""
         return [
             Span(log, one.end, other.start)
             for log, spans in self._spans.items()
@@ -160,17 +158,17 @@ def _sum(spans: Iterable[Span]) -> int | None:
 
 
 def spans_of_rows(rows: object) -> list[Span]:
-    """Spans from JSON; a ValueError says what is wrong."""
+    """Spans from JSON; raises ValueError."""
     if not isinstance(rows, list):
-        raise ValueError(f"{rows!r:.80} is no list of ranges")
+        raise ValueError(f"{rows!r:.80} is not a list of ranges")
     return [Span.of_row(row) for row in rows]
 
 
 def spans_between(channel: str, before: Positions, after: Positions) -> list[Span]:
-    """What a batch reads that goes from one offset to another, and the logs that enter with it.
+    """What a batch reads from one offset to another, and the logs that are new in it.
 
     The source reads the same (`NsqStreamReader.partitions`): an instance that was deleted, or that
-    was not there before, has no messages in the batch.
+    is new, has no messages in the batch.
     """
     spans = []
     for node, topic, end in flat(after):

@@ -1,12 +1,12 @@
-"""Columns as Spark's SQL declares them, judged without Spark: its own parser needs the JVM.
+"""Checks columns declared in Spark's SQL, without Spark: its own parser needs the JVM.
 
     column = name [":"] type ["NOT" "NULL"] ["COMMENT" text ...]
     type   = "array" "<" type ">" | "map" "<" type "," type ">" | "struct" "<" [column, ...] ">"
            | name [ "(" number, ... ")" ] ...
 
-Rule 1: what Spark takes is taken here.  Where the answer depends on a setting or on a list that
-        only Spark has (collations, spatial reference systems), it is left to Spark.
-Rule 2: what is refused is told with the column, and with the type that may be meant.
+Rule 1: what Spark accepts is accepted here.  Where that depends on a setting or on a list that only
+        Spark has (collations, spatial reference systems), it is left to Spark.
+Rule 2: an error names the column, and the type that was probably meant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMES = ("timestamp", "timestamp_ntz", "timestamp_ltz", "time")
 SPATIAL = ("geometry", "geography")
 COMPLEX = ("array", "map", "struct")
 NAMES = (*SIMPLE, *DECIMALS, *TIMES, *LENGTHS, *SPATIAL, *COMPLEX, "string", "interval")
-# What other systems call them.
+# Names of types in other systems.
 OTHERS = {
     **dict.fromkeys(("text", "str", "uuid", "object", "enum"), "string"),
     **dict.fromkeys(("json", "any"), "variant"),
@@ -47,7 +47,7 @@ OTHERS = {
     "int16": "smallint",
     "null": "void",
 }
-# From which field to which: the first is the one that a text of the type begins with.
+# INTERVAL field TO field: the fields that may follow TO, by the first field.
 INTERVALS = {
     "year": ("month",),
     "month": (),
@@ -71,9 +71,9 @@ TOKEN = re.compile(
 
 
 def column_names(text: str, *, colons: bool = True) -> list[str]:
-    """The names of declared columns, or PipelineError.
+    """The names of declared columns; raises PipelineError.
 
-    ``colons`` allows ``a: int``, which Spark's Python functions take and its readers do not.
+    ``colons`` allows ``a: int``, which Spark's Python functions accept and its readers do not.
     """
     return _Parser(text, colons).schema()
 
@@ -96,19 +96,19 @@ class _Parser:
         self._place += 1
         return token
 
-    def _takes(self, *wanted: str) -> bool:
-        """Whether these words or signs come next; they are behind us then."""
-        found = [self._peek(n) for n in range(len(wanted))]
+    def _takes(self, *expected: str) -> bool:
+        """Consume these words or signs if they come next; whether they did."""
+        found = [self._peek(n) for n in range(len(expected))]
         if any(kind in ("quoted", "text") for kind, _ in found):
             return False
-        if [value.lower() for _, value in found] != list(wanted):
+        if [value.lower() for _, value in found] != list(expected):
             return False
-        self._place += len(wanted)
+        self._place += len(expected)
         return True
 
-    def _need(self, wanted: str, where: str) -> None:
-        if not self._takes(wanted):
-            raise self._error(f"{wanted!r} must follow {where}, not {self._shown()}")
+    def _need(self, expected: str, where: str) -> None:
+        if not self._takes(expected):
+            raise self._error(f"{expected!r} must follow {where}, not {self._shown()}")
 
     def _shown(self) -> str:
         kind, value = self._peek()
@@ -126,9 +126,9 @@ class _Parser:
         else:
             names = self._columns(0, "")
         if self._peek()[0] != "end":
-            raise self._error(f"there is {self._shown()} behind its type")
+            raise self._error(f"nothing may follow its type, not {self._shown()}")
         if not names:
-            raise PipelineError("there are no columns; write name type, such as id bigint")
+            raise PipelineError("no columns; write name type, such as id bigint")
         return names
 
     def _columns(self, depth: int, end: str) -> list[str]:
@@ -144,7 +144,7 @@ class _Parser:
         name = self._name()
         self._column = f"{outer}.{name}" if outer else name
         if self._takes(":") and not (depth or self._colons):
-            raise self._error("there must be no ':' between name and type")
+            raise self._error("':' is not allowed between name and type")
         self._type(depth)
         if self._takes("not"):
             self._need("null", "NOT")
@@ -154,7 +154,7 @@ class _Parser:
             while self._peek()[0] == "text":
                 self._place += 1
         if self._peek()[1] not in ("", ",", ">"):
-            raise self._error(f"there is {self._shown()} behind its type; NOT NULL and COMMENT may")
+            raise self._error(f"only NOT NULL and COMMENT may follow its type, not {self._shown()}")
         self._column = outer
         return name
 
@@ -165,11 +165,11 @@ class _Parser:
         if kind == "end":
             raise self._error("a column must follow the comma")
         if kind != "word":
-            raise self._error(f"the name of a column must stand where {value!r} is")
+            raise self._error(f"expected a column name, not {value!r}")
         if not value.isascii() or self._peek()[1] in (".", "-"):
             raise self._error(
-                f"the name that begins with {value} must be in back quotes: other than letters, "
-                "digits and _ are in it"
+                f"the name that starts with {value} must be in backquotes: it has characters other "
+                "than letters, digits and _"
             )
         return value
 
@@ -199,7 +199,7 @@ class _Parser:
                 self._spatial(name)
             case _:
                 if self._numbers(name):
-                    raise self._error(f"{name} has no length")
+                    raise self._error(f"{name} takes no length")
 
     def _unknown(self, kind: str, value: str) -> PipelineError:
         if kind == "end" or (kind == "sign" and value in ",>"):
@@ -231,14 +231,14 @@ class _Parser:
         last = self._next()[1].lower()
         if last not in INTERVALS[unit]:
             ends = ", ".join(INTERVALS[unit]) or "nothing"
-            raise self._error(f"interval {unit} goes to {ends}, not to {last}")
+            raise self._error(f"interval {unit} can end with {ends}, not with {last}")
 
     def _time(self, name: str) -> None:
         numbers = self._numbers(name)
-        # Above 6 it is a matter of spark.sql.timestampNanosTypes.enabled.
+        # Above 6 it depends on spark.sql.timestampNanosTypes.enabled.
         allowed = range(10) if name == "time" else range(6, 10)
         if len(numbers) > 1 or any(number not in allowed for number in numbers):
-            raise self._error(f"{name} takes {allowed[0]} to {allowed[-1]} digits of a second")
+            raise self._error(f"{name} takes {allowed[0]} to {allowed[-1]} fractional digits")
         if name in ("timestamp", "time") and self._takes("without", "time", "zone"):
             return
         if name == "timestamp":
@@ -253,12 +253,12 @@ class _Parser:
     def _decimal(self, name: str) -> None:
         numbers = self._numbers(name)
         if len(numbers) > 2:
-            raise self._error(f"{name} takes digits in all and behind the point, such as (10, 2)")
+            raise self._error(f"{name} takes precision and scale, such as (10, 2)")
         precision, scale = (*numbers, 0, 0)[:2]
         if precision > PRECISION_MAX:
             raise self._error(f"{name} has at most {PRECISION_MAX} digits, not {precision}")
         if scale > precision:
-            raise self._error(f"{name}({precision},{scale}) has more digits behind the point")
+            raise self._error(f"{name}({precision},{scale}): the scale exceeds the precision")
 
     def _spatial(self, name: str) -> None:
         if not self._takes("(", "any", ")") and len(self._numbers(name)) != 1:
@@ -276,14 +276,14 @@ class _Parser:
             raise self._error("the name of a collation must follow COLLATE")
 
     def _numbers(self, name: str) -> list[int]:
-        """What stands in parentheses behind a type; none if there are none."""
+        """The numbers in parentheses after a type; none without parentheses."""
         if not self._takes("("):
             return []
         numbers: list[int] = []
         while not numbers or self._takes(","):
             kind, value = self._next()
             if kind != "number":
-                raise self._error(f"a number must stand in the parentheses behind {name}")
+                raise self._error(f"the parentheses after {name} must contain a number")
             numbers.append(int(value[:20]))
         self._need(")", "the numbers")
         return numbers

@@ -1,14 +1,14 @@
 """A Delta table written through deltalake: Spark writes the files, deltalake the log.
 
-A commit to the log carries (pipeline, record) as the format's application transaction, so whether a
-step that was cut off is in the table can be told.  It carries the ends of all that the table covers
-too, in its properties, for the day when the ledger beside it is lost.  Files of a batch that was
-killed before its commit are in no version of the table; the next start removes them.
+A commit to the log contains (pipeline, record) as the format's application transaction, which shows
+whether an interrupted step is in the table.  Its properties also contain the ends of everything the
+table covers, in case the ledger is lost.  Files of a batch that was killed before its commit are in
+no version of the table; the next start removes them.
 
 Small files are merged in one commit, which removes them and adds the large one: every version has
 each row once.  Queries on older versions need the old files, so those of this pipeline are removed
-when the table's own retention is over (`delta.deletedFileRetentionDuration`, a week by default).
-Files of others are never removed: that is for whoever runs VACUUM.
+when the table's own retention ends (`delta.deletedFileRetentionDuration`, a week by default).
+Files of others are never removed: that is up to whoever runs VACUUM.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 COMMIT_TRIES_MAX = 10
-HISTORY_MAX = 1000  # commits that are looked through for one of this pipeline
+HISTORY_MAX = 1000  # commits searched for one of this pipeline
 CLEAR_INTERVAL_S = 3600.0
 
 
 class DeltaSinkTable:
-    """One table, as one pipeline writes it; its ledger is loaded."""
+    """One table as one pipeline writes it; its ledger is loaded."""
 
     def __init__(
         self,
@@ -49,9 +49,8 @@ class DeltaSinkTable:
         merging: Merging | None = None,
     ) -> None:
         if "://" in path:
-            raise PipelineError(f"{path}: Delta tables are written on this machine's files only")
+            raise PipelineError(f"{path}: a Delta table needs a local path")
         self._spark = spark
-        # Of the ledger it is the same folder.
         self._folder = ledger.folder
         self._partition_by = partition_by
         self._ledger = ledger
@@ -69,7 +68,7 @@ class DeltaSinkTable:
         return f"penstock/{self._ledger.head.pipeline}"
 
     def recover(self) -> None:
-        """Note a step that is in the table, or undo one that is not."""
+        """Record an interrupted step that is in the table, or undo one that is not."""
         sealed = self._ledger.sealed()
         if sealed is None:
             return
@@ -84,7 +83,7 @@ class DeltaSinkTable:
         self._ledger.unseal()
 
     def lost(self) -> tuple[int, dict[str, Any]] | None:
-        """What the table's log knows of a ledger that is gone: its last step and the sum."""
+        """What the table's log knows of a lost ledger: its last step and the summary."""
         table = self._open()
         version = None if table is None else table.transaction_version(self._application)
         if table is None or version is None:
@@ -95,13 +94,13 @@ class DeltaSinkTable:
                     return version, of_sum(str(text))
                 except ValueError as error:
                     raise PipelineError(
-                        f"{self._folder.uri}: what its log says of the ledger makes no sense: "
+                        f"{self._folder.uri}: the ledger's summary in Delta's log is damaged: "
                         f"{error}"
                     ) from None
         return None
 
     def write(self, rows: DataFrame, batch: Batch, spans: Sequence[Span]) -> int:
-        """Put a batch in, once, which covers ``spans``; return how many files it became."""
+        """Write a batch, once, which covers ``spans``; return the number of files."""
         ledger = self._ledger
         stage = f"{ledger.path}/stage-{ledger.seq + 1}"
         self._folder.remove(stage)
@@ -123,17 +122,17 @@ class DeltaSinkTable:
         return len(files)
 
     def skip(self, batch: Batch, spans: Sequence[Span]) -> None:
-        """A batch that has no row for this table."""
+        """Record a batch without rows for this table."""
         self._ledger.commit(self._ledger.batch_record(batch, spans))
 
     # Merging
 
-    def rest(self) -> None:
+    def maintain(self) -> None:
         """Between batches: merge some files that are due."""
         self._merger.step(now_ms())
 
     def merge(self, now_ms: int) -> int:
-        """Merge what is due at a time, without pauses; return how many files went."""
+        """Merge what is due at a time, without pauses; return how many files were replaced."""
         return self._merger.step(now_ms, hurry=True)
 
     def finish(self, wait: Callable[[float], bool]) -> None:
@@ -161,10 +160,10 @@ class DeltaSinkTable:
         return swapped
 
     def _replace(self, record: Record) -> bool:
-        """Commit a merge; False if the log has not all of the old files any more.
+        """Commit a merge; False if the log no longer has all of the old files.
 
-        deltalake does not find two commits that remove one file, and its rows would be there
-        twice.  So it must not try again by itself: each try looks at the newest version.
+        deltalake does not detect two commits that remove the same file, and its rows would appear
+        twice.  So it must not retry by itself: each try reads the newest version.
         """
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import RemoveAction
@@ -191,7 +190,7 @@ class DeltaSinkTable:
         return set() if table is None else _sizes(table).keys()
 
     def _clear(self) -> None:
-        """Remove what this pipeline's merges have replaced, when no version needs it."""
+        """Remove files that this pipeline's merges have replaced and that no version needs."""
         table = self._open()
         if table is None or time.monotonic() < self._clear_s:
             return
@@ -204,7 +203,7 @@ class DeltaSinkTable:
     # Delta's log
 
     def _entry(self, file: DataFile, *, data_change: bool = True) -> Any:
-        """The log's entry of a file."""
+        """The log entry for a file."""
         from deltalake.transaction import AddAction
 
         modified_ms = self._folder.modified_ms(file.path) or 0
@@ -237,7 +236,7 @@ class DeltaSinkTable:
         )
 
     def _fitting(self, schema: Any) -> Any:
-        """The table, made or with new columns if need be; deltalake itself would take anything."""
+        """The table, created or extended with new columns; deltalake itself accepts anything."""
         import pyarrow as pa
         from deltalake import DeltaTable, Schema
 
@@ -267,7 +266,7 @@ class DeltaSinkTable:
 
 
 def _values(path: str) -> dict[str, str | None]:
-    """The partition of a file, as its folders say."""
+    """The partition values of a file, from its folders."""
     values: dict[str, str | None] = {}
     for part in path.split("/")[:-1]:
         column, _, text = part.partition("=")
@@ -276,7 +275,7 @@ def _values(path: str) -> dict[str, str | None]:
 
 
 def _sizes(table: Any) -> dict[str, int]:
-    """The files of a version, by path."""
+    """The sizes of a version's files, by path."""
     import pyarrow as pa
 
     actions = pa.table(table.get_add_actions())
@@ -285,7 +284,7 @@ def _sizes(table: Any) -> dict[str, int]:
 
 
 def _arrow_schema(rows: DataFrame) -> Any:
-    """Every column may be null: what is so in the first batch must not be asked of all."""
+    """Make every column nullable: what the first batch has must not be required of all."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 

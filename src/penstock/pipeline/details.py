@@ -1,10 +1,10 @@
-"""What lies beside a run's tables, for `penstock pipeline status`: locks and ledgers.
+"""Locks and ledgers of a run, for `penstock pipeline status`.
 
     <table>/_penstock/ledger/<pipeline>/    lock.json, head.json and records
     <checkpoint>.ledger/                    lock.json; a folder with head.json for each topic sink
 
-Only folders of this machine are read.  Whatever is missing or makes no sense is left out: this is
-for eyes, and a ledger may be of a later version.
+Only local folders are read.  What is missing or unreadable is left out: this is only for display,
+and a ledger may be of a later version.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def details_of(folders: list[str]) -> dict[str, Any]:
 
 
 def lines_of(details: dict[str, Any]) -> list[str]:
-    """The same for people."""
+    """The same, formatted for people."""
     lines = []
     if details["lock"]:
         owner = Owner.read(json.dumps(details["lock"]).encode())

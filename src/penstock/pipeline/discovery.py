@@ -1,4 +1,4 @@
-"""What the brokers of a source have: which topics match, and how much of them waits."""
+"""Finds the topics of a source that match, and how many of their messages wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 
 from penstock.errors import NodeError, QueryError
 from penstock.pipeline.identity import PipelineIdentity
-from penstock.pipeline.patterns import LeftPattern, Wish
+from penstock.pipeline.patterns import PatternRequest, RegisteredPattern
 from penstock.pipeline.plan import broker_options
 from penstock.pipeline.spec import Pipeline, Source, channel_of
 from penstock.spark.cluster import Cluster
@@ -19,7 +19,7 @@ from penstock.spark.options import BATCH, Options, parse_options
 from penstock.wire.peer_answers import channels_in, names_in, topics_in
 
 TOPICS = partial(names_in, name="topics")
-# Of the data source's options, those that say how to reach a broker.
+# Prefixes of the data source's options for connecting to a broker.
 REACHING = ("tls", "httptoken", "requesttimeout", "retrytimeout")
 
 
@@ -51,10 +51,10 @@ class Brokers:
     def patterned(self) -> bool:
         return any(is_pattern(topic) for topic in self._source.topics)
 
-    def wish(self, identity: str, take_over: str) -> Wish:
-        """What is left with each node of a source with patterns."""
+    def request(self, identity: str, take_over: str) -> PatternRequest:
+        """The pattern to register with each node, for a source with wildcards."""
         pipeline = self._pipeline
-        return Wish(
+        return PatternRequest(
             self._channel,
             identity,
             reader_name(pipeline),
@@ -74,7 +74,7 @@ class Brokers:
         """The topics to read now: those named, and those that match, sorted.
 
         A pipeline's own topics match no pattern: it would read what it writes.  ``more``: topics
-        that nodes told of already.
+        that nodes have already reported.
         """
         named = {topic for topic in self._source.topics if not is_pattern(topic)}
         patterns = [topic for topic in self._source.topics if is_pattern(topic)]
@@ -102,7 +102,7 @@ class Brokers:
             try:
                 stats = node.stats()
             except NodeError:
-                continue  # the stream itself reports a node that is away
+                continue  # the stream itself reports an unreachable node
             for topic, _, channel in channels_in(stats, topics, self._channel):
                 seen.add(topic)
                 count += int(channel["depth"])
@@ -110,7 +110,7 @@ class Brokers:
 
 
 class Discovery:
-    """The topics of all sources of a run, looked for again and again."""
+    """The topics of all sources of a run, polled repeatedly."""
 
     def __init__(self, pipeline: Pipeline, identity: PipelineIdentity, take_over: str = "") -> None:
         self._brokers = {
@@ -119,27 +119,27 @@ class Discovery:
             if source.format == "nsq"
         }
         self._patterns = {
-            name: LeftPattern(brokers.wish(identity.text, take_over), new=identity.new)
+            name: RegisteredPattern(brokers.request(identity.text, take_over), new=identity.new)
             for name, brokers in self._brokers.items()
             if brokers.patterned
         }
 
     def topics(self) -> dict[str, tuple[str, ...]]:
-        """The topics to read now, by source; patterns are left with the nodes before."""
-        return {name: self._look(name) for name in self._brokers}
+        """The topics to read now, by source; patterns are registered with the nodes first."""
+        return {name: self._poll(name) for name in self._brokers}
 
     @property
-    def gone_count(self) -> int:
-        """Messages, at least, that were removed before their topic was found."""
-        return sum(each.count_min for left in self._patterns.values() for each in left.gone)
+    def missed_count(self) -> int:
+        """Messages that were removed before their topic was found; a lower bound."""
+        return sum(each.count_min for found in self._patterns.values() for each in found.removed)
 
     @property
-    def gone_topic_count(self) -> int:
-        return len({each.topic for left in self._patterns.values() for each in left.gone})
+    def missed_topic_count(self) -> int:
+        return len({each.topic for found in self._patterns.values() for each in found.removed})
 
-    def _look(self, name: str) -> tuple[str, ...]:
-        brokers, left = self._brokers[name], self._patterns.get(name)
-        if left is None:
+    def _poll(self, name: str) -> tuple[str, ...]:
+        brokers, pattern = self._brokers[name], self._patterns.get(name)
+        if pattern is None:
             return brokers.topics()
         try:
             nodes = brokers.nodes()
@@ -147,14 +147,14 @@ class Discovery:
             raise
         except QueryError:
             nodes = []  # no nsqd is registered yet
-        answers = left.leave(nodes)
+        answers = pattern.register(nodes)
         topics = brokers.topics({topic for each in answers.values() for topic in each["topics"]})
-        left.judge(answers, topics)
+        pattern.check_existing(answers, topics)
         return topics
 
 
 def reader_name(pipeline: Pipeline) -> str:
-    """Who reads, for people."""
+    """The name of the reader, for people."""
     return f"pipeline {pipeline.name} on {platform.node()}, pid {os.getpid()}"
 
 

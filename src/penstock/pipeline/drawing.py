@@ -1,7 +1,7 @@
-"""Lines over time: an SVG file that any browser shows, and a row of blocks for the terminal.
+"""Line charts over time: an SVG file for browsers, and rows of block characters for the terminal.
 
-The points drawn are kept beside the picture (``x.svg.json``), so a restarted pipeline goes on where
-it was.  A point is known by its series and time: one that comes again replaces itself.
+The points are stored beside the picture (``x.svg.json``), so a restarted pipeline continues it.  A
+point is identified by its series and time: if it comes again, it is replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.spec import PlotSink
 
-SERIES_MAX = 12  # beyond that a picture shows nothing; the largest are drawn
+SERIES_MAX = 12  # a picture with more is unreadable; the largest are drawn
 WIDTH, HEIGHT = 860, 200
 LEFT, TOP, BOTTOM = 70, 40, 30
 GAP_FACTOR = 3  # a line breaks where points are missing for longer than this many steps
@@ -46,7 +46,7 @@ class History:
                 self.points[series] = {float(time): values for time, values in points.items()}
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> int:
-        """Take rows in; return how many there were."""
+        """Add rows; return how many had a time."""
         count = 0
         for row in rows:
             time = row[self._sink.time]
@@ -76,13 +76,13 @@ class History:
 
 def _seconds(time: Any) -> float:
     if isinstance(time, datetime.datetime):
-        # Spark gives naive times in the driver's zone.
+        # Spark returns naive times in the driver's time zone.
         return time.timestamp()
     return float(time)
 
 
 def largest(points: Points, name: str) -> Points:
-    """The series with the most of a value, those with the most first."""
+    """The series with the largest totals of a value, largest first."""
 
     def total(series: str) -> float:
         return sum(values.get(name, 0.0) for values in points[series].values())
@@ -91,7 +91,7 @@ def largest(points: Points, name: str) -> Points:
 
 
 def blocks(title: str, points: Points, name: str, width: int = 60) -> list[str]:
-    """One line a series, its newest points as blocks of eight heights."""
+    """One line per series: its newest points as block characters of eight heights."""
     high = max(
         (values[name] for times in points.values() for values in times.values() if name in values),
         default=0.0,
@@ -107,7 +107,7 @@ def blocks(title: str, points: Points, name: str, width: int = 60) -> list[str]:
 
 
 def svg(title: str, points: Points, names: tuple[str, ...]) -> str:
-    """One picture for each value, below one another."""
+    """One chart for each value, one below the other."""
     height = TOP + len(names) * (HEIGHT + BOTTOM + TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + LEFT + 190} {height}" '
@@ -149,7 +149,7 @@ def _picture(name: str, points: Points, top: int) -> list[str]:
 
 
 def _axes(base: int, high: float, first: float, span: float) -> list[str]:
-    """Five heights with a line each, five times below."""
+    """Five horizontal lines with values, five times below."""
     parts = []
     for part in range(5):
         y = base - HEIGHT * part / 4

@@ -1,11 +1,11 @@
-"""Messages about rows that could not go on: to be tried again, dead, or never right.
+"""Messages about rows that were not processed: to be retried, dead, or invalid.
 
     {"penstock": 1, "pipeline": "orders", "attempts": 2, "error": "ValueError: no such customer",
      "time": "2026-11-15T10:31:22.370396+00:00", "row": {"id": 7, "body": {"text": "hello"}}}
 
 The body of a message in the topics NAME.retry, NAME.dead and NAME.invalid is one such object.
-``row`` is what the function was given, column by column, so a retry meets exactly the same row,
-and a person can read it.  JSON has no bytes, times and decimals; they are written as:
+``row`` is the function's input, column by column, so a retry gets exactly the same row, and people
+can read it.  JSON has no bytes, times and decimals; they are written as:
 
     binary      {"text": "..."} if it is UTF-8, else {"base64": "..."}
     timestamp   ISO 8601 with microseconds, in UTC        date      ISO 8601
@@ -31,7 +31,7 @@ ERROR_SIZE_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A row on its way back, or out."""
+    """A row to be retried, or that is not retried again."""
 
     pipeline: str
     attempts: int
@@ -60,7 +60,7 @@ def encode(envelope: Envelope, now: datetime.datetime) -> bytes:
 def decode(body: bytes, row_type: pa.DataType) -> Envelope:
     """Return what was encoded; ``row_type`` is the Arrow struct of the rows.
 
-    Anyone may publish to a retry topic: whatever is no envelope is a ValueError.
+    Anyone may publish to a retry topic: raises ValueError if it is not an envelope.
     """
     try:
         found = json.loads(body)
@@ -73,7 +73,7 @@ def decode(body: bytes, row_type: pa.DataType) -> Envelope:
 
 
 def to_json(value: Any) -> Any:
-    """What JSON can hold of a value out of Arrow."""
+    """A value from Arrow in a form that JSON has."""
     match value:
         case bytes():
             return _bytes_to_json(value)
@@ -102,7 +102,7 @@ def _bytes_to_json(value: bytes) -> dict[str, str]:
 
 
 def from_json(value: Any, kind: pa.DataType) -> Any:
-    """The value of that Arrow type, as Arrow itself would give it to Python."""
+    """The value of that Arrow type, as Arrow itself converts it to Python."""
     types = pa.types
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""The commented example that `penstock pipeline init` writes: every key there is."""
+"""The commented example that `penstock pipeline init` writes, with every key."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HEAD = """\
 # A pipeline of Penstock.  Check it:  penstock pipeline check {file}
 #                          Run it:    penstock pipeline run {file}
 #
-# Lines that begin with "# " and a key are defaults, to be changed and taken out of the comment.
+# Lines that start with "# " and a key show defaults; uncomment a line to change it.
 """
 
-# What stands without a comment, so that the example runs as it is.
+# Keys that are not commented out, so that the example runs as it is.
 CHOSEN: dict[str, dict[str, str]] = {
     "source": {
         "topics": '["orders"]',
@@ -41,7 +41,7 @@ def example(name: str, file: str) -> str:
         "",
         "# [parameters]                            # values of :name in SQL and ${name} here",
     ]
-    lines += ["", "# [spark]                                 # any setting of Spark"]
+    lines += ["", "# [spark]                                 # any Spark setting"]
     lines += ['# "spark.driver.memory" = "4g"']
     lines += ["", "[source]", *_table("source", Source)]
     lines += ["", "[[transform]]                             # any number, in order"]
@@ -80,7 +80,7 @@ def _line(setting: Setting, value: str | None = None) -> str:
 
 
 def _default(setting: Setting) -> str:
-    """As it would stand in the file."""
+    """The default, as written in the file."""
     value = setting.default
     if setting.kind.kind == "table":
         return "{}"

@@ -1,8 +1,7 @@
-"""Why a pipeline stopped, in words for a person.
+"""Explains why a pipeline stopped, in words for people.
 
-What went wrong in a task or in the data source reaches the driver as text inside text inside text:
-Python's traceback in the JVM's exception in Spark's report.  The last line that says something is
-looked for, and what to do is said with it.
+An error in a task or in the data source reaches the driver as nested text: Python's traceback in
+the JVM's exception in Spark's report.  This module finds the last meaningful line and adds advice.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ PYTHON = re.compile(r"^(?:pyspark\.errors\S*: |E\s+)?(\w+(?:Error|Exception)): (
 SPARK = re.compile(r"\[([A-Z][A-Z0-9_]+)(?:\.[A-Z0-9_]+)?\] ([^\n]+)")
 TEXT_SIZE_MAX = 1000
 
-# What passes by itself, by what Spark and Py4J say of it.  docs/spark.md lists both kinds.
+# Transient faults, by the texts of Spark and Py4J.  docs/spark.md lists both kinds.
 NODE, CRASH = "node", "crash"
 PASSING = {
     CRASH: ("worker exited unexpectedly",),
-    # On a machine that is too busy to start a process in time, or short of memory.
+    # The machine is too busy to start a process in time, or short of memory.
     "worker": (
         "Python worker failed to connect back",
         "waiting for the Python worker to connect back",
@@ -58,7 +57,7 @@ PASSING = {
         "RetriableException",
     ),
 }
-# Of a node; from the source's process only the text of an error comes.
+# Of a node: from the source's process only the text of an error arrives.
 NODE_MARKS = (
     "does not answer",
     "no nsqd has answered",
@@ -69,31 +68,31 @@ NODE_MARKS = (
 CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 
 ADVICE = {
-    "DataLossError": "fail_on_data_loss = false in [source] goes on without what is gone",
+    "DataLossError": "fail_on_data_loss = false in [source] continues without these messages",
 }
 KNOWN = (
-    ("No space left on device", "a disk is full; free some room and start again, nothing is lost"),
+    ("No space left on device", "a disk is full; free some space and restart, nothing is lost"),
     (
         "Provided checkpoint location not empty or does not contain a valid checkpoint",
-        "the checkpoint folder is no checkpoint; give another with --checkpoint",
+        "the folder is not a checkpoint; use another with --checkpoint",
     ),
     (
         "does not match with the one in metadata",
-        "the checkpoint is of another query; give another with --checkpoint",
+        "the checkpoint belongs to another query; use another with --checkpoint",
     ),
     (
         "state store",
-        "the state in the checkpoint does not fit the query; give another with --checkpoint",
+        "the state in the checkpoint does not match the query; use another with --checkpoint",
     ),
 )
 
 
 def fault_of(*errors: BaseException | None) -> PipelineError:
-    """The error that a run ends with: its class is the exit status, its text for people."""
+    """The error that ends a run: its class determines the exit status, its text is for people."""
     for error in errors:
         if isinstance(error, PipelineError):
             return error
-    # The source's options are set by flags here.
+    # Here the source's options are set by flags.
     text = explain_fault(*errors).replace("with the option takeOver=", "with --take-over=")
     if loses_data(*errors):
         return DataWouldBeLostError(text)
@@ -103,7 +102,7 @@ def fault_of(*errors: BaseException | None) -> PipelineError:
 
 
 def loses_data(*errors: BaseException | None) -> bool:
-    """Whether messages are gone; from the source's process only the text of an error comes."""
+    """Whether messages were lost; from the source's process only the text of an error arrives."""
     if any(isinstance(error, DataLossError) for error in errors):
         return True
     named = OURS.findall("\n".join(str(error) for error in errors if error is not None))
@@ -111,7 +110,7 @@ def loses_data(*errors: BaseException | None) -> bool:
 
 
 def passing_of(*errors: BaseException | None) -> str:
-    """What is away for now; empty if a person has to mend something."""
+    """The kind of a transient fault; empty if it needs a person."""
     present = [error for error in errors if error is not None]
     for error in present:
         if isinstance(error, PenstockError):
@@ -132,7 +131,7 @@ def _node_s(name: str, text: str) -> str:
 
 
 def explain_fault(*errors: BaseException | None) -> str:
-    """One or two sentences; of several errors the first that is ours says most."""
+    """One or two sentences; of several errors the first of our own says most."""
     present = [error for error in errors if error is not None]
     for error in present:
         if isinstance(error, PenstockError):
@@ -141,7 +140,7 @@ def explain_fault(*errors: BaseException | None) -> str:
     if found := OURS.findall(report):
         name, text = found[-1]
         advice = ADVICE.get(name, "")
-        # It may stand in quotes, as text in the text of another error.
+        # It may be quoted inside the text of another error.
         text = _cut(text.rstrip("'\")"))
         return f"{text}.  {advice}" if advice else text
     for mark, advice in KNOWN:
@@ -156,7 +155,7 @@ def explain_fault(*errors: BaseException | None) -> str:
         name, text = python[-1]
         return _cut(f"{name}: {text}")
     first = next((line for line in report.splitlines() if line.strip()), "")
-    return _cut(first.strip()) or "Spark gives no reason"
+    return _cut(first.strip()) or "Spark gave no reason"
 
 
 def _line_with(report: str, mark: str) -> str:

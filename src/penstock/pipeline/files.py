@@ -1,10 +1,10 @@
-"""The files of a table that hold its rows now, each row once: for readers of a Parquet folder.
+"""Lists the files that hold a table's rows now, each row once: for readers of a Parquet folder.
 
     table_files(path) -> paths, from the ledgers of all pipelines that write to the folder
 
-A bare folder has files twice for a minute when they are merged.  A ledger changes in one step: what
-is listed is the table as it was at one moment.  Files of a merge stay for a minute after it, so
-there is time to open them; a reader that finds one gone lists them again.
+During a merge a folder has rows twice for a minute.  A ledger changes in one step, so the list is
+the table at one point in time.  Replaced files stay for a minute after a merge, so there is time to
+open them; a reader that finds one missing lists the files again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ TRIES_MAX = 100
 
 
 def table_files(path: str, spark: SparkSession | None = None) -> list[str]:
-    """The data files of a table, in order; one that is not of this machine needs ``spark``."""
+    """The data files of a table, in order; a folder on another machine needs ``spark``."""
     folder = _open(path, spark)
     return [f"{folder.uri}/{file.path}" for file in live_files(folder)]
 
 
 def read_files(path: str) -> list[DataFile]:
-    """The same with sizes and rows, of a folder of this machine."""
+    """The same with sizes and rows, for a local folder."""
     return live_files(_open(path, None))
 
 
@@ -49,8 +49,8 @@ def live_files(folder: Folder) -> list[DataFile]:
         found = [file for name in names for file in _ledger_files(folder, name)]
     else:
         raise PipelineError(
-            f"{folder.uri} has no ledger: no pipeline has written to it, or an earlier version "
-            "has; the next run of its pipeline makes one"
+            f"{folder.uri} has no ledger: no pipeline has written to it, or only an earlier "
+            "version; the next run of its pipeline creates one"
         )
     return sorted(found, key=lambda file: file.path)
 
@@ -61,15 +61,15 @@ def _open(path: str, spark: SparkSession | None) -> Folder:
 
         local = path.removeprefix("file://").removeprefix("file:")
         if not Path(local).is_dir():
-            raise PipelineError(f"{path} is no folder")
+            raise PipelineError(f"{path} is not a folder")
         return open_local(path)
     if spark is None:
-        raise PipelineError(f"{path} is not of this machine: table_files needs a Spark session")
+        raise PipelineError(f"{path} is not a local path: table_files needs a Spark session")
     return open_folder(spark, path)
 
 
 def _ledger_files(folder: Folder, path: str) -> list[DataFile]:
-    """Read anew if records were rolled up meanwhile: the head changes only then."""
+    """Retry if records were rolled up meanwhile: only then the head changes."""
     for _ in range(TRIES_MAX):
         before = folder.read(f"{path}/{HEAD}")
         try:
@@ -80,7 +80,7 @@ def _ledger_files(folder: Folder, path: str) -> list[DataFile]:
             continue
         if folder.read(f"{path}/{HEAD}") == before:
             return live
-    raise PipelineError(f"{folder.uri}/{path} changes all the time")
+    raise PipelineError(f"{folder.uri}/{path} changed during each of {TRIES_MAX} reads")
 
 
 def is_delta(folder: Folder) -> bool:
@@ -88,7 +88,7 @@ def is_delta(folder: Folder) -> bool:
 
 
 def delta_files(folder: Folder) -> list[DataFile]:
-    """Of a Delta table its own log says it."""
+    """The files in a Delta table's own log."""
     import pyarrow as pa
     from deltalake import DeltaTable
 

@@ -1,10 +1,10 @@
-"""Files of a table, on this machine or wherever Hadoop reaches: the few calls that sinks need.
+"""The files of a table, on this machine or on Hadoop's file systems: the few calls that sinks need.
 
-Paths are texts relative to the folder, with "/" between.  A name is visible to readers only when
-it is whole: files are written elsewhere and renamed.
+Paths are texts relative to the folder, separated by "/".  Files appear only when complete: they are
+written elsewhere and renamed.
 
-Rule: what did not happen is an error.  Hadoop's file systems answer false where others raise, and
-some answer false for what they did: so what counts is what is there afterwards.
+Rule: an operation that did not happen is an error.  Hadoop's file systems return false where others
+raise, and some return false for what they did; so only the result on disk counts.
 """
 
 from __future__ import annotations
@@ -39,45 +39,45 @@ class Folder(Protocol):
     uri: str
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of a small file, None if it is not there."""
+        """The contents of a small file; None if it does not exist."""
 
     def write(self, path: str, data: bytes) -> None:
         """Replace a small file: after a crash it is the old one or the new one."""
 
     def files(self, path: str = "") -> Iterator[File]:
-        """Every file below a folder; none if it is not there."""
+        """Every file below a folder; none if it does not exist."""
 
     def move(self, path: str, target: str) -> None:
-        """Rename a file; nothing if it was moved before.  The target is durable then.
+        """Rename a file, durably; do nothing if it was moved before.
 
-        PipelineError if neither is there.  A target that is there already is replaced: it is what
-        a move that was cut off has left.
+        Raises PipelineError if neither exists.  An existing target is replaced: it is left over
+        from an interrupted move.
         """
 
     def move_folder(self, path: str, target: str) -> None:
-        """Rename a folder, with all it holds, to a name that is not there."""
+        """Rename a folder with its contents; the target must not exist."""
 
     def remove(self, path: str) -> None:
-        """A file or a folder with all it holds, if it is there."""
+        """Remove a file, or a folder with its contents, if it exists."""
 
     def row_count(self, path: str) -> int:
-        """How many rows a Parquet file has."""
+        """The number of rows in a Parquet file."""
 
     def checksum(self, path: str) -> int:
         """The CRC-32 of a file."""
 
     def create(self, path: str, data: bytes) -> bool:
-        """Make a small file that is not there; False if it is.  Of several callers one makes it."""
+        """Create a small file; False if it exists.  Of several callers only one succeeds."""
 
     def touch(self, path: str) -> None:
-        """Make the time of an empty file now, by the clock of the file system."""
+        """Set the time of an empty file to now, by the clock of the file system."""
 
     def modified_ms(self, path: str) -> int | None:
-        """When a file was written, by the clock of the file system; None if it is not there."""
+        """When a file was written, by the clock of the file system; None if it does not exist."""
 
 
 def open_folder(spark: SparkSession, uri: str) -> Folder:
-    """A plain path or ``file:`` is this machine's, anything else is Hadoop's."""
+    """Open a plain path or ``file:`` as a local folder, anything else through Hadoop."""
     return open_local(uri) if is_local(uri) else HadoopFolder(spark, uri)
 
 
@@ -90,12 +90,12 @@ def open_local(uri: str) -> LocalFolder:
 
 
 def spark_path(uri: str) -> str:
-    """How Spark is told of a place.  A plain path would be of its default file system there."""
+    """The path in a form for Spark, which resolves a plain path on its default file system."""
     return uri if "://" in uri else f"file://{uri}"
 
 
 class LocalFolder:
-    """Synced as it goes: what a sink has finished, nsqd may forget."""
+    """A local folder; every change is synced, because nsqd removes messages a sink has."""
 
     def __init__(self, path: str) -> None:
         self.root = Path(path).absolute()
@@ -136,7 +136,7 @@ class LocalFolder:
         goal.parent.mkdir(parents=True, exist_ok=True)
         sync(source)
         source.replace(goal)
-        # A checksum that Hadoop wrote beside it would not fit the new name.
+        # A checksum file that Hadoop wrote would not match the new name.
         source.with_name(f".{source.name}.crc").unlink(missing_ok=True)
         sync(goal.parent)
         for folder in goal.parent.relative_to(self.root).parents:
@@ -171,12 +171,12 @@ class LocalFolder:
         whole = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         whole.write_bytes(data)
         try:
-            # Unlike one that is opened with O_EXCL, a link is never seen without its bytes.
+            # Unlike a file opened with O_EXCL, a link is never visible without its contents.
             os.link(whole, target)
         except FileExistsError:
             return False
         except OSError:
-            return _create_exclusively(target, data)  # a file system without links
+            return _create_exclusively(target, data)  # the file system has no links
         finally:
             whole.unlink()
         return True
@@ -184,7 +184,7 @@ class LocalFolder:
     def touch(self, path: str) -> None:
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Bytes are written since some file systems keep the time of an empty write.
+        # One byte: some file systems do not update the time for an empty write.
         target.write_bytes(b"\n")
 
     def modified_ms(self, path: str) -> int | None:
@@ -196,8 +196,8 @@ class LocalFolder:
 
 def lost(path: str, target: str) -> str:
     return (
-        f"{path} was written and is gone, and {target}, which it was to become, is not there: rows "
-        "are missing.  Put the folder back from a backup that is not older than its checkpoint"
+        f"{path} was written and is missing, and so is {target}, its final name: rows are "
+        "missing.  Restore the folder from a backup that is not older than its checkpoint"
     )
 
 
@@ -211,7 +211,7 @@ def _create_exclusively(target: Path, data: bytes) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Also a folder's own entry: after that a power cut cannot take the name back."""
+    """Sync a file, or a folder's entries: after that a power failure cannot undo a rename."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -220,13 +220,13 @@ def sync(path: Path) -> None:
 
 
 class HadoopFolder:
-    """HDFS and object stores.  What a rename or a close promises there is theirs to keep.
+    """HDFS and object stores.  How durable a rename or a close is depends on them.
 
-    A small file is replaced in steps, as not all of them rename onto a file that is there:
+    A small file is replaced in steps, because not all of them can rename onto an existing file:
 
         write NAME.tmp, rename it to NAME.new, delete NAME, rename NAME.new to NAME
 
-    NAME.tmp may be cut off and is never read.  NAME.new is whole, and counts if there is no NAME.
+    NAME.tmp may be incomplete and is never read.  NAME.new is complete, and read without a NAME.
     """
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
@@ -265,7 +265,7 @@ class HadoopFolder:
         finally:
             stream.close()
         if self._is(new):
-            # An earlier write was cut off.  Without the file itself this is the only one there is.
+            # An earlier write was interrupted.  If the file is missing, this is the only copy.
             if self._is(target):
                 self._delete(new, False)
             else:
@@ -282,7 +282,7 @@ class HadoopFolder:
             status = found.next()
             full = str(status.getPath().toString())
             if not full.startswith(self._prefix):
-                raise PipelineError(f"{self.uri}: {full} is listed there and lies elsewhere")
+                raise PipelineError(f"{self.uri}: {full} is listed but is outside the folder")
             relative = full.removeprefix(self._prefix)
             yield File(relative, int(status.getLen()), int(status.getModificationTime()))
 
@@ -303,7 +303,7 @@ class HadoopFolder:
         if self._is(source) or not self._is(goal):
             raise PipelineError(
                 f"{source.toString()} could not be renamed to {goal.toString()}: the file system "
-                f"answered {str(answer).lower()}"
+                f"returned {str(answer).lower()}"
             )
 
     def remove(self, path: str) -> None:
@@ -319,7 +319,7 @@ class HadoopFolder:
             reader.close()
 
     def checksum(self, path: str) -> int:
-        # The bytes stay in the JVM: they would take ten times as long through its socket.
+        # Read inside the JVM: through its socket it would take ten times as long.
         found = self._jvm.java.util.zip.CRC32()
         stream = self._files.open(self._at(path))
         try:
@@ -357,10 +357,10 @@ class HadoopFolder:
             return None
         return int(self._files.getFileStatus(at).getModificationTime())
 
-    # What is done is judged by what is there
+    # Each operation is verified by its result
 
     def _size(self, at: Any) -> int | None:
-        """Of a file; None if there is none."""
+        """The size of a file; None if it does not exist."""
         if not self._is(at):
             return None
         status = self._files.getFileStatus(at)
@@ -373,8 +373,8 @@ class HadoopFolder:
             return
         raise PipelineError(
             f"{source.toString()} could not be renamed to {goal.toString()}: the file system "
-            f"answered {str(answer).lower()}, and a file of {size} bytes is not there.  Nothing "
-            "was removed; start again when the file system is well"
+            f"returned {str(answer).lower()}, and there is no file of {size} bytes.  Nothing "
+            "was removed; restart when the file system works"
         )
 
     def _make(self, folder: Any) -> None:
@@ -382,7 +382,7 @@ class HadoopFolder:
         if not answer and not (
             self._is(folder) and self._files.getFileStatus(folder).isDirectory()
         ):
-            raise PipelineError(f"the folder {folder.toString()} could not be made")
+            raise PipelineError(f"the folder {folder.toString()} could not be created")
 
     def _delete(self, at: Any, recursive: bool) -> None:
         answer = bool(self._files.delete(at, recursive))

@@ -1,7 +1,7 @@
-"""Who a pipeline is to the brokers (R45): an identity that outlives its runs.
+"""The identity of a pipeline towards the brokers (R45), which outlives its runs.
 
-It is made before anything is asked of a broker, because patterns are left under it before the
-first topic is known.
+It is created before the first request to a broker, because patterns are registered under it before
+any topic is known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "identity.json"
 
 @dataclass(frozen=True, slots=True)
 class PipelineIdentity:
-    """32 hex digits, and whether they were made just now: then the pipeline never ran before."""
+    """32 hex digits; ``new`` if they were just created: then the pipeline never ran before."""
 
     text: str
     new: bool = False
@@ -28,13 +28,13 @@ class PipelineIdentity:
 def identity_of(folder: Folder, known: Iterable[str] = ()) -> PipelineIdentity:
     """The identity of the pipeline whose checkpoint is ``folder``.
 
-    ``known`` are those that its tables or its checkpoint name, the most trusted first.
+    ``known`` are the identities in its tables or its checkpoint, most trusted first.
     """
     data = folder.read(NAME)
-    kept = "" if data is None else _decode(data, folder)
-    for each in (*known, kept):
+    stored = "" if data is None else _decode(data, folder)
+    for each in (*known, stored):
         if each:
-            if each != kept:
+            if each != stored:
                 _write(folder, each)
             return PipelineIdentity(each)
     made = uuid.uuid4().hex
@@ -54,6 +54,6 @@ def _decode(data: bytes, folder: Folder) -> str:
     except (ValueError, TypeError, KeyError):
         pass
     raise PipelineError(
-        f"{folder.uri}/{NAME} does not hold an identity; restore it from a backup, or remove it"
-        " to go on as a new reader: nsqd then refuses until it takes over from the old one"
+        f"{folder.uri}/{NAME} does not contain an identity; restore it from a backup, or remove it"
+        " to continue as a new reader: nsqd then refuses it until it takes over from the old one"
     )

@@ -1,6 +1,6 @@
-"""What a later start has to know if a table or the checkpoint is lost: known.json (R44).
+"""What a later start needs to know if a table or the checkpoint is lost: known.json (R44).
 
-<checkpoint>.ledger/known.json    the targets of a pipeline, and what each covered at the last start
+<checkpoint>.ledger/known.json    a pipeline's targets, and what each covered at the last start
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "known.json"
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """``targets``: by name, what each covered."""
+    """``targets``: what each covered, by name."""
 
     identity: str = ""
     targets: dict[str, Coverage] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Known:
 
 
 def write_known(folder: Folder, identity: str, targets: Iterable[Target]) -> None:
-    """Write down which targets there are and what each covers."""
+    """Store which targets there are and what each covers."""
     covered = {target.name: target.ledger.coverage.rows() for target in targets}
     data = packed({"version": 1, "identity": identity, "targets": covered})
     if folder.read(NAME) != data:
@@ -37,16 +37,16 @@ def write_known(folder: Folder, identity: str, targets: Iterable[Target]) -> Non
 
 
 def read_known(folder: Folder) -> Known:
-    """What was written down; nothing if the pipeline never ran."""
+    """What was stored; empty if the pipeline never ran."""
     data = folder.read(NAME)
     if data is None:
         return Known()
     try:
-        told = unpacked(data)
-        rows = {str(name): told["targets"][name] for name in told["targets"]}
+        value = unpacked(data)
+        rows = {str(name): value["targets"][name] for name in value["targets"]}
         targets = {name: Coverage(map(Span.of_row, rows[name])) for name in rows}
-        return Known(str(told["identity"]), targets)
+        return Known(str(value["identity"]), targets)
     except (ValueError, KeyError, TypeError):
         raise PipelineError(
-            f"{folder.uri}/{NAME} is damaged; put it back from a backup, or remove it"
+            f"{folder.uri}/{NAME} is damaged; restore it from a backup, or remove it"
         ) from None

@@ -2,19 +2,19 @@
 
     <table>/_penstock/ledger/<pipeline>/      of a table
     <checkpoint>.ledger/<sink>/               of a topic
-        head.json                     who it is, and the sum of all records up to ``rolled``
-        000000000007.json             record 7: a batch, a merge or a loss; one is one step
+        head.json                     whose it is, and the sum of all records up to ``rolled``
+        000000000007.json             record 7: a batch, a merge or a loss; one step each
         000000000001-000000000256.json    files of these records, rolled up
         sealed.json                   the step that is decided and not finished
 
-A sink takes a step so: ``seal`` what is to be done, do it, ``commit`` the record.  After a crash
-``sealed`` says what was decided; whoever knows the sink finishes or undoes it.
+A sink makes a step as follows: ``seal`` the decision, carry it out, ``commit`` the record.  After a
+crash ``sealed`` returns the decision, and the sink finishes or undoes it.
 
-Rule 1: the ledger belongs to pipeline and sink.  Spark's query and the number of its batch are kept
-        for one purpose only: to see that a batch which comes again is the same.
-Rule 2: every line has a checksum.  What is damaged or missing is an error, never an empty ledger.
-Rule 3: records are rolled up, so that a ledger has a few hundred files however long it is kept:
-        files that were added and removed since are left out.
+Rule 1: the ledger belongs to pipeline and sink.  Spark's query and batch number are stored only to
+        recognise a batch that is repeated.
+Rule 2: every line has a checksum.  A damaged or missing file is an error, never an empty ledger.
+Rule 3: records are rolled up, so that a ledger has a few hundred files however old it is; files
+        added and removed in the meantime are left out.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ log = logging.getLogger("penstock.pipeline")
 
 HEAD = "head.json"
 SEALED = "sealed.json"
-ROLL_COUNT = 256  # records to a roll, and rolls to a larger one
+ROLL_COUNT = 256  # records per roll, and small rolls per large one
 
 
 class Ledger:
-    """The ledger of one sink, in ``path`` of a folder.  ``load`` it first."""
+    """The ledger of one sink, in ``path`` of a folder.  Call ``load`` first."""
 
     def __init__(self, folder: Folder, path: str, pipeline: str, sink: str) -> None:
         self.folder = folder
         self.path = path
         self.exists = False
-        self.plain = False  # as the pipeline is declared now; ``create`` keeps it
-        self.seq = 0  # of the last record
+        self.plain = False  # as the pipeline is declared now; ``create`` stores it
+        self.seq = 0  # number of the last record
         self.head = Head(pipeline, sink)
         self._unrolled: list[Record] = []
 
@@ -70,46 +70,46 @@ class Ledger:
     # Reading
 
     def load(self) -> Ledger:
-        """Read what is there; nothing if there is no ledger."""
+        """Read the ledger, if there is one."""
         while not self._load():
             pass
         return self
 
     def _load(self) -> bool:
-        """False: records were rolled up while they were read, by whoever writes it."""
-        told = self._read(HEAD)
+        """False if its writer rolled up records meanwhile."""
+        value = self._read(HEAD)
         names = self._names()
-        if told is None:
+        if value is None:
             if names:
                 raise PipelineError(
-                    f"{self.uri}/{HEAD} is gone, and records of the ledger are there.  {RESTORE}"
+                    f"{self.uri}/{HEAD} is missing, and the ledger has records.  {RESTORE}"
                 )
             return True
-        if told.get("version") != VERSION:
+        if value.get("version") != VERSION:
             raise PipelineError(
-                f"{self.uri}/{HEAD} is of version {told.get('version')!r:.20}, written by a later "
-                f"Penstock; this one knows {VERSION}"
+                f"{self.uri}/{HEAD} has version {value.get('version')!r:.20}, written by a later "
+                f"Penstock; this one supports {VERSION}"
             )
         try:
-            self.head = Head.of_json(told)
+            self.head = Head.of_json(value)
         except (KeyError, ValueError, TypeError) as error:
             raise self._damaged(HEAD, error) from None
         self._unrolled = []
         self.seq = self.head.rolled
-        wanted = sorted(number for number in names if number > self.head.rolled)
-        for number in wanted:
+        numbers = sorted(number for number in names if number > self.head.rolled)
+        for number in numbers:
             if number != self.seq + 1:
                 missing = _name(self.seq + 1)
                 if self._is_rolled_further():
                     return False
                 raise PipelineError(
-                    f"{self.uri}/{missing} is gone, and later records are there.  {RESTORE}"
+                    f"{self.uri}/{missing} is missing, and later records exist.  {RESTORE}"
                 )
-            told = self._read(_name(number))
-            if told is None:
+            value = self._read(_name(number))
+            if value is None:
                 return False
             try:
-                record = Record.of_json(told)
+                record = Record.of_json(value)
             except (KeyError, ValueError, TypeError) as error:
                 raise self._damaged(_name(number), error) from None
             self._take(record)
@@ -117,8 +117,8 @@ class Ledger:
         return True
 
     def _is_rolled_further(self) -> bool:
-        told = self._read(HEAD)
-        return told is not None and int(told.get("rolled", 0)) > self.head.rolled
+        value = self._read(HEAD)
+        return value is not None and int(value.get("rolled", 0)) > self.head.rolled
 
     def _take(self, record: Record) -> None:
         self.seq = record.seq
@@ -145,7 +145,7 @@ class Ledger:
     def _damaged(self, name: str, error: Exception) -> PipelineError:
         return PipelineError(f"{self.uri}/{name} is damaged ({error}).  {RESTORE}")
 
-    # What it says
+    # Queries
 
     @property
     def identity(self) -> str:
@@ -156,13 +156,13 @@ class Ledger:
         return self.head.coverage
 
     def ends(self) -> dict[Log, int]:
-        """Where it goes on, of each log."""
+        """Where each log resumes."""
         return self.coverage.ends()
 
-    def wanted(self, batch: Batch) -> tuple[Span, ...] | None:
-        """The ranges of a batch to be written; None: the sink has it.
+    def to_write(self, batch: Batch) -> tuple[Span, ...] | None:
+        """The ranges of a batch to write; None if the sink has the batch.
 
-        PipelineError if the batch is not what it was: the same number with other ranges.
+        Raises PipelineError if the batch has changed: the same number with other ranges.
         """
         last = self.head.last
         if last is not None and last.query == batch.query:
@@ -176,22 +176,22 @@ class Ledger:
         return self._lacking(batch) or None
 
     def _check_older(self, batch: Batch, last: Batch) -> None:
-        """A batch that the sink should have: it has it, or Spark's checkpoint was changed."""
-        # Of the last batch the sink may have had a part before.
+        """Check that the sink has an older batch; if not, Spark's checkpoint was changed."""
+        # The sink may have had a part of the last batch before.
         same = batch.number < last.number or _are_inside(last.spans, batch.spans)
         if same and not batch.numbered and not self._lacking(batch):
             return
         raise PipelineError(
-            f"{self.uri}: batch {batch.number} comes again with other messages than it had; this "
-            f"table has batch {last.number}.  The checkpoint was put back or changed while the "
-            "pipeline ran, or a copy of it runs elsewhere.  Nothing was written; start again, "
-            "which compares the two and goes on from the table"
+            f"{self.uri}: batch {batch.number} is repeated with different messages; this table "
+            f"has batch {last.number}.  The checkpoint was restored or changed while the "
+            "pipeline ran, or a copy of it runs elsewhere.  Nothing was written; restart the "
+            "pipeline, which compares the two and resumes from the table"
         )
 
     def _lacking(self, batch: Batch) -> tuple[Span, ...]:
         found = []
         for span in batch.spans:
-            # Before the ledger nobody knows where the table began: it has all up to there.
+            # Where the table began before its ledger is unknown: it has all up to there.
             known = self.head.before.start(span.log)
             if known is not None and span.start < known:
                 span = Span(span.log, min(known, span.end), span.end)
@@ -199,7 +199,7 @@ class Ledger:
         return tuple(found)
 
     def files(self) -> Iterator[Changes]:
-        """Files added and removed, from the first record on, in parts."""
+        """Files added and removed, from the first record, in parts."""
         yield from self._rolled(self.head.rolls)
         for record in self._unrolled:
             yield list(record.added), list(record.removed)
@@ -216,15 +216,15 @@ class Ledger:
     # Writing
 
     def create(self, identity: str, sinks: Iterable[str], seq: int = 0) -> None:
-        """Make it, or keep what is there up to date; ``seq`` is the last step of a lost one."""
-        wanted = list(sinks)
+        """Create it, or update its head; ``seq`` is the last step of a lost one."""
+        names = list(sinks)
         plain = self.plain and (self.head.plain or not self.exists)
         head = self.head
-        if self.exists and (head.identity, head.sinks, head.plain) == (identity, wanted, plain):
+        if self.exists and (head.identity, head.sinks, head.plain) == (identity, names, plain):
             return
         self.head.plain = plain
         self.head.began_ms = self.head.began_ms or now_ms()
-        self.head.identity, self.head.sinks = identity, wanted
+        self.head.identity, self.head.sinks = identity, names
         if self.exists:
             self._roll()
         else:
@@ -233,23 +233,23 @@ class Ledger:
         self.exists = True
 
     def seal(self, step: dict[str, Any]) -> None:
-        """Decide a step: it will be finished, whatever happens."""
+        """Decide a step: it will be finished even after a crash."""
         self._write(SEALED, {"seq": self.seq + 1, **step})
 
     def sealed(self) -> dict[str, Any] | None:
         """The step that is decided and has no record yet."""
-        told = self._read(SEALED)
-        if told is None:
+        value = self._read(SEALED)
+        if value is None:
             return None
-        if told["seq"] <= self.seq:
+        if value["seq"] <= self.seq:
             self.unseal()
             return None
-        if told["seq"] != self.seq + 1:
+        if value["seq"] != self.seq + 1:
             raise PipelineError(
-                f"{self.uri}/{SEALED} is step {told['seq']}, and the last record is {self.seq}: "
+                f"{self.uri}/{SEALED} is step {value['seq']}, and the last record is {self.seq}: "
                 f"records are missing.  {RESTORE}"
             )
-        return told
+        return value
 
     def unseal(self) -> None:
         self.folder.remove(self._at(SEALED))
@@ -257,7 +257,7 @@ class Ledger:
     def batch_record(
         self, batch: Batch, spans: Iterable[Span], added: Iterable[DataFile] = ()
     ) -> Record:
-        """The next record, of a batch or the part of it that the sink lacked."""
+        """The next record, for a batch or the part of it that the sink lacked."""
         spans, added = tuple(spans), tuple(added)
         return Record(self.seq + 1, BATCH, now_ms(), batch.query, batch.number, spans, added)
 
@@ -265,7 +265,7 @@ class Ledger:
         return Record(self.seq + 1, kind, now_ms(), **fields)
 
     def commit(self, record: Record) -> None:
-        """The step is done: it counts from now on."""
+        """Record a finished step: from now on it counts."""
         assert self.exists and record.seq == self.seq + 1
         self._write(_name(record.seq), record.as_json())
         self._take(record)
@@ -276,54 +276,54 @@ class Ledger:
         self.folder.write(self._at(name), packed(value))
 
     def _roll(self) -> None:
-        """Rule 3.  Until the head is replaced nothing counts, and nothing is removed before."""
-        records, gone = self._unrolled, []
+        """Rule 3.  It takes effect when the head is replaced; files are removed only after that."""
+        records, replaced = self._unrolled, []
         if records:
             parts = [(list(each.added), list(each.removed)) for each in records]
             first, last = records[0].seq, records[-1].seq
             small = [roll for roll in self.head.rolls if _is_small(roll)]
             if len(small) >= ROLL_COUNT:
                 parts = [*self._rolled(small), *parts]
-                first, gone = small[0][0], small
+                first, replaced = small[0][0], small
             added, removed = _summed(parts)
             name = _roll_name(first, last)
             rows = [file.row() for file in added]
             self._write(name, {"version": VERSION, "added": rows, "removed": removed})
-            kept = [roll for roll in self.head.rolls if roll not in gone]
-            self.head.rolls = [*kept, (first, last)]
+            remaining = [roll for roll in self.head.rolls if roll not in replaced]
+            self.head.rolls = [*remaining, (first, last)]
             self.head.rolled = last
         self._write(HEAD, self.head.as_json())
         self._unrolled = []
         for record in records:
             self.folder.remove(self._at(_name(record.seq)))
-        for roll in gone:
+        for roll in replaced:
             self.folder.remove(self._at(_roll_name(*roll)))
 
     def _rolled(
         self, rolls: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[list[DataFile], list[str]]]:
         for roll in rolls:
-            told = self._read(_roll_name(*roll))
-            if told is None:
-                raise PipelineError(f"{self.uri}/{_roll_name(*roll)} is gone.  {RESTORE}")
-            yield [DataFile.of_row(row) for row in told["added"]], list(told["removed"])
+            value = self._read(_roll_name(*roll))
+            if value is None:
+                raise PipelineError(f"{self.uri}/{_roll_name(*roll)} is missing.  {RESTORE}")
+            yield [DataFile.of_row(row) for row in value["added"]], list(value["removed"])
 
 
 RESTORE = (
-    "Put the table back from a backup, with its folder _penstock, and start again; the pipeline "
-    "then goes on from what that table has"
+    "Restore the table from a backup, with its folder _penstock, and restart; the pipeline "
+    "then resumes from that table"
 )
 
 
 def summed(ledger: Ledger, record: Record) -> str:
-    """A record and all that is covered with it, for the log of the sink itself.
+    """A record and everything covered with it, for the sink's own log.
 
-    It is what is left if the ledger is lost.
+    It replaces the ledger if that is lost.
     """
     coverage = Coverage(ledger.coverage)
     for span in record.spans:
         coverage.add(span)
-    told = {
+    value = {
         "version": VERSION,
         "identity": ledger.identity,
         "record": record.as_json(),
@@ -331,11 +331,11 @@ def summed(ledger: Ledger, record: Record) -> str:
         "before": ledger.head.before.rows(),
         "losses": [loss.as_json() for loss in (*ledger.head.losses, *record.losses)],
     }
-    return base64.b64encode(zlib.compress(packed(told), 1)).decode()
+    return base64.b64encode(zlib.compress(packed(value), 1)).decode()
 
 
 def of_sum(text: str) -> dict[str, Any]:
-    """The inverse of ``summed``; a ValueError says what is wrong."""
+    """The inverse of ``summed``; raises ValueError."""
     try:
         return unpacked(zlib.decompress(base64.b64decode(text, validate=True)))
     except zlib.error as error:
@@ -361,11 +361,11 @@ def _is_small(roll: tuple[int, int]) -> bool:
 def _summed(
     parts: Iterable[Changes],
 ) -> Changes:
-    """What is added and removed in all; a file that came and went in between is left out."""
+    """All files added and removed, without those added and removed in between."""
     added: dict[str, DataFile] = {}
     removed: dict[str, None] = {}
-    for new, gone in parts:
-        for path in gone:
+    for new, dropped in parts:
+        for path in dropped:
             if added.pop(path, None) is None:
                 removed[path] = None
         added.update((file.path, file) for file in new)
@@ -373,12 +373,12 @@ def _summed(
 
 
 def _ranges(spans: Iterable[Span]) -> list[tuple[Log, int, int]]:
-    """Without counts, and without logs that only enter."""
+    """Without counts, and without empty ranges."""
     return sorted((span.log, span.start, span.end) for span in spans if span.start < span.end)
 
 
 def _are_inside(parts: Iterable[Span], spans: Iterable[Span]) -> bool:
-    """Whether each of ``parts`` lies in one of ``spans``."""
+    """Whether each of ``parts`` is inside one of ``spans``."""
     found = _ranges(spans)
     return all(
         any(log == of and start <= first and last <= end for of, start, end in found)

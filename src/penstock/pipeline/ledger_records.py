@@ -1,6 +1,6 @@
-"""What a ledger holds: batches, files, losses, and the records of steps, as JSON (R43).
+"""The contents of a ledger: batches, files, losses, and the records of steps, as JSON (R43).
 
-Every file of a ledger is one line: a checksum, and an object.
+Every file of a ledger is one line: a checksum and an object.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from penstock.pipeline.coverage import Coverage, Span, spans_of_rows
 VERSION = 1
 
 BATCH, MERGE, LOSS, CARRIED = "batch", "merge", "loss", "carried over"
-BEGUN = "begun"  # logs that are read from there on
+BEGUN = "begun"  # logs that are read from that position
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of a table.  Of one from before the ledger only the size is known."""
+    """A file of a table.  For one older than the ledger only the size is known."""
 
     path: str
     size: int
@@ -35,7 +35,7 @@ class DataFile:
         match row:
             case [str() as path, int() as size, int() | None as rows, int() | None as checksum]:
                 return cls(path, size, rows, checksum)
-        raise ValueError(f"{row!r:.80} is no file")
+        raise ValueError(f"{row!r:.80} is not a file")
 
 
 Changes = tuple[list[DataFile], list[str]]  # files added, and paths removed
@@ -43,12 +43,12 @@ Changes = tuple[list[DataFile], list[str]]  # files added, and paths removed
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A micro-batch: known by its ranges, and by its number as long as one query counts."""
+    """A micro-batch, identified by its ranges, and by its number within one query."""
 
     query: str
     number: int
     spans: tuple[Span, ...] = ()
-    numbered: bool = False  # rows may come of it that are of no message in its ranges
+    numbered: bool = False  # known by its number only: its rows may belong to no range
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One step.  The ranges of a loss are those that will not be read again."""
+    """One step.  The ranges of a loss will not be read again."""
 
     seq: int
     kind: str
@@ -83,7 +83,7 @@ class Record:
     removed: tuple[str, ...] = ()
     losses: tuple[Accepted, ...] = ()
     merge: str = ""
-    claimed: str = ""  # the query of a version without ledgers whose work is taken over
+    claimed: str = ""  # the query, of a version without ledgers, that is taken over
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -119,22 +119,22 @@ class Record:
 
 @dataclass(slots=True)
 class Head:
-    """The sum of all records up to ``rolled``, and who the ledger belongs to."""
+    """The sum of all records up to ``rolled``, and the owner of the ledger."""
 
     pipeline: str
     sink: str
     identity: str = ""
-    sinks: list[str] = field(default_factory=list)  # all of the pipeline's, as it last ran
+    sinks: list[str] = field(default_factory=list)  # all of the pipeline's, at its last run
     rolled: int = 0
     rolls: list[tuple[int, int]] = field(default_factory=list)
-    coverage: Coverage = field(default_factory=Coverage)  # all that needs not be written
-    before: Coverage = field(default_factory=Coverage)  # of it, from before there was a ledger
+    coverage: Coverage = field(default_factory=Coverage)  # need not be written again
+    before: Coverage = field(default_factory=Coverage)  # the part from before the ledger
     losses: list[Accepted] = field(default_factory=list)
     last: Batch | None = None
     merge: str = ""
     claimed: list[str] = field(default_factory=list)
     began_ms: int = 0
-    plain: bool = False  # since it began, each message gave one row: the audit compares counts
+    plain: bool = False  # every message became one row: the audit may compare counts
 
     def as_json(self) -> dict[str, Any]:
         last = self.last
@@ -191,18 +191,18 @@ class Head:
 
 
 def packed(value: dict[str, Any]) -> bytes:
-    """A line of JSON behind its checksum."""
+    """A checksum and a line of JSON."""
     text = json.dumps(value, separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """The inverse of ``packed``; a ValueError says what is wrong."""
+    """The inverse of ``packed``; raises ValueError."""
     checksum, _, text = data.partition(b" ")
     text = text.removesuffix(b"\n")
     if len(checksum) != 8 or b"%08x" % zlib.crc32(text) != checksum:
         raise ValueError("its checksum is wrong")
     value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return value

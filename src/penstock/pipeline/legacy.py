@@ -1,10 +1,10 @@
-"""Tables that a version without ledgers has written: what their own records say.
+"""Reads the records of tables written by a version without ledgers.
 
-    <table>/_penstock/<query>/sealed.json    a batch that is decided: what is to be moved to where
-    <table>/_penstock/<query>/done.json      the last batch that is in
+    <table>/_penstock/<query>/sealed.json    a decided batch: which files to move where
+    <table>/_penstock/<query>/done.json      the last batch in the table
     of a Delta table    the application transaction (query, batch)
 
-The checkpoint of that query says which messages the batch was.
+The checkpoint of that query shows which messages the batch had.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUERY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def finished_batch(folder: Folder, query: str) -> int | None:
-    """The last batch of a query that a Parquet table has, after finishing what was sealed."""
+    """The last batch of a query that a Parquet table has, after finishing a sealed one."""
     state = f"{STATE}/{query}"
     sealed = _read(folder, f"{state}/sealed.json")
     if sealed is not None:
@@ -30,8 +30,8 @@ def finished_batch(folder: Folder, query: str) -> int | None:
         for path in sealed["remove"]:
             folder.remove(path)
         if sealed["batch"] is not None:
-            told = json.dumps({"batch": sealed["batch"]}).encode()
-            folder.write(f"{state}/done.json", told)
+            data = json.dumps({"batch": sealed["batch"]}).encode()
+            folder.write(f"{state}/done.json", data)
         folder.remove(f"{state}/{sealed['stage']}")
         folder.remove(f"{state}/sealed.json")
     done = _read(folder, f"{state}/done.json")
@@ -48,7 +48,7 @@ def finished_delta_batch(folder: LocalFolder, query: str) -> int | None:
 
 
 def queries_in(folder: Folder) -> set[str]:
-    """The streams that have written a Parquet table before it had a ledger."""
+    """The streams that wrote a Parquet table before it had a ledger."""
     found = set()
     for file in folder.files(STATE):
         words = file.path.split("/")
@@ -64,5 +64,5 @@ def _read(folder: Folder, path: str) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(data)
     except ValueError:
-        raise PipelineError(f"{folder.uri}/{path} makes no sense") from None
+        raise PipelineError(f"{folder.uri}/{path} is damaged") from None
     return found

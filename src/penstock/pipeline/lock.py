@@ -5,18 +5,18 @@
         {"version": 1, "nonce", "pipeline", "host", "machine", "boot_id", "pid_namespace", "pid",
          "start_time", "since_ms"}
     lock.json.<nonce>.beat                           written every BEAT_S by the owner
-    lock.json.<nonce>.next                           whoever makes it succeeds a dead owner
+    lock.json.<nonce>.next                           whoever creates it succeeds a dead owner
 
-A lock is made without overwriting, so of two starts one wins.  A dead owner is succeeded by whoever
-makes ``<nonce>.next`` first; the winner replaces ``lock.json`` and then removes ``.next``, so a
-slow third one that makes it again finds another nonce in ``lock.json`` and has lost.
+A lock is created without overwriting, so of two starts one wins.  Whoever creates ``<nonce>.next``
+first succeeds a dead owner; the winner replaces ``lock.json`` and then removes ``.next``.  A slow
+third process that creates it again finds another nonce in ``lock.json`` and has lost.
 
-Rule 1: an owner on this machine is dead if its process is: at once.  While the process is there it
-        owns the lock, even if it is stopped: two writers are worse than none.
-Rule 2: an owner elsewhere is dead if its heartbeat is older than LEASE_S.  Ages are differences of
-        two times of the same file system, so clocks of machines do not count.
-Rule 3: an owner that was away for longer than the lease may have lost the lock.  It reads the lock
-        before each batch, and ends if it is not its own (``check``).
+Rule 1: an owner on this machine is dead as soon as its process is.  While the process exists it
+        owns the lock, even if it is suspended: two writers are worse than none.
+Rule 2: an owner elsewhere is dead if its heartbeat is older than LEASE_S.  Ages are differences
+        between two times of the same file system, so the clocks of machines do not matter.
+Rule 3: an owner that was suspended for longer than the lease may have lost the lock.  It reads the
+        lock before each batch, and ends if it is not its own (``check``).
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ TEXT_SIZE_MAX = 255
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds a lock.  What is not known is empty or 0."""
+    """Who holds a lock.  Unknown fields are empty or 0."""
 
     pipeline: str = ""
     host: str = ""
     machine: str = ""  # /etc/machine-id
     boot_id: str = ""
-    pid_namespace: str = ""  # containers have their own: a pid means nothing in another
+    pid_namespace: str = ""  # a pid means nothing in another container
     pid: int = 0
-    start_time: int = 0  # ticks after boot: a pid is given again, this pair is not
+    start_time: int = 0  # ticks after boot: a pid is reused, this pair is not
     since_ms: int = 0
     nonce: str = ""
 
@@ -83,7 +83,7 @@ class Owner:
 
     @classmethod
     def read(cls, data: bytes) -> Owner:
-        """From a file; fields that make no sense are not known."""
+        """Read it from a file; invalid fields count as unknown."""
         try:
             found = json.loads(data)
         except ValueError:
@@ -102,17 +102,17 @@ class Owner:
 
     @property
     def label(self) -> str:
-        """For people: who it is, where, and since when."""
+        """Formatted for people: which process, where, and since when."""
         if not self.pid:
-            return "another process, which could not be read from the lock"
+            return "an unknown process (the lock is unreadable)"
         return f"process {self.pid} on {self.host}, since {_moment(self.since_ms)}"
 
     def runs(self, here: Owner) -> bool | None:
-        """Whether its process is there, as ``here`` can tell; None: only its heartbeat says."""
+        """Whether its process exists, as seen from ``here``; None: only its heartbeat can tell."""
         if not self.pid or (self.host, self.machine) != (here.host, here.machine):
             return None
         if self.boot_id != here.boot_id:
-            return False  # the machine was started again since
+            return False  # the machine was rebooted since
         if self.pid_namespace != here.pid_namespace:
             return None
         found = start_time_of(self.pid)
@@ -123,7 +123,7 @@ class Lock:
     """The lock of one folder.  ``take``, ``check`` before each batch, ``release``."""
 
     def __init__(self, folder: Folder, path: str, owner: Owner) -> None:
-        self.folder = folder  # replaced if the session that it belongs to has died
+        self.folder = folder  # replaced if its session has died
         self.path = path
         self.owner = dataclasses.replace(owner, nonce=uuid.uuid4().hex)
         self.held = False
@@ -135,41 +135,41 @@ class Lock:
         return f"{self.folder.uri}/{self.path}"
 
     def take(self) -> None:
-        """Own the lock, or raise AlreadyRunningError at once."""
+        """Acquire the lock, or raise AlreadyRunningError at once."""
         for _ in range(TRY_COUNT_MAX):
             self._beat()
             if self.folder.create(self.path, self.owner.to_json()) and self._is_ours():
                 break
             holder = self._judge()
             if holder is not None and self._succeed(holder):
-                log.warning("lock=%s: was held by %s, which is gone", self.place, holder.label)
+                log.warning("lock=%s: was held by %s, which has died", self.place, holder.label)
                 break
             time.sleep(TRY_PAUSE_S)
         else:
             self._forget()
-            raise AlreadyRunningError(f"{self.place}: others take it at the same time; start again")
+            raise AlreadyRunningError(f"{self.place}: others try to take it too; start again")
         self.held = True
-        self._thread = threading.Thread(target=self._keep, name="lock", daemon=True)
+        self._thread = threading.Thread(target=self._heartbeat, name="lock", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Raise if the lock is not ours any more; nothing may be written then."""
+        """Raise if the lock is no longer ours; then nothing may be written."""
         data = self.folder.read(self.path)
         if data is None:
             raise PipelineError(
-                f"{self.place} is gone: somebody removed the folder while the pipeline ran.  "
-                "Nothing more is written; start again, which tells what is missing"
+                f"{self.place} is missing: somebody removed the folder while the pipeline ran.  "
+                "Nothing more is written; restart, which reports what is missing"
             )
         holder = Owner.read(data)
         if holder.nonce != self.owner.nonce:
             self.held = False
             raise AlreadyRunningError(
-                f"{self.place} was taken over by {holder.label}: this process gave no heartbeat "
-                f"for longer than {LEASE_S:g} s.  It ends, nothing more is written"
+                f"{self.place} was taken over by {holder.label}: this process sent no heartbeat "
+                f"for longer than {LEASE_S:g} s.  It exits, and nothing more is written"
             )
 
     def release(self) -> None:
-        """Give it back if it is ours; never an error."""
+        """Release it if it is ours; never raises."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(BEAT_S)
@@ -180,14 +180,14 @@ class Lock:
             self._forget()
         self.held = False
 
-    # Who has it
+    # The owner
 
     def _is_ours(self) -> bool:
         data = self.folder.read(self.path)
         return data is not None and Owner.read(data).nonce == self.owner.nonce
 
     def _judge(self) -> Owner | None:
-        """The dead owner, None if there is none any more, AlreadyRunningError if it lives."""
+        """The dead owner; None if there is no lock; AlreadyRunningError if the owner is alive."""
         data = self.folder.read(self.path)
         if data is None:
             return None
@@ -202,7 +202,7 @@ class Lock:
         return holder
 
     def _age_s(self, holder: Owner) -> float:
-        """How old the newest sign of life is, by the clock of the file system."""
+        """The age of the newest heartbeat, by the clock of the file system."""
         now_ms = self.folder.modified_ms(self._beat_path(self.owner))
         signs = (self.path, self._beat_path(holder)) if holder.nonce else (self.path,)
         times = [self.folder.modified_ms(path) for path in signs]
@@ -215,19 +215,19 @@ class Lock:
         name = self.owner.pipeline
         text = f"pipeline {name} is already running: {holder.label} ({self.place})"
         if runs and age_s >= LEASE_S:
-            return f"{text}.  It gave no heartbeat for {age_s:.0f} s; if it hangs, end it"
+            return f"{text}.  It sent no heartbeat for {age_s:.0f} s; if it hangs, kill it"
         if not runs and age_s > BEAT_S * 2:
             left_s = max(1.0, LEASE_S - age_s)
             return (
-                f"{text}.  Its last heartbeat was {age_s:.0f} s ago; if it is gone, "
+                f"{text}.  Its last heartbeat was {age_s:.0f} s ago; if it has died, "
                 f"start again in {left_s:.0f} s"
             )
         return text
 
-    # A dead owner is replaced
+    # Replacing a dead owner
 
     def _succeed(self, holder: Owner) -> bool:
-        """Whether we are the one that replaces it."""
+        """Replace a dead owner; False if another process does."""
         claim = f"{self.path}.{holder.nonce or 'unknown'}.next"
         if not self.folder.create(claim, self.owner.to_json()):
             self._drop_dead_claim(claim)
@@ -244,7 +244,7 @@ class Lock:
             self.folder.remove(claim)
 
     def _drop_dead_claim(self, claim: str) -> None:
-        """Somebody died between claiming and replacing."""
+        """Remove the claim of a process that died before it replaced the lock."""
         data = self.folder.read(claim)
         if data is None:
             return
@@ -267,21 +267,21 @@ class Lock:
     def _forget(self) -> None:
         self.folder.remove(self._beat_path(self.owner))
 
-    def _keep(self) -> None:
-        told = False
+    def _heartbeat(self) -> None:
+        warned = False
         while not self._stop.wait(BEAT_S):
             try:
                 self._beat()
-                told = False
+                warned = False
             except Exception as error:
-                # Py4J raises many kinds if the JVM is gone.  ``check`` decides, before a batch.
-                if not told:
+                # Py4J raises many kinds if the JVM died.  ``check`` decides, before a batch.
+                if not warned:
                     log.warning("lock=%s: no heartbeat: %s", self.place, error)
-                told = True
+                warned = True
 
 
 class Locks:
-    """All locks of a run, taken in a fixed order: two runs never wait for one another."""
+    """All locks of a run, taken in a fixed order, so that two runs never wait for each other."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._places = places_of(pipeline)
@@ -289,13 +289,13 @@ class Locks:
         self._locks: dict[str, Lock] = {}  # by folder
 
     def take_local(self) -> None:
-        """Those of folders of this machine, which need no session: a second start ends at once."""
+        """Take those of local folders, which need no session: a second start fails at once."""
         for uri, path in self._places:
             if is_local(uri):
                 self._take(uri, open_local(uri), path)
 
     def take_others(self, spark: SparkSession) -> None:
-        """Those of Hadoop's folders.  A new session, after one that died, goes on with them."""
+        """Take those of Hadoop's folders.  A new session, after one that died, keeps them."""
         for uri, path in self._places:
             if is_local(uri):
                 continue
@@ -307,7 +307,7 @@ class Locks:
         self.check()
 
     def check(self) -> None:
-        """Raise if one is not ours any more; nothing may be written then."""
+        """Raise if one is no longer ours; then nothing may be written."""
         for lock in self._locks.values():
             lock.check()
 
@@ -326,7 +326,7 @@ class Locks:
 
 
 def places_of(pipeline: Pipeline) -> list[tuple[str, str]]:
-    """(folder, path) of each lock, those of this machine first.  A job writes nothing."""
+    """(folder, path) of each lock, local ones first.  A job writes nothing."""
     if pipeline.job:
         return []
     tables = [sink.path for sink in pipeline.sinks if isinstance(sink, ParquetSink | DeltaSink)]
@@ -342,18 +342,18 @@ def ledgers_of(pipeline: Pipeline) -> list[str]:
 
 
 def ledger_folder(pipeline: Pipeline) -> str:
-    """Beside the checkpoint: it stays when the checkpoint is moved aside."""
+    """Beside the checkpoint, so that it stays when the checkpoint is moved aside."""
     return f"{pipeline.checkpoint_path.rstrip('/')}.ledger"
 
 
 def start_time_of(pid: int) -> int | None:
-    """When a process was started, in ticks after boot; None if it has ended, 0 if not known."""
+    """When a process was started, in ticks after boot; None if it has ended, 0 if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return None if fields[0] in "ZX" else int(fields[19])
     except (OSError, IndexError, ValueError):
         pass
-    # Without /proc, or with one that hides the processes of others.
+    # There is no /proc, or it hides the processes of other users.
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,11 +1,11 @@
-"""What a run has stopped for, and what a person says to it: once, and by name.
+"""What a run has stopped for, and a person's answer, which is given once and by name.
 
     <checkpoint>.ledger/waiting.json    what the last run has stopped for
 
-A run that would lose messages ends with status 5 and a name, a few letters made of what is lost.
-The next run may be told that name: to accept the loss, to read again, or to begin anew.  The name
-of what was answered is gone then, so a flag that was left in a unit file does nothing but stop the
-next start.
+A run that would lose messages ends with status 5 and a name, a few letters derived from the loss.
+The next run may be given that name with a flag: to accept the loss, to read again, or to write to a
+table that cannot be verified.  Once answered, the name is no longer valid, so a flag left in a unit
+file only stops the next start.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from penstock.spark.loss import Loss
 
 NAME = "waiting.json"
 NAMED_MAX = 5  # ranges in a sentence
-# Messages are gone from the brokers; a table lacks rows; nobody knows what a table has.
+# The brokers no longer have messages; a table lacks rows; the contents of a table are unknown.
 GONE, LACKING, UNKNOWN = "gone", "lacking", "unknown"
 ACCEPT, READ_AGAIN, BEGIN_ANEW = "--accept-loss", "--read-again", "--begin-anew"
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a person says on the command line; each is a name, or ""."""
+    """The answers on the command line; each is a name, or ""."""
 
     accept_loss: str = ""
     read_again: str = ""
@@ -45,13 +45,13 @@ class Waiting:
 
     kind: str
     spans: tuple[Span, ...] = ()
-    targets: tuple[str, ...] = ()  # names of those that lack it; none: all
-    what: tuple[str, ...] = field(default=(), compare=False)  # for each range, what happened
+    targets: tuple[str, ...] = ()  # names of the targets that lack it; empty: all
+    what: tuple[str, ...] = field(default=(), compare=False)  # what happened to each range
 
     @property
     def name(self) -> str:
-        told = [self.kind, list(self.targets), [span.row()[:6] for span in self.spans]]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
+        parts = [self.kind, list(self.targets), [span.row()[:6] for span in self.spans]]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -81,12 +81,12 @@ class Questions:
             self.waiting = None if data is None else Waiting.of_json(unpacked(data))
         except (ValueError, KeyError, TypeError):
             raise PipelineError(
-                f"{folder.uri}/{NAME} makes no sense; remove it: the run will stop again"
+                f"{folder.uri}/{NAME} is damaged; remove it: the run will stop again"
             ) from None
         self.answer = self._answer()
 
     def _answer(self) -> str:
-        """The flag that answers what waits; PipelineError if one answers nothing."""
+        """The flag that answers the question; raises PipelineError if a flag answers none."""
         given = [
             (ACCEPT, self._answers.accept_loss),
             (READ_AGAIN, self._answers.read_again),
@@ -97,29 +97,29 @@ class Questions:
             if not name:
                 continue
             if self.waiting is None or name != self.waiting.name or found:
-                now = "nothing waits for an answer" if self.waiting is None else self.waiting.name
+                now = "no answer is expected" if self.waiting is None else self.waiting.name
                 raise PipelineError(
-                    f"{flag}={name} answers nothing: it was done before, or things have changed "
-                    f"since ({now}).  Start without it, and see what the pipeline says"
+                    f"{flag}={name} is not expected: it was used before, or the situation has "
+                    f"changed ({now}).  Start without it, and see what the pipeline reports"
                 )
             found = flag
         return found
 
     def stop(self, waiting: Waiting, text: str, flags: Sequence[str]) -> DataWouldBeLostError:
-        """Keep what waits, and say how to answer it."""
+        """Store the question; return the error that says how to answer it."""
         self._folder.write(NAME, packed(waiting.as_json()))
         return DataWouldBeLostError(f"{text}.  {ways(waiting.name, flags)}")
 
     def answered(self) -> None:
-        """It is done: the name is gone."""
+        """The question is answered: its name is no longer valid."""
         self._folder.remove(NAME)
         self.waiting, self.answer = None, ""
 
 
 MEANINGS = {
-    ACCEPT: "to go on without them, which is recorded",
+    ACCEPT: "to continue without them, which is recorded",
     READ_AGAIN: "to read them again from the brokers, as far as those have them",
-    BEGIN_ANEW: "to go on all the same; whether what it has is whole cannot be proved then",
+    BEGIN_ANEW: "to continue anyway; the table can then no longer be proven complete",
 }
 
 
@@ -128,15 +128,15 @@ def ways(name: str, flags: Sequence[str]) -> str:
 
 
 def listed(spans: Iterable[Span]) -> str:
-    """Ranges for people."""
+    """Ranges, formatted for people."""
     found = [span for span in spans if span.start < span.end]
     named = "; ".join(str(span) for span in found[:NAMED_MAX])
     more = len(found) - NAMED_MAX
     return f"{named}; and {more:,} more" if more > 0 else named
 
 
-def gone(losses: Iterable[Loss], channel_of_topic: dict[str, str]) -> Waiting:
-    """What the source has found to be gone."""
+def lost_messages(losses: Iterable[Loss], channel_of_topic: dict[str, str]) -> Waiting:
+    """The messages that the source reports as lost."""
     losses = list(losses)
     spans = tuple(
         Span(

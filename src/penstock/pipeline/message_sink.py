@@ -1,4 +1,4 @@
-"""Messages out of Spark: writes that have a name, and what becomes of invalid ones."""
+"""Publishes messages from Spark with named writes, and prepares invalid ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def publish(
     messages: DataFrame, options: dict[str, str], name: str, batch: int, note: str = ""
 ) -> None:
-    """Publish rows of ``topic``, ``body`` and ``defer``: a name and batch is published once."""
+    """Publish rows of ``topic``, ``body`` and ``defer``; each name and batch is published once."""
     writer = messages.write.format("nsq").mode("append").options(**options)
     writer = writer.option("writeId", name).option("writeBatch", str(batch))
     if note:
@@ -23,7 +23,7 @@ def publish(
 
 
 def invalid_rows(flow: Flow, invalid: DataFrame) -> DataFrame:
-    """Messages whose body is not what the schema says: as a table has them, or as messages."""
+    """Messages whose body does not match the schema, as rows of a table or as messages."""
     from pyspark.sql import functions as F
 
     pipeline = flow.pipeline

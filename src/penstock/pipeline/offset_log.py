@@ -1,4 +1,4 @@
-"""What Spark's checkpoint says: which messages each batch reads.
+"""Reads Spark's checkpoint: which messages each batch reads.
 
     <checkpoint>/metadata       {"id": "<query>"}
     <checkpoint>/offsets/7      batch 7 is planned: a line of version, one of settings, then for
@@ -6,7 +6,7 @@
     <checkpoint>/commits/7      batch 7 is done
     <checkpoint>/begin.json     ours: where batch 0 begins, durable before it is written
 
-Spark keeps the last hundred of them.
+Spark keeps the last hundred batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ByChannel = dict[str, Positions]
 
 
 class OffsetLog:
-    """A checkpoint, as it is on disk."""
+    """A checkpoint on disk."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class OffsetLog:
         try:
             return str(json.loads(data)["id"])
         except (ValueError, KeyError, TypeError):
-            raise PipelineError(f"{self.folder.uri}/metadata makes no sense") from None
+            raise PipelineError(f"{self.folder.uri}/metadata is damaged") from None
 
     def planned(self) -> list[int]:
         return self._numbers("offsets")
@@ -53,7 +53,7 @@ class OffsetLog:
         return sorted(int(number) for number in found if number.isdecimal())
 
     def positions(self, batch: int) -> ByChannel | None:
-        """How far a batch reads, by channel; None if Spark has forgotten it."""
+        """How far a batch reads, by channel; None if Spark has purged it."""
         data = self.folder.read(f"offsets/{batch}")
         if data is None:
             return None
@@ -62,7 +62,7 @@ class OffsetLog:
     def _offsets(self, batch: int, data: bytes) -> list[dict[str, Any]]:
         """The offsets of our sources in a file of Spark's."""
         try:
-            # "-" is a source without a place yet.
+            # "-" is a source without an offset yet.
             lines = [line for line in data.decode().splitlines()[2:] if line.startswith("{")]
             return [offset for offset in map(json.loads, lines) if is_offset(offset)]
         except ValueError as error:
@@ -71,23 +71,23 @@ class OffsetLog:
             ) from None
 
     def begin(self) -> ByChannel:
-        """Where batch 0 begins, as far as that was noted; batch 0 itself knows best."""
+        """Where batch 0 begins, as far as known; batch 0 itself takes precedence."""
         data = self.folder.read(BEGIN)
-        told = {} if data is None else self._begun(data)
+        begin = {} if data is None else self._begun(data)
         for channel, positions in (self.begin_of_first() or {}).items():
             for node, topics in positions.items():
-                told.setdefault(channel, {}).setdefault(node, {}).update(topics)
-        return told
+                begin.setdefault(channel, {}).setdefault(node, {}).update(topics)
+        return begin
 
     def _begun(self, data: bytes) -> ByChannel:
         try:
-            told = json.loads(data)["channels"]
-            return {channel: decode(offset) for channel, offset in told.items()}
+            channels = json.loads(data)["channels"]
+            return {channel: decode(offset) for channel, offset in channels.items()}
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise PipelineError(f"{self.folder.uri}/{BEGIN} makes no sense") from None
+            raise PipelineError(f"{self.folder.uri}/{BEGIN} is damaged") from None
 
     def begin_of_first(self) -> ByChannel | None:
-        """What the offsets of batch 0 say; None if it is not there, or of an earlier version."""
+        """The begin in the offsets of batch 0; None if missing, or of an earlier version."""
         data = self.folder.read("offsets/0")
         if data is None:
             return None
@@ -101,8 +101,8 @@ class OffsetLog:
         return self.folder.read(BEGIN) is not None or self.begin_of_first() is not None
 
     def write_begin(self, begin: ByChannel) -> None:
-        told = {channel: encode(channel, positions) for channel, positions in begin.items()}
-        self.folder.write(BEGIN, json.dumps({"version": 1, "channels": told}).encode())
+        channels = {channel: encode(channel, positions) for channel, positions in begin.items()}
+        self.folder.write(BEGIN, json.dumps({"version": 1, "channels": channels}).encode())
 
 
 def between(before: ByChannel, after: ByChannel) -> list[Span]:
@@ -114,7 +114,7 @@ def between(before: ByChannel, after: ByChannel) -> list[Span]:
 
 
 def missing_in(begin: ByChannel, after: ByChannel) -> list[tuple[str, str, str]]:
-    """(channel, node, topic) of logs whose beginning is not noted."""
+    """(channel, node, topic) of logs whose begin is not known."""
     return [
         (channel, node, topic)
         for channel, positions in after.items()

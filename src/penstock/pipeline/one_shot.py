@@ -1,12 +1,12 @@
-"""Pipelines without a stream: read, transform, write, end.
+"""Pipelines without a stream: read, transform, write, exit.
 
 Beside the checkpoint lies ``once.json``: {"query": "...", "run": 3, "chunk": 17, "asked": "..."}.
-A run that was cut off is done again under the same number, so tables and topics that have it skip
-it; the next one after a run that came to its end gets the next number.
+An interrupted run is repeated under the same number, so tables and topics that have it skip it.
+After a complete run the next one gets the next number.
 
-A topic sink with a ``rate`` publishes in chunks, one every half second, each under a number of its
-own: a cut replay goes on behind the last chunk that was published.  So the rows must come in the
-same order each time; the SQL says which (ORDER BY).
+A topic sink with a ``rate`` publishes in chunks, one every half second, each under its own number:
+an interrupted replay resumes after the last published chunk.  So the rows must come in the same
+order each time, which the SQL determines (ORDER BY).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from penstock.pipeline.targets import TableTarget, invalid_table, table_target
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Wait = Callable[[float], bool]  # sleeps for so many seconds; True: the run is to end now
+Wait = Callable[[float], bool]  # sleeps for that many seconds; True: the run must end now
 
 NAME = "once.json"
 CHUNK_S = 0.5
@@ -58,7 +58,7 @@ CHUNK_ROWS_MAX = 100_000
 IDENTITY_SIZE = 32  # hex digits at the end of a run's name
 
 
-class Screen(Protocol):
+class Display(Protocol):
     def show(self, text: str) -> None: ...
 
     def progress(self, text: str) -> None: ...
@@ -66,7 +66,7 @@ class Screen(Protocol):
 
 @dataclass(slots=True)
 class Turn:
-    """A run under way, or the last that came to its end (``asked`` is empty then)."""
+    """The current run, or the last complete one (then ``asked`` is empty)."""
 
     query: str
     run: int = 0
@@ -75,9 +75,9 @@ class Turn:
 
 
 def run_once(
-    spark: SparkSession, pipeline: Pipeline, screen: Screen, stop: threading.Event
+    spark: SparkSession, pipeline: Pipeline, display: Display, stop: threading.Event
 ) -> bool:
-    """Do it, or a part if ``stop`` is set between two chunks; whether all was done."""
+    """Run it, or a part if ``stop`` is set between two chunks; whether all of it was done."""
     folder = open_folder(spark, pipeline.checkpoint_path)
     turn = begin(folder, pipeline)
     flow = Flow(pipeline, declared_schemas(pipeline))
@@ -88,13 +88,13 @@ def run_once(
     splits = {name: flow.split(name, frame) for name, frame in frames.items()}
     rows = flow.transform({name: split.rows for name, split in splits.items()})
     for number, sink in enumerate(pipeline.sinks):
-        wanted = rows_for(sink, rows, pipeline)
+        output_rows = rows_for(sink, rows, pipeline)
         if isinstance(sink, TopicSink):
             chunked = Chunked(pipeline, sink, folder, turn, number)
-            if not chunked.publish(wanted, screen, stop):
+            if not chunked.publish(output_rows, display, stop):
                 return False
         else:
-            _write(spark, pipeline, sink, wanted, turn, screen.show, stop.wait)
+            _write(spark, pipeline, sink, output_rows, turn, display.show, stop.wait)
     for split in splits.values():
         if split.invalid is not None:
             _write_invalid(spark, flow, split.invalid, turn, stop.wait)
@@ -103,7 +103,7 @@ def run_once(
 
 
 def begin(folder: Folder, pipeline: Pipeline) -> Turn:
-    """The run to do: the one that was cut off, or a new one."""
+    """The run to do: the interrupted one, or a new one."""
     asked = _asked(pipeline)
     text = folder.read(NAME)
     if text is None:
@@ -112,8 +112,8 @@ def begin(folder: Folder, pipeline: Pipeline) -> Turn:
         turn = Turn(**json.loads(text))
         if turn.asked and turn.asked != asked:
             raise PipelineError(
-                f"an earlier run of {pipeline.name} with other parameters was cut off; run it to "
-                f"its end, or remove {folder.uri}/{NAME} to forget it"
+                f"an earlier run of {pipeline.name} with other parameters was interrupted; finish "
+                f"it, or remove {folder.uri}/{NAME} to discard it"
             )
         if not turn.asked:
             turn = Turn(turn.query, turn.run + 1, 0, asked)
@@ -131,7 +131,7 @@ def save(folder: Folder, turn: Turn) -> None:
 
 
 def _asked(pipeline: Pipeline) -> str:
-    """What makes a run another one."""
+    """A digest of everything that makes a run a different one."""
     parts = [dict(pipeline.parameters), [step.sql for step in pipeline.transforms]]
     parts += [[str(source) for source in pipeline.sources.values()]]
     parts += [[str(sink) for sink in pipeline.sinks]]
@@ -180,17 +180,17 @@ def _write_invalid(
 
 
 def _write_table(target: TableTarget, rows: DataFrame, turn: Turn, wait: Wait) -> None:
-    """A run is one batch, known by its number: it has no ranges."""
+    """Write a run as one batch, known by its number: it has no ranges."""
     target.ledger.create(turn.query[-IDENTITY_SIZE:], [target.name])
     target.recover()
     batch = Batch(turn.query, turn.run, numbered=True)
-    if target.ledger.wanted(batch) is not None and not _was_written(target, turn):
+    if target.ledger.to_write(batch) is not None and not _was_written(target, turn):
         target.write(rows, batch, ())
     target.finish(wait)
 
 
 def _was_written(target: TableTarget, turn: Turn) -> bool:
-    """By a version without ledgers, in a run that was cut off."""
+    """Whether an interrupted run of a version without ledgers has written it."""
     folder = target.ledger.folder
     if isinstance(target.sink, DeltaSink) and isinstance(folder, LocalFolder):
         batch = finished_delta_batch(folder, turn.query)
@@ -212,14 +212,14 @@ class Chunked:
         self._pipeline = pipeline
         self._options = sink_options(sink, pipeline)
 
-    def publish(self, rows: DataFrame, screen: Screen, stop: threading.Event) -> bool:
+    def publish(self, rows: DataFrame, display: Display, stop: threading.Event) -> bool:
         """Whether all of it was published."""
         messages = topic_messages(self._sink, rows)
         if not self._sink.rate:
             publish(messages, self._options, self._name, self._turn.run)
             return True
         session, schema = messages.sparkSession, messages.schema
-        # Numbers of chunks go on from run to run: nsqd takes a smaller one for an old batch.
+        # Chunks are numbered within a run's own name: nsqd takes a smaller number for an old batch.
         name = f"{self._name}.{self._turn.run}"
         size = max(1, min(CHUNK_ROWS_MAX, int(self._sink.rate * CHUNK_S)))
         due_s, count = time.monotonic(), 0
@@ -229,9 +229,9 @@ class Chunked:
                 continue
             if stop.wait(max(0.0, due_s - time.monotonic())):
                 done = count - len(part)
-                screen.show(
+                display.show(
                     f"{self._pipeline.name}: stopped, {done:,} messages published;"
-                    " run again with the same parameters it goes on there"
+                    " run it again with the same parameters to resume"
                 )
                 return False
             frame = session.createDataFrame(part, schema)
@@ -239,8 +239,8 @@ class Chunked:
             self._turn.chunk = chunk + 1
             save(self._folder, self._turn)
             due_s = max(due_s + len(part) / self._sink.rate, time.monotonic() - 1.0)
-            screen.progress(f"{self._pipeline.name}: {count:,} messages published")
-        screen.show(f"{self._pipeline.name}: {count:,} messages published")
+            display.progress(f"{self._pipeline.name}: {count:,} messages published")
+        display.show(f"{self._pipeline.name}: {count:,} messages published")
         self._turn.chunk = 0
         return True
 

@@ -1,10 +1,10 @@
-"""Where the ledger of a target comes from that has none (R43, R44).
+"""Where a target without a ledger gets one from (R43, R44).
 
-a pipeline that never ran            it begins empty
-a table of a version without them    with what its checkpoint says of the last batch it has
-a sink that was not there before     where the checkpoint stands
-a ledger that was there and is gone  from the sink's own log: the brokers', or Delta's.  A
-                                     Parquet table has none: stop, or what a person says
+a pipeline that never ran            an empty one
+a table of a version without them    from what its checkpoint has of the last batch in the table
+a sink that is new                   from the position of the checkpoint
+a ledger that was lost               from the sink's own log: the brokers', or Delta's.  A Parquet
+                                     table has none: stop, or do what a person answers
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ STEP = re.compile(r"(?:^|/)(\d{8,})-\d{5}-[0-9a-f]{8}\.parquet$")  # of a data f
 
 
 class Origins:
-    """The ledgers of a pipeline's targets, made where there are none."""
+    """Creates the missing ledgers of a pipeline's targets."""
 
     def __init__(
         self,
@@ -66,16 +66,16 @@ class Origins:
         self._offsets = offsets
         self._known = known
         self._questions = questions
-        self._adopted = False  # a table without its ledger, because a person says so
+        self._adopted = False  # a table without its ledger, as a person answered
 
     def find(self) -> None:
-        """Every target has a ledger then."""
+        """Give every target a ledger."""
         without = [target for target in self._targets if not target.ledger.exists]
         if not without:
             return
         first = len(without) == len(self._targets) and not self._known.targets
         for target in list(without):
-            # Whatever else is left, a topic goes on after the last step that was published.
+            # In any case a topic resumes after the last step that was published.
             if isinstance(target, TopicTarget) and self._known_to_sink(target) is not None:
                 self._restore(target)
                 without.remove(target)
@@ -97,25 +97,25 @@ class Origins:
                 self._questions.answered()
 
     def _begin(self, targets: Iterable[Target]) -> None:
-        """A pipeline that never ran, unless its tables say otherwise."""
+        """For a pipeline that never ran, unless its tables show that it did."""
         for target in targets:
             found = self._unclaimed(target)
             if found and self._questions.answer != BEGIN_ANEW:
                 checkpoint = self._offsets.folder.uri
                 text = (
                     f"{target.path} was written by a pipeline, and neither a ledger nor a "
-                    f"checkpoint says which messages it has: {checkpoint} has no batch.  "
-                    "Put the checkpoint back if there is a backup, or write to another folder"
+                    f"checkpoint shows which messages it has: {checkpoint} has no batch.  "
+                    "Restore the checkpoint if there is a backup, or write to another folder"
                 )
                 raise self._questions.stop(Waiting(UNKNOWN), text, (BEGIN_ANEW,))
-        begin_anew = self._questions.answer == BEGIN_ANEW
+        adopting = self._questions.answer == BEGIN_ANEW
         for target in targets:
-            claimed = sorted(self._unclaimed(target)) if begin_anew else []
+            claimed = sorted(self._unclaimed(target)) if adopting else []
             target.ledger.create(self._identity, self._sinks)
             for query in claimed:
                 files = tuple(_files_of(target)) if query == claimed[0] else ()
                 target.ledger.commit(target.ledger.record(CARRIED, added=files, claimed=query))
-        if begin_anew:
+        if adopting:
             self._questions.answered()
 
     def _unclaimed(self, target: Target) -> set[str]:
@@ -152,16 +152,16 @@ class Origins:
         )
 
     def _restore(self, target: Target) -> None:
-        """A ledger that was there and is gone: its sink may know it, or rows are missing."""
+        """Restore a lost ledger from its sink's own log; without one, rows may be missing."""
         if (found := self._known_to_sink(target)) is not None:
-            seq, told = found
-            target.ledger.head.coverage, target.ledger.head.before = coverage_in(told)
-            target.ledger.head.losses = losses_in(told)
+            seq, summary = found
+            target.ledger.head.coverage, target.ledger.head.before = coverage_in(summary)
+            target.ledger.head.losses = losses_in(summary)
             target.ledger.create(self._identity, self._sinks, seq)
             if files := tuple(_files_of(target)):
                 target.ledger.commit(target.ledger.record(CARRIED, added=files))
             log.warning(
-                "pipeline=%s: the ledger of %s was gone; its own log knows it up to step %d",
+                "pipeline=%s: the ledger of %s was lost; restored from its own log up to step %d",
                 *(self._pipeline.name, target.name, seq),
             )
         elif any(True for _ in _files_of(target)):
@@ -176,30 +176,30 @@ class Origins:
             target.ledger.create(self._identity, self._sinks)
 
     def _known_to_sink(self, target: Target) -> tuple[int, dict[str, Any]] | None:
-        """What brokers or a Delta table's log say of a ledger: its last step, and the sum."""
+        """What brokers or a Delta table's log know of a ledger: its last step, and the summary."""
         if isinstance(target, TopicTarget):
             return target.lost(self._identity)
         return target.table.lost() if isinstance(target.table, DeltaSinkTable) else None
 
     def _adopt(self, target: Target) -> None:
-        """A table with files and without its ledger: nobody knows which messages they hold."""
+        """A table with files and without its ledger: which messages they have is unknown."""
         if self._questions.waiting is None or self._questions.answer != BEGIN_ANEW:
             text = (
-                f"{target.path} has files, and its ledger {target.ledger.uri} is gone: which "
-                "messages they hold is not known.  Put the folder _penstock back from a backup, or "
+                f"{target.path} has files, and its ledger {target.ledger.uri} is missing: which "
+                "messages they have is unknown.  Restore the folder _penstock from a backup, or "
                 "remove the files: the rows are then read again, as far as brokers have them"
             )
             raise self._questions.stop(Waiting(UNKNOWN), text, (BEGIN_ANEW,))
         spans = tuple(Span(found, 0, end) for found, end in Done(self._offsets).reached.items())
         files = tuple(_files_of(target))
-        # Files are named by step: the names that are there stay theirs.
+        # Files are named by step: existing names must not be used again.
         steps = [int(match[1]) for file in files if (match := STEP.search(file.path))]
         target.ledger.create(self._identity, self._sinks, max(steps, default=0))
         target.ledger.commit(target.ledger.record(CARRIED, spans=spans, added=files))
         self._adopted = True
 
     def _add(self, target: Target) -> None:
-        """A sink that was not there before: it begins where the checkpoint stands."""
+        """A new sink: it starts at the position of the checkpoint."""
         reached = Done(self._offsets).reached
         spans = tuple(Span(found, index, index, 0) for found, index in reached.items())
         target.ledger.create(self._identity, self._sinks)
@@ -243,7 +243,7 @@ def _files_of(target: Target) -> Iterable[DataFile]:
 
 
 def _beginnings(spark: SparkSession, target: Target) -> dict[tuple[str, str], int]:
-    """The first index of each (topic, node) of a table, if its rows tell."""
+    """The first index of each (topic, node) of a table, if its rows have these columns."""
     if not isinstance(target, TableTarget) or not any(True for _ in _files_of(target)):
         return {}
     rows = _rows_of(spark, target)

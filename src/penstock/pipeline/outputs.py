@@ -1,6 +1,6 @@
-"""What a batch shows to people, and what rows of a batch become on their way to a sink.
+"""Shows a batch to people, and prepares the rows of a batch for a sink.
 
-Console and plot are for eyes: a repeated batch is printed again, and drawn over itself.
+Console and plot are for display only: a repeated batch is printed or drawn again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMES = ("nsq_timestamp", "timestamp")
 
 
 class Output(Protocol):
-    """A sink for eyes, at work."""
+    """A running sink for display."""
 
     def write(self, rows: DataFrame, batch: int) -> None: ...
 
@@ -52,7 +52,7 @@ class ConsoleOutput:
         found = rows.select(*readable).limit(self._sink.rows + 1)
         frame: Any = found._jdf
         text = str(frame.showString(self._sink.rows, CELL_SIZE_MAX, False)).rstrip()
-        if text.count("\n") > 3:  # more than the frame and the names of columns
+        if text.count("\n") > 3:  # more than the border and the column names
             self._show(f"batch {batch}\n{text}")
 
 
@@ -67,7 +67,7 @@ class PlotOutput:
         columns = [sink.time, *([sink.series] if sink.series else []), *sink.values]
         missing = [name for name in columns if name not in rows.columns]
         if missing:
-            raise PipelineError(f"[sink] (plot) there is no column {missing[0]} in the rows")
+            raise PipelineError(f"[sink] (plot) the rows have no column {missing[0]}")
         if self._history.add(row.asDict() for row in rows.select(*columns).collect()):
             self._history.draw()
             if sink.terminal:
@@ -83,7 +83,7 @@ def make_output(
 
 
 def rows_for(sink: Sink, rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """The rows as the sink's own SQL makes them."""
+    """The rows after the sink's own SQL."""
     if not sink.sql:
         return rows
     rows.createOrReplaceTempView(INPUT)
@@ -94,16 +94,16 @@ def rows_for(sink: Sink, rows: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def with_times(rows: DataFrame, columns: tuple[str, ...]) -> DataFrame:
-    """Add ``date`` and ``hour`` of the message's time where they are asked for and not there."""
+    """Add ``date`` and ``hour`` of the message's time where requested and missing."""
     from pyspark.sql import functions as F
 
-    wanted = [name for name in ("date", "hour") if name in columns and name not in rows.columns]
+    derived = [name for name in ("date", "hour") if name in columns and name not in rows.columns]
     time = next((name for name in TIMES if name in rows.columns), None)
-    missing = [name for name in columns if name not in rows.columns and name not in wanted]
-    if missing or (wanted and time is None):
-        name = missing[0] if missing else wanted[0]
-        raise PipelineError(f"partition_by: there is no column {name} among {rows.columns}")
-    for name in wanted:
+    missing = [name for name in columns if name not in rows.columns and name not in derived]
+    if missing or (derived and time is None):
+        name = missing[0] if missing else derived[0]
+        raise PipelineError(f"partition_by: no column {name} among {rows.columns}")
+    for name in derived:
         form = "yyyy-MM-dd" if name == "date" else "HH"
         rows = rows.withColumn(name, F.date_format(F.col(str(time)), form))
     return rows
@@ -118,7 +118,7 @@ def topic_messages(sink: TopicSink, rows: DataFrame) -> DataFrame:
 def message_columns(
     sink: TopicSink, columns: list[str], prefix: str = ""
 ) -> tuple[Column, Column, Column]:
-    """What becomes a message's topic, body and delay; the rows' columns stand behind a prefix."""
+    """A message's topic, body and delay; ``prefix`` is put before the rows' columns."""
     from pyspark.sql import functions as F
 
     if not sink.topic and "topic" not in columns:
@@ -134,7 +134,7 @@ def message_columns(
 
 
 def sink_options(sink: TopicSink, pipeline: Pipeline) -> dict[str, str]:
-    """Of the data source ``nsq``: the sink's brokers, or those of the first source."""
+    """Options of the data source ``nsq``: the sink's brokers, or those of the first source."""
     own = broker_options(sink)
     if own:
         return {**own, **sink.options}
@@ -142,7 +142,7 @@ def sink_options(sink: TopicSink, pipeline: Pipeline) -> dict[str, str]:
 
 
 def source_brokers(pipeline: Pipeline) -> dict[str, str]:
-    """Brokers of the first source of messages, with what TLS and tokens need."""
+    """Brokers of the first source of messages, with its options for TLS and tokens."""
     source = next(source for source in pipeline.sources.values() if source.format == "nsq")
     security = ("tls", "httptoken", "requesttimeout", "retrytimeout")
     passed = {k: v for k, v in source.options.items() if k.lower().startswith(security)}

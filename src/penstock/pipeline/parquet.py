@@ -1,23 +1,23 @@
-"""A folder of Parquet files in which every row stands once, whatever is killed and retried.
+"""A folder of Parquet files that has every row once, whatever is killed and retried.
 
     orders/topic=clicks/date=2026-11-15/00000007-00000-1f0c9a4e.parquet    record, number, pipeline
     orders/_common_metadata                              columns, for readers
     orders/_penstock/schema.json                         columns of the table
     orders/_penstock/ledger/<pipeline>/                  what the table has, see `ledger.py`
     orders/_penstock/ledger/<pipeline>/stage-7/...       record 7, being written
-    orders/_penstock/ledger/<pipeline>/sealed.json       what is to be moved to where
-    orders/_penstock/ledger/<pipeline>/merging.json      files that were merged and will go
+    orders/_penstock/ledger/<pipeline>/sealed.json       which files to move where
+    orders/_penstock/ledger/<pipeline>/merging.json      merged files, to be removed
 
-Readers pass over names that begin with "_".  Spark's own file sink instead keeps a list of the good
-files, which only Spark reads: any other program sees the halves of killed batches too.
+Readers skip names that start with "_".  Spark's own file sink instead writes a list of the valid
+files, which only Spark reads: other programs also see the files of killed batches.
 
-Rule 1: a batch becomes visible only after it is written whole and its files are listed (sealed).
-Rule 2: a batch that is sealed is finished as it was sealed, never written again.  The same rows may
-        fall into other files the second time, and files of both would hold some rows twice.
+Rule 1: a batch becomes visible only after it is fully written and its files are listed (sealed).
+Rule 2: a sealed batch is finished as it was sealed, never written again.  The same rows may be
+        distributed differently over files, and files of both writes would have some rows twice.
 Rule 3: what the ledger has is not written again.
-Rule 4: merging small files is such a step too.  New files come first, and the old ones stay for a
-        minute (`replaced_files.py`): a reader of the folder may see rows twice meanwhile, and never
-        fewer.  The ledger has each row once, always: `files.py` lists its files.
+Rule 4: merging small files is such a step too.  The new files appear first, and the old ones stay
+        for a minute (`replaced_files.py`): a reader of the folder may see rows twice meanwhile, but
+        never fewer.  The ledger always has each row once: `files.py` lists its files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STATE = "_penstock"
 
 
 class ParquetTable:
-    """One table, as one pipeline writes it; its ledger is loaded."""
+    """One table as one pipeline writes it; its ledger is loaded."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class ParquetTable:
         )
 
     def recover(self) -> None:
-        """Finish what was sealed."""
+        """Finish a sealed step."""
         sealed = self.ledger.sealed()
         if sealed is not None:
             self._finish(sealed)
 
     def write(self, rows: DataFrame, batch: Batch, spans: Sequence[Span]) -> int:
-        """Put a batch in, once, which covers ``spans``; return how many files it became."""
+        """Write a batch, once, which covers ``spans``; return the number of files."""
         self._check_schema(rows.schema)
         writer = rows.write.mode("overwrite")
         if self._partition_by:
@@ -88,7 +88,7 @@ class ParquetTable:
         return stage
 
     def commit_stage(self, batch: Batch, spans: Sequence[Span]) -> int:
-        """Take what lies in the stage into the table."""
+        """Move the files of the stage into the table."""
         ledger, stage = self.ledger, self._stage
         prefix = f"{ledger.seq + 1:08d}"
         moves, files = staged_files(self._folder, stage, prefix, ledger.identity)
@@ -100,11 +100,11 @@ class ParquetTable:
         return f"{self.ledger.path}/stage-{self.ledger.seq + 1}"
 
     def skip(self, batch: Batch, spans: Sequence[Span]) -> None:
-        """A batch that has no row for this table."""
+        """Record a batch without rows for this table."""
         self.ledger.commit(self.ledger.batch_record(batch, spans))
 
     def _take_step(self, stage: str, moves: Moves, record: Record) -> None:
-        """Decide it, do it, note it."""
+        """Seal a step, carry it out and record it."""
         if not moves and not record.removed:
             self.ledger.commit(record)
             self._folder.remove(stage)
@@ -114,13 +114,13 @@ class ParquetTable:
         self._finish(step)
 
     def _finish(self, step: dict[str, Any]) -> None:
-        """Every part of it may be repeated."""
+        """Carry out a sealed step; every part may be repeated."""
         record = Record.of_json(step["record"])
         for path, target in step["moves"]:
             self._folder.move(path, target)
         if record.kind == MERGE:
             self.replaced.add(record.merge, record.removed, now_ms())
-        # Before the record: nobody would find it afterwards.
+        # Before the record is committed: afterwards nothing would remove it.
         self._folder.remove(step["stage"])
         self.ledger.commit(record)
         if record.kind != MERGE:
@@ -128,7 +128,7 @@ class ParquetTable:
         self.ledger.unseal()
 
     def _check_schema(self, schema: StructType) -> None:
-        """New columns are welcome; one of another type would make the table unreadable."""
+        """Allow new columns; a column of another type would make the table unreadable."""
         columns = {field.name: field.dataType.simpleString() for field in schema.fields}
         text = self._folder.read(f"{STATE}/schema.json")
         known: dict[str, str] = {} if text is None else json.loads(text)
@@ -147,25 +147,25 @@ class ParquetTable:
 
     # Merging
 
-    def rest(self) -> None:
+    def maintain(self) -> None:
         """Between batches: remove files that were replaced, and merge some that are due."""
         self.replaced.sweep(now_ms())
         self._merger.step(now_ms())
 
     def merge(self, now_ms: int) -> int:
-        """Merge what is due at a time, without pauses; return how many files went."""
+        """Merge what is due at a time, without pauses; return how many files were replaced."""
         return self._merger.step(now_ms, hurry=True)
 
     def finish(self, wait: Callable[[float], bool]) -> None:
         """Before the end of a run: merge what is due, and remove the files that it replaces.
 
-        ``wait`` sleeps for so many seconds; True: the run is to end now.
+        ``wait`` sleeps for that many seconds and returns True if the run must end now.
         """
         self._merger.finish(wait)
         while (left_ms := self.replaced.wait_ms(now_ms())) is not None:
             if left_ms:
                 left_s = left_ms / 1000
-                log.info("%s: removes merged files in %.0f s, then ends", self._folder.uri, left_s)
+                log.info("%s: exits after removing files in %.0f s", self._folder.uri, left_s)
             if wait(left_ms / 1000):
                 return
             self.replaced.sweep(now_ms())
@@ -184,6 +184,6 @@ def rewrite(
 ) -> None:
     """Write the rows of some files to ``count`` files in a new folder."""
     uris = [spark_path(f"{folder.uri}/{path}") for path in paths]
-    # Without a base path Spark takes these as files without partition columns, as they are.
+    # Without a base path Spark reads the files as they are, without partition columns.
     rows = spark.read.option("mergeSchema", "true").parquet(*uris)
     rows.coalesce(count).write.mode("overwrite").parquet(spark_path(f"{folder.uri}/{stage}"))

@@ -1,10 +1,10 @@
-"""Where a pipeline writes: every folder and file of it, and whether two of them are one.
+"""Checks where a pipeline writes: no two of its folders and files may be the same or nested.
 
 Two tables in one folder would be two writers of one state: each takes the other's batches for its
-own, and rows are lost.  A table inside another shows up in its rows.
+own, and rows are lost.  The files of a table inside another appear among its rows.
 
-    <table>/_penstock/...       the table's own state; readers pass over it.  A checkpoint may lie
-                                there, as that of the shipped `archive` does
+    <table>/_penstock/...       the table's own state; readers skip it.  A checkpoint may be there,
+                                as that of the shipped `archive` is
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from penstock.errors import PipelineError
 from penstock.pipeline.spec import DeltaSink, ParquetSink, Pipeline, PlotSink, TopicSink
 
 STATE = "_penstock"
-# Names in it that are the table's own.
+# Names in it that the table uses itself.
 TAKEN = ("ledger", "schema.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path as it was declared, and what it is after links and spellings are resolved."""
+    """A path as declared, and resolved: without links and with one spelling."""
 
     what: str
     path: str
@@ -36,7 +36,7 @@ class Place:
 
 
 def check_places(pipeline: Pipeline) -> None:
-    """Raise PipelineError if two places of a pipeline are one, or one lies inside the other."""
+    """Raise PipelineError if two places of a pipeline are the same or nested."""
     places = list(_places(pipeline))
     for number, one in enumerate(places):
         for other in places[number + 1 :]:
@@ -73,7 +73,7 @@ def _place(
 def real_path(path: str) -> str:
     """One spelling for each place: links, ``.``, ``..`` and slashes resolved.
 
-    ``path`` is as ``Pipeline.resolve`` returns it, so a plain one is of this machine.
+    ``path`` is as ``Pipeline.resolve`` returns it, so a plain one is local.
     """
     if "://" not in path:
         return os.path.realpath(path)
@@ -85,31 +85,31 @@ def real_path(path: str) -> str:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether a real path lies in a folder, at any depth."""
+    """Whether a real path is in a folder, at any depth."""
     return path.startswith(folder.rstrip("/") + "/")
 
 
 def _check_pair(one: Place, other: Place) -> None:
     if one.real == other.real:
         raise PipelineError(
-            f"{one.what} and {other.what} are the same place, {one.real}; each needs its own"
+            f"{one.what} and {other.what} are the same path, {one.real}; each needs its own"
         )
     inner, outer = (one, other) if is_inside(one.real, other.real) else (other, one)
     if not is_inside(inner.real, outer.real) or _is_allowed(inner, outer):
         return
     if inner.checkpoint and outer.table:
-        advice = f"it may lie elsewhere, or in {outer.path.rstrip('/')}/{STATE}/checkpoint"
+        advice = f"put it elsewhere, or in {outer.path.rstrip('/')}/{STATE}/checkpoint"
         if not inner.real.startswith(f"{outer.real}/{STATE}"):
             advice += "; stop the pipeline before you move it"
     else:
         advice = "put them side by side"
     raise PipelineError(
-        f"{inner.what} ({inner.real}) lies inside {outer.what} ({outer.real}); {advice}"
+        f"{inner.what} ({inner.real}) is inside {outer.what} ({outer.real}); {advice}"
     )
 
 
 def _is_allowed(inner: Place, outer: Place) -> bool:
-    """A checkpoint in the table's own folder, beside what the table keeps there."""
+    """A checkpoint may be in the table's state folder, under a name that the table does not use."""
     if not (inner.checkpoint and outer.table):
         return False
     words = inner.real.removeprefix(outer.real.rstrip("/") + "/").split("/")

@@ -1,11 +1,11 @@
-"""From a pipeline to Spark: its sources, how messages become rows, and what the stream carries.
+"""Turns a pipeline into a Spark query: its sources, and how messages become rows.
 
 A stream carries one of two things:
 
-    batchwise    messages as they come.  Parsing, SQL and functions run on each micro-batch, as on
+    batchwise    messages as they are.  Parsing, SQL and functions run on each micro-batch, as on
                  any table.  So a batch with invalid messages is read again for them, and one
                  without, the usual case, is not.
-    streamwise   row struct (what the SQL made) or raw struct (a message aside), never both.
+    streamwise   row struct (a result of the SQL) or raw struct (a message aside), never both.
                  For what spans batches: watermarks, dedupe, aggregations, joins of streams.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-# Nodes of an analysed plan that keep state from batch to batch, or need all rows.
+# Nodes of an analysed plan that keep state between batches, or need all rows.
 STATEFUL = re.compile(
     r"^\W*(Aggregate|Deduplicate\w*|Distinct|Join|FlatMapGroups\w*|TransformWithState\w*"
     r"|EventTimeWatermark|GlobalLimit|Sort|Intersect|Except|Window) ",
@@ -52,7 +52,7 @@ def source_options(pipeline: Pipeline, name: str, topics: Sequence[str]) -> dict
 
 
 def broker_options(table: Any) -> dict[str, str]:
-    """Where the brokers are, of a source or a sink."""
+    """The brokers' addresses of a source or a sink."""
     if table.nsqd_http_addresses:
         return {"nsqdHttpAddresses": ",".join(table.nsqd_http_addresses)}
     if table.lookupd_http_addresses:
@@ -62,7 +62,7 @@ def broker_options(table: Any) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Messages told apart.  None: there cannot be any."""
+    """Messages by kind.  None: there cannot be any."""
 
     rows: DataFrame
     invalid: DataFrame | None = None
@@ -84,7 +84,7 @@ class Flow:
     def split(
         self, name: str, messages: DataFrame, watch: Callable[[DataFrame], DataFrame] | None = None
     ) -> Split:
-        """Tell messages apart.  ``watch`` sees all of them on their way, parsed."""
+        """Separate messages by kind.  ``watch`` gets all of them, parsed."""
         from pyspark.sql import functions as F
 
         source = self.pipeline.sources[name]
@@ -106,9 +106,9 @@ class Flow:
         return bool(self.pipeline.functions) and source.format == "nsq"
 
     def transform(self, views: Mapping[str, DataFrame]) -> DataFrame:
-        """Run the SQL and DataFrame steps; the last result, or the only source.
+        """Run the SQL and DataFrame steps; return the last result, or the only source.
 
-        A view takes Spark 10 ms to make, for each batch: so none is made that nobody reads.
+        Spark takes 10 ms per batch to create a view, so views that nothing reads are not created.
         """
         frame = views[INPUT] if INPUT in views else next(iter(views.values()))
         session = frame.sparkSession
@@ -148,7 +148,7 @@ def run_sql(
 
 
 def _first_lines(error: BaseException) -> str:
-    """Without the plan that Spark prints below its message."""
+    """The message without the plan that Spark prints below it."""
     lines = str(error).strip().splitlines()
     end = next(
         (n for n, line in enumerate(lines) if line.startswith(("'", "+-", "== ", "JVM"))), 12
@@ -158,7 +158,7 @@ def _first_lines(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is started, and how its batches are to be taken."""
+    """The stream to start, and how its batches are processed."""
 
     stream: DataFrame
     flow: Flow
@@ -166,7 +166,7 @@ class Plan:
 
 
 def make_plan(flow: Flow, messages: Mapping[str, DataFrame]) -> Plan:
-    """Decide between the two ways; ``messages`` are the streams of the sources."""
+    """Choose batchwise or streamwise; ``messages`` are the streams of the sources."""
     pipeline = flow.pipeline
     splits = {name: flow.split(name, frame) for name, frame in messages.items()}
     views = {name: flow.watermarked(name, split.rows) for name, split in splits.items()}
@@ -174,7 +174,7 @@ def make_plan(flow: Flow, messages: Mapping[str, DataFrame]) -> Plan:
     if len(messages) == 1 and not is_stateful(rows):
         return Plan(next(iter(messages.values())), flow, batchwise=True)
     if not rows.isStreaming:
-        raise PipelineError("[[transform]] the SQL reads no source that is a stream")
+        raise PipelineError("[[transform]] the SQL does not read a stream")
     return Plan(_streamwise(pipeline, rows, splits), flow, batchwise=False)
 
 
@@ -218,7 +218,7 @@ def message_struct() -> Column:
 
 
 def declared_schemas(pipeline: Pipeline) -> dict[str, StructType]:
-    """The schemas that the file gives; those to be inferred are missing."""
+    """The schemas in the file; those to be inferred are left out."""
     return {
         name: schema_of(source.schema)
         for name, source in pipeline.sources.items()
@@ -227,7 +227,7 @@ def declared_schemas(pipeline: Pipeline) -> dict[str, StructType]:
 
 
 def read_other(spark: SparkSession, pipeline: Pipeline, source: Source) -> DataFrame:
-    """A source that is no topic."""
+    """A source that is not a topic."""
     reader: Any = spark.readStream if source.streaming else spark.read
     reader = reader.format(source.format).options(**source.options)
     if source.schema:
@@ -235,7 +235,7 @@ def read_other(spark: SparkSession, pipeline: Pipeline, source: Source) -> DataF
     from pyspark.errors import AnalysisException
 
     try:
-        # A plain path is of Spark's default file system, which file: is there to say otherwise.
+        # Spark resolves a plain path on its default file system; file: overrides that.
         given = source.path.lower().startswith("file:")
         path = source.path if given else pipeline.resolve(source.path)
         frame: DataFrame = reader.load(*([path] if source.path else []))

@@ -2,12 +2,12 @@
 
     checkpoint missing, or older than a table    it is moved aside, and a new one begins where the
                                                  tables end, at the lowest of several
-    a table missing, or older than it            stop, with what is missing and what to run
+    a table missing, or older than it            stop; the error says what is missing and what to do
     no ledger                                    see `origins.py`
 
 Rule 1: what was sealed or decided is finished before anything is judged.
 Rule 2: nothing is deleted: a checkpoint is renamed.
-Rule 3: state of SQL lives in the checkpoint only, so such a pipeline is never begun anew by itself.
+Rule 3: state of SQL is only in the checkpoint, so such a pipeline never starts over by itself.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ log = logging.getLogger("penstock.pipeline")
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Where a query goes on."""
+    """Where a query resumes."""
 
     identity: PipelineIdentity
     targets: tuple[Target, ...]
@@ -94,8 +94,8 @@ class Settling:
 
     def settle(self) -> Settled:
         ledgers = [target.ledger for target in self._targets]
-        told = [ledger.identity for ledger in ledgers]
-        self._identity = identity_of(self._checkpoint, [*told, self._known.identity])
+        known = [ledger.identity for ledger in ledgers]
+        self._identity = identity_of(self._checkpoint, [*known, self._known.identity])
         self._check_owner()
         Origins(
             self._spark,
@@ -108,7 +108,7 @@ class Settling:
         ).find()
         for target in self._targets:
             target.recover()
-        self._accept_gone()
+        self._accept_losses()
         self._judge_tables()
         self._judge_checkpoint()
         self._note()
@@ -121,7 +121,7 @@ class Settling:
     # Ledgers
 
     def _check_owner(self) -> None:
-        """All ledgers are of one pipeline."""
+        """All ledgers must belong to one pipeline."""
         for target in self._targets:
             if target.ledger.exists and target.ledger.identity != self._identity.text:
                 raise PipelineError(
@@ -135,8 +135,8 @@ class Settling:
 
     # Losses
 
-    def _accept_gone(self) -> None:
-        """What the brokers have no more and a person accepts; what is there of it is read."""
+    def _accept_losses(self) -> None:
+        """Record an accepted loss of messages; what the brokers still have of it is read."""
         waiting = self._questions.waiting
         if self._questions.answer != ACCEPT or waiting is None or waiting.kind != GONE:
             return
@@ -146,7 +146,7 @@ class Settling:
         self._questions.answered()
 
     def _judge_tables(self) -> None:
-        """A table that lacks what its checkpoint has done: stop, or do what a person says."""
+        """A table that lacks what its checkpoint has done: stop, or do what a person answered."""
         done = Done(self._offsets, self._coverages())
         strict = all(source.fail_on_data_loss for source in self._pipeline.sources.values())
         lacking: dict[str, list[Span]] = {}
@@ -175,8 +175,8 @@ class Settling:
         names = " and ".join(sorted(lacking))
         text = (
             f"{names}: rows are missing that the checkpoint {self._checkpoint.uri} has as done.  "
-            "The table was deleted or an older one was put back, and the checkpoint was kept.  "
-            f"Missing are {listed(spans)}"
+            "The table was deleted or an older one restored, without the checkpoint.  "
+            f"Missing: {listed(spans)}"
         )
         flags = (ACCEPT,) if self._stateful else (READ_AGAIN, ACCEPT)
         raise self._questions.stop(waiting, text, flags)
@@ -205,7 +205,7 @@ class Settling:
             self._renew("tables and checkpoint are older than the last start")
 
     def _was_put_back(self, last: Mapping[Place, Position]) -> bool:
-        """Whether a topic was made again and read since: only the last start knew of it."""
+        """Whether a topic was created again and read since: only the last start knew of it."""
         known = {found for target in self._targets for found in target.ledger.coverage.logs}
         return any(
             found not in known and place in last and last[place].instance != found.instance
@@ -214,14 +214,14 @@ class Settling:
 
     def _renew(self, why: str, ahead: Iterable[Span] = ()) -> None:
         """Move the checkpoint aside and begin one where the tables end."""
-        told = listed(ahead)
-        why = f"{why}, which has also {told}" if told else why
+        more = listed(ahead)
+        why = f"{why}, which also has {more}" if more else why
         if self._stateful:
             raise DataWouldBeLostError(
                 f"{why}.  The SQL of this pipeline keeps state (aggregation, join or dedupe), "
-                "which is in the checkpoint alone: it cannot go on from the table.  Put back the "
+                "which is only in the checkpoint: it cannot resume from the table.  Restore the "
                 "checkpoint that belongs to the table, or the table that belongs to the "
-                "checkpoint, or begin with another name and an empty output"
+                "checkpoint, or start with another name and an empty output"
             )
         aside, described = "", self._checkpoint.read(checkpoints.NAME)
         if self._checkpoint.read("metadata") is not None or self._offsets.planned():
@@ -240,14 +240,14 @@ class Settling:
             place = begin.setdefault(found.channel, {}).setdefault(found.node, {})
             place[found.topic] = Position(found.instance, index)
         self._offsets.write_begin(begin)
-        kept = f"  The old one is kept as {aside}" if aside else ""
+        moved = f"  The old checkpoint was moved to {aside}" if aside else ""
         log.warning(
-            "pipeline=%s: %s; going on from what the tables have.%s",
-            *(self._pipeline.name, why, kept),
+            "pipeline=%s: %s; resuming from the tables.%s",
+            *(self._pipeline.name, why, moved),
         )
 
     def _lowest_ends(self) -> dict[Log, int]:
-        """Where the next batch begins: what the target that has least lacks."""
+        """Where the next batch begins: at the end of the target that has least."""
         newest = newest_logs(*(coverage.ends() for coverage in self._coverages()))
         ends: dict[Log, int] = {}
         for found in newest.values():
@@ -262,20 +262,20 @@ class Settling:
         return ends
 
     def _is_dropped(self, found: Log, end: int) -> bool:
-        """Whether every table that has a part of the log has the rest as an accepted loss."""
+        """Whether every table that has a part of the log has accepted the remainder as lost."""
         ledgers = [target.ledger for target in self._targets]
         having = [each for each in ledgers if each.coverage.end(found) is not None]
         return bool(having) and all(is_dropped(ledger, found, end) for ledger in having)
 
     def _note(self) -> None:
-        """Keep what a later start has to know if a table or the checkpoint is lost."""
+        """Store what a later start has to know if a table or the checkpoint is lost."""
         for target in self._targets:
             target.ledger.create(self._identity.text, self._sinks)
         write_known(self._beside, self._identity.text, self._targets)
 
 
 def accepted_by_all(ledgers: Sequence[Ledger]) -> Iterator[Span]:
-    """The losses that the source may pass over: no ledger lacks them and has them not accepted.
+    """The losses that the source may skip: every ledger that lacks them has accepted them.
 
     One may have lost its records with its table, and a table's rows may be lost to it alone.
     """

@@ -1,12 +1,12 @@
-"""How far a pipeline has come, by what remembers it apart from its tables (R44).
+"""How far a pipeline has read, from what is recorded outside its tables (R44).
 
     the checkpoint    the batches that Spark still has, and where its first batch begins
     known.json        what each table covered at the last start
 
-A table that has less was deleted, or an older one was put back.
+A table that has less was deleted, or replaced by an older one.
 
-Rule 1: a log that was deleted, or made again since, ends with a loss that is recorded.  No position
-        names such a log any more, so a table without that record lacks the log from its end on.
+Rule 1: a log that was deleted, or created again, ends with a recorded loss.  No position names such
+        a log any more, so a table without that record lacks the log from its end on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BEGIN = -1  # the batch before the first one
 
 
 class Done:
-    """What a checkpoint has as done, and ``coverages`` that say which instances are the newest."""
+    """What a checkpoint has as done; ``coverages`` show which instances are the newest."""
 
     def __init__(self, offsets: OffsetLog, coverages: Iterable[Coverage] = ()) -> None:
         self._offsets = offsets
@@ -45,7 +45,7 @@ class Done:
         if not numbers:
             return {}
         first, last = self._at(numbers[0]), self._at(numbers[-1])
-        # A topic never gets an instance back, so equal ones are the same in between.
+        # A topic never reuses an instance, so if first and last are equal, all in between are.
         same = all(at in last and last[at].instance == first[at].instance for at in first)
         if same and not any(position.is_deleted for position in last.values()):
             numbers = numbers[-1:]
@@ -57,13 +57,13 @@ class Done:
         return found
 
     def is_replaced(self, log: Log) -> bool:
-        """Whether the topic was made again since: then nobody has its messages."""
+        """Whether the topic was created again since: then its old messages no longer exist."""
         return self.newest.get(place_of(log), log) != log
 
     def lacking(self, ledger: Ledger, known: Coverage, *, strict: bool) -> list[Span]:
         """Ranges that were done and that a table does not cover; ``known`` is what it covered.
 
-        ``strict``: a loss does not go unrecorded (Rule 1).
+        ``strict``: a loss must be recorded (Rule 1).
         """
         coverage, found = ledger.coverage, []
         for log, index in self.reached.items():
@@ -94,7 +94,7 @@ class Done:
         return found
 
     def _first_mention(self, log: Log, known: Coverage) -> int:
-        """Where a log that a ledger does not know was found; the beginning if nobody knows."""
+        """Where a log that the ledger does not have was found; 0 if unknown."""
         if (start := known.start(log)) is not None:
             return start
         for number in self._batches:
@@ -111,21 +111,21 @@ class Done:
 
 
 def is_dropped(ledger: Ledger, log: Log, index: int) -> bool:
-    """Whether all of a log from ``index`` on is an accepted loss: there is nothing to read."""
+    """Whether all of a log from ``index`` on is an accepted loss, so nothing is left to read."""
     return not _unrecorded(ledger, log, index)
 
 
 def _unrecorded(ledger: Ledger, log: Log, index: int) -> list[Span]:
-    """Of a log from ``index`` on, what is no accepted loss."""
+    """The ranges of a log from ``index`` on that are not accepted losses."""
     losses = Coverage(loss.span for loss in ledger.head.losses if loss.span.log == log)
     return losses.lacking(Span(log, index, INDEX_MAX))
 
 
 def newest_logs(*ends: Mapping[Log, int]) -> dict[Place, Log]:
-    """Of each topic on each node the newest instance.
+    """The newest instance of each topic on each node.
 
-    Each mapping has its logs in the order in which they were found.  Where none has both of two
-    instances, the one with the larger index is newer: an index begins with the time.
+    Each mapping has its logs in the order in which they were found.  If no mapping has both of two
+    instances, the one with the larger index is newer: an index starts with the time.
     """
     followed: set[Log] = set()
     found: dict[Place, dict[Log, int]] = {}

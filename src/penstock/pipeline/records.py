@@ -1,14 +1,15 @@
-"""Row by row through a Python function, on the workers: what goes on, what comes again, what ends.
+"""Runs Python functions on the workers, row by row: a row passes, is retried, or is dropped.
 
-    in:   row      struct   a row of the step before            or null
+    in:   row      struct   a row of the previous step          or null
           envelope binary   a message of the retry topic        or null
-    out:  row      struct   what the function made of it        or null
+    out:  row      struct   the function's result               or null
           aside    struct   <topic, delay_ms, body>: a message  or null
 
-Rule 1: every row in gives rows out, or one message aside, or nothing because the function said so.
-        Which of them is decided once, here, and nowhere evaluated again.
-Rule 2: an exception of the function, or a result that does not fit ``returns``, concerns this row.
-Rule 3: what cannot be read from the retry topic goes to the dead letters as it is.
+Rule 1: every input row becomes output rows, or one message aside, or nothing if the function
+        returns None.  This is decided once, here, and not evaluated again.
+Rule 2: an exception in the function, or a result that does not match ``returns``, affects only this
+        row.
+Rule 3: an unreadable message of the retry topic goes to the dead letters as it is.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ if TYPE_CHECKING:
 ASIDE = pa.struct([("topic", pa.string()), ("delay_ms", pa.int64()), ("body", pa.binary())])
 ASIDE_DDL = "struct<topic: string, delay_ms: bigint, body: binary>"
 BODY = pa.struct([("body", pa.binary())])
-ROWS_MAX = 10_000  # of a batch that is returned; Arrow batches of more are slower
+ROWS_MAX = 10_000  # in a returned batch; larger Arrow batches are slower
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The functions of a pipeline and what becomes of the rows they refuse."""
+    """The functions of a pipeline, and where the rows go that they refuse."""
 
     pipeline: str
     functions: tuple[Callable[[dict[str, Any]], Any], ...]
-    result: pa.DataType  # struct of a row that goes on; BODY if the functions return bodies
+    result: pa.DataType  # struct of an output row; BODY if the functions return bodies
     retry: Retry
     retry_topic: str
     dead_topic: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The function of ``mapInArrow``."""
+        """The function passed to ``mapInArrow``."""
         for batch in batches:
             yield from self._run(batch)
 
@@ -79,7 +80,7 @@ class Step:
                 results.add_aside(self.dead_topic, 0, encode(lost, _now()))
                 return
             row, attempts = envelope.row, envelope.attempts
-        given = dict(row)  # the function may change what it gets
+        given = dict(row)  # the function may change its argument
         try:
             results.add_rows(self._apply(row))
         except Exception as error:
@@ -122,7 +123,7 @@ def make_invalid(pipeline: Pipeline, schemas: Mapping[str, StructType]) -> Inval
 
 
 def outcome_ddl(pipeline: Pipeline) -> str:
-    """Columns of what a step gives, for ``mapInArrow``."""
+    """The output columns of a step, for ``mapInArrow``."""
     from pyspark.sql.types import StructType
 
     returns = pipeline.functions[-1].returns
@@ -132,10 +133,10 @@ def outcome_ddl(pipeline: Pipeline) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InvalidMessages:
-    """Messages whose body is not what the schema says, with the reason."""
+    """Messages whose body does not match the schema, with the reason."""
 
     pipeline: str
-    schemas: tuple[tuple[tuple[str, ...], StructType], ...]  # patterns of topics, and theirs
+    schemas: tuple[tuple[tuple[str, ...], StructType], ...]  # by patterns of topics
 
     def _reason(self, topic: str, body: bytes | None) -> str:
         schema = next(
@@ -146,14 +147,14 @@ class InvalidMessages:
         return explain(body or b"", schema)
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """A column ``reason`` behind the message's own; a function of ``mapInArrow``."""
+        """Append a column ``reason``; passed to ``mapInArrow``."""
         for batch in batches:
             messages = zip(batch["topic"].to_pylist(), batch["body"].to_pylist(), strict=True)
             reasons = [self._reason(topic, body) for topic, body in messages]
             yield batch.append_column("reason", pa.array(reasons, pa.string()))
 
     def bodies(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Envelopes; a function of ``mapInArrow``."""
+        """Return envelopes; passed to ``mapInArrow``."""
         for batch in batches:
             now = _now()
             bodies = [
@@ -166,7 +167,7 @@ class InvalidMessages:
 
 
 class _Results:
-    """Rows that go on and messages aside, until they are taken as one Arrow batch."""
+    """Rows and messages aside, until they are taken as one Arrow batch."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
@@ -179,7 +180,7 @@ class _Results:
         return self._row_count + len(self._asides)
 
     def add_rows(self, rows: list[dict[str, Any]]) -> None:
-        """Converted at once: only so a wrong type is this row's error and not the batch's."""
+        """Convert at once, so that a wrong type is an error of this row and not of the batch."""
         if rows:
             self._rows.append(pa.array(rows, self._kind))
             self._row_count += len(rows)
@@ -202,7 +203,7 @@ def _several(result: Any) -> list[Any]:
 
 
 def _body(result: Any) -> dict[str, Any]:
-    """A message's body of whatever a function without ``returns`` gives back."""
+    """A message body from the result of a function without ``returns``."""
     match result:
         case bytes():
             return {"body": result}

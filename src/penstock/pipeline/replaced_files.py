@@ -1,13 +1,13 @@
-"""``merging.json``: files that a merge has replaced and that stay for a while.
+"""``merging.json``: files that a merge has replaced and that are removed later.
 
     {"merge": "merge-00000012", "swapped_ms": 1794981197320, "removed": [path, ...],
      "swaps": [["merge-00000012", 1794981197320, 7], ...]}
 
-Listing a folder is no single step, and a reader of the bare folder may be listing it when files are
-swapped.  So the old files stay for ``GRACE_MS``: it sees rows twice then, and never fewer.  The
-paths of ``removed`` are those of the swaps, one after the other; ``merge`` is the last one.
+Listing a folder is not atomic, and a reader may be listing it when files are swapped.  So the old
+files stay for ``GRACE_MS``: the reader then sees rows twice, but never fewer.  ``removed`` has the
+paths of all swaps, one after the other; ``merge`` is the last one.
 
-It is written before the merge is recorded in the ledger, and removed after the files.
+The file is written before the merge is recorded in the ledger, and removed after the files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.pipeline.ledger_records import packed, unpacked
 
 NAME = "merging.json"
 GRACE_MS = 60_000
-SWEEP_MAX = 1_000  # files at once, so that a batch never waits long
+SWEEP_MAX = 1_000  # files per call, so that a batch never waits long
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Replaced:
         except (ValueError, KeyError, TypeError) as error:
             uri = f"{self._ledger.folder.uri}/{self._path}"
             raise PipelineError(f"{uri} is damaged ({error}).  {RESTORE}") from None
-        # A file that the ledger has is never removed, whoever put back what.
+        # A file that the ledger has is never removed, whatever was restored from a backup.
         live = self._ledger.live_files()
         for swap in swaps:
             swap.paths = [path for path in swap.paths if path not in live]
@@ -71,14 +71,14 @@ class Replaced:
         self._write()
 
     def sweep(self, now_ms: int) -> None:
-        """Remove files whose time is over."""
+        """Remove files whose grace period is over."""
         left = SWEEP_MAX
         swaps = self._swaps
         while left and swaps and swaps[0].swapped_ms <= now_ms - GRACE_MS:
             swap = swaps[0]
-            gone, swap.paths = swap.paths[:left], swap.paths[left:]
-            left -= len(gone)
-            for path in gone:
+            expired, swap.paths = swap.paths[:left], swap.paths[left:]
+            left -= len(expired)
+            for path in expired:
                 self._ledger.folder.remove(path)
             if not swap.paths:
                 swaps.pop(0)
@@ -111,5 +111,5 @@ def _swaps_of(value: dict[str, Any]) -> list[Swap]:
         swaps.append(Swap(str(merge), int(swapped_ms), removed[: int(count)]))
         removed = removed[int(count) :]
     if removed:
-        raise ValueError("it has files of no merge")
+        raise ValueError("it has files that belong to no merge")
     return swaps

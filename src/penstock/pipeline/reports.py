@@ -1,11 +1,11 @@
-"""What a run tells the nodes of itself, for nsqadmin's page Pipelines and /stats.
+"""The reports of a run to the nodes, for nsqadmin's page Pipelines and /stats.
 
-    started    after each start of its query         starting
+    start      after each start of its query         starting
     batches    by the listener, as Spark reports     running, waiting
-    ends       by the run, which knows why           failed, ended, retrying, or waiting for the
+    end        by the run, which knows why           failed, ended, retrying, or waiting for the
                                                      next turn
 
-A run that was killed tells nothing; nsqadmin shows that it does not read.
+A run that was killed reports nothing; nsqadmin shows that it does not read.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-LOOK_S = 1.0
-# Also to channels that had no report yet.
-TOLD_ANYWHERE = (*OVER, PipelineState.RETRYING)
+POLL_S = 1.0
+# Reported also to channels that had no report yet.
+REPORTED_EVERYWHERE = (*OVER, PipelineState.RETRYING)
 
 
-class Told:
+class RunReports:
     """The reports of one run."""
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -40,12 +40,12 @@ class Told:
         self._listener: NsqListener | None = None
         self._topics: dict[str, tuple[str, ...]] = {}  # by source
         self._query = ""
-        self._start_told = False
-        self._look_s = 0.0
+        self._start_reported = False
+        self._next_poll_s = 0.0
 
     @contextmanager
     def listening(self, spark: SparkSession, reader: Mapping[str, str]) -> Iterator[None]:
-        """Tell the brokers how far the query is after each batch, and not one later."""
+        """Report the query's progress to the brokers after each batch, in this context only."""
         if all(source.format != "nsq" for source in self._pipeline.sources.values()):
             yield
             return
@@ -58,7 +58,7 @@ class Told:
         try:
             yield
         finally:
-            # Of a session that has died nothing can be removed, and nothing has to be.
+            # From a session that has died nothing can or must be removed.
             with suppress(Exception):
                 spark.streams.removeListener(self._listener)
 
@@ -66,32 +66,32 @@ class Told:
         """A query was started; ``topics`` are those of its sources."""
         self._query = str(query.id)
         self._topics = dict(topics)
-        self._start_told = False
-        self._look_s = 0.0
+        self._start_reported = False
+        self._next_poll_s = 0.0
         if self._reporter is not None:
             self._reporter.begin(self._channels())
 
-    def look(self) -> None:
-        """Until there is a batch: tell that it starts, once its source has made its channels."""
-        if self._start_told or self._reporter is None or time.monotonic() < self._look_s:
+    def poll(self) -> None:
+        """Before the first batch: report the start, once the source has created its channels."""
+        if self._start_reported or self._reporter is None or time.monotonic() < self._next_poll_s:
             return
-        self._look_s = time.monotonic() + LOOK_S
+        self._next_poll_s = time.monotonic() + POLL_S
         if self._listener is not None and self._listener.last(self._query).batch is not None:
-            self._start_told = True
+            self._start_reported = True
         elif self._find():
-            self._start_told = True
-            self._tell(PipelineState.STARTING, "", end=False)
+            self._start_reported = True
+            self._report(PipelineState.STARTING, "", end=False)
 
-    def tell(self, state: PipelineState, error: str = "") -> None:
-        """Why the query has ended, which Spark's progress does not say."""
-        if state in TOLD_ANYWHERE and self._reporter is not None:
+    def report(self, state: PipelineState, error: str = "") -> None:
+        """Report why the query has ended, which Spark's progress does not contain."""
+        if state in REPORTED_EVERYWHERE and self._reporter is not None:
             self._find()
-        self._tell(state, error, end=True)
+        self._report(state, error, end=True)
 
-    def _tell(self, state: PipelineState, error: str, *, end: bool) -> None:
+    def _report(self, state: PipelineState, error: str, *, end: bool) -> None:
         if self._reporter is None or self._listener is None or not self._topics:
             return
-        told = dataclasses.replace(
+        progress = dataclasses.replace(
             self._listener.last(self._query),
             name=self._pipeline.name,
             state=state,
@@ -99,7 +99,7 @@ class Told:
             error=error,
             at_ms=int(time.time() * 1000),
         )
-        self._reporter.report(self._channels(), told, end=end)
+        self._reporter.report(self._channels(), progress, end=end)
 
     def _channels(self) -> set[str]:
         return {channel_of(self._pipeline, name) for name in self._topics}

@@ -1,13 +1,13 @@
-"""When to try again what a pipeline could not do, and when to give up.
+"""When to retry what failed, and when to give up.
 
-    what is away          a stream                            available_now, once
-    a node                again, for ever                     failed: its retryTimeout is over
-    worker, JVM that died again, COUNT_MAX_CRASH times        again, COUNT_MAX_FINITE times
+    kind of fault         a stream                            available_now, once
+    a node                retry forever                       failed: its retryTimeout is over
+    worker, JVM that died retry COUNT_MAX_CRASH times         retry COUNT_MAX_FINITE times
     worker, executor,
-    session, machine      again, for ever                     again, COUNT_MAX_FINITE times
-    nothing               failed                              failed
+    session, machine      retry forever                       retry COUNT_MAX_FINITE times
+    not transient         failed                              failed
 
-Pauses grow from 1 s to 60 s, and begin anew once a batch was written.
+Pauses grow from 1 s to 60 s, and start at 1 s again after a batch was written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.pipeline.faults import CRASH, NODE
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 60.0
 COUNT_MAX_FINITE = 3
-# A worker that dies each time is killed by what it runs: a person has to look.
+# A worker that dies each time is killed by the code it runs, which a person must fix.
 COUNT_MAX_CRASH = 12
 
 
@@ -31,12 +31,12 @@ class Retries:
         self.count = 0
 
     def pause_s(self, passing: str) -> float | None:
-        """How long to wait before the next attempt; None: there is none."""
+        """How long to wait before the next attempt; None: give up."""
         if self.count >= self._count_max(passing):
             return None
         longest_s = min(PAUSE_FIRST_S * float(1 << min(self.count, 30)), PAUSE_MAX_S)
         self.count += 1
-        # Several pipelines of one broker must not come back in one moment.
+        # Several pipelines of one broker must not retry at the same moment.
         return longest_s if self.count == 1 else longest_s * random.uniform(0.75, 1)
 
     def _count_max(self, passing: str) -> float:

@@ -4,9 +4,9 @@
                                                         ^                |
                                                         +-- new topics --+   ends after a batch
 
-Rule 1: a stop waits for the batch that is being written, for so long as is reasonable.  It would
-        be safe to cut it off, since it would be repeated; but then the next start does it again.
-Rule 2: whatever ends a run is said in one sentence, with what to do.
+Rule 1: a stop waits for the batch that is being written, up to BATCH_END_S.  Interrupting it would
+        be safe, because it would be repeated; but then the next start does the work again.
+Rule 2: the end of a run is explained in one sentence, with what to do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.pipeline.bodies import infer_schema, schema_of
 from penstock.pipeline.discovery import Brokers, Discovery, has_patterns
 from penstock.pipeline.faults import fault_of
 from penstock.pipeline.folders import open_folder, spark_path
-from penstock.pipeline.losses import ACCEPT, Answers, gone
+from penstock.pipeline.losses import ACCEPT, Answers, lost_messages
 from penstock.pipeline.one_shot import run_once
 from penstock.pipeline.plan import (
     Flow,
@@ -45,7 +45,7 @@ from penstock.pipeline.plan import (
     read_other,
 )
 from penstock.pipeline.reconciliation import Settled, Settling
-from penstock.pipeline.reports import Told
+from penstock.pipeline.reports import RunReports
 from penstock.pipeline.spec import Pipeline, Source, channel_of
 from penstock.pipeline.status import StatusFile
 from penstock.pipeline.stream_options import place_options, stream_options
@@ -62,64 +62,64 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.pipeline")
 
-LOOK_S = 0.2
-TOPICS_LOOK_S = 5.0
-WAITING_LOOK_S = 2.0
+POLL_S = 0.2
+TOPICS_POLL_S = 5.0
+WAITING_POLL_S = 2.0
 BATCH_END_S = 60.0
 PROGRESS_S = 2.0
-REST_S = 5.0
+MAINTENANCE_S = 5.0
 TABLE_SETTINGS = {
-    # What other programs read, deltalake among them.
+    # The type that other programs read, deltalake among them.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A topic named 007 is no number.
+    # A topic named 007 is not a number.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
 
 
 class Screen(Protocol):
-    """Where a run tells what it does."""
+    """Where a run shows its output."""
 
     def show(self, text: str) -> None:
-        """What was asked for: rows, a report."""
+        """Show requested output: rows, a report."""
 
     def log(self, text: str) -> None:
-        """A line of somebody else's log."""
+        """Show a line of another program's log."""
 
     def progress(self, text: str) -> None:
-        """One line that the next one replaces."""
+        """Show a line that the next one replaces."""
 
 
 @dataclass
 class Run:
-    """One run of a pipeline.  ``stop`` may be set from anywhere."""
+    """One run of a pipeline.  ``stop`` may be set from any thread."""
 
     pipeline: Pipeline
     screen: Screen
     status: StatusFile
     log_level: str = "error"
-    spark: SparkSession | None = None  # one that is there already, and stays
+    spark: SparkSession | None = None  # the caller's session, which is not closed
     stop: threading.Event = field(default_factory=threading.Event)
     answers: Answers = field(default_factory=Answers)
 
     def __post_init__(self) -> None:
-        self._told = Told(self.pipeline)
+        self._reports = RunReports(self.pipeline)
         self._topics: dict[str, tuple[str, ...]] = {}
         self._message_count = 0
         self._batch_count = 0
         self._last_batch = -1
         self._waiting_s = 0.0
         self._attempts = Attempts(
-            *(self.pipeline, self.status, self._told, self.stop),
+            *(self.pipeline, self.status, self._reports, self.stop),
             open=self._open_session,
             given=self.spark,
         )
         self._done = False
-        self._told_reading = False
+        self._reading_logged = False
         self._settled: Settled | None = None
         self._discovery: Discovery | None = None
 
     def run(self) -> None:
-        """Return when it was stopped or came to its end; PenstockError says why it could not."""
+        """Return when it was stopped or has finished; raises PenstockError if it failed."""
         try:
             self._run()
         except Interrupted:
@@ -127,18 +127,18 @@ class Run:
         except Exception as error:
             fault = self._waiting_for(error, fault_of(error))
             if isinstance(fault, AlreadyRunningError) and not self._attempts.begun:
-                self.status.remove()  # the one that runs has its own
+                self.status.remove()  # the other process has its own
                 raise
             self.status.update(state=PipelineState.FAILED, error=str(fault), stopping=False)
-            self._told.tell(PipelineState.FAILED, str(fault))
+            self._reports.report(PipelineState.FAILED, str(fault))
             if isinstance(error, PenstockError) and not isinstance(fault, DataWouldBeLostError):
                 raise
             raise fault from error
-        self._told.tell(PipelineState.ENDED)
+        self._reports.report(PipelineState.ENDED)
         self.status.remove()
 
     def _waiting_for(self, error: BaseException, fault: PipelineError) -> PipelineError:
-        """What the source has found to be gone gets a name, by which it can be accepted."""
+        """Give a loss that the source reports a name, by which it can be accepted."""
         text = "\n".join(str(each) for each in (error, error.__cause__, error.__context__) if each)
         losses = find(text) if isinstance(fault, DataWouldBeLostError) else []
         if not losses or self._settled is None:
@@ -149,7 +149,7 @@ class Run:
             for topic in (*topics, self.pipeline.retry_topic)
         }
         sentence = str(fault).partition("\n")[0].partition(".  To go on")[0]
-        return self._settled.questions.stop(gone(losses, channels), sentence, (ACCEPT,))
+        return self._settled.questions.stop(lost_messages(losses, channels), sentence, (ACCEPT,))
 
     def _run(self) -> None:
         self.status.update(state=PipelineState.STARTING)
@@ -171,32 +171,32 @@ class Run:
             self._done = run_once(spark, pipeline, self.screen, self.stop)
         else:
             self._settle(spark)
-            with self._told.listening(spark, self._reporting()):
+            with self._reports.listening(spark, self._reporting()):
                 self._stream(spark)
 
     @property
     def starting(self) -> bool:
-        """Whether Spark is being started, which only ``Interrupted`` ends."""
+        """Whether Spark is starting, which only ``Interrupted`` ends."""
         return self._attempts.starting
 
     def stopping(self) -> str:
-        """What is still done before it ends, for people."""
+        """What is still done before the run ends, for people."""
         if self.starting:
-            return "interrupted while Spark starts; ending now, nothing was read"
+            return "interrupted while Spark is starting; exiting, nothing was read"
         return "stopping after this batch"
 
     def report(self) -> str:
         """What was written so far, for people."""
         places = " and ".join(self.pipeline.places())
         if self.pipeline.job or self.pipeline.trigger.once:
-            return f"all was written to {places}" if places and self._done else ""
+            return f"everything was written to {places}" if places and self._done else ""
         if not self._message_count:
             return "nothing was written"
         batches = "1 batch" if self._batch_count == 1 else f"{self._batch_count:,} batches"
         return f"{self._message_count:,} messages in {batches} were written to {places}"
 
     def _reporting(self) -> dict[str, str]:
-        """Who reports, for the channels."""
+        """The options that identify this run in its reports."""
         name = next(iter(self.pipeline.sources))
         place = place_options(self.pipeline, name, self._settled, "")
         return {key: place[key] for key in ("identity", "reader", "checkpoint") if key in place}
@@ -209,12 +209,12 @@ class Run:
             self._note_plan(spark, plan, schemas)
             batches = self._batches(spark, plan)
             query = self._start(plan, batches)
-            self._told.started(query, self._topics)
-            self._tell_places()
-            if not self._told_reading:
-                self._told_reading = True
+            self._reports.started(query, self._topics)
+            self._report_places()
+            if not self._reading_logged:
+                self._reading_logged = True
                 names = ", ".join(sorted(self._all_topics()))
-                log.info("pipeline=%s: reads %s", self.pipeline.name, names or "its source")
+                log.info("pipeline=%s: reading %s", self.pipeline.name, names or "its source")
             self._follow(query, batches)
             if self.pipeline.trigger.available_now and not self.stop.is_set():
                 batches.finish(self.stop.wait)
@@ -222,7 +222,7 @@ class Run:
                 return
 
     def _settle(self, spark: SparkSession) -> None:
-        """Compare tables and checkpoint; anew after a fault, because a batch may be half done."""
+        """Compare tables and checkpoint; again after a fault, because a batch may be half done."""
         answers = self.answers if self._settled is None else Answers()
         stateful = self._is_stateful(spark)
         self._settled = Settling(spark, self.pipeline, answers, stateful=stateful).settle()
@@ -256,26 +256,26 @@ class Run:
     # Before a query
 
     def _find_topics(self) -> bool:
-        """Look which topics there are, and wait until there is one; False: it was stopped."""
-        told = False
+        """List the topics, and wait until there is one; False if the run was stopped."""
+        logged = False
         while not self.stop.is_set():
             self._topics = self._topics_now()
             if all(self._topics.values()):
                 return True
-            if not told:
+            if not logged:
                 log.info("pipeline=%s: no topic matches yet; waiting", self.pipeline.name)
                 self.status.update(state=PipelineState.WAITING)
-                told = True
+                logged = True
             if self.pipeline.trigger.available_now:
                 return False
-            self.stop.wait(TOPICS_LOOK_S / 5)
+            self.stop.wait(TOPICS_POLL_S / 5)
         return False
 
     def _topics_now(self) -> dict[str, tuple[str, ...]]:
         assert self._discovery is not None
         found = self._discovery.topics()
         self.status.update(
-            gone_before=self._discovery.gone_count, gone_topics=self._discovery.gone_topic_count
+            gone_before=self._discovery.missed_count, gone_topics=self._discovery.missed_topic_count
         )
         return found
 
@@ -292,7 +292,7 @@ class Run:
         return make_plan(Flow(self.pipeline, schemas), messages), schemas
 
     def _note_plan(self, spark: SparkSession, plan: Plan, schemas: dict[str, StructType]) -> None:
-        """Keep with the checkpoint what a later run is compared with."""
+        """Store with the checkpoint what a later run is compared with."""
         folder = open_folder(spark, self.pipeline.checkpoint_path)
         stored = checkpoints.load(folder)
         now = checkpoints.describe(self.pipeline, schemas, not plan.batchwise)
@@ -342,39 +342,39 @@ class Run:
     # While it runs
 
     def _follow(self, query: StreamingQuery, batches: Batches) -> None:
-        """Return when the query has ended, or was ended for a reason of ours."""
-        look_s = time.monotonic() + TOPICS_LOOK_S
-        rest_s = time.monotonic() + REST_S
+        """Return when the query has ended, by itself or because of a stop or new topics."""
+        poll_due_s = time.monotonic() + TOPICS_POLL_S
+        maintenance_due_s = time.monotonic() + MAINTENANCE_S
         patterns = has_patterns(self.pipeline)
-        while query.isActive and not self.stop.wait(LOOK_S):
-            self._tell(query)
-            if patterns and time.monotonic() >= look_s:
-                look_s = time.monotonic() + TOPICS_LOOK_S
-                if self._news():
+        while query.isActive and not self.stop.wait(POLL_S):
+            self._report_progress(query)
+            if patterns and time.monotonic() >= poll_due_s:
+                poll_due_s = time.monotonic() + TOPICS_POLL_S
+                if self._has_new_topics():
                     break
-            if time.monotonic() >= rest_s:
-                batches.rest()
-                rest_s = time.monotonic() + REST_S
+            if time.monotonic() >= maintenance_due_s:
+                batches.maintain_if_idle()
+                maintenance_due_s = time.monotonic() + MAINTENANCE_S
         if query.isActive:
             self._end(query, batches)
         self._waiting_s = 0.0
-        self._tell(query)
-        # A batch that was refused ends the query with an error, which is none.
+        self._report_progress(query)
+        # A refused batch ends the query with an exception, which is not an error.
         error = None if batches.refused and batches.error is None else query.exception()
-        # Spark may die of an error of ours (its texts are long) before it has noted it.
+        # Spark may die of our error (its texts are long) before it has recorded it.
         if error is not None or batches.error is not None:
             raise fault_of(batches.error, error) from (batches.error or error)
 
-    def _news(self) -> bool:
+    def _has_new_topics(self) -> bool:
         """Whether there are topics that the query does not read."""
-        now = self._look()
+        now = self._poll_topics()
         new = {topic for topics in now.values() for topic in topics} - self._all_topics()
         if new:
             log.info("pipeline=%s: new topics %s", self.pipeline.name, ", ".join(sorted(new)))
         return bool(new)
 
-    def _look(self) -> dict[str, tuple[str, ...]]:
-        """The topics there are; none if that cannot be told now."""
+    def _poll_topics(self) -> dict[str, tuple[str, ...]]:
+        """The topics that exist; none if no node responds."""
         try:
             return self._topics_now()
         except NodeError as error:
@@ -388,7 +388,7 @@ class Run:
         query.stop()
 
     def _await_progress(self, query: StreamingQuery, batch: int) -> None:
-        """A batch is written; Spark tells of it a moment later, and not at all if it is stopped."""
+        """Wait for Spark's report of a written batch, which a stopped query never sends."""
         until_s = time.monotonic() + PROGRESS_S
         while query.isActive and time.monotonic() < until_s:
             last = query.lastProgress
@@ -396,7 +396,7 @@ class Run:
                 return
             time.sleep(PROGRESS_S / 40)
 
-    def _tell_places(self) -> None:
+    def _report_places(self) -> None:
         names = list(self._topics)
         nodes = sorted({n.address for name in names for n in Brokers(self.pipeline, name).nodes()})
         channel = channel_of(self.pipeline, names[0]) if names else ""
@@ -405,8 +405,8 @@ class Run:
             state=PipelineState.RUNNING, topics=topics, nodes=nodes, channel=channel, error=""
         )
 
-    def _tell(self, query: StreamingQuery) -> None:
-        self._told.look()
+    def _report_progress(self, query: StreamingQuery) -> None:
+        self._reports.poll()
         for progress in self._progress(query):
             batch = int(progress["batchId"])
             if batch <= self._last_batch:
@@ -424,19 +424,19 @@ class Run:
                 batch_ms=took_ms,
             )
         if time.monotonic() >= self._waiting_s:
-            self._waiting_s = time.monotonic() + WAITING_LOOK_S
+            self._waiting_s = time.monotonic() + WAITING_POLL_S
             self.status.update(waiting=self._waiting())
         self.screen.progress(progress_line(self))
 
     def _progress(self, query: StreamingQuery) -> Sequence[StreamingQueryProgress]:
-        """What is new; all that Spark remembers only if there was more than one batch."""
+        """The new reports; Spark's history is read only if there was more than one batch."""
         last = query.lastProgress
         if last is None or int(last["batchId"]) <= self._last_batch:
             return ()
         return (last,) if int(last["batchId"]) == self._last_batch + 1 else query.recentProgress
 
     def _waiting(self) -> int | None:
-        """How many messages are not read yet, as the pull channels' depths say."""
+        """How many messages are not read yet, by the depths of the pull channels."""
         counts = []
         for name, topics in self._topics.items():
             try:

@@ -4,8 +4,8 @@
                  |                              |
               [invalid]                    [retry] -> dead letters
 
-A key says its kind, default and meaning here; from that come the checks of ``reading``, the
-commented example of `penstock pipeline init` and the reference in ``docs/``.
+A key declares its kind, default and meaning here; the checks of ``spec_file``, the example of
+`penstock pipeline init` and the reference in ``docs/`` are derived from that.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from penstock.settings.table import boolean, choice, duration, integer, row, str
 
 Function = Any  # "module:function", or in Python the function itself
 
-INPUT = "input"  # the view of what comes from the step before
+INPUT = "input"  # the view of the previous step's result
 SIZE_UNITS = {"": 1, "KB": 1000, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20}
 
-# What a path of this machine may begin with; the path itself is what follows.
+# The prefixes of a local path.
 LOCAL = re.compile(r"file:(//(localhost)?(?=/)|(?!//))", re.IGNORECASE)
 
-# Columns of a message.  Beside the fields of a JSON body they carry a prefix.
+# Columns of a message.  Beside the fields of a JSON body they have a prefix.
 MESSAGE_COLUMNS = ("topic", "node", "index", "id", "timestamp", "body")
 PREFIX = "nsq_"
 
@@ -57,8 +57,8 @@ class Size(Text):
         return str(value)
 
 
-class Table(Text):
-    """A table of texts, numbers and booleans: options of Spark's that are passed on."""
+class OptionTable(Text):
+    """A table of texts, numbers and booleans, such as options passed to Spark."""
 
     kind = "table"
     noun = 'a table such as { "a.b" = "c" }'
@@ -84,7 +84,7 @@ class Table(Text):
 
 
 class Moment(Text):
-    """A word, or a moment."""
+    """``earliest``, ``latest`` or a time."""
 
     kind = "moment"
     noun = "earliest, latest or a time such as 2026-01-31T12:00:00Z"
@@ -114,7 +114,7 @@ class Code(Text):
 
 
 def table(group: str, help: str) -> Any:
-    return row(Table(), group, dict, help, default_text="{}")
+    return row(OptionTable(), group, dict, help, default_text="{}")
 
 
 def compact_after(group: str) -> Any:
@@ -141,7 +141,7 @@ def code(group: str, help: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """``[source]``: what to read, and how its bodies become columns."""
+    """``[source]``: what to read, and how bodies become columns."""
 
     format: str = string("source", "nsq", "nsq, or a Spark format: parquet, json, csv, rate")
     topics: tuple[str, ...] = strings("source", "topics; * and ? are wildcards")
@@ -197,7 +197,7 @@ class Transform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """``[retry]``: what becomes of a row whose function raises."""
+    """``[retry]``: what happens to a row whose function raises."""
 
     max_attempts: int = integer("retry", 5, "attempts in total, including the first", minimum=1)
     delay_ns: int = duration("retry", "10s", "wait before the second attempt", minimum="1ms")
@@ -210,13 +210,13 @@ class Retry:
     )
 
     def delay_of(self, attempts: int) -> int:
-        """Nanoseconds to wait after that many attempts; NSQ's requeue doubles nothing, we do."""
+        """Nanoseconds to wait after that many attempts; doubles each time, unlike NSQ's requeue."""
         return min(self.delay_ns << min(attempts - 1, 40), self.delay_max_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invalid:
-    """``[invalid]``: where messages go whose body is not what the schema says."""
+    """``[invalid]``: where messages go whose body does not match the schema."""
 
     topic: str = string("invalid", "", "topic for invalid messages", default_text="NAME.invalid")
     path: str = string("invalid", "", "folder of a Parquet table for them, instead of a topic")
@@ -308,7 +308,7 @@ SINKS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
-    """``[trigger]``: when a batch begins.  Without one: as soon as there are messages."""
+    """``[trigger]``: when a batch starts.  Without one: as soon as there are messages."""
 
     interval_ns: int = duration("trigger", "0", "time between batches")
     every_ns: int = duration(
@@ -344,7 +344,7 @@ class Pipeline:
     invalid: Invalid = Invalid()
     trigger: Trigger = Trigger()
     folder: Path = Path()  # what relative paths start from
-    code_folder: Path | None = None  # where its modules lie, if that is another one
+    code_folder: Path | None = None  # the folder of its modules, if different
 
     @property
     def functions(self) -> tuple[Transform, ...]:
@@ -389,9 +389,9 @@ class Pipeline:
         return found
 
     def resolve(self, path: str) -> str:
-        """A path of the file: as it is if absolute or with a scheme, else beside the file.
+        """Resolve a path: unchanged if absolute or with a scheme, else relative to the file.
 
-        One of this machine is plain, also if it was written as ``file:/a`` or ``file:///a``.
+        A local path is returned plain, also if it was written as ``file:/a`` or ``file:///a``.
         """
         if match := LOCAL.match(path):
             path = path[match.end() :]
@@ -399,7 +399,7 @@ class Pipeline:
 
 
 def channel_of(pipeline: Pipeline, name: str) -> str:
-    """The pull channel of a source; each of several has its own."""
+    """The pull channel of a source; each of several sources has its own."""
     source = pipeline.sources[name]
     if source.channel:
         return source.channel

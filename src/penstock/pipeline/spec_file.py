@@ -1,7 +1,7 @@
-"""From a file to a pipeline: ``orders.toml``, ``orders.py``, or the name of a shipped one.
+"""Reads a pipeline from a file: ``orders.toml``, ``orders.py``, or the name of a shipped one.
 
-Rule 1: whatever is wrong is said with the file, the table, the key and what is allowed there.
-Rule 2: a key that is not known is an error: a typing error must not change what is read or written.
+Rule 1: an error names the file, the table, the key and what is allowed there.
+Rule 2: an unknown key is an error: a typing error must not change what is read or written.
 Rule 3: nothing here needs Spark or a broker, so `check` can be run anywhere.
 """
 
@@ -32,7 +32,7 @@ from penstock.settings.table import Setting, settings_of
 
 SHIPPED = Path(__file__).resolve().with_name("shipped")
 TABLES = ("source", "transform", "sink", "retry", "invalid", "trigger")
-# The fields of Pipeline that are keys of the file; the others are tables, or set by whoever reads.
+# The fields of Pipeline that are keys of the file; the others are tables, or set by the reader.
 TOP = ("name", "description", "checkpoint", "master", "output_mode", "job", "spark", "parameters")
 FILLED = re.compile(r"\$\{(\w+)\}")
 
@@ -48,9 +48,9 @@ def read_pipeline(
 ) -> Pipeline:
     """Return the pipeline of a file or a name, or raise PipelineError.
 
-    ``overrides`` are ``table.key=value``, as the command line gives them; with a ``?`` before it
-    one is left out if it is a parameter that the pipeline does not have.  Relative paths start from
-    ``folder``, or else from that of the file.
+    ``overrides`` are ``table.key=value``, as on the command line; one that starts with ``?`` is
+    ignored if it is a parameter that the pipeline does not have.  Relative paths are relative to
+    ``folder``, or else to the file's folder.
     """
     path = find(reference)
     try:
@@ -71,7 +71,7 @@ def find(reference: str) -> Path:
     path = Path(reference)
     if path.suffix in (".toml", ".py"):
         if not path.is_file():
-            raise PipelineError(f"{reference}: there is no such file")
+            raise PipelineError(f"{reference}: no such file")
         return path.resolve()
     if reference in shipped_names():
         return SHIPPED / f"{reference}.toml"
@@ -81,7 +81,7 @@ def find(reference: str) -> Path:
 
 
 def folder_of(path: Path) -> Path:
-    """What relative paths start from: of a shipped pipeline, where the user is."""
+    """The base of relative paths: the current folder for a shipped pipeline."""
     return Path.cwd() if path.parent == SHIPPED else path.parent
 
 
@@ -97,7 +97,7 @@ def _from_module(path: Path, overrides: Sequence[str]) -> Pipeline:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module
-    # Beside the file lie the modules it imports.
+    # The modules that it imports are beside the file.
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
@@ -105,14 +105,14 @@ def _from_module(path: Path, overrides: Sequence[str]) -> Pipeline:
         raise PipelineError(f"{type(error).__name__}: {error}") from error
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
-        raise PipelineError('there is no Pipeline named "pipeline" in this module')
+        raise PipelineError('the module has no Pipeline named "pipeline"')
     if pipeline.folder == Path():
         pipeline = dataclasses.replace(pipeline, folder=path.parent)
     return _overridden(pipeline, overrides)
 
 
 def _overridden(pipeline: Pipeline, overrides: Sequence[str]) -> Pipeline:
-    """Of a pipeline in Python only the keys at the top, and its parameters, can be set."""
+    """Override keys of a pipeline in Python: only those at the top, and its parameters."""
     texts = [step.sql for step in (*pipeline.transforms, *pipeline.sinks)]
     known = list(dict.fromkeys([*pipeline.parameters, *_named_in_sql(texts)]))
     for text in _fitting(overrides, known):
@@ -123,7 +123,7 @@ def _overridden(pipeline: Pipeline, overrides: Sequence[str]) -> Pipeline:
             changed = _convert(_settings(Pipeline, TOP)[words[0]], value, "")
         else:
             raise PipelineError(
-                f"--set {text}: of a pipeline in Python only these can be set: "
+                f"--set {text}: in a pipeline in Python only these can be set: "
                 f"{', '.join(TOP)}, parameters.NAME"
             )
         pipeline = dataclasses.replace(pipeline, **{words[0]: changed})
@@ -132,7 +132,7 @@ def _overridden(pipeline: Pipeline, overrides: Sequence[str]) -> Pipeline:
 
 def from_table(table: dict[str, Any], overrides: Sequence[str], folder: Path) -> Pipeline:
     """Return the pipeline of a parsed TOML file."""
-    # Parameters last: what else is set, such as SQL, may name more of them.
+    # Parameters last: other overrides, such as SQL, may name more of them.
     for text in (text for text in overrides if not _is_parameter(text)):
         _override(table, text)
     given = [text for text in overrides if _is_parameter(text)]
@@ -162,24 +162,24 @@ def _is_parameter(text: str) -> bool:
 
 
 def _parameters_of(table: Mapping[str, Any]) -> list[str]:
-    """The parameters that a file has: those of its table, and what its values and SQL name."""
+    """The parameters of a file: those in its table, and those its values and SQL use."""
     found = dict.fromkeys(_only(table, "parameters"))
 
-    def look(value: Any) -> None:
+    def collect(value: Any) -> None:
         match value:
             case dict():
                 for key, inner in value.items():
                     if key == "sql":
                         found.update(dict.fromkeys(_named_in_sql([str(inner)])))
                     else:
-                        look(inner)
+                        collect(inner)
             case list():
                 for inner in value:
-                    look(inner)
+                    collect(inner)
             case str():
                 found.update(dict.fromkeys(FILLED.findall(value)))
 
-    look(table)
+    collect(table)
     return list(found)
 
 
@@ -188,9 +188,9 @@ def _named_in_sql(texts: Sequence[str]) -> list[str]:
 
 
 def _fitting(overrides: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The overrides, or ParameterError if one is of a parameter that there is not.
+    """The overrides; raises ParameterError for an unknown parameter.
 
-    A misspelled one must not run the pipeline as if it had not been given.
+    With a misspelled parameter the pipeline must not run as if it had not been given.
     """
     fitting = []
     for text in overrides:
@@ -216,7 +216,7 @@ def _no_parameter(name: str, known: Sequence[str]) -> str:
 
 
 def _filled(table: dict[str, Any]) -> dict[str, Any]:
-    """The table with ``${name}`` replaced by the parameter; SQL has ``:name`` for them."""
+    """The table with ``${name}`` replaced by the parameter; SQL uses ``:name`` instead."""
     parameters = _only(table, "parameters")
 
     def fill(value: Any) -> Any:
@@ -309,7 +309,7 @@ def _unknown(key: str, place: str, known: Sequence[str]) -> str:
 
     close = get_close_matches(key, known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    return f"{place} there is no key {key!r}{hint}; known: {', '.join(known)}"
+    return f"{place} unknown key {key!r}{hint}; known: {', '.join(known)}"
 
 
 def _split(text: str) -> tuple[list[str], str]:
@@ -324,7 +324,7 @@ def _override(table: dict[str, Any], text: str) -> None:
     """Set one key.  ``sink.path`` is that of the only sink, ``sink.2.path`` of the second."""
     words, value = _split(text)
     if words[0] == "spark":
-        # Their names have dots, and begin with the name of the table.
+        # These names contain dots, and start with the name of the table.
         words = ["spark", ".".join(words if words[1:2] != ["spark"] else words[1:])]
     here: Any = table
     for number, word in enumerate(words[:-1]):
@@ -335,7 +335,7 @@ def _override(table: dict[str, Any], text: str) -> None:
         if isinstance(here, list) and not words[number + 1].isdecimal():
             here = _element(here, "", text)
     if not isinstance(here, dict):
-        raise PipelineError(f"--set {text}: there is no such table")
+        raise PipelineError(f"--set {text}: no such table")
     here[words[-1]] = value
 
 
@@ -344,4 +344,4 @@ def _element(rows: list[Any], word: str, text: str) -> Any:
         return rows[0]
     if word.isdecimal() and 1 <= int(word) <= len(rows):
         return rows[int(word) - 1]
-    raise PipelineError(f"--set {text}: there are {len(rows)}; write the number of the one meant")
+    raise PipelineError(f"--set {text}: there are {len(rows)}; name one by its number")

@@ -1,4 +1,4 @@
-"""Files that lie in a stage: where each shall be, and what it is then."""
+"""Plans how the files of a stage move into the table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.pipeline.ledger_records import DataFile
 
 SUFFIX = ".parquet"
 
-Moves = list[list[str]]  # pairs: where a file is, and where it shall be
+Moves = list[list[str]]  # pairs: current path, target path
 
 
 def staged_files(
@@ -16,22 +16,22 @@ def staged_files(
 ) -> tuple[Moves, list[DataFile]]:
     """The moves out of a stage, and the files that the table has after them.
 
-    Files go to ``target_folder``, or to the folder that they have in the stage.
+    Files go to ``target_folder``, or to the same folder as in the stage.
     """
     moves, files = [], []
     staged = (file for file in folder.files(stage) if is_data(file.path))
     for number, file in enumerate(sorted(staged, key=lambda file: file.path)):
         count = folder.row_count(file.path)
         if count == 0:
-            continue  # Spark writes a file for a batch without rows too, so it has columns
+            continue  # Spark also writes a file for a batch without rows, for its columns
         name = f"{prefix}-{number:05d}-{identity[:8]}{SUFFIX}"
         inner = file.path.removeprefix(f"{stage}/").rpartition("/")[0]
         target = f"{inner if target_folder is None else target_folder}/{name}".lstrip("/")
         if folder.modified_ms(target) is not None:
             raise PipelineError(
-                f"{folder.uri}/{target} is there already, and the ledger does not know it: an "
-                "older ledger was put back without its table.  Nothing was written; put back the "
-                "ledger that belongs to the table"
+                f"{folder.uri}/{target} already exists, and is not in the ledger: an older ledger "
+                "was restored without its table.  Nothing was written; restore the ledger that "
+                "belongs to the table"
             )
         moves.append([file.path, target])
         files.append(DataFile(target, file.size, count, folder.checksum(file.path)))

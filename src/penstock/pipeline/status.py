@@ -1,9 +1,9 @@
-"""What runs: each run keeps a small file in a known folder, which `penstock pipeline status` reads.
+"""The status of each run, in a small file that `penstock pipeline status` reads.
 
     $XDG_STATE_HOME/penstock/pipelines/<name>.<pid>.json        ~/.local/state if it is not set
 
-A run that ends well removes its file.  One that fails leaves it, with the reason, until the next
-run of that name.  One that was killed leaves it too: its process is not there any more.
+A run that ends without an error removes its file.  One that fails leaves it, with the reason, until
+the next run of that name.  One that was killed leaves it too: its process no longer exists.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ASK_S = 1.0
 
 @dataclasses.dataclass(slots=True)
 class Status:
-    """One run, as its file says."""
+    """One run, as stored in its file."""
 
     name: str
     pid: int = dataclasses.field(default_factory=os.getpid)
     state: str = PipelineState.STARTING
-    stopping: bool = False  # it ends when its batch is written; its state is the same until then
+    stopping: bool = False  # it ends when its batch is written; until then its state stays
     file: str = ""
     master: str = ""
     checkpoint: str = ""
@@ -50,13 +50,13 @@ class Status:
     batch_ms: int = 0
     waiting: int | None = None
     error: str = ""
-    gone_topics: int = 0  # topics of which messages were removed before they were found
-    gone_before: int = 0  # and how many messages, at least
-    attempt: int = 0  # how many attempts have failed since the last batch, while it is retrying
+    gone_topics: int = 0  # topics with messages removed before the topic was found
+    gone_before: int = 0  # how many of these messages, at least
+    attempt: int = 0  # attempts that failed since the last batch, while retrying
 
     @property
     def shown_state(self) -> str:
-        """For people, who also want to know whether its process is there."""
+        """The state for people, which also shows whether its process exists."""
         if self.state in OVER:
             return self.state
         if not self.alive:
@@ -65,7 +65,7 @@ class Status:
 
     @property
     def alive(self) -> bool:
-        """Whether its process is there; a number may have been given to another one since."""
+        """Whether its process exists; its pid may have been reused since."""
         try:
             command = Path(f"/proc/{self.pid}/cmdline").read_bytes()
         except OSError:
@@ -89,7 +89,7 @@ def state_folder() -> Path:
 
 
 class StatusFile:
-    """The file of this run.  A folder that cannot be written makes no run fail."""
+    """The file of this run.  A run does not fail if the folder cannot be written."""
 
     def __init__(self, status: Status, folder: Path | None = None) -> None:
         self.status = status
@@ -116,7 +116,7 @@ class StatusFile:
 
 
 def read_all(folder: Path | None = None) -> list[Status]:
-    """Every run that has a file, the newest first."""
+    """Every run that has a file, newest first."""
     found = []
     for path in (folder or state_folder()).glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -125,9 +125,9 @@ def read_all(folder: Path | None = None) -> list[Status]:
 
 
 def ask_brokers(run: Status) -> int | None:
-    """How many messages wait for a run, as its pull channels say now; also of one that was killed.
+    """How many messages wait for a run, also one that was killed, by its pull channels now.
 
-    Nodes that want a token, or do not answer at once, leave it unknown.
+    None if a node needs a token or does not respond at once.
     """
     depth = None
     for address in run.nodes:
@@ -141,7 +141,7 @@ def ask_brokers(run: Status) -> int | None:
 
 
 def table(runs: list[Status], details: Sequence[dict[str, Any]] = ()) -> str:
-    """A table for a person; below it for each run what ``details_of`` found."""
+    """A table for people; below it the results of ``details_of`` for each run."""
     rows = [["NAME", "STATE", "PID", "UP", "BATCH", "MESSAGES", "A SECOND", "WAITING", ""]]
     for run in runs:
         rows.append(
@@ -168,7 +168,7 @@ def _remark(run: Status) -> str:
     if not run.gone_topics:
         return topics
     count = f"at least {run.gone_before:,}" if run.gone_before else "an unknown number of"
-    return f"{topics}; {count} messages of {run.gone_topics:,} topics were gone before they joined"
+    return f"{topics}; {count} messages of {run.gone_topics:,} topics were removed before it joined"
 
 
 def _age(seconds: float) -> str:

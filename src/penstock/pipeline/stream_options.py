@@ -1,4 +1,4 @@
-"""The options of a pipeline's stream: what it reads, who it is, where it resumes."""
+"""The options of a pipeline's stream: what it reads, its identity, where it resumes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.spark.offsets import encode
 def stream_options(
     pipeline: Pipeline, name: str, topics: Sequence[str], settled: Settled | None, take_over: str
 ) -> dict[str, str]:
-    """All options of the data source ``nsq``; those that the source itself gives come last."""
+    """All options of the data source ``nsq``; the source's own options come last."""
     if pipeline.functions:
         topics = (*topics, pipeline.retry_topic)
     return {
@@ -30,14 +30,14 @@ def stream_options(
 def place_options(
     pipeline: Pipeline, name: str, settled: Settled | None, take_over: str
 ) -> dict[str, str]:
-    """Who the stream is, where it resumes, and which losses are accepted."""
+    """The stream's identity, where it resumes, and which losses are accepted."""
     if settled is None:
         return {}
     channel = channel_of(pipeline, name)
     options = {"identity": settled.identity.text, "reader": reader_name(pipeline)}
     if is_local(pipeline.checkpoint_path):
         options["checkpoint"] = pipeline.checkpoint_path
-    # Also if it is nowhere: then nothing was read yet, and the source takes that as known.
+    # Set even if empty: the source then knows that nothing was read yet.
     options["resumeFrom"] = json.dumps(encode(channel, settled.resume.get(channel, {})))
     if settled.accepted:
         options["acceptLoss"] = as_losses(settled.accepted)

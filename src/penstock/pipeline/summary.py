@@ -1,11 +1,11 @@
-"""``_common_metadata``: all columns of a Parquet table, in Parquet's own form, beside its files.
+"""``_common_metadata``: all columns of a Parquet table, in Parquet's own format, beside its files.
 
-A file of the table has the columns of its batch.  A reader that takes those of the first file it
-lists does not see a column that came later.  Spark reads this file first, so it sees all of them;
-others are given its schema.  Partition columns are in it too: a reader that is given a schema
-shows only what stands there.
+A file of the table has the columns of its batch.  A reader that takes the columns of the first file
+misses those added later.  Spark reads this file first, so it sees all of them; other readers can be
+given its schema.  It also has the partition columns: a reader that is given a schema shows only the
+columns in it.
 
-It is written before the first file with a new column, and never has fewer than before.
+It is written before the first file with a new column, and never loses a column.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.pipeline")
 
 NAME = "_common_metadata"
-# Readers take a name that begins like it for one of their files, so it is written elsewhere.
+# Readers take names with this prefix for the file itself, so it is written elsewhere.
 NEW = "_penstock/summary"
 SPARK_KEY = b"org.apache.spark.sql.parquet.row.metadata"
 
 
 def update_summary(folder: Folder, known: Mapping[str, str], schema: StructType) -> None:
-    """Write it with the columns of ``schema`` and, if it is new, those ``known`` of the table."""
+    """Write it with the columns of ``schema`` and, if it is new, the table's ``known`` ones."""
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructField, StructType
 
@@ -42,7 +42,7 @@ def update_summary(folder: Folder, known: Mapping[str, str], schema: StructType)
             fields.setdefault(field.name, StructField(field.name, field.dataType, True))
         data = encode(StructType(list(fields.values())))
     except (PySparkException, ValueError, KeyError, TypeError, OSError) as error:
-        # One that hides a column would be worse than none.
+        # A summary without a column would be worse than none.
         folder.remove(NAME)
         log.warning("%s: no %s: %s", folder.uri, NAME, str(error).strip().partition("\n")[0])
         return
@@ -71,7 +71,7 @@ def _fields(data: bytes) -> list[StructField]:
 
 
 def _declared(known: Mapping[str, str]) -> list[StructField]:
-    """Of a table that was made before there was a summary."""
+    """The columns of a table created before there was a summary."""
     from pyspark.sql.types import StructType
 
     text = ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in known.items())

@@ -1,10 +1,10 @@
-"""What a pipeline writes to and keeps a ledger of: tables, topics, and what goes aside.
+"""What a pipeline writes to with a ledger: tables, topics, and messages aside.
 
-    Target    a name, a ledger, and how rows get there once
-    TableTarget    a Parquet or Delta table; the ledger lies in it
-    TopicTarget    a topic; the ledger lies beside the checkpoint
+    Target    a name, a ledger, and how rows are written once
+    TableTarget    a Parquet or Delta table, which contains the ledger
+    TopicTarget    a topic; the ledger is beside the checkpoint
 
-Console and plots are for eyes: they have no ledger, and a batch that is repeated is shown again.
+Console and plots are for display: they have no ledger, and a repeated batch is shown again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ NS_PER_MS = 1_000_000
 ROWS, ASIDES, INVALID = "rows", "asides", "invalid"  # what a target gets
 
 
-class Table(Protocol):
-    """How rows get into a table, once."""
+class TableWriter(Protocol):
+    """Writes rows to a table, once."""
 
     def recover(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Table(Protocol):
 
     def skip(self, batch: Batch, spans: Sequence[Span]) -> None: ...
 
-    def rest(self) -> None: ...
+    def maintain(self) -> None: ...
 
     def finish(self, wait: Callable[[float], bool]) -> None: ...
 
@@ -55,13 +55,13 @@ class TableTarget:
     """A table; ``name`` is as in the checkpoint's description of the pipeline."""
 
     def __init__(
-        self, name: str, ledger: Ledger, table: Table, path: str, sink: Sink | None
+        self, name: str, ledger: Ledger, table: TableWriter, path: str, sink: Sink | None
     ) -> None:
         self.name = name
         self.ledger = ledger
         self.table = table
         self.path = path
-        self.sink = sink  # None: of invalid messages
+        self.sink = sink  # None: the table of invalid messages
         self.role = ROWS if sink is not None else INVALID
 
     def recover(self) -> None:
@@ -74,20 +74,20 @@ class TableTarget:
     def skip(self, batch: Batch, spans: Sequence[Span]) -> None:
         self.table.skip(batch, spans)
 
-    def rest(self) -> None:
-        """Between batches: time for tidying up."""
-        self.table.rest()
+    def maintain(self) -> None:
+        """Between batches: maintenance."""
+        self.table.maintain()
 
     def finish(self, wait: Callable[[float], bool]) -> None:
-        """Before the end of a run: tidy up for good; True of ``wait``: the run is to end now."""
+        """Before the end of a run: finish maintenance; True of ``wait``: the run must end now."""
         self.table.finish(wait)
 
 
 class TopicTarget:
     """Topics that messages are published to in one write.
 
-    The decision of the brokers is the step (R19), and carries the record: so nothing is sealed
-    before, and a step that was cut off is found by asking them.
+    The brokers' decision is the step (R19) and contains the record.  So nothing is sealed before,
+    and an interrupted step is found by asking the brokers.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class TopicTarget:
         options: dict[str, str],
         sink: Sink | None,
     ) -> None:
-        """``slugs``: what the write is named by, and what versions without ledgers named it by."""
+        """``slugs``: the names of the write, now and in versions without ledgers."""
         self.name = name
         self.ledger = ledger
         self.path = ""
-        self.sink = sink  # None: what goes aside, or is invalid
+        self.sink = sink  # None: messages aside, or invalid ones
         self.role = ROWS if sink is not None else slugs[0]
         self.slug, self._old_slug = slugs
         self._options = options
@@ -112,7 +112,7 @@ class TopicTarget:
         return f"{self.ledger.identity}.{self.slug}"
 
     def recover(self) -> None:
-        """Finish what the brokers have decided and the ledger does not know."""
+        """Finish a step that the brokers have decided and the ledger does not have."""
         if not self.ledger.exists:
             return
         found = decision_of(self.write_name, self._options)
@@ -123,27 +123,27 @@ class TopicTarget:
         if record is None or seq != self.ledger.seq + 1:
             raise PipelineError(
                 f"{self.ledger.uri}: the brokers have published step {seq} of this topic, and the "
-                f"ledger ends with {self.ledger.seq}: the ledger was put back.  Put back the newer "
-                "one, or remove its folder: the pipeline then goes on from what the brokers know"
+                f"ledger ends with {self.ledger.seq}: an old ledger was restored.  Restore the "
+                "newer one, or remove its folder: the pipeline then resumes from the brokers"
             )
         finish(self.write_name, seq, self._options)
         self.ledger.commit(record)
 
     def lost(self, identity: str) -> tuple[int, dict[str, Any]] | None:
-        """What the brokers know of a ledger that is gone: its last step and the sum."""
+        """What the brokers know of a lost ledger: its last step and the summary."""
         name = f"{identity}.{self.slug}"
         found = decision_of(name, self._options)
         if found is None or not found[1]:
             return None
         try:
-            told = of_sum(found[1])
+            summary = of_sum(found[1])
         except ValueError as error:
-            raise PipelineError(f"the note of {name} makes no sense: {error}") from None
+            raise PipelineError(f"the note of {name} is damaged: {error}") from None
         finish(name, found[0], self._options)
-        return found[0], told
+        return found[0], summary
 
     def decided(self, query: str) -> int | None:
-        """The newest batch that a version without ledgers has published, finished."""
+        """Finish and return the newest batch that a version without ledgers has published."""
         name = f"{query}.{self._old_slug}"
         found = decision_of(name, self._options)
         if found is None:
@@ -152,7 +152,7 @@ class TopicTarget:
         return found[0]
 
     def write(self, rows: DataFrame, batch: Batch, spans: Sequence[Span]) -> None:
-        """``rows`` are messages: topic, body and defer."""
+        """Write ``rows`` of messages: topic, body and defer."""
         record = self.ledger.batch_record(batch, spans)
         note = summed(self.ledger, record)
         publish(rows, self._options, self.write_name, record.seq, note)
@@ -161,7 +161,7 @@ class TopicTarget:
     def skip(self, batch: Batch, spans: Sequence[Span]) -> None:
         self.ledger.commit(self.ledger.batch_record(batch, spans))
 
-    def rest(self) -> None:
+    def maintain(self) -> None:
         pass
 
     def finish(self, wait: Callable[[float], bool]) -> None:
@@ -172,7 +172,7 @@ Target = TableTarget | TopicTarget
 
 
 def targets_of(spark: SparkSession, pipeline: Pipeline) -> Iterator[Target]:
-    """Everything that a stream writes and keeps a ledger of, with its ledger loaded."""
+    """Everything that a stream writes to with a ledger; the ledgers are loaded."""
     beside = open_folder(spark, ledger_folder(pipeline))
     slugs: Counter[str] = Counter()
     for sink in pipeline.sinks:
@@ -201,7 +201,7 @@ def targets_of(spark: SparkSession, pipeline: Pipeline) -> Iterator[Target]:
 
 
 def publishes_at_once(pipeline: Pipeline) -> bool:
-    """Whether all that the functions give becomes messages, in one write."""
+    """Whether all results of the functions become messages, in one write."""
     sinks = [sink for sink in pipeline.sinks if isinstance(sink, TopicSink)]
     if len(pipeline.sinks) != 1 or len(sinks) != 1 or sinks[0].sql or not pipeline.functions:
         return False
@@ -216,7 +216,7 @@ def table_target(
     folder = open_folder(spark, path)
     ledger = Ledger(folder, ledger_path(pipeline), pipeline.name, name).load()
     ledger.plain = is_plain(pipeline, sink)
-    table: Table
+    table: TableWriter
     if isinstance(sink, DeltaSink):
         table = DeltaSinkTable(spark, path, sink.partition_by, ledger, merging_of(sink))
     else:
@@ -225,7 +225,7 @@ def table_target(
 
 
 def is_plain(pipeline: Pipeline, sink: ParquetSink | DeltaSink) -> bool:
-    """Whether each message becomes one row, so that an audit may compare their numbers."""
+    """Whether each message becomes one row, so that an audit may compare counts."""
     return not (pipeline.transforms or sink.sql) and all(
         source.format == "nsq" and source.body == "bytes" and not source.dedupe
         for source in pipeline.sources.values()
@@ -275,41 +275,41 @@ def _record(note: str) -> Record | None:
         return None
 
 
-def coverage_in(told: Mapping[str, Any]) -> tuple[Coverage, Coverage]:
-    """What a sum says is covered, and what of it is from before there was a ledger."""
-    return Coverage(spans_of_rows(told["ranges"])), Coverage(spans_of_rows(told["before"]))
+def coverage_in(summary: Mapping[str, Any]) -> tuple[Coverage, Coverage]:
+    """The coverage in a summary, and the part of it from before the ledger."""
+    return Coverage(spans_of_rows(summary["ranges"])), Coverage(spans_of_rows(summary["before"]))
 
 
-def losses_in(told: Mapping[str, Any]) -> list[Accepted]:
-    """The accepted losses of a sum; those of earlier versions have none."""
-    return [Accepted.of_json(dict(loss)) for loss in told.get("losses", ())]
+def losses_in(summary: Mapping[str, Any]) -> list[Accepted]:
+    """The accepted losses in a summary; those of earlier versions have none."""
+    return [Accepted.of_json(dict(loss)) for loss in summary.get("losses", ())]
 
 
-# What the brokers have decided
+# Decisions of the brokers
 
 
 def decision_of(name: str, options: dict[str, str]) -> tuple[int, str] | None:
     """The newest step of a write that any node knows, with its note.
 
-    All nodes are asked, and all must answer: any of them may be the coordinator.
+    All nodes are asked, and all must respond: any of them may be the coordinator.
     """
     cluster = _cluster(options)
     newest: tuple[int, str] | None = None
     for node in cluster.nodes.values():
         try:
-            told = node.get("/staging/decision", query=name)
+            summary = node.get("/staging/decision", query=name)
         except NodeError as error:
             if error.status == 404:
                 continue
             raise
-        found = (int(told["batch"]), str(told["note"] or ""))
+        found = (int(summary["batch"]), str(summary["note"] or ""))
         if newest is None or found[0] > newest[0]:
             newest = found
     return newest
 
 
 def finish(name: str, batch: int, options: dict[str, str]) -> None:
-    """Publish all of a step that is decided; nothing if that was done."""
+    """Publish the rest of a decided step; do nothing if that was done."""
     Committer(_cluster(options), "", lasting=True).commit([StagedRows(name, batch, 0)])
 
 

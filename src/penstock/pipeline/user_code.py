@@ -1,7 +1,7 @@
-"""Functions that a pipeline names: found, and sent to the workers as they are.
+"""Loads the functions that a pipeline names, and sends them to the workers.
 
-Workers may not have the user's files.  So the modules that lie beside the pipeline's file go with
-the functions, by value; what is installed goes by name.
+Workers may not have the user's files.  So modules beside the pipeline's file are sent by value with
+the functions; installed modules are sent by name.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def load(reference: Any, folder: Path) -> Callable[..., Any]:
         raise PipelineError(f"{reference}: {type(error).__name__}: {error}") from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise PipelineError(f"{reference}: there is no function {attribute} in {module.__file__}")
+        raise PipelineError(f"{reference}: no function {attribute} in {module.__file__}")
     _send_by_value(module, folder)
     return function  # type: ignore[no-any-return]
 
 
 def _send_by_value(module: ModuleType | None, folder: Path) -> None:
-    """This module, and those beside the pipeline's file that it has imported."""
+    """Send this module by value, and those beside the pipeline's file that it has imported."""
     from pyspark import cloudpickle
 
     if module is None:
@@ -48,7 +48,7 @@ def _send_by_value(module: ModuleType | None, folder: Path) -> None:
 
 
 def _is_users(file: Path) -> bool:
-    """Not what is installed: an environment may lie beside a pipeline's file too."""
+    """Whether it is not installed: an environment may also be beside a pipeline's file."""
     return not {"site-packages", "dist-packages"} & set(file.parts) and not any(
         file.is_relative_to(Path(root)) for root in (sys.prefix, sys.base_prefix)
     )

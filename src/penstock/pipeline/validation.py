@@ -1,4 +1,4 @@
-"""Whether a pipeline would run: its SQL, schemas and functions, judged without a broker."""
+"""Checks a pipeline's SQL, schemas and functions without a broker."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MESSAGE_DDL = (
 
 
 def validate(spark: SparkSession, pipeline: Pipeline) -> str:
-    """Return what the sinks would get, for a person; PipelineError says what is wrong."""
+    """Return what the sinks would get, for people; raises PipelineError."""
     if pipeline.job:
         return f"job {load(pipeline.job, pipeline.modules).__name__}"
     inferred = [name for name, source in pipeline.sources.items() if source.schema == "infer"]
     if inferred:
-        return f"the schema of {inferred[0]} is to be inferred: its SQL can be judged only then"
+        return f"the schema of {inferred[0]} is inferred at run time: its SQL is not checked"
     flow = Flow(pipeline, declared_schemas(pipeline))
     frames = {name: _frame(spark, pipeline, source) for name, source in pipeline.sources.items()}
     if not pipeline.trigger.once:
@@ -49,7 +49,7 @@ def validate(spark: SparkSession, pipeline: Pipeline) -> str:
 
 
 def _frame(spark: SparkSession, pipeline: Pipeline, source: Source) -> DataFrame:
-    """A stream or table with the columns of messages, and none of them."""
+    """An empty stream or table with the columns of messages."""
     if source.format != "nsq":
         return read_other(spark, pipeline, source)
     if pipeline.trigger.once:
@@ -66,9 +66,9 @@ def _check_columns(sink: Any, rows: DataFrame) -> None:
         case TopicSink():
             topic_messages(sink, rows)
         case PlotSink():
-            wanted = [sink.time, *([sink.series] if sink.series else []), *sink.values]
-            missing = [name for name in wanted if name not in rows.columns]
+            columns = [sink.time, *([sink.series] if sink.series else []), *sink.values]
+            missing = [name for name in columns if name not in rows.columns]
             if missing:
                 raise PipelineError(
-                    f"[sink] (plot) there is no column {missing[0]} among {', '.join(rows.columns)}"
+                    f"[sink] (plot) no column {missing[0]} among {', '.join(rows.columns)}"
                 )

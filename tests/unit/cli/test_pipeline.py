@@ -66,9 +66,9 @@ def test_what_cannot_run_is_refused_before_spark_starts(tmp_path: Path) -> None:
     for text in (
         "no parameter 'topic' (did you mean topics?); it has topics, path,",
         'invalid value "topics" for flag -param: must be name=value',
-        f"the checkpoint ({tmp_path}/archive/x) lies inside [sink] path ({tmp_path}/archive)",
+        f"the checkpoint ({tmp_path}/archive/x) is inside [sink] path ({tmp_path}/archive)",
         "nsqd_http_addresses: '127.0.0.1' must be host:port",
-        f"[[sink]] 1 path and [[sink]] 2 path are the same place, {tmp_path}/metrics;",
+        f"[[sink]] 1 path and [[sink]] 2 path are the same path, {tmp_path}/metrics;",
     ):
         assert text in found.stderr
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import NodeError
-from penstock.pipeline.audit_brokers import Brokers
+from penstock.pipeline.audit_brokers import BrokerLogs
 from penstock.pipeline.audit_ledgers import LEDGERS
 from penstock.pipeline.coverage import Log, Span
 from penstock.pipeline.folders import LocalFolder
@@ -133,5 +133,5 @@ class FakeCluster:
             for topic, instance, start, end in ranges
         ]
 
-    def brokers(self) -> Brokers:
-        return Brokers(self, {node: [self.topic] for node in self.nodes})
+    def brokers(self) -> BrokerLogs:
+        return BrokerLogs(self, {node: [self.topic] for node in self.nodes})

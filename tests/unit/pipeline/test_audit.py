@@ -13,7 +13,7 @@ from penstock.pipeline.audit_findings import (
     COUNTED,
     EARLIER,
     GAP,
-    GONE,
+    MISSING,
     NEVER_READ,
     OUTSIDE,
     PASSED,
@@ -159,7 +159,7 @@ def test_the_broker_counts_more_than_the_ledger(table: Table) -> None:
 @pytest.mark.parametrize(
     ("cluster", "said"),
     [
-        (FakeCluster(nodes={}), "the node does not answer"),
+        (FakeCluster(nodes={}), "the node does not respond"),
         (FakeCluster(away=True), "nsqd h:1 does not answer"),
     ],
 )
@@ -181,14 +181,14 @@ def test_a_topic_that_was_deleted_is_proven_by_the_ledger(table: Table) -> None:
     [topic] = judge(table, FakeCluster(topic="other"))
     assert (topic.verdict, topic.notes) == ("whole", ["the topic was deleted"])
     again = FakeCluster((1, 2), instance="f" * 16, low=0)
-    assert judge(table, again)[0].notes == ["the topic was deleted and made again"]
+    assert judge(table, again)[0].notes == ["the topic was deleted and created again"]
 
 
 def test_a_channel_that_is_gone_leaves_a_doubt_only_if_messages_are(table: Table) -> None:
     table.batch(0, 10)
     assert judge(table, FakeCluster((8, 9, 10), whole_from=8))[0].verdict == "whole"
     [topic] = judge(table, FakeCluster((12,), whole_from=12))
-    assert topic.verdict == "not provable" and "is not there any more" in topic.unproven[0]
+    assert topic.verdict == "not provable" and "no longer exists" in topic.unproven[0]
 
 
 # Topics without a row
@@ -316,7 +316,7 @@ def test_without_a_ledger_what_the_broker_has_removed_is_not_provable() -> None:
     assert rest.verdict == "not provable"
     assert "the broker has removed messages below 9" in rest.unproven
     away = old_table([1, 2], FakeCluster((1, 2), nodes={}))
-    assert away.unproven[0] == "the node does not answer"
+    assert away.unproven[0] == "the node does not respond"
 
 
 # Accepting
@@ -342,9 +342,9 @@ def test_accepting_a_gap_works_once(table: Table) -> None:
     assert after.verdict == "whole"
     assert [loss.span for loss in after.losses] == [Span(LOG, 10, 20)]
     assert "ACCEPTED LOSSES  1" in text(after) and "indexes 10 to 19" in text(after)
-    with pytest.raises(PipelineError, match="accepted before; accepting works once"):
+    with pytest.raises(PipelineError, match="already accepted; a name works once"):
         accept(after, open_ledgers(table.folder), [fault.name])
-    with pytest.raises(PipelineError, match="no fault has this name; found was nothing"):
+    with pytest.raises(PipelineError, match="no fault has this name; found: nothing"):
         accept(after, open_ledgers(table.folder), ["nonsense"])
 
 
@@ -358,7 +358,8 @@ def test_accepting_all_of_it_takes_files_and_their_rows(table: Table) -> None:
     rows = once(*range(10), *range(20, 30))
     report = report_of(table, cluster, rows)
     assert len(report.files.faults) == 3
-    assert sentence(report) == "/t: 10 messages are missing, 3 files are not as they were written"
+    wrong = "10 messages are missing, 3 files are missing, changed or unknown"
+    assert sentence(report) == f"/t: {wrong}"
     accept(report, open_ledgers(table.folder), [report.name])
     after = report_of(table, cluster, rows)
     assert (after.verdict, after.files.faults) == ("whole", [])
@@ -388,11 +389,11 @@ def test_the_report_is_readable_and_complete(table: Table) -> None:
     (table.path / table.files[0]).unlink()
     report = report_of(table, FakeCluster(nodes={}))
     shown = text(report)
-    assert f"{table.files[0]} {GONE}: 10 rows" in shown
-    assert "not provable: the node does not answer" in shown
+    assert f"{table.files[0]} {MISSING}: 10 rows" in shown
+    assert "not provable: the node does not respond" in shown
     as_json = report.as_json()
     assert as_json["verdict"] == "wrong"
-    assert as_json["topics"][0]["not_provable"] == ["the node does not answer"]
+    assert as_json["topics"][0]["not_provable"] == ["the node does not respond"]
     assert as_json["files"]["faults"][0]["path"] == table.files[0]
     many = Topic(TOPIC, NODE, doubts=[str(n) for n in range(30)])
     assert "and 10 more" in text(Report("/t", [many], Files(), []))

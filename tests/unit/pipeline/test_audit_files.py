@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import PipelineError
 from penstock.pipeline import audit_findings, ledger
 from penstock.pipeline.audit_files import Progress, check_files, is_visible
-from penstock.pipeline.audit_findings import CHANGED, GONE, STRANGE, Topics
+from penstock.pipeline.audit_findings import CHANGED, MISSING, STRANGE, Topics
 from penstock.pipeline.audit_ledgers import LEDGERS, MERGING, open_ledgers
 from penstock.pipeline.audit_ranges import judge_ranges
 from penstock.pipeline.folders import LocalFolder
@@ -54,7 +54,7 @@ def test_each_kind_of_damage_names_its_file(table: Table) -> None:
     data = (table.path / flipped).read_bytes()
     (table.path / flipped).write_bytes(bytes([data[0] ^ 1]) + data[1:])
     assert sorted(faults(table)) == sorted(
-        [(GONE, gone), (STRANGE, "topic=t/copy.parquet"), (CHANGED, cut), (CHANGED, flipped)]
+        [(MISSING, gone), (STRANGE, "topic=t/copy.parquet"), (CHANGED, cut), (CHANGED, flipped)]
     )
 
 
@@ -63,7 +63,7 @@ def test_a_file_with_other_rows_of_the_same_size_is_found_without_a_checksum(tab
     known = DataFile(file.path, file.size, 11)
     table.ledger.commit(table.ledger.record(MERGE, added=(known,)))
     [fault] = check_files(table.folder, open_ledgers(table.folder)).faults
-    assert (fault.kind, fault.detail) == (CHANGED, "10 rows in place of 11 rows")
+    assert (fault.kind, fault.detail) == (CHANGED, "10 rows instead of 11 rows")
 
 
 def test_ledgers_of_two_pipelines_share_a_folder(table: Table) -> None:
@@ -73,7 +73,7 @@ def test_ledgers_of_two_pipelines_share_a_folder(table: Table) -> None:
     assert faults(table) == []
     (table.path / other.files[1]).unlink()
     [fault] = check_files(table.folder, open_ledgers(table.folder)).faults
-    assert (fault.kind, fault.path, fault.pipeline) == (GONE, other.files[1], "other")
+    assert (fault.kind, fault.path, fault.pipeline) == (MISSING, other.files[1], "other")
 
 
 def test_a_head_that_is_gone_is_told_also_if_all_is_rolled_up(
@@ -83,7 +83,7 @@ def test_a_head_that_is_gone_is_told_also_if_all_is_rolled_up(
     table.batch(0, 10)
     table.batch(10, 20)
     (table.path / LEDGERS / "archive" / "head.json").unlink()
-    with pytest.raises(PipelineError, match=r"head\.json is gone"):
+    with pytest.raises(PipelineError, match=r"head\.json is missing"):
         open_ledgers(table.folder)
 
 
@@ -115,7 +115,7 @@ def test_a_step_that_is_under_way_is_no_fault(table: Table) -> None:
     [opened] = open_ledgers(table.folder)
     assert opened.hidden(table.folder) == {new.path}
     table.ledger.commit(record)
-    assert faults(table) == [(GONE, new.path)]
+    assert faults(table) == [(MISSING, new.path)]
 
 
 def test_names_that_readers_pass_over() -> None:
@@ -138,7 +138,7 @@ def test_progress_is_told_every_few_seconds(caplog: Any) -> None:
     progress = Progress("files", lambda: now_s)
     with caplog.at_level("INFO", "penstock.pipeline"):
         for now_s in (1.0, 4.9, 5.0, 6.0, 9.9, 10.1):
-            progress.tell(f"{now_s}")
+            progress.report(f"{now_s}")
     assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["5.0", "10.1"]
 
 
@@ -179,9 +179,9 @@ def test_the_live_files_of_a_delta_table_are_compared(tmp_path: Path) -> None:
     shutil.copy(table.path / files[0].path, table.path / "topic=t/killed.parquet")
     assert faults(table) == []
     (table.path / files[1].path).unlink()
-    assert faults(table) == [(GONE, files[1].path)]
+    assert faults(table) == [(MISSING, files[1].path)]
     DeltaTable(str(table.path)).delete("topic = 't'")
-    assert sorted(faults(table)) == sorted([(GONE, files[0].path), (GONE, files[1].path)])
+    assert sorted(faults(table)) == sorted([(MISSING, files[0].path), (MISSING, files[1].path)])
 
 
 # A thousand damages

@@ -268,7 +268,7 @@ def test_a_folder_with_a_damaged_file_is_left_for_the_audit(
             file.write_bytes(file.read_bytes()[:-9])
     assert table.merge(LATER_MS) == 4
     assert small_counts(tmp_path) == {"k=a": 4, "k=b": 1}
-    assert "k=a: 4 files are not merged" in caplog.text
+    assert "k=a: 4 files not merged" in caplog.text
     assert table.merge(LATER_MS) == 0
 
 
@@ -295,10 +295,10 @@ def test_a_step_is_bounded_and_pauses_follow_it(
     table = open_table(tmp_path)
     for number in range(3):
         table.put(number, a=[number], b=[number], c=[number])
-    table.rest()
+    table.maintain()
     assert sorted(small_counts(tmp_path).values()) == [1, 3, 3]
     monkeypatch.setattr(compaction.time, "monotonic", lambda: 0.0)  # in the pause
-    table.rest()
+    table.maintain()
     assert sorted(small_counts(tmp_path).values()) == [1, 3, 3]
     assert [table.merge(LATER_MS) for _ in range(3)] == [3, 3, 0]
     assert listed(tmp_path) == sorted([0, 1, 2] * 3)
@@ -397,7 +397,7 @@ def test_a_list_of_replaced_files_that_is_damaged_is_told(tmp_path: Path) -> Non
     path = tmp_path / "_penstock/ledger/test/merging.json"
     path.write_bytes(path.read_bytes().replace(b"k=a", b"k=b"))
     with pytest.raises(PipelineError, match=r"merging\.json is damaged \(its checksum is wrong\)"):
-        open_table(tmp_path).rest()
+        open_table(tmp_path).maintain()
 
 
 def test_replaced_files_are_removed_a_part_at_a_time(
@@ -453,7 +453,7 @@ def test_files_lists_the_table_as_text_and_json(
 
 @pytest.mark.parametrize(
     ("place", "said"),
-    [("none", "is no folder"), ("", "has no ledger"), ("hdfs://x/y", "needs a Spark session")],
+    [("none", "is not a folder"), ("", "has no ledger"), ("hdfs://x/y", "needs a Spark session")],
 )
 def test_what_has_no_list_is_told(
     tmp_path: Path, place: str, said: str, capsys: pytest.CaptureFixture[str]

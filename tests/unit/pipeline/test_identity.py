@@ -29,6 +29,6 @@ def test_what_the_tables_say_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"identity": 5}', b'{"identity": "x"}', b"[]"])
 def test_a_damaged_identity_is_told_not_replaced(tmp_path: Path, data: bytes) -> None:
     (tmp_path / NAME).write_bytes(data)
-    with pytest.raises(PipelineError, match=r"identity.json does not hold an identity; restore"):
+    with pytest.raises(PipelineError, match=r"identity.json does not contain an identity; restore"):
         identity_of(LocalFolder(str(tmp_path)))
     assert (tmp_path / NAME).read_bytes() == data

@@ -43,7 +43,7 @@ def batch(number: int, start: int, end: int, query: str = "q") -> Batch:
 
 
 def write(ledger: Ledger, each: Batch, *files: DataFile) -> None:
-    spans = ledger.wanted(each)
+    spans = ledger.to_write(each)
     assert spans is not None
     ledger.commit(ledger.batch_record(each, spans, files))
 
@@ -64,16 +64,16 @@ def test_a_batch_is_its_ranges(tmp_path: Path) -> None:
     ledger = new(tmp_path)
     write(ledger, batch(0, 0, 10))
     write(ledger, batch(1, 10, 20))
-    assert ledger.wanted(batch(1, 10, 20)) is None
+    assert ledger.to_write(batch(1, 10, 20)) is None
     # Of another query the number says nothing.
-    assert ledger.wanted(batch(1, 5, 20, "other")) is None
-    assert ledger.wanted(batch(0, 15, 25, "other")) == (Span(LOG, 20, 25),)
-    assert ledger.wanted(batch(2, 20, 22)) == (Span(LOG, 20, 22, 2),)
-    with pytest.raises(PipelineError, match="comes again with other messages"):
-        ledger.wanted(batch(1, 10, 25))
-    with pytest.raises(PipelineError, match="comes again with other messages"):
-        ledger.wanted(batch(0, 20, 25))
-    assert ledger.wanted(batch(0, 0, 10)) is None
+    assert ledger.to_write(batch(1, 5, 20, "other")) is None
+    assert ledger.to_write(batch(0, 15, 25, "other")) == (Span(LOG, 20, 25),)
+    assert ledger.to_write(batch(2, 20, 22)) == (Span(LOG, 20, 22, 2),)
+    with pytest.raises(PipelineError, match="is repeated with different messages"):
+        ledger.to_write(batch(1, 10, 25))
+    with pytest.raises(PipelineError, match="is repeated with different messages"):
+        ledger.to_write(batch(0, 20, 25))
+    assert ledger.to_write(batch(0, 0, 10)) is None
 
 
 def test_a_batch_of_which_a_sink_had_a_part_may_come_again(tmp_path: Path) -> None:
@@ -83,28 +83,28 @@ def test_a_batch_of_which_a_sink_had_a_part_may_come_again(tmp_path: Path) -> No
     again = batch(0, 5, 15, "other")
     write(ledger, again)
     assert ledger.head.last == Batch("other", 0, (Span(LOG, 10, 15),))
-    assert ledger.wanted(again) is None
+    assert ledger.to_write(again) is None
     for start, end in ((5, 16), (5, 14), (11, 15)):
-        with pytest.raises(PipelineError, match="comes again with other messages"):
-            ledger.wanted(batch(0, start, end, "other"))
+        with pytest.raises(PipelineError, match="is repeated with different messages"):
+            ledger.to_write(batch(0, start, end, "other"))
 
 
 def test_a_batch_behind_state_is_known_by_its_number_too(tmp_path: Path) -> None:
     ledger = new(tmp_path)
     empty = Batch("q", 0, (), numbered=True)
-    assert ledger.wanted(empty) == ()
+    assert ledger.to_write(empty) == ()
     ledger.commit(ledger.batch_record(empty, ()))
-    assert ledger.wanted(empty) is None
-    assert ledger.wanted(Batch("q", 1, (), numbered=True)) == ()
+    assert ledger.to_write(empty) is None
+    assert ledger.to_write(Batch("q", 1, (), numbered=True)) == ()
     # Of messages alone there is nothing to write.
-    assert ledger.wanted(Batch("q", 1, ())) is None
+    assert ledger.to_write(Batch("q", 1, ())) is None
 
 
 def test_below_what_is_from_before_the_ledger_nothing_is_lacking(tmp_path: Path) -> None:
     ledger = new(tmp_path)
     ledger.commit(ledger.record(CARRIED, spans=(Span(LOG, 50, 60),), claimed="old"))
-    assert ledger.wanted(batch(7, 40, 60)) is None
-    assert ledger.wanted(batch(7, 40, 65)) == (Span(LOG, 60, 65),)
+    assert ledger.to_write(batch(7, 40, 60)) is None
+    assert ledger.to_write(batch(7, 40, 65)) == (Span(LOG, 60, 65),)
     found = opened(tmp_path)
     assert list(found.head.before) == [Span(LOG, 50, 60)] and found.head.claimed == ["old"]
 
@@ -197,14 +197,14 @@ def test_damage_is_an_error_and_never_an_empty_ledger(tmp_path: Path) -> None:
         whole = path.read_bytes()
         for at in range(0, len(whole), 7):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-            with pytest.raises(PipelineError, match=r"is damaged|is of version"):
+            with pytest.raises(PipelineError, match=r"is damaged|has version"):
                 opened(tmp_path)
         path.write_bytes(whole[: len(whole) // 2])
         with pytest.raises(PipelineError, match="is damaged"):
             opened(tmp_path)
         if path.name != f"{3:012d}.json":  # the last one is missed when it is compared (R44)
             path.unlink()
-            with pytest.raises(PipelineError, match="is gone"):
+            with pytest.raises(PipelineError, match="is missing"):
                 opened(tmp_path)
         path.write_bytes(whole)
     assert opened(tmp_path).seq == 3

@@ -77,7 +77,7 @@ def test_two_spellings_of_one_place_are_refused(folder: Path, data: st.DataObjec
         case "checkpoint":
             allowed = inner == "/_penstock/invalid"
             tables["checkpoint"] = inside + ("/../schema.json" if allowed else "")
-    with pytest.raises(PipelineError, match=r"are the same place|lies inside"):
+    with pytest.raises(PipelineError, match=r"are the same path|is inside"):
         declared(folder, data.draw(st.permutations(sinks)), **tables)
 
 
@@ -107,7 +107,7 @@ def test_places_side_by_side_are_taken(folder: Path, data: st.DataObject) -> Non
 def test_places_of_other_file_systems_are_compared_too(
     tmp_path: Path, one: str, other: str
 ) -> None:
-    with pytest.raises(PipelineError, match=r"are the same place|lies inside"):
+    with pytest.raises(PipelineError, match=r"are the same path|is inside"):
         declared(tmp_path, [parquet(one), parquet(other)])
     assert declared(tmp_path, [parquet(one), parquet("hdfs://other/a")])
     assert declared(tmp_path, [parquet(one)], checkpoint=f"{one}/_penstock/checkpoint")
@@ -119,14 +119,14 @@ def test_what_is_refused_is_told_with_what_to_do(tmp_path: Path) -> None:
     assert f"or in {'t'}/_penstock/checkpoint; stop the pipeline before you move it" in str(
         caught.value
     )
-    with pytest.raises(PipelineError, match=r"\[sink\] path \(.*/c/t\) lies inside the checkpoint"):
+    with pytest.raises(PipelineError, match=r"\[sink\] path \(.*/c/t\) is inside the checkpoint"):
         declared(tmp_path, [parquet("c/t")], checkpoint="c")
     with pytest.raises(PipelineError, match=r"\[sink\] path and \[invalid\] path are the same"):
         declared(tmp_path, [parquet("t")], invalid={"path": "./t/"})
-    with pytest.raises(PipelineError, match=r"the ledger of topics .* lies inside|same place"):
+    with pytest.raises(PipelineError, match=r"the ledger of topics .* is inside|same path"):
         topic = {"type": "topic", "topic": "out"}
         declared(tmp_path, [parquet("c.ledger"), topic], checkpoint="c")
-    with pytest.raises(PipelineError, match="the same place"):
+    with pytest.raises(PipelineError, match="the same path"):
         declared(tmp_path, [plot("a.svg"), plot("./a.svg")])
     with pytest.raises(PipelineError, match="its points"):
         declared(tmp_path, [plot("a.svg"), parquet("a.svg.json")])
@@ -134,7 +134,7 @@ def test_what_is_refused_is_told_with_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["t/_penstock", "t/_penstock/ledger", "t/_penstock/ledger/p"])
 def test_a_checkpoint_does_not_lie_in_what_the_table_keeps(tmp_path: Path, path: str) -> None:
-    with pytest.raises(PipelineError, match="lies inside"):
+    with pytest.raises(PipelineError, match="is inside"):
         declared(tmp_path, [parquet("t")], checkpoint=path)
 
 

@@ -118,6 +118,6 @@ def test_a_run_that_is_being_stopped_keeps_its_state(tmp_path: Path) -> None:
 def test_what_was_gone_before_a_topic_was_found_is_told(tmp_path: Path) -> None:
     file = StatusFile(Status("orders", topics=["a"]), tmp_path)
     file.update(gone_topics=1, gone_before=39_990)
-    assert "a; at least 39,990 messages of 1 topics were gone" in table(read_all(tmp_path))
+    assert "a; at least 39,990 messages of 1 topics were removed" in table(read_all(tmp_path))
     file.update(gone_topics=2, gone_before=0)
     assert "a; an unknown number of messages of 2 topics" in table(read_all(tmp_path))

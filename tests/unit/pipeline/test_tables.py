@@ -55,12 +55,12 @@ def test_a_checkpoint_is_remembered_and_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"pipeline": "clicks"}, "is of the pipeline orders, not of clicks"),
+        ({"pipeline": "clicks"}, "belongs to the pipeline orders, not to clicks"),
         (
             {"sources": {"input": "nsq other"}},
-            r"was made with the sources input \(nsq orders\), and now",
+            r"was created with the sources input \(nsq orders\), and now",
         ),
-        ({"state": ""}, "holds the state of another query"),
+        ({"state": ""}, "contains the state of another query"),
     ],
 )
 def test_one_that_does_not_fit_is_told_with_what_to_do(
@@ -74,10 +74,10 @@ def test_one_that_does_not_fit_is_told_with_what_to_do(
 def test_a_checkpoint_of_another_program_is_told(tmp_path: Path) -> None:
     folder = LocalFolder(str(tmp_path))
     folder.write("metadata", b'{"id":"..."}')
-    with pytest.raises(PipelineError, match="made by another program"):
+    with pytest.raises(PipelineError, match="was not created by"):
         load(folder)
     folder.write("penstock.json", b"{")
-    with pytest.raises(PipelineError, match=r"penstock\.json makes no sense"):
+    with pytest.raises(PipelineError, match=r"penstock\.json is damaged"):
         load(folder)
 
 
@@ -114,7 +114,7 @@ class Report(Exception):
         ([Report("x\nValueError: bad\n")], "ValueError: bad"),
         ([Report(f"[STREAM_FAILED] Query [id] x\n{CAST}\nValueError: bad")], "The value 'x' of"),
         ([Report("\n  something else\nat y")], "something else"),
-        ([Report("")], "Spark gives no reason"),
+        ([Report("")], "Spark gave no reason"),
     ],
 )
 def test_a_fault_is_told_in_a_sentence(errors: list[BaseException | None], said: str) -> None:
