@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -131,6 +132,35 @@ def test_what_cannot_be_read_again_is_recorded_as_lost(tmp_path: Path) -> None:
     lost = Coverage(loss.span for loss in target.ledger.head.losses)
     assert lost.lacking(Span(OLD, 10, INDEX_MAX)) == []
     assert lost.lacking(Span(NEW, 100, 120)) != []
+
+
+@pytest.mark.parametrize("answer", ["read_again", "accept_loss"])
+def test_the_newest_log_is_still_the_newest_when_an_older_one_is_recorded_as_lost(
+    tmp_path: Path, answer: str
+) -> None:
+    """All was deleted, the topic made again and read, and the first checkpoint put back."""
+    pipeline = pipeline_of(tmp_path)
+    write(settle(pipeline), Span(OLD, 10, 50))
+    Checkpoint(tmp_path).batch(0, OLD, 50, begin=10)
+    settle(pipeline)
+    for name in ("checkpoint", "checkpoint.ledger"):
+        shutil.copytree(tmp_path / name, tmp_path / "backup" / name)
+        shutil.rmtree(tmp_path / name)
+    shutil.rmtree(tmp_path / "one")
+    settled = settle(pipeline)
+    identity = json.loads((tmp_path / "backup/checkpoint/identity.json").read_text())["identity"]
+    assert settled.identity.text != identity
+    write(settled, Span(NEW, 100, 150))
+    for name in ("checkpoint", "checkpoint.ledger"):
+        shutil.rmtree(tmp_path / name)
+        (tmp_path / "backup" / name).rename(tmp_path / name)
+    settled = settle(pipeline, **{answer: stopped(pipeline)})
+    coverage = settled.targets[0].ledger.coverage
+    assert list(coverage.logs) == [OLD, NEW]
+    assert begins(settled) == {"t": Position(NEW.instance, 150)}
+    again = settle(pipeline)
+    assert list(again.targets[0].ledger.load().coverage.logs) == [OLD, NEW]
+    assert begins(again) == {"t": Position(NEW.instance, 150)}
 
 
 def test_of_two_tables_the_one_that_knows_a_topic_made_again_says_where_to_go_on(
