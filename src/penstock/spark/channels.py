@@ -138,6 +138,7 @@ class Channels:
                         self._pull(uuid, topic, told.first, told)
                     continue
                 found[place] = told
+                self.changed.discard(place)  # that was said of a repeated batch's beginning
                 if (loss := self._judge(uuid, topic, position, told)) is not None:
                     losses[place] = loss
         for (uuid, topic), told in found.items():

@@ -308,6 +308,7 @@ class Follower:
                 position = positions.get(uuid, {}).get(topic)
                 if position is None or position.is_deleted:
                     self._watches.gone.discard((uuid, topic))
+                    self.channels.changed.discard((uuid, topic))
                     continue
                 end = self._end_of(uuid, topic, held=held)
                 if (uuid, topic) in gone or (end is not None and end.instance != position.instance):
