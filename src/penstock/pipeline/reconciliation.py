@@ -48,6 +48,7 @@ from penstock.pipeline.recorded_ends import Done, Place, is_dropped, newest_logs
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.targets import (
     Target,
+    TopicTarget,
     targets_of,
 )
 from penstock.spark.offsets import INDEX_MAX, Position
@@ -124,9 +125,15 @@ class Settling:
         """All ledgers are of one pipeline."""
         for target in self._targets:
             if target.ledger.exists and target.ledger.identity != self._identity.text:
+                way = "give this one another name, or another output"
+                if isinstance(target, TopicTarget):
+                    way = (
+                        "it was put back from before everything was begun anew, so remove that "
+                        "folder: the pipeline then goes on from what the brokers know"
+                    )
                 raise PipelineError(
                     f"{target.ledger.uri} belongs to another pipeline of the name "
-                    f"{self._pipeline.name}: give this one another name, or another output"
+                    f"{self._pipeline.name}: {way}"
                 )
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import DataWouldBeLostError
+from penstock.errors import DataWouldBeLostError, PipelineError
 from penstock.pipeline.coverage import Coverage, Span
 from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.ledger import Ledger
@@ -18,6 +18,7 @@ from penstock.pipeline.offset_log import OffsetLog
 from penstock.pipeline.reconciliation import Settled, Settling, accepted_by_all
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.spec_file import from_table
+from penstock.pipeline.targets import targets_of
 from penstock.spark.offsets import INDEX_MAX, Position
 from tests.unit.pipeline.test_recorded_ends import NEW, OLD, Checkpoint
 
@@ -161,6 +162,21 @@ def test_the_newest_log_is_still_the_newest_when_an_older_one_is_recorded_as_los
     again = settle(pipeline)
     assert list(again.targets[0].ledger.load().coverage.logs) == [OLD, NEW]
     assert begins(again) == {"t": Position(NEW.instance, 150)}
+
+
+def test_a_topic_ledger_of_before_all_was_begun_anew_is_told_with_what_to_remove(
+    tmp_path: Path,
+) -> None:
+    """Another name or output, as for a table, would not help."""
+    source = {"topics": ["t"], "channel": "c", "nsqd_http_addresses": "127.0.0.1:1"}
+    sinks = [{"type": "parquet", "path": "one"}, {"type": "topic", "topic": "out"}]
+    table = {"name": "p", "checkpoint": "checkpoint", "source": source, "sink": sinks}
+    pipeline = from_table(table, (), tmp_path)
+    for number, target in enumerate(targets_of(None, pipeline)):  # type: ignore[arg-type]
+        target.ledger.create(f"{number}" * 32, [])
+    wanted = r"checkpoint\.ledger/topic-out belongs to another .* remove that folder"
+    with pytest.raises(PipelineError, match=wanted):
+        settle(pipeline)
 
 
 def test_of_two_tables_the_one_that_knows_a_topic_made_again_says_where_to_go_on(
