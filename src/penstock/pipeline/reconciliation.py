@@ -128,7 +128,7 @@ class Settling:
                 way = "give this one another name, or another output"
                 if isinstance(target, TopicTarget):
                     way = (
-                        "it was put back from before everything was begun anew, so remove that "
+                        "a table was put back without it, or it without a table.  Remove that "
                         "folder: the pipeline then goes on from what the brokers know"
                     )
                 raise PipelineError(

@@ -164,7 +164,7 @@ def test_the_newest_log_is_still_the_newest_when_an_older_one_is_recorded_as_los
     assert begins(again) == {"t": Position(NEW.instance, 150)}
 
 
-def test_a_topic_ledger_of_before_all_was_begun_anew_is_told_with_what_to_remove(
+def test_a_topic_ledger_that_is_of_another_backup_is_told_with_what_to_remove(
     tmp_path: Path,
 ) -> None:
     """Another name or output, as for a table, would not help."""
@@ -174,7 +174,7 @@ def test_a_topic_ledger_of_before_all_was_begun_anew_is_told_with_what_to_remove
     pipeline = from_table(table, (), tmp_path)
     for number, target in enumerate(targets_of(None, pipeline)):  # type: ignore[arg-type]
         target.ledger.create(f"{number}" * 32, [])
-    wanted = r"checkpoint\.ledger/topic-out belongs to another .* remove that folder"
+    wanted = r"checkpoint\.ledger/topic-out belongs to another .* Remove that folder"
     with pytest.raises(PipelineError, match=wanted):
         settle(pipeline)
 
