@@ -16,9 +16,6 @@ _COMPILED = re.compile(r"^(?:cdef )?class (\w+)", re.M)
 # `client.sync` has the classes of `client` for programs without asyncio, under the same names.
 TWINS = {("client", "Consumer"), ("client", "Producer")}
 
-# To be emptied: names that still stand twice.
-REMAINING = {}
-
 
 def classes_of(path: Path) -> Iterable[str]:
     """The public classes of a module, in Python or Cython."""
@@ -42,13 +39,12 @@ def repeated(package: Path) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_class_name_stands_twice_in_a_package(package: str) -> None:
-    allowed = TWINS | REMAINING
     found = repeated(SRC / package)
-    assert {n: where for n, where in found.items() if (package, n) not in allowed} == {}
+    assert {n: where for n, where in found.items() if (package, n) not in TWINS} == {}
 
 
 def test_what_may_stand_twice_does() -> None:
-    assert {(p, name) for p in PACKAGES for name in repeated(SRC / p)} == TWINS | REMAINING
+    assert {(p, name) for p in PACKAGES for name in repeated(SRC / p)} == TWINS
 
 
 def test_a_repeated_name_is_found(tmp_path: Path) -> None:

@@ -283,6 +283,53 @@ def test_a_repeated_batch_whose_channel_is_gone_too_is_judged_by_whoever_reads_i
             rows_of(again.reader, parts)
 
 
+@pytest.mark.parametrize("again", [[], [b"again"]])
+def test_a_repeated_batch_whose_topic_is_gone_is_judged_by_whoever_reads_it(
+    broker: Nsqd, topic: str, options: dict[str, str], again: list[bytes]
+) -> None:
+    """Counting its messages was refused, before anybody could tell or accept that they are gone."""
+    options["minPartitions"] = "2"
+    stream = Stream(options)
+    publish(broker, topic, *BODIES[:4])
+    end, _ = planned(stream)
+    broker.post(f"/topic/delete?topic={topic}&force=true")
+    publish_each(broker, topic, again)
+    repeated = Stream(options, stream.offset)
+    parts = repeated.reader.partitions(stream.offset, end)
+    with pytest.raises(DataLossError, match="was deleted before it was read") as caught:
+        rows_of(repeated.reader, parts)
+    (loss,) = caught.value.losses
+    assert (loss.start, loss.end) == (index(stream), INDEX_MAX)
+    accepting = {**options, "acceptLoss": json.dumps([loss.as_json()])}
+    accepted = Stream(accepting, stream.offset)
+    assert rows_of(accepted.reader, accepted.reader.partitions(stream.offset, end)) == []
+    accepted.offset = end
+    assert accepted.available_now() == again, "that the rest is gone too was accepted with it"
+
+
+@pytest.mark.parametrize("made_before", [True, False])
+def test_a_repeated_batch_of_before_a_topic_was_made_again_hides_nothing_of_the_new_one(
+    broker: Nsqd, topic: str, options: dict[str, str], made_before: bool
+) -> None:
+    """A run that reads what is there did not end well: it had seen that the old one is gone."""
+    loose = {**options, "failOnDataLoss": "false"}
+    stream = Stream(loose)
+    publish(broker, topic, b"old")
+    stream.batch()
+    broker.post(f"/topic/delete?topic={topic}&force=true")
+    if made_before:
+        publish(broker, topic, b"new")
+    killed = Stream(loose, stream.offset)
+    assert killed.batch(commit=False) == []
+    assert killed.offset != stream.offset
+    if not made_before:
+        publish(broker, topic, b"new")
+    again = Stream(loose, killed.offset)
+    again.reader.prepareForTriggerAvailableNow()
+    assert again.reader.partitions(stream.offset, killed.offset) == []
+    assert again.available_now() == [b"new"]
+
+
 def test_batch_reads_tell_what_was_removed_while_they_read(
     broker: Nsqd, topic: str, options: dict[str, str]
 ) -> None:

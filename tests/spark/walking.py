@@ -318,6 +318,8 @@ class Walk:
         if "belongs to another pipeline" in str(error) and home is self.home:
             # A table of before everything was deleted was put back.
             self._delete([name for name in home.tables if f"/{name}/" in str(error)])
+            if home.topic and home.topic_ledger_path in str(error):
+                shutil.rmtree(home.beside / home.topic_ledger_path)
         if not isinstance(error, DataWouldBeLostError):
             return Answers()
         waiting = home.waiting()

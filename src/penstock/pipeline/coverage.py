@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from penstock.spark.offsets import INDEX_MAX, Positions, flat, is_instance
@@ -120,6 +120,25 @@ class Coverage:
         parts = touched if inside else [*touched, span]
         disjoint = sum(each.end - each.start for each in parts) == end - start
         spans[first:last] = [Span(span.log, start, end, _sum(parts) if disjoint else None)]
+
+    def add_all(self, spans: Sequence[Span]) -> None:
+        """Cover ranges that come together, in the order of their logs.
+
+        So a new log is older than one of its topic that is known and named with it.
+        """
+        later = {span.log[:3]: span.log for span in spans if span.log in self._spans}
+        for span in spans:
+            is_new = span.log not in self._spans
+            self.add(span)
+            if is_new and span.log[:3] in later:
+                self._put_before(span.log, later[span.log[:3]])
+
+    def _put_before(self, log: Log, later: Log) -> None:
+        moved = self._spans.pop(log)
+        behind = list(itertools.dropwhile(lambda each: each != later, self._spans))
+        self._spans[log] = moved
+        for each in behind:
+            self._spans[each] = self._spans.pop(each)
 
     def lacking(self, span: Span) -> list[Span]:
         """The parts of a range that are not covered; none for an empty range of a known log."""

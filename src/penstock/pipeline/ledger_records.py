@@ -178,10 +178,9 @@ class Head:
 
     def take(self, record: Record) -> None:
         """Add a record to the sum."""
-        for span in record.spans:
-            self.coverage.add(span)
-            if record.kind == CARRIED:
-                self.before.add(span)
+        self.coverage.add_all(record.spans)
+        if record.kind == CARRIED:
+            self.before.add_all(record.spans)
         self.losses += record.losses
         if record.kind == BATCH:
             self.last = Batch(record.query, record.batch, record.spans)

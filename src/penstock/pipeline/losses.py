@@ -20,7 +20,7 @@ from penstock.errors import DataWouldBeLostError, PipelineError
 from penstock.pipeline.coverage import Log, Span, spans_of_rows
 from penstock.pipeline.folders import Folder
 from penstock.pipeline.ledger_records import packed, unpacked
-from penstock.spark.loss import Loss
+from penstock.spark.loss import ACCEPTED_COUNT_MAX, Loss
 
 NAME = "waiting.json"
 NAMED_MAX = 5  # ranges in a sentence
@@ -149,7 +149,8 @@ def lost_messages(losses: Iterable[Loss], channel_of_topic: dict[str, str]) -> W
 
 
 def as_losses(spans: Iterable[Span]) -> str:
-    """The option acceptLoss."""
+    """The option acceptLoss.  Of more than it may hold the newest: others are asked for again."""
+    found = [span for span in spans if span.start < span.end]
     return json.dumps(
         [
             {
@@ -159,7 +160,6 @@ def as_losses(spans: Iterable[Span]) -> str:
                 "start": span.start,
                 "end": span.end,
             }
-            for span in spans
-            if span.start < span.end
+            for span in found[-ACCEPTED_COUNT_MAX:]
         ]
     )

@@ -44,10 +44,11 @@ from penstock.pipeline.losses import (
 )
 from penstock.pipeline.offset_log import ByChannel, OffsetLog
 from penstock.pipeline.origins import Origins
-from penstock.pipeline.recorded_ends import Done, Place, is_dropped, newest_logs, places
+from penstock.pipeline.recorded_ends import Done, Place, is_dropped, newest_logs, place_of, places
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.targets import (
     Target,
+    TopicTarget,
     targets_of,
 )
 from penstock.spark.offsets import INDEX_MAX, Position
@@ -124,9 +125,15 @@ class Settling:
         """All ledgers must belong to one pipeline."""
         for target in self._targets:
             if target.ledger.exists and target.ledger.identity != self._identity.text:
+                way = "give this one another name, or another output"
+                if isinstance(target, TopicTarget):
+                    way = (
+                        "a table was put back without it, or it without a table.  Remove that "
+                        "folder: the pipeline then goes on from what the brokers know"
+                    )
                 raise PipelineError(
                     f"{target.ledger.uri} belongs to another pipeline of the name "
-                    f"{self._pipeline.name}: give this one another name, or another output"
+                    f"{self._pipeline.name}: {way}"
                 )
 
     @property
@@ -163,7 +170,7 @@ class Settling:
         same = self._questions.waiting == waiting
         if same and self._questions.answer == ACCEPT:
             for target in self._targets:
-                _lose(waiting, target.ledger, lacking.get(target.name, ()))
+                _lose(waiting, done, target.ledger, lacking.get(target.name, ()))
             self._questions.answered()
             return
         if same and self._questions.answer == READ_AGAIN:
@@ -308,23 +315,37 @@ def _ahead(ledger: Ledger, planned: Mapping[Place, Position]) -> list[Span]:
 
 def _read_again(waiting: Waiting, done: Done, ledger: Ledger, lacking: Iterable[Span]) -> None:
     """Note where the rest begins; of a topic that was made again there is nothing to read."""
-    _lose(waiting, ledger, [span for span in lacking if done.is_replaced(span.log)])
+    _lose(waiting, done, ledger, [span for span in lacking if done.is_replaced(span.log)])
     begun = {
         span.log: Span(span.log, span.start, span.start, 0)
         for span in lacking
         if ledger.coverage.end(span.log) is None
     }
     if begun:
-        ledger.commit(ledger.record(BEGUN, spans=tuple(begun.values())))
+        spans = _in_order(done, ledger, list(begun.values()))
+        ledger.commit(ledger.record(BEGUN, spans=spans))
 
 
-def _lose(waiting: Waiting, ledger: Ledger, lacking: Iterable[Span]) -> None:
+def _lose(waiting: Waiting, done: Done, ledger: Ledger, lacking: Iterable[Span]) -> None:
     """Record that a table will not have some ranges."""
     missing = tuple(span._replace(messages=0) for span in lacking)
     if missing:
         losses = tuple(_accepted(waiting, missing))
-        spans = tuple(span for span in missing if span.end < INDEX_MAX)
+        spans = _in_order(done, ledger, [span for span in missing if span.end < INDEX_MAX])
         ledger.commit(ledger.record(LOSS, spans=spans, losses=losses))
+
+
+def _in_order(done: Done, ledger: Ledger, spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Logs that were replaced before the newest ones, also before those that the ledger has."""
+    replaced = [span for span in spans if done.is_replaced(span.log)]
+    newest = dict.fromkeys(done.newest[place_of(span.log)] for span in replaced)
+    known = [
+        Span(found, start, start, 0)
+        for found in newest
+        if (start := ledger.coverage.start(found)) is not None
+    ]
+    others = (span for span in spans if not done.is_replaced(span.log))
+    return (*replaced, *known, *others)
 
 
 def _accepted(waiting: Waiting, spans: Sequence[Span]) -> Iterable[Accepted]:

@@ -41,7 +41,8 @@ def place_options(
     options["resumeFrom"] = json.dumps(encode(channel, settled.resume.get(channel, {})))
     if settled.accepted:
         options["acceptLoss"] = as_losses(settled.accepted)
-    if take_over:
+    # Whoever was put back since may be that reader itself: then nothing is to be taken.
+    if take_over and take_over != settled.identity.text:
         options["takeOver"] = take_over
     trigger = pipeline.trigger
     if trigger.every_ns and not trigger.available_now:

@@ -139,6 +139,7 @@ class Channels:
                         self._pull(uuid, topic, state.first, state)
                     continue
                 found[place] = state
+                self.changed.discard(place)  # set for the start of a repeated batch
                 if (loss := self._loss_of(uuid, topic, position, state)) is not None:
                     losses[place] = loss
         for (uuid, topic), state in found.items():

@@ -153,7 +153,12 @@ class Follower:
             return end - start
         if each.node not in self.cluster.nodes:
             return end - start
-        found = self.cluster.count(each.node, each.topic, start, end)
+        try:
+            found = self.cluster.count(each.node, each.topic, start, end)
+        except NodeError as error:
+            if error.code != "TOPIC_NOT_FOUND":
+                raise
+            return end - start  # it was deleted: whoever reads the range, or the next look, tells
         if found == end - start:
             self._whole[key] = (start, end)
         return found
@@ -309,6 +314,7 @@ class Follower:
                 position = positions.get(uuid, {}).get(topic)
                 if position is None or position.is_deleted:
                     self._watches.gone.discard((uuid, topic))
+                    self.channels.changed.discard((uuid, topic))
                     continue
                 end = self._end_of(uuid, topic, held=held)
                 if (uuid, topic) in gone or (end is not None and end.instance != position.instance):

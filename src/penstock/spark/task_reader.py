@@ -25,6 +25,7 @@ from penstock.errors import CorruptError, NodeError
 from penstock.spark.cluster import Cluster
 from penstock.spark.loss import Loss, Losses
 from penstock.spark.node_client import Access, Node, PendingRequest, Response, node_request
+from penstock.spark.offsets import INDEX_MAX
 from penstock.spark.options import Options
 from penstock.spark.ranges import Range
 
@@ -91,7 +92,9 @@ class Reading:
         except NodeError as error:
             if error.code not in ("TOPIC_NOT_FOUND", "INSTANCE_CHANGED"):
                 raise
-            losses.report([_lost(each, "was deleted before it was read", each.end)])
+            # For a stream, all that it will miss, so that it can be accepted at once.
+            end = INDEX_MAX if self.options.channel else each.end
+            losses.report([_lost(each, "was deleted before it was read", end)])
 
 
 def _lost(each: Range, what: str, end: int) -> Loss:

@@ -60,6 +60,15 @@ def test_it_covers_what_was_added_and_lacks_the_rest(
     assert Coverage(spans_of_rows(coverage.rows())) == coverage
 
 
+def test_a_log_that_is_named_before_a_known_one_of_its_topic_is_older() -> None:
+    old, (new, other) = LOGS[0]._replace(instance="2" * 16), LOGS
+    coverage = Coverage([Span(new, 100, 150, 5), Span(other, 7, 8)])
+    coverage.add_all([Span(old, 10, 50, 0), Span(new, 100, 100, 0)])
+    assert list(coverage) == [Span(old, 10, 50, 0), Span(new, 100, 150, 5), Span(other, 7, 8)]
+    coverage.add_all([Span(old, 50, 60, 0), Span(other, 8, 9)])
+    assert list(coverage.logs) == [old, new, other]
+
+
 def test_counts_are_kept_as_long_as_all_are_known() -> None:
     [log, _] = LOGS
     coverage = Coverage([Span(log, 0, 10, 8), Span(log, 10, 20, 10)])

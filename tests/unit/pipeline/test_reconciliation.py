@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import DataWouldBeLostError
+from penstock.errors import DataWouldBeLostError, PipelineError
 from penstock.pipeline.coverage import Coverage, Span
 from penstock.pipeline.folders import LocalFolder
 from penstock.pipeline.ledger import Ledger
@@ -17,6 +18,7 @@ from penstock.pipeline.offset_log import OffsetLog
 from penstock.pipeline.reconciliation import Settled, Settling, accepted_by_all
 from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.spec_file import from_table
+from penstock.pipeline.targets import targets_of
 from penstock.spark.offsets import INDEX_MAX, Position
 from tests.unit.pipeline.test_recorded_ends import NEW, OLD, Checkpoint
 
@@ -131,6 +133,50 @@ def test_what_cannot_be_read_again_is_recorded_as_lost(tmp_path: Path) -> None:
     lost = Coverage(loss.span for loss in target.ledger.head.losses)
     assert lost.lacking(Span(OLD, 10, INDEX_MAX)) == []
     assert lost.lacking(Span(NEW, 100, 120)) != []
+
+
+@pytest.mark.parametrize("answer", ["read_again", "accept_loss"])
+def test_the_newest_log_is_still_the_newest_when_an_older_one_is_recorded_as_lost(
+    tmp_path: Path, answer: str
+) -> None:
+    """All was deleted, the topic made again and read, and the first checkpoint put back."""
+    pipeline = pipeline_of(tmp_path)
+    write(settle(pipeline), Span(OLD, 10, 50))
+    Checkpoint(tmp_path).batch(0, OLD, 50, begin=10)
+    settle(pipeline)
+    for name in ("checkpoint", "checkpoint.ledger"):
+        shutil.copytree(tmp_path / name, tmp_path / "backup" / name)
+        shutil.rmtree(tmp_path / name)
+    shutil.rmtree(tmp_path / "one")
+    settled = settle(pipeline)
+    identity = json.loads((tmp_path / "backup/checkpoint/identity.json").read_text())["identity"]
+    assert settled.identity.text != identity
+    write(settled, Span(NEW, 100, 150))
+    for name in ("checkpoint", "checkpoint.ledger"):
+        shutil.rmtree(tmp_path / name)
+        (tmp_path / "backup" / name).rename(tmp_path / name)
+    settled = settle(pipeline, **{answer: stopped(pipeline)})
+    coverage = settled.targets[0].ledger.coverage
+    assert list(coverage.logs) == [OLD, NEW]
+    assert begins(settled) == {"t": Position(NEW.instance, 150)}
+    again = settle(pipeline)
+    assert list(again.targets[0].ledger.load().coverage.logs) == [OLD, NEW]
+    assert begins(again) == {"t": Position(NEW.instance, 150)}
+
+
+def test_a_topic_ledger_that_is_of_another_backup_is_told_with_what_to_remove(
+    tmp_path: Path,
+) -> None:
+    """Another name or output, as for a table, would not help."""
+    source = {"topics": ["t"], "channel": "c", "nsqd_http_addresses": "127.0.0.1:1"}
+    sinks = [{"type": "parquet", "path": "one"}, {"type": "topic", "topic": "out"}]
+    table = {"name": "p", "checkpoint": "checkpoint", "source": source, "sink": sinks}
+    pipeline = from_table(table, (), tmp_path)
+    for number, target in enumerate(targets_of(None, pipeline)):  # type: ignore[arg-type]
+        target.ledger.create(f"{number}" * 32, [])
+    wanted = r"checkpoint\.ledger/topic-out belongs to another .* Remove that folder"
+    with pytest.raises(PipelineError, match=wanted):
+        settle(pipeline)
 
 
 def test_of_two_tables_the_one_that_knows_a_topic_made_again_says_where_to_go_on(
