@@ -2,7 +2,7 @@
 
 One thread, the event loop, owns everything here.  What a topic does with its messages is its own
 (engine/topic.py); when it does it is decided by the turn (engine/turn.py) and the rounds
-(engine/rounds.py).  The other parts of a running broker are in engine/parts.py.
+(engine/rounds.py).  The other parts of a running broker are in engine/components.py.
 """
 
 from __future__ import annotations

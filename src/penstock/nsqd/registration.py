@@ -11,8 +11,8 @@ from collections.abc import Callable
 from ssl import SSLContext
 from typing import TYPE_CHECKING
 
+from penstock.engine.components import Components
 from penstock.engine.options import Options
-from penstock.engine.parts import Parts
 
 if TYPE_CHECKING:
     from penstock.nsqd.lookupds import Lookups
@@ -27,12 +27,12 @@ class Registration:
 
     def __init__(
         self,
-        parts: Parts,
+        components: Components,
         options: Callable[[], Options],
         identity: Callable[[], Identity],
         tls: Callable[[], SSLContext | None],
     ) -> None:
-        self._parts = parts
+        self._components = components
         self._options = options
         self._identity = identity
         self._tls = tls
@@ -48,7 +48,7 @@ class Registration:
         if self._options().nsqlookupd_tcp_addresses:
             from penstock.nsqd.lookupds import Lookups
 
-            self._lookups = Lookups(self._parts, self._options, self._identity, self._tls)
+            self._lookups = Lookups(self._components, self._options, self._identity, self._tls)
             self._lookups.attach()
 
     def start(self) -> None:

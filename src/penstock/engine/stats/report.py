@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
-from penstock.engine.parts import Parts
+from penstock.engine.components import Components
 from penstock.engine.stats.latency import in_words
 from penstock.engine.stats.memory import Memory
 from penstock.record import record
@@ -43,7 +43,7 @@ class Client(Protocol):
 class StatsSource:
     """What the numbers are taken from."""
 
-    parts: Parts
+    components: Components
     clients: Collection[Client]
     memory: Memory
 
@@ -94,26 +94,26 @@ def _listed(values: Iterable[dict[str, Any]]) -> Iterator[bytes]:
 
 def _summary(source: StatsSource, wanted: Selection) -> dict[str, Any]:
     """Everything but topics and producers, with their places kept."""
-    parts = source.parts
+    components = source.components
     stats: dict[str, Any] = {
         "version": NSQ_VERSION,
-        "health": parts.health.text,
-        "start_time": parts.broker.start_time,
+        "health": components.health.text,
+        "start_time": components.broker.start_time,
         "topics": None,
     }
     if wanted.include_memory:
         stats["memory"] = source.memory.figures()
     stats["producers"] = None
-    if damage := parts.damage.summary:
+    if damage := components.damage.summary:
         stats["damage"] = damage
-    if patterns := parts.patterns.stats:
+    if patterns := components.patterns.stats:
         stats["patterns"] = patterns
     return stats
 
 
 def _topics(source: StatsSource, wanted: Selection) -> list[BaseTopic] | None:
     """The topics by name; None if the topic filter matches nothing."""
-    known = source.parts.broker.topics
+    known = source.components.broker.topics
     if not wanted.topic:
         topics = [topic for _, topic in sorted(known.items())]
     elif wanted.topic in known:

@@ -41,7 +41,7 @@ class FixedMemory(Memory):
 
 def source_of(engine: Engine) -> StatsSource:
     return StatsSource(
-        engine.parts, [c for c in engine.clients if isinstance(c, Worker)], FixedMemory()
+        engine.components, [c for c in engine.clients if isinstance(c, Worker)], FixedMemory()
     )
 
 

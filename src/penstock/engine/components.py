@@ -1,4 +1,4 @@
-"""The parts of a running broker: made here, once, and given to one another.
+"""The components of a running broker: made here, once, and given to one another.
 
     context     options, files, disk, turns, clock                  engine/context.py
       <- health, damage, identity, registry, deferred, turn, rounds what topics share
@@ -39,8 +39,8 @@ from penstock.storage.slots import SlotStore
 CHANGE_WORK_COUNT_MAX = 2
 
 
-class Parts:
-    """All parts of one broker; engine/recovery.py opens its data path."""
+class Components:
+    """All components of one broker; engine/recovery.py opens its data path."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
