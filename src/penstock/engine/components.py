@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from penstock.engine.base import BaseTopic
 from penstock.engine.broker import Broker
-from penstock.engine.catalog.data_path import Premises
+from penstock.engine.catalog.data_path import DataPathCheck
 from penstock.engine.catalog.identity import Identity
 from penstock.engine.catalog.registry import Registry
 from penstock.engine.context import Context
@@ -82,7 +82,7 @@ class Components:
         self.broker = Broker(self.shared, topics, by_instance, self.patterns.attend)
         self.staging = Staging(self.shared, topics, self.broker.create_topic)
         self.reads = Reads(context, self.retries, self.polls)
-        self._premises = Premises(context, self.health)
+        self._data_path_check = DataPathCheck(context, self.health)
 
     def _open_deferred(self, by_instance: dict[int, BaseTopic]) -> DeferredQueue:
         context, options = self.context, self.context.options
@@ -116,7 +116,7 @@ class Components:
                 self.pulls.look,
                 self.patterns.look,
                 self.staging.look_at_notes,
-                self._premises.look,
+                self._data_path_check.look,
                 self.health.look,
             )
         )

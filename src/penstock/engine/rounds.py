@@ -52,7 +52,7 @@ class TendedTopic(SyncedTopic, Protocol):
     def retire(self) -> bool: ...
 
 
-class InTurn:
+class LimitedQueue:
     """Works of topics that wait for their turn, in order, each of them once."""
 
     def __init__(self, context: Context, count_max: int) -> None:
@@ -123,8 +123,8 @@ class Rounds:
         self._finished: dict[TendedTopic, None] = {}  # with progress in the journal, not synced
         self._used: dict[TendedTopic, None] = {}
         self.damaged: deque[TendedTopic] = deque()  # reads found damage, on any thread
-        self._writes = InTurn(context, WRITE_COUNT_MAX)
-        self._syncs = InTurn(context, SYNC_COUNT_MAX)
+        self._writes = LimitedQueue(context, WRITE_COUNT_MAX)
+        self._syncs = LimitedQueue(context, SYNC_COUNT_MAX)
 
     def start(self, checks: Sequence[Callable[[], None]]) -> None:
         """Begin; ``checks`` of other parts are called with each upkeep."""

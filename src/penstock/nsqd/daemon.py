@@ -40,14 +40,14 @@ from penstock.net.listeners import (
 )
 from penstock.net.lookout import Lookout
 from penstock.nsqd.clients import Clients
-from penstock.nsqd.garbage import Collecting
+from penstock.nsqd.garbage import GarbageCollection
 from penstock.nsqd.http_api import NsqdApi
 from penstock.nsqd.http_log import LogApi
 from penstock.nsqd.http_patterns import PatternApi
 from penstock.nsqd.http_peek import PeekApi
 from penstock.nsqd.http_staging import StagingApi
 from penstock.nsqd.loop import LoopTurns, ThreadDisk
-from penstock.nsqd.monitoring import Watching
+from penstock.nsqd.monitoring import Monitoring
 from penstock.nsqd.registration import Registration
 from penstock.nsqd.security import Security
 from penstock.nsqd.tcp import Connection
@@ -118,22 +118,22 @@ class Daemon:
         self._http.lookout = self._lookout
         LogApi(components).add_routes(self._api.router)
         PeekApi(components).add_routes(self._api.router)
-        self._lookups = Registration(
+        self._lookupds = Registration(
             components,
             lambda: self._api.options,
             self._identity,
             lambda: self._security.lookupd_tls,
         )
-        self._watching = Watching(
+        self._monitoring = Monitoring(
             components,
             self._clients,
             self._memory,
             self._api,
             self._http,
             self._tcp_quota,
-            self._lookups,
+            self._lookupds,
         )
-        self._collecting = Collecting(components.broker, self._clients, loop)
+        self._garbage_collection = GarbageCollection(components.broker, self._clients, loop)
         self._tcp: Listeners | None = None
 
     async def serve(self) -> int:
@@ -143,11 +143,11 @@ class Daemon:
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         open_data_path(self._components)
         await self._complete()
-        self._lookups.attach()
+        self._lookupds.attach()
         await self._listen()
-        self._lookups.start()
-        self._watching.start()
-        self._collecting.start()
+        self._lookupds.start()
+        self._monitoring.start()
+        self._garbage_collection.start()
         self._components.start()
         await stopped.wait()
         log.info("NSQ: stopping")
@@ -211,9 +211,9 @@ class Daemon:
         """Leave, and save everything whatever any client or part does on the way."""
         guard = self._supervisor.guard
         # First of all, so that consumers look elsewhere.
-        guard("nsqlookupd", self._lookups.close)
-        guard("watching", self._watching.stop)
-        guard("collecting", self._collecting.stop)
+        guard("nsqlookupd", self._lookupds.close)
+        guard("watching", self._monitoring.stop)
+        guard("collecting", self._garbage_collection.stop)
         if self._tcp is not None:
             guard("TCP", self._tcp.close)
         self._http.stopping = True

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 FIRST_COMMAND_TIMEOUT_NS = int(FIRST_COMMAND_TIMEOUT_S * 1e9)
 
 
-class Pulse(Session):
+class Heartbeat(Session):
     """The side of a connection that watches whether its client is alive."""
 
     settings: identify.Settings

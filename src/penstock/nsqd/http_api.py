@@ -38,7 +38,7 @@ from penstock.net.http_router import Handler, Route, Router
 from penstock.net.long_answers import gather
 from penstock.nsqd.clients import Clients
 from penstock.nsqd.http_identity import guard_channel, guard_topic
-from penstock.nsqd.http_publish import Publishing
+from penstock.nsqd.http_publish import PublishApi
 from penstock.settings.daemon import hostname
 from penstock.settings.table import config_values
 from penstock.version import NSQ_VERSION
@@ -61,7 +61,7 @@ class NsqdApi:
         self._components = components
         self._broker = components.broker
         self._source = report.StatsSource(components, clients.connected, memory)
-        Publishing(components.broker, self.options).add_routes(self.router)
+        PublishApi(components.broker, self.options).add_routes(self.router)
         self._get("/ping", self.ping)
         self._get("/info", self.info)
         self._get("/stats", self.stats)

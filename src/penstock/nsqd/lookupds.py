@@ -46,7 +46,7 @@ NAME_SIZE = 2 * 67
 BRACKET_COUNT_MAX = 64
 
 
-class Lookups:
+class Lookupds:
     """The peers, by address; ``options`` gives the current ones."""
 
     def __init__(

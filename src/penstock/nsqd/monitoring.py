@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.nsqd.statsd import Statsd
 
 
-class Watching:
+class Monitoring:
     """Adds its routes to ``api``; measures from ``start()`` to ``stop()``."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Watching:
         tcp_quota: Quota,
         lookups: Registration,
     ) -> None:
-        self._lookups = lookups
+        self._lookupds = lookups
         self._http = http
         self._tcp_quota = tcp_quota
         self._memory = memory
@@ -69,5 +69,5 @@ class Watching:
             http.admission.count_max,
             http.admission.quotas,
             http.bodies,
-            self._lookups.unmade_channel_count,
+            self._lookupds.unmade_channel_count,
         )

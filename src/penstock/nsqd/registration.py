@@ -15,7 +15,7 @@ from penstock.engine.components import Components
 from penstock.engine.options import Options
 
 if TYPE_CHECKING:
-    from penstock.nsqd.lookupds import Lookups
+    from penstock.nsqd.lookupds import Lookupds
     from penstock.wire.lookup import Identity
 
 # How often the options are looked at for a first address.
@@ -36,32 +36,32 @@ class Registration:
         self._options = options
         self._identity = identity
         self._tls = tls
-        self._lookups: Lookups | None = None
+        self._lookupds: Lookupds | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def unmade_channel_count(self) -> int:
-        return self._lookups.unmade_channel_count if self._lookups is not None else 0
+        return self._lookupds.unmade_channel_count if self._lookupds is not None else 0
 
     def attach(self) -> None:
         """Hear of changes from now on; nothing is said before ``start``."""
         if self._options().nsqlookupd_tcp_addresses:
-            from penstock.nsqd.lookupds import Lookups
+            from penstock.nsqd.lookupds import Lookupds
 
-            self._lookups = Lookups(self._components, self._options, self._identity, self._tls)
-            self._lookups.attach()
+            self._lookupds = Lookupds(self._components, self._options, self._identity, self._tls)
+            self._lookupds.attach()
 
     def start(self) -> None:
         """Connect; the ports that others are told are known."""
-        if self._lookups is None:
+        if self._lookupds is None:
             self.attach()
-        if self._lookups is not None:
-            self._lookups.start()
+        if self._lookupds is not None:
+            self._lookupds.start()
         else:
             self._timer = asyncio.get_running_loop().call_later(FOLLOW_INTERVAL_S, self.start)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._lookups is not None:
-            self._lookups.close()
+        if self._lookupds is not None:
+            self._lookupds.close()

@@ -31,9 +31,9 @@ from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S, Admission
 from penstock.net.body_budget import BodyBudget
 from penstock.net.lookout import Lookout
 from penstock.net.peer import peer_of, set_no_delay
-from penstock.nsqd.client_stats import Facts
+from penstock.nsqd.client_stats import ClientStats
 from penstock.nsqd.clients import Clients
-from penstock.nsqd.heartbeat import Pulse
+from penstock.nsqd.heartbeat import Heartbeat
 from penstock.nsqd.security import Security
 from penstock.nsqd.upgrade import Upgrade
 from penstock.wire import frames, identify
@@ -53,7 +53,7 @@ LINGER_S = 1.0
 MS_NS = 1_000_000
 
 
-class Stream(Facts, Accepted, Pulse, asyncio.BufferedProtocol):
+class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
     """One client; what it commands is up to the class on top."""
 
     def __init__(

@@ -36,7 +36,7 @@ OPEN_COUNT = 8
 
 
 @dataclass(slots=True)
-class _Birth:
+class _NewTopic:
     """A topic that is being made, and what became of it."""
 
     topic: Topic
@@ -69,7 +69,7 @@ class Creation:
         self._disk = disk
         self._drop = drop
         self._waiting: deque[Topic] = deque()
-        self._made: deque[_Birth] = deque()
+        self._made: deque[_NewTopic] = deque()
         self._making = False
         self._undurable_count = 0
 
@@ -85,33 +85,33 @@ class Creation:
         self._context.turns.soon(self._make)
 
     def _make(self) -> None:
-        births: list[_Birth] = []
-        while self._waiting and len(births) < BATCH_COUNT:
+        new_topics: list[_NewTopic] = []
+        while self._waiting and len(new_topics) < BATCH_COUNT:
             topic = self._waiting.popleft()
-            births.append(_Birth(topic, *topic.begin()))
-        self._undurable_count += len(births)
-        work = partial(_make_all, self._context.files, self._context.data.topics, births)
-        self._disk.submit(work, partial(self._have_made, births))
+            new_topics.append(_NewTopic(topic, *topic.begin()))
+        self._undurable_count += len(new_topics)
+        work = partial(_make_all, self._context.files, self._context.data.topics, new_topics)
+        self._disk.submit(work, partial(self._have_made, new_topics))
 
-    def _have_made(self, births: list[_Birth], _: None, error: Exception | None) -> None:
-        for birth in births:
-            birth.folder_error = birth.folder_error or error
-        self._made.extend(births)
+    def _have_made(self, new_topics: list[_NewTopic], _: None, error: Exception | None) -> None:
+        for new in new_topics:
+            new.folder_error = new.folder_error or error
+        self._made.extend(new_topics)
         self._open()
 
     def _open(self) -> None:
         for _ in range(min(len(self._made), OPEN_COUNT)):
-            birth = self._made.popleft()
-            self._context.supervisor.guard(birth.topic.name, self._finish, birth)
+            new = self._made.popleft()
+            self._context.supervisor.guard(new.topic.name, self._finish, new)
         if self._made:
             self._context.turns.soon(self._open)
         else:
             self._making = False
             self._make_soon()
 
-    def _finish(self, birth: _Birth) -> None:
-        topic = birth.topic
-        failure = birth.folder_error
+    def _finish(self, new: _NewTopic) -> None:
+        topic = new.topic
+        failure = new.folder_error
         if failure is not None:
             self._health.failed(failure)
             self._drop(topic)
@@ -119,7 +119,7 @@ class Creation:
             self._settle(topic.created, failure)
             return
         created = topic.created
-        topic.begun(birth.journal_error).add(lambda saved: self._settle(created, saved.error))
+        topic.begun(new.journal_error).add(lambda saved: self._settle(created, saved.error))
 
     def _settle(self, created: Ticket, error: Exception | None) -> None:
         self._undurable_count -= 1
@@ -127,7 +127,7 @@ class Creation:
         self._make_soon()
 
 
-def _make_all(files: Files, topics_folder: str, births: list[_Birth]) -> None:
-    for birth in births:
-        birth.make(files)
+def _make_all(files: Files, topics_folder: str, new_topics: list[_NewTopic]) -> None:
+    for new in new_topics:
+        new.make(files)
     files.sync_folder(topics_folder)

@@ -15,7 +15,7 @@ from penstock.engine.health import Health
 SOURCE = "data path"
 
 
-class Premises:
+class DataPathCheck:
     """Looks once a second whether the folders of the data path are still the same."""
 
     def __init__(self, context: Context, health: Health) -> None:

@@ -24,7 +24,7 @@ from penstock.engine.shared import Shared
 from penstock.engine.staging.ledger import Ledger
 from penstock.engine.staging.losses import StagingLosses
 from penstock.engine.staging.publication import Outcome, Publication
-from penstock.engine.staging.staging import Coming, Staged
+from penstock.engine.staging.staging import IncomingPart, Staged
 from penstock.errors import StagingError, UncutError
 from penstock.storage.damage import DamageKind
 from penstock.storage.ledger import ANY_WINNERS
@@ -122,23 +122,23 @@ class Staging:
     ) -> Ticket:
         """Keep a part; the ticket is settled when it is in its file."""
         self._refuse(key)
-        coming = Coming(part, topic, deferred, count, body, crc32c(body))
+        incoming = IncomingPart(part, topic, deferred, count, body, crc32c(body))
         staged = self._staged.get(key)
         if staged is not None:
             staged.touched_ns = self._context.clock.monotonic_ns()
-            known = staged.known(coming)
+            known = staged.known(incoming)
             if known is not None:
                 return known
             staged.refuse_parts()
-        self._refuse_size(coming)
+        self._refuse_size(incoming)
         if staged is None:
             staged = self._make(key)
-        staged.coming[part] = coming
-        self.pending_size += coming.weight
-        self._weigh(staged, coming.weight, 1)
+        staged.incoming[part] = incoming
+        self.pending_size += incoming.weight
+        self._weigh(staged, incoming.weight, 1)
         if not staged.writing:
             self._write(staged)
-        return coming.ticket
+        return incoming.ticket
 
     def _refuse(self, key: Key) -> None:
         if self._context.supervisor.exiting:
@@ -151,12 +151,12 @@ class Staging:
             raise StagingError("BATCH_PUBLISHED", "the batch, or a later one, is published")
         self.losses.refuse(key)
 
-    def _refuse_size(self, coming: Coming) -> None:
-        if self.size + coming.weight > self._context.options.max_staging_bytes:
+    def _refuse_size(self, incoming: IncomingPart) -> None:
+        if self.size + incoming.weight > self._context.options.max_staging_bytes:
             raise StagingError("STAGING_FULL", "--max-staging-bytes are staged")
         if self.kept_part_count >= PART_COUNT_MAX:
             raise StagingError("STAGING_FULL", "too many parts")
-        if self.pending_size and self.pending_size + coming.weight > PENDING_SIZE_MAX:
+        if self.pending_size and self.pending_size + incoming.weight > PENDING_SIZE_MAX:
             raise StagingError("STAGING_BUSY", "the disk does not keep up")
 
     def _make(self, key: Key) -> Staged:
@@ -183,7 +183,7 @@ class Staging:
             self.kept_part_count += count
 
     def _write(self, staged: Staged) -> None:
-        batch = [coming for coming in staged.coming.values() if not coming.begun]
+        batch = [incoming for incoming in staged.incoming.values() if not incoming.begun]
         if not batch:
             return
         staged.writing = True
@@ -207,7 +207,7 @@ class Staging:
         staged.synced_size = size
 
     def _written(
-        self, staged: Staged, batch: list[Coming], size: int | None, error: Exception | None
+        self, staged: Staged, batch: list[IncomingPart], size: int | None, error: Exception | None
     ) -> None:
         staged.writing = False
         if size is None:
@@ -218,34 +218,34 @@ class Staging:
         else:
             staged.written(batch, size)
             self.part_count += len(batch)
-            self.staged_count += sum(coming.count for coming in batch)
+            self.staged_count += sum(incoming.count for incoming in batch)
             self._end(staged, batch, None)
         if not self._is_kept(staged):
-            self._not_written(staged, list(staged.coming.values()), _discarded())
+            self._not_written(staged, list(staged.incoming.values()), _discarded())
             if staged.gone:
                 self._remove([staged])
-        elif staged.coming:
+        elif staged.incoming:
             self._write(staged)
         else:
             self._drop_empty(staged)
 
-    def _not_written(self, staged: Staged, batch: list[Coming], failure: Exception) -> None:
-        self._weigh(staged, -sum(coming.weight for coming in batch), -len(batch))
+    def _not_written(self, staged: Staged, batch: list[IncomingPart], failure: Exception) -> None:
+        self._weigh(staged, -sum(incoming.weight for incoming in batch), -len(batch))
         self._end(staged, batch, failure)
 
-    def _end(self, staged: Staged, batch: list[Coming], failure: Exception | None) -> None:
-        for coming in batch:
-            self.pending_size -= coming.weight
-            del staged.coming[coming.part]
-        for coming in batch:
-            coming.ticket.settle(failure)
+    def _end(self, staged: Staged, batch: list[IncomingPart], failure: Exception | None) -> None:
+        for incoming in batch:
+            self.pending_size -= incoming.weight
+            del staged.incoming[incoming.part]
+        for incoming in batch:
+            incoming.ticket.settle(failure)
 
     def _is_kept(self, staged: Staged) -> bool:
         return self._staged.get(staged.key) is staged
 
     def _drop_empty(self, staged: Staged) -> None:
         """Nothing of it could be written."""
-        if not (staged.parts or staged.coming or staged.seal) and self._is_kept(staged):
+        if not (staged.parts or staged.incoming or staged.seal) and self._is_kept(staged):
             self._drop([staged])
 
     def _failed(self, error: Exception | None) -> Exception:
@@ -424,7 +424,7 @@ class Staging:
             if not self._by_query[query]:
                 del self._by_query[query]
             self.size -= staged.size
-            self.kept_part_count -= len(staged.parts) + len(staged.coming)
+            self.kept_part_count -= len(staged.parts) + len(staged.incoming)
 
     def _remove(self, gone: list[Staged]) -> None:
         for staged in gone:
@@ -502,7 +502,7 @@ class Staging:
         assert self.size == sum(staged.size for staged in self._staged.values())
         assert sum(map(len, self._by_query.values())) == len(self._staged)
         kept = self._staged.values()
-        assert self.kept_part_count == sum(len(s.parts) + len(s.coming) for s in kept)
+        assert self.kept_part_count == sum(len(s.parts) + len(s.incoming) for s in kept)
         assert self.pending_size >= 0
 
 

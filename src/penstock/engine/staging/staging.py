@@ -15,7 +15,7 @@ from penstock.storage.staging import (
 )
 
 
-class Coming:
+class IncomingPart:
     """A part that is not in its file yet."""
 
     __slots__ = (
@@ -45,7 +45,7 @@ class Coming:
         self.begun = False
         self.ticket = Ticket()
 
-    def same(self, other: Coming | PartRecord) -> bool:
+    def same(self, other: IncomingPart | PartRecord) -> bool:
         return (self.topic, self.deferred, self.count, self.size, self.crc) == (
             other.topic,
             other.deferred,
@@ -64,7 +64,7 @@ class Staged:
         self.created_ns = created_ns
         self.touched_ns = touched_ns
         self.parts: dict[int, PartRecord] = {}
-        self.coming: dict[int, Coming] = {}
+        self.incoming: dict[int, IncomingPart] = {}
         self.size = 0  # of the parts, with those on their way
         self.file_size = 0
         self.synced_size = 0
@@ -94,14 +94,14 @@ class Staged:
     def header(self) -> bytes:
         return encode_header(self.number, self.key, self.created_ns)
 
-    def known(self, coming: Coming) -> Ticket | None:
+    def known(self, incoming: IncomingPart) -> Ticket | None:
         """The ticket of a part that came before; StagingError if it was another."""
-        on_its_way = self.coming.get(coming.part)
-        known = on_its_way or self.parts.get(coming.part)
+        on_its_way = self.incoming.get(incoming.part)
+        known = on_its_way or self.parts.get(incoming.part)
         if known is None:
             return None
-        if not coming.same(known):
-            raise StagingError("PART_DIFFERS", f"part {coming.part} is here with other rows")
+        if not incoming.same(known):
+            raise StagingError("PART_DIFFERS", f"part {incoming.part} is here with other rows")
         return on_its_way.ticket if on_its_way is not None else settled()
 
     def refuse_parts(self) -> None:
@@ -115,7 +115,7 @@ class Staged:
             if self.seal != told:
                 raise StagingError("SEALED", "with other parts or another count")
             return
-        if self.coming:
+        if self.incoming:
             raise StagingError("PARTS_COMING", "parts are still being written")
         missing = [part for part in range(told.part_count) if part not in self.parts]
         if missing:
@@ -129,34 +129,34 @@ class Staged:
         if self.error is not None:
             raise StagingError("STAGING_FAILED", str(self.error))
 
-    def take(self, batch: list[Coming]) -> list[bytes]:
+    def take(self, batch: list[IncomingPart]) -> list[bytes]:
         """The bytes to append for ``batch``, which is on its way from now on."""
         pieces = [] if self.file_size else [self.header()]
-        for coming in batch:
-            coming.begun = True
+        for incoming in batch:
+            incoming.begun = True
             pieces += encode_part(
                 self.number,
-                coming.part,
-                coming.topic,
-                coming.deferred,
-                coming.count,
-                coming.body,
-                coming.crc,
+                incoming.part,
+                incoming.topic,
+                incoming.deferred,
+                incoming.count,
+                incoming.body,
+                incoming.crc,
             )
-            coming.body = b""
+            incoming.body = b""
         return pieces
 
-    def written(self, batch: list[Coming], file_size: int) -> None:
+    def written(self, batch: list[IncomingPart], file_size: int) -> None:
         """``batch`` is in the file, which is that long now."""
         self.file_size = end = file_size
-        for coming in reversed(batch):
-            self.parts[coming.part] = PartRecord(
-                coming.part,
-                coming.topic,
-                coming.deferred,
-                coming.count,
-                coming.size,
-                coming.crc,
-                end - coming.size,
+        for incoming in reversed(batch):
+            self.parts[incoming.part] = PartRecord(
+                incoming.part,
+                incoming.topic,
+                incoming.deferred,
+                incoming.count,
+                incoming.size,
+                incoming.crc,
+                end - incoming.size,
             )
-            end -= coming.weight
+            end -= incoming.weight
