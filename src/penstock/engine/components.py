@@ -1,13 +1,13 @@
-"""The components of a running broker: made here, once, and given to one another.
+"""The components of a running broker: each is created here once and passed to those that use it.
 
     context     options, files, disk, turns, clock                  engine/context.py
       <- health, damage, identity, registry, deferred, turn, rounds what topics share
         <- topics, channels                                         engine/shared.py
-          <- broker                                                 which topics there are
+          <- broker                                                 which topics exist
           <- staging, pulls, patterns, polls, reads                 work on the broker's topics
 
-A part knows those before it.  Where a lower one has to reach a higher one (a topic that tells the
-polls of a batch), it is given a callable.
+A component knows those above it in this list.  Where it has to reach a later one (a topic notifies
+the polls of a batch), it gets a callable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.engine.turn import Turn
 from penstock.storage.damage import DamageKind
 from penstock.storage.slots import SlotStore
 
-# Works at once that make, change and remove topics and channels, however many wait.
+# Disk work that creates, changes or deletes topics and channels: at most this many at once.
 CHANGE_WORK_COUNT_MAX = 2
 
 
@@ -109,7 +109,7 @@ class Components:
         )
 
     def start(self) -> None:
-        """Begin the work; all is recovered and nobody is connected yet."""
+        """Start; everything is recovered and no client is connected yet."""
         self.broker.start()
         self.rounds.start(
             (
@@ -123,6 +123,6 @@ class Components:
         self.staging.start()
 
     def refuse_all(self) -> None:
-        """The end has begun: nothing new is accepted, and whoever waits for a log is answered."""
+        """Shutdown has begun: accept nothing new, and answer all long polls."""
         self.broker.refuse_all()
         self.polls.close()

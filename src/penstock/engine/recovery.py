@@ -1,7 +1,7 @@
-"""From a data path to a running broker: what was there before is there again.
+"""From a data path to a running broker: restores topics, channels and deferred messages.
 
-Blocking; it runs before anybody is connected.  Topics and channels exist before the first
-overdue deferred message is delivered (S2-2).
+Blocking; it runs before a client can connect.  Topics and channels exist before the first overdue
+deferred message is delivered (S2-2).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from penstock.wire.names import is_ephemeral, is_valid_name
 
 log = logging.getLogger(__name__)
 
-# Undelivered messages between two finished runs: from here on the second one is taken for a
-# range that was skipped ahead of the cursor, not for something delivered out of order.
+# With at least this many undelivered messages between two finished runs, the second one is a range
+# that was skipped ahead of the cursor, not messages delivered out of order.
 AHEAD_COUNT_MIN = 100_000
 
 
@@ -76,7 +76,7 @@ def open_data_path(components: Components) -> None:
             components.damage, folder.topic, entry, found, listed=bool(metadata.version)
         )
         if found.journal.size and is_new(entry, found):
-            # A killed process may have left it unsynced, and nsqd.dat is about to rely on it.
+            # A killed process may have left it unsynced; nsqd.dat is about to rely on it.
             context.files.sync(found.journal.path)
             context.files.sync_folder(folder.path)
         topic = _restore(components, folder, found)
@@ -88,11 +88,11 @@ def open_data_path(components: Components) -> None:
         if doubtful or found.losses:
             topic.keeper.rewrite()
         if not found.journal.size:
-            # It was being made, or its journal is lost: what it was made with is made again.
+            # It was being created, or its journal is lost: create its first channels again.
             components.patterns.attend(topic)
             topic.save()
         if topic.log.segments():
-            # Its tail may not be synced, nor finished segments be gone.
+            # Its tail may be unsynced, and finished segments may still exist.
             components.rounds.written(topic)
         end = max(end, found.log.end)
     _lease(components, end)
@@ -104,7 +104,7 @@ def open_data_path(components: Components) -> None:
 
 
 def _report_folders(components: Components) -> None:
-    """Folders that a node which has run before must have."""
+    """Report missing folders on a node that has run before."""
     kinds = {
         components.context.data.topics: DamageKind.TOPIC,
         components.context.data.deferred: DamageKind.DEFERRED,
@@ -112,12 +112,12 @@ def _report_folders(components: Components) -> None:
     }
     for folder in components.context.data.made if components.identity.used else ():
         components.damage.report(
-            kinds[folder], f"{folder} is missing with all it held, made anew", path=folder
+            kinds[folder], f"{folder} was missing with everything in it; created again", path=folder
         )
 
 
 def _lease(components: Components, end: int) -> None:
-    """On a full disk too: consuming must be possible, or nothing would ever make room (R8)."""
+    """Must work on a full disk too: only consuming makes room (R8)."""
     health = components.health
     try:
         components.identity.lease(end)
@@ -130,9 +130,9 @@ def _lease(components: Components, end: int) -> None:
 
 
 def _newest(components: Components, folders: list[TopicFolder]) -> Iterator[TopicFolder]:
-    """One folder a topic.  Of two the one with the later indexes is the newer instance.
+    """One folder per topic.  Of two, the one with the higher indexes is the newer instance.
 
-    An earlier version left the other one behind when a delete failed; or somebody has put it there.
+    Earlier versions left the older one when a delete failed; or it was copied there by hand.
     """
     by_name: dict[str, list[TopicFolder]] = {}
     for folder in folders:
@@ -146,9 +146,9 @@ def _newest(components: Components, folders: list[TopicFolder]) -> Iterator[Topi
 
 
 def _reach(files: Files, folder: TopicFolder) -> tuple[int, int]:
-    """(the highest, the lowest) index that the journal and the segments name.
+    """The highest and the lowest index in the journal and the names of the segments.
 
-    An instance starts above all that the ones before it gave, also if it holds no message yet.
+    An instance starts above all indexes of earlier ones, even if it has no message yet.
     """
     names = files.list(folder.path)
     bases = [int(name[:20]) for name in names if is_segment(name)]
@@ -162,7 +162,7 @@ def _set_aside(components: Components, old: TopicFolder, new: TopicFolder) -> No
     components.context.files.sync_folder(components.context.data.topics)
     components.damage.report(
         DamageKind.TOPIC,
-        f"there are two folders of this topic: {new.path} is used,"
+        f"there are two folders for this topic: {new.path} is used,"
         f" the older one is kept as {aside}",
         topic=old.topic,
         path=old.path,
@@ -170,12 +170,12 @@ def _set_aside(components: Components, old: TopicFolder, new: TopicFolder) -> No
 
 
 def _metadata(components: Components) -> Metadata:
-    """nsqd.dat; the folders are the truth, so a damaged file is put aside and written anew."""
+    """Load nsqd.dat.  The folders are authoritative: a damaged file is kept aside and rewritten."""
     path = components.context.data.metadata
     if not components.context.files.exists(path):
         if components.identity.used and components.context.data.topic_folders():
             components.damage.report(
-                DamageKind.METADATA, f"{path} is missing, written anew from the topics", path=path
+                DamageKind.METADATA, f"{path} was missing; written again from the topics", path=path
             )
         return Metadata()
     try:
@@ -187,7 +187,7 @@ def _metadata(components: Components) -> Metadata:
 
 
 def _sweep(context: Context, deleted: list[TopicFolder], saved: Ticket) -> None:
-    """Remove the folders of deleted topics once nsqd.dat does not list these any more."""
+    """Remove the folders of deleted topics once nsqd.dat no longer lists them."""
     if saved.error is not None or not deleted:
         return
 
@@ -203,9 +203,9 @@ def _sweep(context: Context, deleted: list[TopicFolder], saved: Ticket) -> None:
 
 
 def _add_listed(components: Components, metadata: Metadata, deleted: set[str]) -> None:
-    """Create what nsqd.dat names and no folder holds: it may come from a Go nsqd.
+    """Create topics that nsqd.dat lists and that have no folder: it may be from a Go nsqd.
 
-    Not what was ``deleted``: nsqd was killed before nsqd.dat was written.
+    Except ``deleted`` ones: nsqd was killed before it wrote nsqd.dat.
     """
     broker = components.broker
     for entry in metadata.topics:
@@ -217,8 +217,8 @@ def _add_listed(components: Components, metadata: Metadata, deleted: set[str]) -
         if components.identity.used:
             components.damage.report(
                 DamageKind.TOPIC,
-                "nsqd.dat lists it, and there is no folder of it: its messages are lost, unless it"
-                " was added to nsqd.dat by hand",
+                "nsqd.dat lists it, but it has no folder: its messages are lost, unless it was"
+                " added to nsqd.dat by hand",
                 topic=entry.name,
                 path=components.context.data.topics,
             )
@@ -263,7 +263,7 @@ def _restore(components: Components, folder: TopicFolder, found: RecoveredTopic)
 
 
 def _cut_deferred(components: Components, topic: Topic) -> None:
-    """Tell the deferred queue what was emptied."""
+    """Drop deferred messages from before the topic or a channel was emptied."""
     stamps = {topic.void_stamp, *(channel.defer_stamp for channel in topic.channels.values())}
     for stamp in sorted(filter(None, stamps)):
         components.deferred.cut(topic.instance, stamp)
@@ -304,10 +304,10 @@ def _restore_channel(components: Components, topic: Topic, state: ChannelState) 
 
 
 def _split_runs(topic: Topic, state: ChannelState, low: int) -> tuple[int, list[tuple[int, int]]]:
-    """The cursor, and the finished runs that lie beyond it.
+    """The cursor, and the finished runs beyond it.
 
-    Everything below the cursor without a finish was delivered, or lies between what was.  What
-    the topic holds back was not: a run there is a message that will be passed over (R17).
+    Every unfinished message below the cursor was delivered, or lies between delivered ones.
+    Messages that the topic holds back were not: a run there will be skipped (R17).
     """
     cursor = max([low, *(index + 1 for index in state.marks)])
     runs = [run for run in state.runs if run[1] > cursor]

@@ -1,14 +1,14 @@
-"""New topics on their way to disk, many at a time.
+"""Creates new topics on disk, many at a time.
 
-    loop     a publish or subscription names a topic: it is there at once, its messages wait
-    thread   folders and journals of up to BATCH_COUNT topics are made; one sync keeps their names
-    loop     they are opened, a few a turn: what waits in them is written
-    lane     each journal is synced, nsqd.dat lists them; ``created`` is settled (R6)
+    loop     a publish or subscription names a topic: it exists at once, its messages wait
+    thread   creates folders and journals of up to BATCH_COUNT topics, with one sync of the parent
+    loop     opens them, a few per turn, and writes their waiting messages
+    lane     syncs each journal and writes nsqd.dat; then ``created`` is settled (R6)
 
-Rule 1: few topics are on this way at once, in a lane of the disk: however many are named, the other
-        topics' writes and syncs have the other threads (R9).
-Rule 2: a folder that cannot be made is a topic that does not exist.  A journal that cannot be
-        written is written later; whoever waits is told the error.
+Rule 1: only a few topics are created at once, in a lane of the disk threads, so that the writes and
+        syncs of other topics have the other threads (R9).
+Rule 2: if the folder cannot be created, the topic does not exist.  If the journal cannot be
+        written, it is written later; clients that wait get the error.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from penstock.errors import UncutError
 from penstock.storage.files import Files
 from penstock.storage.journal import Journal
 
-# Topics that one work of the disk makes.
+# Topics created by one task on a disk thread.
 BATCH_COUNT = 64
-# Topics that are made and not durable yet: the next batch waits for them.
+# With more than this many topics created and not durable yet, the next batch waits.
 UNDURABLE_COUNT_MAX = 64
 # Topics opened in one turn of the loop: about a millisecond.
 OPEN_COUNT = 8
@@ -37,7 +37,7 @@ OPEN_COUNT = 8
 
 @dataclass(slots=True)
 class _NewTopic:
-    """A topic that is being made, and what became of it."""
+    """A topic that is being created, and the errors of that."""
 
     topic: Topic
     journal: Journal
@@ -59,7 +59,7 @@ class _NewTopic:
 
 
 class Creation:
-    """Makes the folders and journals of new topics; ``drop`` forgets one that cannot be made."""
+    """Creates folders and journals of new topics; ``drop`` removes a topic if that fails."""
 
     def __init__(
         self, context: Context, health: Health, disk: Disk, drop: Callable[[Topic], None]
@@ -74,7 +74,7 @@ class Creation:
         self._undurable_count = 0
 
     def add(self, topic: Topic) -> None:
-        """Make ``topic``; its ticket ``created`` tells when that is durable."""
+        """Create ``topic`` on disk; its ticket ``created`` is settled when that is durable."""
         self._waiting.append(topic)
         self._make_soon()
 

@@ -1,12 +1,12 @@
-"""Which files a topic's log has, told to its journal, so that a start misses one that is gone.
+"""Which files a topic's log has, journaled so that a start notices a missing one.
 
-Rule 1: what is more is told after it is on the disk: a new segment, a side file.
-Rule 2: what is less is told, and synced, before a file is unlinked.
-Rule 3: a segment that is still written to is told with what is synced of it; before that it is told
-        as unsynced, as soon as it is there.
+Rule 1: an added file (a new segment, a side file) is journaled after it is on disk.
+Rule 2: a removal is journaled and synced before the file is unlinked.
+Rule 3: the active segment is journaled with what is synced of it; until something is, it is
+        journaled as unsynced, as soon as it exists.
 
-So whatever the journal says last was there when nsqd ended.  Only an unsynced segment may have been
-taken by a power cut.
+So the files that the journal lists existed when nsqd ended.  Only an unsynced segment may have been
+lost in a power cut.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from penstock.storage.topic_log import TopicLog
 
 
 class Inventory:
-    """What the journal knows of a log's files."""
+    """The journaled state of a log's files."""
 
     def __init__(self, log: TopicLog) -> None:
         self._log = log
         self._told: dict[int, FileState] = {}
-        self.seen: tuple[Segment, ...] = ()  # the log's files when they were last told
+        self.seen: tuple[Segment, ...] = ()  # the log's files when they were last journaled
 
     def recover(self, told: Mapping[int, FileState]) -> None:
         self._told = dict(told)
 
     def changes(self) -> list[bytes]:
-        """The records of what changed since the last call; they must go to the journal."""
+        """Records of the changes since the last call; the caller must journal them."""
         files = self._log.files
         if files is self.seen:
             return self._change(files[-1]) if files else []
@@ -43,7 +43,7 @@ class Inventory:
         return changes
 
     def records(self) -> list[bytes]:
-        """All that was told, for a snapshot of the journal."""
+        """Records of all files, for a snapshot of the journal."""
         return [encode_file(base, state) for base, state in self._told.items()]
 
     def _change(self, segment: Segment) -> list[bytes]:

@@ -70,7 +70,7 @@ class StagingOpening:
     def run(self) -> None:
         self._notes.open()
         if self._notes.damaged:
-            self._report(f"{self._notes.path} is damaged; it is written anew", messages=0)
+            self._report(f"{self._notes.path} is damaged; it is rewritten", messages=0)
         numbers = self._store.numbers()
         self._staging.ledger.open()
         for number in numbers:
