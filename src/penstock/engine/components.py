@@ -99,7 +99,7 @@ class Components:
             context.disk,
             context.clock,
             void_before=void_before,
-            health=self.health.heard,
+            health=self.health.record,
             reports=Reports(damaged, self.health.failing, self.health.working),
             dirty=self.turn.deferred_changed,
             wake=self.turn.fire_soon,
@@ -115,9 +115,9 @@ class Components:
             (
                 self.pulls.look,
                 self.patterns.look,
-                self.staging.look_at_notes,
-                self._data_path_check.look,
-                self.health.look,
+                self.staging.check_notes,
+                self._data_path_check.run,
+                self.health.probe,
             )
         )
         self.staging.start()

@@ -36,7 +36,7 @@ class Health:
         self.reserve = Reserve(context.files, context.data.reserve)
         self._write_error: Exception | None = None
         self._failing: dict[str, str] = {}
-        self._looking = False
+        self._probing = False
 
     @property
     def problem(self) -> str | None:
@@ -77,14 +77,14 @@ class Health:
 
     # Writes
 
-    def heard(self, error: Exception | None) -> None:
+    def record(self, error: Exception | None) -> None:
         """Record the result of a log write."""
         if error is not None:
             self.failed(error)
         elif self._write_error is not None and self.reserve.held:
             self._recovered()
 
-    def heard_journal(self, source: str, error: Exception | None) -> None:
+    def record_journal(self, source: str, error: Exception | None) -> None:
         """Record the result of a write of a journal or metadata; the writer retries failures."""
         if error is None:
             self.working(source)
@@ -107,11 +107,11 @@ class Health:
         """Why publishes are refused right now, or None."""
         return None if self.reserve.held else refused_by(self.reserve)
 
-    def look(self) -> None:
+    def probe(self) -> None:
         """While writes fail, probe whether they work again."""
-        if self._looking or (self._write_error is None and self.reserve.held):
+        if self._probing or (self._write_error is None and self.reserve.held):
             return
-        self._looking = True
+        self._probing = True
         self._context.disk.submit(self._try, self._tried)
 
     def _try(self) -> bool:
@@ -128,7 +128,7 @@ class Health:
         return True
 
     def _tried(self, room: bool | None, error: Exception | None) -> None:
-        self._looking = False
+        self._probing = False
         if error is not None:
             self.failed(error)
         elif room and self._write_error is not None:

@@ -61,30 +61,30 @@ class LimitedQueue:
         self._count_max = count_max
         self._waiting: OrderedDict[Callable[[], Ticket], Ticket] = OrderedDict()
         self._count = 0
-        self._asked = False
+        self._scheduled = False
 
     def add(self, begin: Callable[[], Ticket]) -> Ticket:
         """Call ``begin`` when it is its turn; the ticket is settled like the one it returns."""
         ticket = self._waiting.get(begin)
         if ticket is None:
             ticket = self._waiting[begin] = Ticket()
-            self._go_on_soon()
+            self._start_soon()
         return ticket
 
-    def _go_on_soon(self) -> None:
-        if not self._asked and self._waiting and self._count < self._count_max:
-            self._asked = True
-            self._turns.soon(self._go_on)
+    def _start_soon(self) -> None:
+        if not self._scheduled and self._waiting and self._count < self._count_max:
+            self._scheduled = True
+            self._turns.soon(self._start_next)
 
-    def _go_on(self) -> None:
-        self._asked = False
+    def _start_next(self) -> None:
+        self._scheduled = False
         for _ in range(BEGIN_COUNT_MAX):
             if not self._waiting or self._count >= self._count_max:
                 return
             begin, ticket = self._waiting.popitem(last=False)
             self._count += 1
             self._begin(begin).add(partial(self._done, ticket))
-        self._go_on_soon()
+        self._start_soon()
 
     def _begin(self, begin: Callable[[], Ticket]) -> Ticket:
         try:
@@ -95,7 +95,7 @@ class LimitedQueue:
 
     def _done(self, ticket: Ticket, done: Ticket) -> None:
         self._count -= 1
-        self._go_on_soon()
+        self._start_soon()
         ticket.settle(done.error)
 
 
@@ -192,13 +192,13 @@ class Rounds:
         while self.damaged:
             self._used[self.damaged.popleft()] = None
         used, self._used = self._used, {}
-        self._each(iter(used), self._look_after)
+        self._each(iter(used), self._retire)
         self._identity.saw(0)
         self._checkpoint()
         for check in self._checks:
             check()
 
-    def _look_after(self, topic: TendedTopic) -> None:
+    def _retire(self, topic: TendedTopic) -> None:
         if topic.retire():
             self._used[topic] = None
         self._identity.saw(topic.appender.next_index)

@@ -18,7 +18,7 @@ from penstock.core.window import Window
 from penstock.engine.options import Options
 
 # Deferrals are due by the wall clock, which may be stepped; it is checked this often (R4).
-WALL_LOOK_NS = 250_000_000
+WALL_POLL_NS = 250_000_000
 # Channels visited in one run.
 VISIT_COUNT_MAX = 512
 
@@ -70,7 +70,7 @@ class DeadlineScan:
         if len(self._deferrals):
             wait_ns = self._deferrals.next_ns - self._clock.wall_ns()
             now_ns = self._clock.monotonic_ns()
-            next_ns = min(next_ns, now_ns + max(0, min(wait_ns, WALL_LOOK_NS)))
+            next_ns = min(next_ns, now_ns + max(0, min(wait_ns, WALL_POLL_NS)))
         return next_ns
 
     def watch(self, channel: Scanned) -> bool:

@@ -67,12 +67,12 @@ class Topic(BaseTopic):
         self._retiring = False
         self._straggler_ns = 0
         self._relocation_failed = False
-        self._synced_told: tuple[int, int] | None = None
+        self._synced_journaled: tuple[int, int] | None = None
         self.poll_sync_ns = 0  # when a long poll last had the log synced
         # At and above it no message was ever removed; journaled before a removal.
         self.whole_from = 0
         self._removed_end = 0
-        self._removed_told = 0
+        self._removed_journaled = 0
         self.shown_end = log.end
         self._journal_source = f"topic={name}: journal"
         log.on_damage = partial(shared.rounds.damaged.append, self)
@@ -84,14 +84,14 @@ class Topic(BaseTopic):
             context.options.sync_every,
             self._visible,
             shared.turn.unfired,
-            self._heard_log,
-            self._heard_seal,
+            self._record_log,
+            self._record_seal,
             shared.health.reserve,
             shared.sync_times,
             shared.changes_disk,
         )
         self.keeper = JournalKeeper(
-            journal, context.disk, self._snapshot, self._heard_journal, shared.changes_disk
+            journal, context.disk, self._snapshot, self._record_journal, shared.changes_disk
         )
 
     # ---- publishing
@@ -146,20 +146,20 @@ class Topic(BaseTopic):
             self.know_channels(())
         self.journal_later()
 
-    def _heard_log(self, error: Exception | None) -> None:
+    def _record_log(self, error: Exception | None) -> None:
         if not self.leaving:
-            self.shared.health.heard(error)
+            self.shared.health.record(error)
 
-    def _heard_seal(self, error: Exception | None) -> None:
+    def _record_seal(self, error: Exception | None) -> None:
         if error is not None and not self.leaving:
-            self.shared.health.heard(error)
+            self.shared.health.record(error)
             self.shared.health.needs_room(error)  # sealing lets segments be removed
 
-    def _heard_journal(self, error: Exception | None) -> None:
+    def _record_journal(self, error: Exception | None) -> None:
         if error is None or self.leaving:
             self.shared.health.working(self._journal_source)
         else:
-            self.shared.health.heard_journal(self._journal_source, error)
+            self.shared.health.record_journal(self._journal_source, error)
             self._rounds.progressed(self)  # write it again
 
     def _visible(self, batch: Batch) -> None:
@@ -277,13 +277,13 @@ class Topic(BaseTopic):
 
     def recover(self, whole_from: int, channel_id_max: int) -> None:
         """Restore what the journal has besides the channels."""
-        self.whole_from = self._removed_end = self._removed_told = whole_from
+        self.whole_from = self._removed_end = self._removed_journaled = whole_from
         self._channel_id = channel_id_max
 
     def recover_files(self, files: dict[int, records.FileState]) -> None:
         """Restore the list of files from the journal; journal again what differs on disk."""
         self.inventory.recover(files)
-        if self._tell_files():
+        if self._journal_files():
             self.journal_later()
 
     def add_recovered(self, channel: Channel) -> None:
@@ -376,12 +376,12 @@ class Topic(BaseTopic):
             # With only ephemeral channels, ``released`` is the only state to keep.
             self.keeper.add(self._topic_record())
         synced_at = self.writer.synced_at
-        if synced_at is not None and synced_at != self._synced_told:
-            self._synced_told = synced_at
+        if synced_at is not None and synced_at != self._synced_journaled:
+            self._synced_journaled = synced_at
             self.keeper.add(records.encode_synced(*synced_at))
-        self._tell_files()
+        self._journal_files()
 
-    def _tell_files(self) -> bool:
+    def _journal_files(self) -> bool:
         """Journal files added to and removed from the log; whether there were any."""
         changes = self.inventory.changes()
         for record in changes:
@@ -469,8 +469,8 @@ class Topic(BaseTopic):
         self.log.pinned_slots = self.shared.deferred.checkpoints.open_slots()
         rolling = self.writer.roll_if_finished(low)
         end = self.log.retire_end(low)
-        if end > self._removed_told:
-            self._tell_removed(end)
+        if end > self._removed_journaled:
+            self._journal_removed(end)
             return True
         paths = self.log.retire(low)
         if paths:
@@ -483,8 +483,8 @@ class Topic(BaseTopic):
             self._relocation_failed = False  # what could not be moved is finished now
             self.shared.retries.worked(self._relocating)
         if segment is not None:
-            if segment.end > self._removed_told:
-                self._tell_removed(segment.end)
+            if segment.end > self._removed_journaled:
+                self._journal_removed(segment.end)
                 return True
             self._retiring = True
             self.shared.context.disk.submit(
@@ -494,19 +494,19 @@ class Topic(BaseTopic):
         pinned = any(segment.sealed and segment.end <= low for segment in self.log.segments()[:1])
         return rolling or early or segment is not None or pinned
 
-    def _tell_removed(self, end: int) -> None:
+    def _journal_removed(self, end: int) -> None:
         """Journal first: a reader must not take a range with removed messages for whole (R18)."""
         self._retiring = True
         self._removed_end = max(self._removed_end, end)
         self.keeper.add(records.encode_removed(end))
 
-        def told(ticket: Ticket) -> None:
+        def journaled(ticket: Ticket) -> None:
             self._retiring = False
             if ticket.error is None:
-                self._removed_told = max(self._removed_told, end)
+                self._removed_journaled = max(self._removed_journaled, end)
                 self.retire()
 
-        self.keeper.flush(sync=True).add(told)
+        self.keeper.flush(sync=True).add(journaled)
 
     def _keep_evidence(self, damages: list[Damage]) -> Ticket:
         """Reads found corrupt bytes: treat them as gaps and keep copies as evidence (R3).
@@ -548,11 +548,11 @@ class Topic(BaseTopic):
     def _unlink(self, paths: list[str]) -> None:
         """Unlink files that the log dropped, after the journal no longer lists them."""
         self._retiring = True
-        told = self.keeper.flush(sync=True) if self._tell_files() else settled()
-        told.add(partial(self._unlink_told, paths))
+        journaled = self.keeper.flush(sync=True) if self._journal_files() else settled()
+        journaled.add(partial(self._unlink_journaled, paths))
 
-    def _unlink_told(self, paths: list[str], told: Ticket) -> None:
-        if told.error is not None:
+    def _unlink_journaled(self, paths: list[str], journaled: Ticket) -> None:
+        if journaled.error is not None:
             if not self.closed:
                 self.shared.context.retry(partial(self._unlink, paths))
             return

@@ -47,7 +47,7 @@ def compare(
         # What was removed is unknown too: readers are warned that messages may be missing.
         state.whole_from = found.log.end
     for channel in lost:
-        log.warning("topic=%s channel=%s: not in the journal, starts at the beginning", name, channel)
+        log.warning("topic=%s channel=%s: lost from the journal, starts again", name, channel)
     damage.report(
         DamageKind.JOURNAL,
         f"{found.journal.path}: {'; '.join(problems)}; finished messages may be delivered again",
@@ -97,22 +97,22 @@ def _believe(entry: TopicEntry, found: RecoveredTopic, lost: list[str]) -> bool:
         changed = _believe_reader(channel, listed.get(name)) or changed
     for name in lost:
         state.channel_id_max += 1
-        told = listed[name]
+        entry = listed[name]
         state.channels[name] = ChannelState(
-            *(state.channel_id_max, name, first, told.paused),
+            *(state.channel_id_max, name, first, entry.paused),
             low=first,
-            pulled=told.pulled,
-            named=told.named,
-            reader=told.reader,
+            pulled=entry.pulled,
+            named=entry.named,
+            reader=entry.reader,
         )
     return changed
 
 
-def _believe_reader(channel: ChannelState, told: ChannelEntry | None) -> bool:
+def _believe_reader(channel: ChannelState, entry: ChannelEntry | None) -> bool:
     """Apply nsqd.dat's reader: a damaged or truncated journal may have lost it."""
-    if told is None or told.reader is None or not channel.pulled:
+    if entry is None or entry.reader is None or not channel.pulled:
         return False
-    if channel.reader is not None and channel.reader.identity == told.reader.identity:
+    if channel.reader is not None and channel.reader.identity == entry.reader.identity:
         return False  # the journal may have a newer name for it
-    channel.reader = told.reader
+    channel.reader = entry.reader
     return True

@@ -21,16 +21,16 @@ class DataPathCheck:
     def __init__(self, context: Context, health: Health) -> None:
         self._context = context
         self._health = health
-        self._looking = False
+        self._checking = False
         self._displaced = ""
 
-    def look(self) -> None:
-        if not self._looking:
-            self._looking = True
-            self._context.disk.submit(self._context.data.displaced, self._looked)
+    def run(self) -> None:
+        if not self._checking:
+            self._checking = True
+            self._context.disk.submit(self._context.data.displaced, self._checked)
 
-    def _looked(self, path: str | None, error: Exception | None) -> None:
-        self._looking = False
+    def _checked(self, path: str | None, error: Exception | None) -> None:
+        self._checking = False
         health, files = self._health, self._context.files
         if error is not None:
             health.failing(SOURCE, error)

@@ -48,7 +48,7 @@ class Identity:
         self._node: Node | None = None
         self._highest = 0
         self._raising = False
-        self._clock_told = False
+        self._clock_reported = False
         self.used = False  # a node has run on this data path before
 
     @property
@@ -128,16 +128,16 @@ class Identity:
 
     def _raised(self, _: None, error: Exception | None) -> None:
         self._raising = False
-        self._health.heard_journal("node.json", error)
+        self._health.record_journal("node.json", error)
 
     def _by_clock(self) -> int:
         wall_ns = self._clock.wall_ns()
         index = wall_ns // 1_000_000 << 12
         if index <= CLOCK_MAX:
-            self._clock_told = False
+            self._clock_reported = False
             return max(0, index)
-        if not self._clock_told:
-            self._clock_told = True
+        if not self._clock_reported:
+            self._clock_reported = True
             log.warning(
                 "NSQ: the clock is at %d s after 1970, later than August 2100: message ids do not"
                 " follow it.  Correct it: timestamps and delays depend on it",

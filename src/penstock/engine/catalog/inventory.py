@@ -23,11 +23,11 @@ class Inventory:
 
     def __init__(self, log: TopicLog) -> None:
         self._log = log
-        self._told: dict[int, FileState] = {}
+        self._journaled: dict[int, FileState] = {}
         self.seen: tuple[Segment, ...] = ()  # the log's files when they were last journaled
 
-    def recover(self, told: Mapping[int, FileState]) -> None:
-        self._told = dict(told)
+    def recover(self, journaled: Mapping[int, FileState]) -> None:
+        self._journaled = dict(journaled)
 
     def changes(self) -> list[bytes]:
         """Records of the changes since the last call; the caller must journal them."""
@@ -37,24 +37,24 @@ class Inventory:
         self.seen = files
         changes = [record for segment in files for record in self._change(segment)]
         bases = {segment.base for segment in files}
-        for base in [base for base in self._told if base not in bases]:
-            del self._told[base]
+        for base in [base for base in self._journaled if base not in bases]:
+            del self._journaled[base]
             changes.append(encode_file(base, FileState(base, base, 0)))
         return changes
 
     def records(self) -> list[bytes]:
         """Records of all files, for a snapshot of the journal."""
-        return [encode_file(base, state) for base, state in self._told.items()]
+        return [encode_file(base, state) for base, state in self._journaled.items()]
 
     def _change(self, segment: Segment) -> list[bytes]:
         held = segment.visible if segment.sealed else segment.synced
         unsynced = not held.count
         if unsynced:
-            if segment.base in self._told:
+            if segment.base in self._journaled:
                 return []
             held = segment.visible
         state = FileState(segment.first, held.end, held.count, unsynced, segment.side)
-        if self._told.get(segment.base) == state:
+        if self._journaled.get(segment.base) == state:
             return []
-        self._told[segment.base] = state
+        self._journaled[segment.base] = state
         return [encode_file(segment.base, state)]

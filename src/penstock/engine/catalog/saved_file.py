@@ -66,7 +66,7 @@ class SavedFile:
 
     def _written(self, ticket: Ticket, _: None, error: Exception | None) -> None:
         self._writing = False
-        self._health.heard_journal(self._name, error)
+        self._health.record_journal(self._name, error)
         if error is not None and not self._context.supervisor.exiting:
             self._context.retry(self._again)
         ticket.settle(error)

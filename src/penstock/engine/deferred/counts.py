@@ -87,17 +87,17 @@ class SlotCounts:
         self._whole = not loaded.neat
         if loaded.damage:
             self.damaged = True
-            self._tell_damage(loaded.damage)
+            self._report_damage(loaded.damage)
 
-    def _tell_damage(self, what: str) -> None:
+    def _report_damage(self, what: str) -> None:
         path = self.file.path
         text = f"{path}: {what}; missing data in slot files may go unnoticed this time"
         self._reports.damage(text, path, 0)
 
-    def tell_missing(self) -> None:
+    def report_missing(self) -> None:
         """There is no file, but slot files state that there was one."""
         self.damaged = True
-        self._tell_damage("missing")
+        self._report_damage("missing")
 
     def settle(self) -> None:
         """Rewrite the file if needed.  Blocking, at start: it must exist before new slot files."""
@@ -140,7 +140,7 @@ class SlotCounts:
 
     @property
     def wanted(self) -> bool:
-        """There is something to write, or the file is still to be read, and nothing is in progress."""
+        """Whether there is something to write or read, and nothing is in progress."""
         return not self._busy and (
             not self._readable or self._whole or bool(self._changed or self._waiting)
         )
@@ -204,7 +204,7 @@ class SlotCounts:
             self._whole = True
             self._changed = changed | self._changed
             if isinstance(error, CorruptError):
-                self._tell_damage("cut or removed while nsqd was running")
+                self._report_damage("cut or removed while nsqd was running")
             self._reports.failing(SOURCE, error)
         self._settle(waiting, error)
         if self._waiting and not self._busy:

@@ -23,7 +23,7 @@ from penstock.engine.deferred.syncer import SlotSync
 from penstock.engine.deferred.writer import NEAR_NS
 from penstock.storage.slots import HEADER_SIZE
 
-LATER_VERSION_LOOK_NS = 60_000_000_000
+LATER_VERSION_RETRY_NS = 60_000_000_000
 
 
 class SlotLoader:
@@ -189,7 +189,7 @@ class SlotLoader:
             # Not noticed at start because the header could not be read.
             what = f"written by a later version (format {piece.later_version})"
             self._table.read_failed(file, what)
-            self._stop(file, LATER_VERSION_LOOK_NS)
+            self._stop(file, LATER_VERSION_RETRY_NS)
         else:
             self._table.read_works(file)
             if piece.primed is not None:

@@ -128,12 +128,11 @@ class DeferredQueue:
             if number in fired:
                 self.table.set_origins(file, list(fired[number]))
             self.loader.add(file)
-        self.opening.tell_missing(fired)
+        self.opening.report_missing(fired)
         self._counts.settle()
 
     def _loaded_late(self) -> None:
-        self.opening.tell_missing({})
-
+        self.opening.report_missing({})
 
     # Accepting
 
@@ -163,7 +162,6 @@ class DeferredQueue:
 
         self._damage.finish(partial(self.writer.finish, synced))
         return ticket
-
 
     # Firing
 
@@ -346,7 +344,6 @@ class DeferredQueue:
     def due_hours(self, instance: int) -> dict[int, int]:
         """Pending messages of a topic by the start (Unix seconds) of the hour of their due time."""
         return {hour * 3600: count for hour, count in self.tallies.due_hours(instance).items()}
-
 
     # Callbacks
 

@@ -49,11 +49,11 @@ class SlotOpening:
                 counted = self._check(name) or counted
                 self._table.add(SlotFile(name, name.start_ns, found=True))
             if counted and self._counts.missing:
-                self._counts.tell_missing()
+                self._counts.report_missing()
         return {*self._table.files, *(count.name.number for count in self._counts.all())}
 
     def clear(self) -> None:
-        """Remove checkpoints whose slot is gone; not earlier than it is certain that nsqd starts."""
+        """Remove checkpoints whose slot is gone; called when it is certain that nsqd starts."""
         if self._counts.readable:
             self._table.store.list({count.name.number for count in self._counts.all()})
 
@@ -69,14 +69,14 @@ class SlotOpening:
             raise StorageError(f"{path}: written by a later version (format {header.version})")
         return header is not None and header.counted
 
-    def tell_missing(self, fired: Mapping[int, Iterable[int]]) -> None:
+    def report_missing(self, fired: Mapping[int, Iterable[int]]) -> None:
         """Report missing slot files; ``fired`` are the origins found in topic logs."""
         for stated in self._counts.all():
             number = stated.name.number
             if number not in self._table.files:
-                self._tell_missing(stated, fired.get(number, ()))
+                self._report_missing(stated, fired.get(number, ()))
 
-    def _tell_missing(self, stated: SlotCount, fired: Iterable[int]) -> None:
+    def _report_missing(self, stated: SlotCount, fired: Iterable[int]) -> None:
         store, name = self._table.store, stated.name
         try:
             runs = store.read_fired(name).runs

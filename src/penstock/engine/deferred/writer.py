@@ -2,7 +2,7 @@
 
 All messages accepted for a slot in one turn of the loop share one append and one ticket.
 
-Rule 1: a message enters the schedule only after its record is written (with --sync-every=1, synced).
+Rule 1: a message enters the schedule only after its record is written (--sync-every=1: synced).
 Rule 2: a failed append is undone; if that fails too, its ordinals are void.
 Rule 3: one write at a time per file, so that a failed one can be truncated.
 Rule 4: the loop appends only to open files, and for a bounded time per turn.  Files are created and
