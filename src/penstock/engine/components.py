@@ -113,8 +113,8 @@ class Components:
         self.broker.start()
         self.rounds.start(
             (
-                self.pulls.look,
-                self.patterns.look,
+                self.pulls.expire,
+                self.patterns.expire,
                 self.staging.check_notes,
                 self._data_path_check.run,
                 self.health.probe,

@@ -97,13 +97,13 @@ def _believe(entry: TopicEntry, found: RecoveredTopic, lost: list[str]) -> bool:
         changed = _believe_reader(channel, listed.get(name)) or changed
     for name in lost:
         state.channel_id_max += 1
-        entry = listed[name]
+        lost_entry = listed[name]
         state.channels[name] = ChannelState(
-            *(state.channel_id_max, name, first, entry.paused),
+            *(state.channel_id_max, name, first, lost_entry.paused),
             low=first,
-            pulled=entry.pulled,
-            named=entry.named,
-            reader=entry.reader,
+            pulled=lost_entry.pulled,
+            named=lost_entry.named,
+            reader=lost_entry.reader,
         )
     return changed
 
