@@ -12,9 +12,9 @@ import pytest
 
 from penstock.clock import Clock
 from penstock.core.ticket import Ticket
+from penstock.engine.components import Components
 from penstock.engine.context import Context, Supervisor
 from penstock.engine.options import Options
-from penstock.engine.parts import Parts
 from penstock.engine.recovery import open_data_path
 from penstock.nsqd.loop import LoopTurns, ThreadDisk
 from penstock.storage.datapath import DataPath
@@ -37,7 +37,7 @@ def test_what_a_failed_sync_should_have_covered_is_written_again(sync_every: int
     error = engine.publish("t", b"three")
     engine.advance(3 * SECOND)
     assert error is None, "group commit answers after the second try"
-    assert engine.parts.health.problem is None, engine.parts.health.text
+    assert engine.components.health.problem is None, engine.components.health.text
     engine.crash(LOSE)
     engine.start()
     assert set(engine.unfinished("t", "a")) == {b"one", b"two", b"three"}
@@ -53,10 +53,10 @@ def test_a_disk_that_fails_for_a_while_refuses_and_recovers() -> None:
         files.fail("append", errno.EIO)
         error = engine.publish("t", b"refused")
         assert isinstance(error, OSError) and error.errno == errno.EIO
-        assert engine.parts.health.problem is not None
+        assert engine.components.health.problem is not None
     assert engine.publish("t", b"after") is None
     engine.advance(2 * SECOND)
-    assert engine.parts.health.problem is None
+    assert engine.components.health.problem is None
     assert [received.body for received in client.take()] == [b"before", b"after"]
     engine.crash(KEEP)
     engine.start()
@@ -76,7 +76,7 @@ def test_a_journal_that_cannot_be_written_is_written_whole_later() -> None:
         engine.advance(300 * MS)
     files.failures.clear()
     engine.advance(5 * SECOND)
-    assert engine.parts.health.problem is None, engine.parts.health.text
+    assert engine.components.health.problem is None, engine.components.health.text
     assert engine.publish("t", b"new") is None
     engine.crash(KEEP)
     engine.start()
@@ -171,14 +171,16 @@ async def _publish_beside_a_slow_topic(folder: Path) -> list[float]:
     disk = ThreadDisk(loop)
     options = Options(data_path=str(folder))
     data = DataPath(files, str(folder))
-    parts = Parts(Context(options, data, files, disk, LoopTurns(loop), Clock(), Supervisor()))
-    open_data_path(parts)
-    parts.start()
+    components = Components(
+        Context(options, data, files, disk, LoopTurns(loop), Clock(), Supervisor())
+    )
+    open_data_path(components)
+    components.start()
 
     async def publish(topic: str) -> float:
         done = asyncio.Event()
         started_s = loop.time()
-        ticket: Ticket = parts.broker.create_topic(topic)[0].publish([b"x"])
+        ticket: Ticket = components.broker.create_topic(topic)[0].publish([b"x"])
         ticket.add(lambda _: done.set())
         await asyncio.wait_for(done.wait(), 10)
         assert ticket.error is None
@@ -204,7 +206,7 @@ async def _publish_beside_a_slow_topic(folder: Path) -> list[float]:
     await busy
     assert slow >= 3
     files.delay_s = 0.0
-    parts.refuse_all()
+    components.refuse_all()
     disk.close()
     files.close()
     return latencies_s

@@ -67,7 +67,7 @@ class Promised:
 
 def fill(engine: Engine) -> Promised:
     """Some of everything: full and stray segments, deferred and fired, staged and decided."""
-    _, kept_pattern, _ = engine.parts.patterns.leave("p", PATTERN, "me", ("p*",), ())
+    _, kept_pattern, _ = engine.components.patterns.leave("p", PATTERN, "me", ("p*",), ())
     assert engine.done(kept_pattern) is None
     first = Client(engine, "a", "x", ready_count=500)
     Client(engine, "a", "y", ready_count=500, msg_timeout_ns=HOUR).ready(0)
@@ -88,7 +88,7 @@ def fill(engine: Engine) -> Promised:
     engine.advance(12 * SECOND)  # stragglers move, segments go
     for number in range(12):
         assert engine.publish("b", b"b%03d" % number) is None
-    read, ticket, _ = engine.parts.pulls.open(
+    read, ticket, _ = engine.components.pulls.open(
         engine.topic("b"), "read", engine.topic("b").log.first
     )
     assert engine.done(ticket) is None
@@ -108,10 +108,10 @@ def fill(engine: Engine) -> Promised:
     engine.advance(4 * SECOND)
     query = Query(engine)
     query.stage(query.key(), "s", [b"s0", b"s1"], [b"s2"])
-    winners = (Winner(engine.parts.identity.uuid, 0, ATTEMPT, 3),)
-    _, recorded, ticket = engine.parts.staging.ledger.decide("q", Decision(0, winners))
+    winners = (Winner(engine.components.identity.uuid, 0, ATTEMPT, 3),)
+    _, recorded, ticket = engine.components.staging.ledger.decide("q", Decision(0, winners))
     assert recorded and engine.done(ticket) is None
-    engine.parts.damage.report("log", OLD_DAMAGE, topic="a")
+    engine.components.damage.report("log", OLD_DAMAGE, topic="a")
     engine.advance(8 * SECOND)
     left = frozenset(kept | set(more))
     channels = {
@@ -185,7 +185,7 @@ def test_undamaged_everything_is_there_without_a_warning(caplog: pytest.LogCaptu
         engine = start(copy.deepcopy(files))
     assert [record.getMessage() for record in caplog.records] == []
     assert found_in(engine, promised) == (set(), set(), set())
-    assert len(engine.parts.damage.records) == 1
+    assert len(engine.components.damage.records) == 1
 
 
 def flip(place: float) -> Callable[[bytearray], None]:
@@ -241,12 +241,12 @@ def judge(path: str, files: LossyFiles, caplog: pytest.LogCaptureFixture) -> Non
         assert name in str(error), f"refused without naming {name}: {error}"
         assert lost_names(before, files) == set(), "a refused start removes nothing"
         return
-    pattern_lost = not len(engine.parts.patterns)
+    pattern_lost = not len(engine.components.patterns)
     read = engine.topic("b").channels["read"]
     assert isinstance(read, PullChannel) and not read.admits(None), f"{path}: not bound"
     assert read.admits(IDENTITY), f"{path}: its reader is shut out"
     missing = found_in(engine, promised)
-    reports = [r for r in engine.parts.damage.records if r.text != OLD_DAMAGE]
+    reports = [r for r in engine.components.damage.records if r.text != OLD_DAMAGE]
     assert reports or not pattern_lost, f"{path}: a pattern is lost and not reported"
     if "patterns.json" in path:
         assert reports and not pattern_lost, f"{path}: the other copy tells"
@@ -254,7 +254,7 @@ def judge(path: str, files: LossyFiles, caplog: pytest.LogCaptureFixture) -> Non
         assert reports, f"{path}: {missing} is missing and not reported"
         errors = [r for r in caplog.records if r.levelno >= logging.ERROR]
         assert errors, f"{path}: {missing} is missing and not in the log"
-    assert engine.parts.health.problem is None, engine.parts.health.text
+    assert engine.components.health.problem is None, engine.components.health.text
     # Of other files nothing is lost.
     channels, deferred, staged = missing
     allowed = channels_of(path)
@@ -399,16 +399,16 @@ def test_calls_that_fail_for_a_while_lose_nothing_and_are_told(
     unhealthy = False
     for _ in range(4):
         load.step()
-        unhealthy = unhealthy or engine.parts.health.problem is not None
+        unhealthy = unhealthy or engine.components.health.problem is not None
         engine.advance(SECOND)
-        unhealthy = unhealthy or engine.parts.health.problem is not None
+        unhealthy = unhealthy or engine.components.health.problem is not None
     hit = files.faults.hit_count
     files.faults.heal()
     load.step()
     engine.advance(45 * SECOND)
-    assert engine.parts.health.problem is None, engine.parts.health.text
+    assert engine.components.health.problem is None, engine.components.health.text
     load.step()
-    reports = [r.text for r in engine.parts.damage.records if r.text != OLD_DAMAGE]
+    reports = [r.text for r in engine.components.damage.records if r.text != OLD_DAMAGE]
     assert reports == [], "an error of the disk is not damage"
     if hit:
         assert unhealthy, "/ping did not tell"
@@ -419,7 +419,7 @@ def test_calls_that_fail_for_a_while_lose_nothing_and_are_told(
     assert load.lost(again) == set()
     missing = found_in(again, promised)
     assert missing[:2] == (set(), set())
-    assert [r.text for r in again.parts.damage.records if r.text != OLD_DAMAGE] == []
+    assert [r.text for r in again.components.damage.records if r.text != OLD_DAMAGE] == []
 
 
 def running(kind: str) -> str:
@@ -449,5 +449,5 @@ def test_a_start_while_calls_fail_is_refused_or_loses_nothing(
     files.crash(KEEP)
     engine = Engine.of(files, wall_ns + SECOND, **OPTIONS)
     assert found_in(engine, promised) == (set(), set(), set())
-    assert [r.text for r in engine.parts.damage.records if r.text != OLD_DAMAGE] == []
-    assert engine.parts.health.problem is None, engine.parts.health.text
+    assert [r.text for r in engine.components.damage.records if r.text != OLD_DAMAGE] == []
+    assert engine.components.health.problem is None, engine.components.health.text

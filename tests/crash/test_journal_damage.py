@@ -44,7 +44,7 @@ def used() -> Engine:
     engine.advance(3 * SECOND)
     assert engine.done(topic.delete_channel("gone")) is None
     assert engine.done(topic.channels["b"].pause(True)) is None
-    read, ticket, _ = engine.parts.pulls.open(topic, "read", topic.log.first)
+    read, ticket, _ = engine.components.pulls.open(topic, "read", topic.log.first)
     assert engine.done(ticket) is None
     read.bind("2e" * 16, "before")
     assert engine.done(read.take_over(IDENTITY, "2e" * 16)) is None
@@ -94,12 +94,12 @@ def test_a_journal_damaged_at_any_byte_loses_no_channel_and_no_message(change: s
         files.edit(path, lambda data, at=at: CHANGES[change](data, at))
         engine = Engine(files)
         opens_whole(engine)
-        told = engine.parts.damage.records
+        told = engine.components.damage.records
         if at <= edges[2]:
             assert [(r.kind, r.topic, r.path) for r in told] == [("journal", "t", path)], at
         engine.crash(KEEP)
         engine.start()
-        assert engine.parts.damage.records == told, "what was mended is not reported again"
+        assert engine.components.damage.records == told, "what was mended is not reported again"
 
 
 @pytest.mark.parametrize("change", ["flipped", "cut"])
@@ -114,7 +114,7 @@ def test_an_nsqd_dat_damaged_at_any_byte_loses_no_channel_and_no_message(change:
         assert_bound(engine)
         assert set(engine.unfinished("t", "a")) == {b"two", b"three"}
         assert set(engine.unfinished("t", "b")) == set(BODIES)
-        told = engine.parts.damage.records
+        told = engine.components.damage.records
         assert (
             told if change == "cut" else {r.kind for r in told} <= {"metadata", "topic", "journal"}
         )
@@ -130,7 +130,7 @@ def test_a_journal_that_is_gone_is_told(how: str) -> None:
         engine.files.edit(path, bytearray.clear)
     engine.start()
     opens_whole(engine)
-    (record,) = engine.parts.damage.records
+    (record,) = engine.components.damage.records
     assert record.kind == "journal" and "missing or empty" in record.text
     assert "a, b, read" in record.text
 
@@ -166,7 +166,7 @@ def test_a_kill_at_any_step_of_making_and_deleting_is_no_damage(
             engine.start()
         warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
         assert not warned, (step, warned)
-        assert not engine.parts.damage.records, step
+        assert not engine.components.damage.records, step
         if deleted and "t" in engine.broker.topics:
             assert "b" not in engine.topic("t").channels
         step += 1

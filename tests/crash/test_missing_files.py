@@ -45,7 +45,7 @@ def several_segments(seconds: int = 3, per_file: int = 10_000) -> Engine:
 
 
 def reported(engine: Engine) -> list[tuple[str, str, int | None]]:
-    return [(str(r.kind), r.path, r.messages) for r in engine.parts.damage.records]
+    return [(str(r.kind), r.path, r.messages) for r in engine.components.damage.records]
 
 
 def files_of(engine: Engine, suffix: str) -> list[str]:
@@ -184,7 +184,7 @@ def test_any_file_that_is_removed_costs_what_was_in_it_at_most_and_is_told() -> 
         assert missing == sum(messages or 0 for _, _, messages in reported(engine)), path
         assert not missing or path.endswith((".log", ".side"))
         assert set(engine.topic("t").channels) == {"c"}
-        assert engine.parts.identity.uuid == before.parts.identity.uuid
+        assert engine.components.identity.uuid == before.components.identity.uuid
 
 
 def retiring(seed: int) -> Engine:
@@ -220,8 +220,8 @@ def test_a_crash_at_any_step_of_removing_and_moving_is_no_damage(
         warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
         torn = [text for text in warned if "torn" in text or "holds no message" in text]
         # A power cut may take a segment that was never synced, and that is what is said of it.
-        unsynced = [r for r in engine.parts.damage.records if "power cut may have" in r.text]
-        assert engine.parts.damage.records == (unsynced if mode != KEEP else []), (step, mode)
+        unsynced = [r for r in engine.components.damage.records if "power cut may have" in r.text]
+        assert engine.components.damage.records == (unsynced if mode != KEEP else []), (step, mode)
         assert len(warned) == (len(torn) + len(unsynced) if mode != KEEP else 0), (step, warned)
         step += 1
     assert step > 15

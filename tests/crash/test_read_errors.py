@@ -67,11 +67,11 @@ def test_stragglers_are_not_moved_while_their_segment_cannot_be_read() -> None:
     files.faults.add(first, errno.EIO, "pread")
     engine.advance(8 * SECOND)
     assert first in segments(engine) and files.exists(first)
-    assert "moving unfinished messages" in engine.parts.health.text
-    assert engine.parts.damage.summary is None
+    assert "moving unfinished messages" in engine.components.health.text
+    assert engine.components.damage.summary is None
     files.faults.heal()
     engine.advance(40 * SECOND)
-    assert engine.parts.health.problem is None, engine.parts.health.text
+    assert engine.components.health.problem is None, engine.components.health.text
     assert not files.exists(first), "it is moved once it can be read"
     for index in kept.values():
         assert client.requeue(index) == 0
@@ -87,10 +87,10 @@ def test_a_segment_that_could_not_be_moved_is_forgotten_once_it_is_finished() ->
     kept = finish_all_but(client, b"0003")
     files.faults.add("*.log", errno.EIO, "pread")
     engine.advance(8 * SECOND)
-    assert engine.parts.health.problem is not None
+    assert engine.components.health.problem is not None
     assert client.finish(kept[b"0003"]) == 0
     engine.advance(40 * SECOND)
-    assert engine.parts.health.problem is None, engine.parts.health.text
+    assert engine.components.health.problem is None, engine.components.health.text
     assert len(segments(engine)) <= 1
 
 
@@ -104,7 +104,7 @@ def test_damage_found_while_moving_is_reported_and_kept_before_the_segment_goes(
     first = segments(engine)[0]
     files.edit(first, lambda data: data.__setitem__(data.index(b"0003"), ord("X")))
     engine.advance(20 * SECOND)
-    (record,) = engine.parts.damage.records
+    (record,) = engine.components.damage.records
     assert (record.kind, record.topic, record.path, record.messages) == ("log", "t", first, 1)
     folder = first.rpartition("/")[0]
     assert any(name.endswith(".corrupt") for name in files.list(folder))
@@ -113,7 +113,7 @@ def test_damage_found_while_moving_is_reported_and_kept_before_the_segment_goes(
     engine.advance(SECOND)
     assert [received.body for received in client.take()] == [b"0007"]
     assert client.finish(kept[b"0003"]) == 0, "whoever has it may still finish it"
-    assert engine.parts.health.problem is None
+    assert engine.components.health.problem is None
 
 
 @pytest.mark.parametrize("cold", [False, True])
@@ -130,8 +130,8 @@ def test_errors_of_reads_cost_no_message_and_no_consumer(times: int, cold: bool)
     client.ready(COUNT)
     engine.advance(50 * SECOND)
     assert [received.body for received in client.take()] == bodies()
-    assert engine.parts.damage.summary is None
-    assert engine.parts.health.problem is None, engine.parts.health.text
+    assert engine.components.damage.summary is None
+    assert engine.components.health.problem is None, engine.components.health.text
 
 
 def test_a_long_time_of_read_errors_shows_in_health_until_it_is_over() -> None:
@@ -142,16 +142,16 @@ def test_a_long_time_of_read_errors_shows_in_health_until_it_is_over() -> None:
     client = Client(engine, "t", "a", ready_count=COUNT)
     files.faults.add("*.log", errno.EIO, "pread")
     engine.advance(20 * SECOND)
-    assert client.take() == [] or engine.parts.health.problem is not None
-    assert "topic=t channel=a: [Errno 5]" in engine.parts.health.text
+    assert client.take() == [] or engine.components.health.problem is not None
+    assert "topic=t channel=a: [Errno 5]" in engine.components.health.text
     client.close()  # nobody is there to try it for
     files.faults.heal()
     engine.advance(31 * SECOND)
-    assert engine.parts.health.problem is None, engine.parts.health.text
+    assert engine.components.health.problem is None, engine.components.health.text
     again = Client(engine, "t", "a", ready_count=COUNT)
     engine.advance(5 * SECOND)
     assert [received.body for received in again.take()][-1] == bodies()[-1]
-    assert engine.parts.damage.summary is None
+    assert engine.components.damage.summary is None
 
 
 def test_a_channel_that_is_emptied_or_deleted_ends_its_trouble() -> None:
@@ -163,11 +163,11 @@ def test_a_channel_that_is_emptied_or_deleted_ends_its_trouble() -> None:
     Client(engine, "t", "b", ready_count=COUNT)
     files.faults.add("*.log", errno.EIO, "pread")
     engine.advance(SECOND)
-    assert engine.parts.health.problem is not None
+    assert engine.components.health.problem is not None
     engine.done(engine.topic("t").channels["a"].empty())
     engine.done(engine.topic("t").delete_channel("b"))
     engine.advance(31 * SECOND)
-    assert engine.parts.health.problem is None, engine.parts.health.text
+    assert engine.components.health.problem is None, engine.components.health.text
 
 
 def test_a_message_that_cannot_be_read_does_not_hold_up_the_others() -> None:
@@ -191,11 +191,11 @@ def test_a_message_that_cannot_be_read_does_not_hold_up_the_others() -> None:
     client.ready(10)
     engine.advance(SECOND)
     assert {received.body for received in client.take()} == {r.body for r in wanted[2:]}
-    assert "to be sent again" in engine.parts.health.text
+    assert "to be sent again" in engine.components.health.text
     files.faults.heal()
     engine.advance(31 * SECOND)
     assert {received.body for received in client.take()} == {r.body for r in wanted[:2]}
-    assert engine.parts.health.problem is None, engine.parts.health.text
+    assert engine.components.health.problem is None, engine.components.health.text
 
 
 def test_a_real_nsqd_delivers_everything_after_its_disk_could_not_be_read(tmp_path: Path) -> None:

@@ -99,10 +99,10 @@ class Writer:
             self.place = first - 1
 
     def decide(self, batch: int) -> None:
-        node = self.engine.parts.identity.uuid
+        node = self.engine.components.identity.uuid
         winners = tuple(Winner(node, *winner, 9) for winner in self.winners(batch))
         told = Decision(batch, winners)
-        newest, _, ticket = self.engine.parts.staging.ledger.decide("q", told)
+        newest, _, ticket = self.engine.components.staging.ledger.decide("q", told)
         raise_if(self.engine.done(ticket))
         assert newest == told
 
@@ -146,7 +146,7 @@ class Writer:
             bodies.update(self.engine.logged(topic).values())
         assert bodies == Counter(self.rows)
         # A power cut may take a segment that was never synced as a whole; that is told.
-        reports = [record.text for record in self.engine.parts.damage.records]
+        reports = [record.text for record in self.engine.components.damage.records]
         assert all("a power cut may have taken" in text for text in reports), "a crash is no damage"
         check_rest(self.engine)
 
@@ -158,14 +158,14 @@ def raise_if(error: Exception | None) -> None:
 
 def check_rest(engine: Engine) -> None:
     """Nothing is left of stagings but the ledger."""
-    staging = engine.parts.staging
+    staging = engine.components.staging
     staging.check()
     engine.check()
     assert staging.size == staging.pending_size == staging.staging_count == 0
     assert not staging.publications and not staging.published
     assert engine.files.list(engine.data.staging) == ["ledger"]
     assert all(not topic.log.holds for topic in map(engine.topic, engine.broker.topics))
-    assert len(engine.parts.deferred.table.files) == 0
+    assert len(engine.components.deferred.table.files) == 0
     left = engine.files.list(engine.data.deferred)
     assert [name for name in left if not name.endswith(".corrupt")] == []
 
@@ -351,4 +351,4 @@ def check_readers(writer: Writer, readers: Readers, after: int) -> None:
     twice = {body: found for body, found in readers.indexes.items() if len(found) > 1}
     assert set(readers.indexes) == writer.rows, f"after {after}"
     assert twice == {}, f"after {after}"
-    assert not writer.engine.parts.staging.publications, f"after {after}"
+    assert not writer.engine.components.staging.publications, f"after {after}"

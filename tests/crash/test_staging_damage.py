@@ -40,8 +40,8 @@ def staged(engine: Engine) -> None:
 def decided(engine: Engine) -> None:
     """One whose winners are fixed."""
     staged(engine)
-    winners = (Winner(engine.parts.identity.uuid, 0, ATTEMPT, 4),)
-    _, recorded, ticket = engine.parts.staging.ledger.decide("q", Decision(0, winners))
+    winners = (Winner(engine.components.identity.uuid, 0, ATTEMPT, 4),)
+    _, recorded, ticket = engine.components.staging.ledger.decide("q", Decision(0, winners))
     assert recorded and engine.done(ticket) is None
 
 
@@ -106,8 +106,8 @@ def all_rows(engine: Engine) -> Counter[bytes]:
 
 def judge(engine: Engine, state: str, what: str) -> None:
     """The rows are published once, or the driver and an operator are told."""
-    told = list(engine.parts.damage.records)
-    known = engine.parts.staging.ledger.queries.get("q")
+    told = list(engine.components.damage.records)
+    known = engine.components.staging.ledger.queries.get("q")
     if state != "staged" and not told:
         assert known is not None and known.decision is not None, f"{what}: a decision is gone"
     try:
@@ -115,7 +115,7 @@ def judge(engine: Engine, state: str, what: str) -> None:
     except StagingError as refused:
         error, outcome = refused, None
     engine.advance(10 * SECOND)
-    told = told or engine.parts.damage.records
+    told = told or engine.components.damage.records
     rows = all_rows(engine)
     if error is None:
         assert outcome is not None and outcome.count == 4, what
@@ -151,7 +151,7 @@ def test_a_header_or_seal_that_is_damaged_costs_no_row() -> None:
         flipped = bytearray(data)
         flipped[at] ^= 4
         engine = disk.start(put(path, bytes(flipped)))
-        (record,) = engine.parts.damage.records
+        (record,) = engine.components.damage.records
         assert "no row is lost" in record.text and record.messages == 0
         assert any(name.endswith(".corrupt") for name in engine.files.list(path.rpartition("/")[0]))
         error, outcome = Query(engine).publish(0, (0, ATTEMPT))
@@ -173,7 +173,7 @@ def test_a_damaged_staging_is_kept_aside_and_reported_once(noted: bool) -> None:
 
     engine = disk.start(change)
     for _ in range(2):
-        texts = [record.text for record in engine.parts.damage.records]
+        texts = [record.text for record in engine.components.damage.records]
         assert sum("kept as" in text for text in texts) == 1
         assert engine.files.read(f"{path}.corrupt") == bytes(flipped)
         assert not engine.files.exists(path)
@@ -181,10 +181,10 @@ def test_a_damaged_staging_is_kept_aside_and_reported_once(noted: bool) -> None:
             with pytest.raises(StagingError) as refused:
                 Query(engine).publish(0, (0, ATTEMPT))
             assert refused.value.code == "STAGING_LOST"
-        records = len(engine.parts.damage.records)
+        records = len(engine.components.damage.records)
         engine.crash(KEEP)
         engine.start()
-        assert len(engine.parts.damage.records) == records, "reported again"
+        assert len(engine.components.damage.records) == records, "reported again"
 
 
 def test_a_lost_staging_that_is_put_back_is_published() -> None:
@@ -192,12 +192,12 @@ def test_a_lost_staging_that_is_put_back_is_published() -> None:
     path = disk.path(".staging")
     good = disk.files.read(path)
     engine = disk.start(put(path, None))
-    assert engine.parts.staging.losses.lost
+    assert engine.components.staging.losses.lost
     for _ in range(2):
         engine.crash(KEEP)
         engine.files.put(path, good)
         engine.start()
-        assert not engine.parts.staging.losses.lost
+        assert not engine.components.staging.losses.lost
     error, outcome = Query(engine).publish(0, (0, ATTEMPT))
     assert error is None and outcome.count == 4 and all_rows(engine) == Counter(ROWS)
 
@@ -211,7 +211,7 @@ def test_a_decided_staging_that_is_missing_is_reported_also_without_notes() -> N
         files.unlink(notes)
 
     engine = disk.start(change)
-    (record,) = engine.parts.damage.records
+    (record,) = engine.components.damage.records
     assert "was decided for and is missing" in record.text
     with pytest.raises(StagingError, match="STAGING_LOST"):
         Query(engine).publish(0, (0, ATTEMPT))
@@ -259,7 +259,7 @@ def test_a_file_that_cannot_be_read_refuses_the_start_and_stays(suffix: str, cod
     disk.engine.crash(KEEP)
     disk.engine.start()
     judge(disk.engine, "decided", "after the disk is back")
-    assert not disk.engine.parts.damage.records
+    assert not disk.engine.components.damage.records
 
 
 def test_reads_that_fail_while_a_batch_is_published_show_in_health_and_are_tried_again() -> None:
@@ -268,12 +268,12 @@ def test_reads_that_fail_while_a_batch_is_published_show_in_health_and_are_tried
     engine.files.faults.add("*.staging", errno.EIO, "pread")
     error, _ = Query(engine).publish(0, (0, ATTEMPT))
     assert isinstance(error, OSError)
-    assert engine.parts.health.text.startswith("NOK - query=q: [Errno 5]")
+    assert engine.components.health.text.startswith("NOK - query=q: [Errno 5]")
     engine.advance(20 * SECOND)
-    assert not engine.parts.damage.records and not all_rows(engine)
+    assert not engine.components.damage.records and not all_rows(engine)
     engine.files.faults.heal()
     engine.advance(10 * SECOND)
-    assert engine.parts.health.text == "OK" and all_rows(engine) == Counter(ROWS)
+    assert engine.components.health.text == "OK" and all_rows(engine) == Counter(ROWS)
 
 
 def test_a_seal_that_is_asked_for_again_drops_no_part_because_the_disk_fails() -> None:
@@ -292,7 +292,7 @@ def test_a_power_cut_before_the_seal_was_answered_is_no_damage() -> None:
     assert query.put(query.key(), 0, "t", plain(b"a")) is None
     engine.crash(LOSE)
     engine.start()
-    assert not engine.parts.damage.records and not engine.parts.staging.staging_count
+    assert not engine.components.damage.records and not engine.components.staging.staging_count
 
 
 # What an admin does
@@ -307,7 +307,7 @@ def lost_engine(state: str) -> Engine:
 def test_a_batch_is_published_without_what_an_admin_gives_up(state: str) -> None:
     engine = lost_engine(state)
     query, other = Query(engine), "f" * 32
-    losses = engine.parts.staging.losses
+    losses = engine.components.staging.losses
     if state == "decided":
         query.stage(query.key(0, 1, other), "t", [b"other"])
     winners = [(0, ATTEMPT), (1, other)] if state == "decided" else [(0, ATTEMPT)]
@@ -325,7 +325,7 @@ def test_a_batch_is_published_without_what_an_admin_gives_up(state: str) -> None
     assert query.publish(0, *winners)[1].already
     engine.advance(10 * SECOND)
     assert set(all_rows(engine)) <= {b"other", b"late"}
-    assert not engine.parts.staging.losses.lost and not engine.parts.staging.notes.sealed
+    assert not engine.components.staging.losses.lost and not engine.components.staging.notes.sealed
     query.stage(query.key(1), "t", [b"next"])
     assert query.publish(1, (0, ATTEMPT))[0] is None
 
@@ -333,12 +333,14 @@ def test_a_batch_is_published_without_what_an_admin_gives_up(state: str) -> None
 @pytest.mark.parametrize("state", STATES)
 def test_a_query_that_is_reset_begins_anew(state: str) -> None:
     engine = lost_engine(state)
-    staging = engine.parts.staging
+    staging = engine.components.staging
     count, ticket = staging.losses.reset("q", None)
     assert count == 0 and engine.done(ticket) is None
     for _ in range(2):
-        assert "q" not in engine.parts.staging.ledger.queries
-        assert not engine.parts.staging.publications and not engine.parts.staging.losses.lost
+        assert "q" not in engine.components.staging.ledger.queries
+        assert (
+            not engine.components.staging.publications and not engine.components.staging.losses.lost
+        )
         engine.crash(KEEP)
         engine.start()
     assert all(not topic.log.holds for topic in map(engine.topic, engine.broker.topics))
@@ -350,7 +352,7 @@ def test_a_query_that_is_reset_begins_anew(state: str) -> None:
 
 def test_a_reset_may_tell_what_is_published() -> None:
     engine = Disk("decided").start(lambda files: None)
-    count, ticket = engine.parts.staging.losses.reset("q", 7)
+    count, ticket = engine.components.staging.losses.reset("q", 7)
     assert count == 1 and engine.done(ticket) is None
     query = Query(engine)
     for _ in range(2):

@@ -109,7 +109,7 @@ class Adoption:
             for message in topic.pending.values():
                 message.acked = False
         self.model._fire()
-        real = self.engine.parts.deferred.tallies.count(topic.instance)
+        real = self.engine.components.deferred.tallies.count(topic.instance)
         sure = sum(message.acked for message in topic.pending.values())
         assert sure <= real <= len(topic.pending), (topic.name, real, sure, len(topic.pending))
 

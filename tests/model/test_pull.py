@@ -45,7 +45,7 @@ class ReaderMachine(RuleBasedStateMachine):
         assert self.engine.done(self.engine.broker.create_topic("t")[1]) is None
         if plain:
             assert self.engine.done(self.topic.create_channel("q", named=True)[1]) is None
-        channel, ticket, made = self.engine.parts.pulls.open(self.topic, "q", self.topic.end)
+        channel, ticket, made = self.engine.components.pulls.open(self.topic, "q", self.topic.end)
         assert self.engine.done(ticket) is None and made != plain
         self.start = self.low = channel.low
         self.at = channel.low  # up to where the reader has gone
@@ -72,7 +72,7 @@ class ReaderMachine(RuleBasedStateMachine):
     def range(self, start: int, end: int, size_max: int) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
         while start < end:
-            read = self.engine.parts.reads.read(self.topic, start, end, size_max)
+            read = self.engine.components.reads.read(self.topic, start, end, size_max)
             self.engine.advance(10 * MS)
             assert read.done and read.error is None, read.error
             assert read.range.next > start
@@ -84,7 +84,7 @@ class ReaderMachine(RuleBasedStateMachine):
                         if start <= index < end:
                             found[index] = data[at + 34 : at + size]
                         at += size
-            self.engine.parts.reads.free(read)
+            self.engine.components.reads.free(read)
             start = read.range.next
         return found
 
@@ -103,7 +103,7 @@ class ReaderMachine(RuleBasedStateMachine):
     @rule(size_max=st.sampled_from([1, 500, 1 << 20]))
     def poll_and_read(self, size_max: int) -> None:
         known = {"t": Known(self.topic.instance, self.at)}
-        poll = self.engine.parts.polls.wait(known, "q", 100 * MS, None, self.reader)
+        poll = self.engine.components.polls.wait(known, "q", 100 * MS, None, self.reader)
         told: list[int] = []
         poll.ticket.add(lambda _: told.append(readable_end(self.topic, self.channel)))
         self.engine.advance(200 * MS)
@@ -146,7 +146,7 @@ class ReaderMachine(RuleBasedStateMachine):
     @rule(place=st.integers(0, 1), answered=st.booleans())
     def take_over(self, place: int, answered: bool) -> None:
         new, old = READERS[place], READERS[1 - place]
-        polls = self.engine.parts.polls
+        polls = self.engine.components.polls
         waiting = [
             polls.wait({"t": Known(None, self.topic.end)}, "q", HOUR, None, identity)
             for identity in (old, new)
@@ -216,7 +216,7 @@ class ReaderMachine(RuleBasedStateMachine):
         log, topic = self.topic.log, self.topic
         low = self.channel.low
         # A power cut may take the file of messages that nobody could read yet, which is reported.
-        damaged = bool(self.engine.parts.damage.records)
+        damaged = bool(self.engine.components.damage.records)
         assert topic.whole_from <= low or damaged, "at its low a reader is told of no loss"
         assert low <= topic.log.first or log.next_index(low) >= low
         assert self.channel.depth == log.count_between(low, topic.released)

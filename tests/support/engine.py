@@ -26,10 +26,10 @@ from penstock.clock import ManualClock
 from penstock.core.ticket import Ticket
 from penstock.core.window import Consumer, Window
 from penstock.engine.channel import Channel
+from penstock.engine.components import Components
 from penstock.engine.context import Context, Supervisor
 from penstock.engine.disk import run
 from penstock.engine.options import Options
-from penstock.engine.parts import Parts
 from penstock.engine.recovery import open_data_path
 from penstock.engine.shared import Hooks
 from penstock.engine.topic import Topic
@@ -155,12 +155,12 @@ class Engine:
         self.data = DataPath(self.files, self.root)
         self.clients: set[Client] = set()
         around = self.data, self.files, self.disk, self.turns, self.clock, StrictSupervisor()
-        self.parts = Parts(Context(self.options, *around))
-        self.broker = self.parts.broker
-        self.parts.health.reserve = Reserve(self.files, self.data.reserve, RESERVE_SIZE)
-        self.hook(self.parts.shared.hooks)
-        open_data_path(self.parts)
-        self.parts.start()
+        self.components = Components(Context(self.options, *around))
+        self.broker = self.components.broker
+        self.components.health.reserve = Reserve(self.files, self.data.reserve, RESERVE_SIZE)
+        self.hook(self.components.shared.hooks)
+        open_data_path(self.components)
+        self.components.start()
         self.settle()
 
     def hook(self, hooks: Hooks) -> None:
@@ -176,7 +176,7 @@ class Engine:
 
     def exit(self) -> None:
         """A clean shutdown, as after SIGTERM."""
-        self.parts.refuse_all()
+        self.components.refuse_all()
         for client in list(self.clients):
             client.close()
         self.settle()

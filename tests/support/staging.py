@@ -44,11 +44,11 @@ class Query:
         self, key: Key, part: int, topic: str, body: bytes, is_deferred: bool = False
     ) -> Exception | None:
         count, _ = measure(body, is_deferred, 1 << 20, DUE_MAX_NS)
-        staging = self.engine.parts.staging
+        staging = self.engine.components.staging
         return self.engine.done(staging.put_part(key, part, topic, is_deferred, body, count))
 
     def seal(self, key: Key, part_count: int, count: int) -> Exception | None:
-        return self.engine.done(self.engine.parts.staging.seal(key, part_count, count))
+        return self.engine.done(self.engine.components.staging.seal(key, part_count, count))
 
     def stage(self, key: Key, topic: str, *parts: Sequence[bytes]) -> None:
         """Put and seal all parts."""
@@ -57,7 +57,7 @@ class Query:
         assert self.seal(key, len(parts), sum(map(len, parts))) is None
 
     def publish(self, batch: int, *winners: tuple[int, str]) -> tuple[Exception | None, Outcome]:
-        ticket, outcome = self.engine.parts.staging.publish(self.name, batch, list(winners))
+        ticket, outcome = self.engine.components.staging.publish(self.name, batch, list(winners))
         return self.engine.done(ticket), outcome
 
 

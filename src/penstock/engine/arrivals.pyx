@@ -1,4 +1,4 @@
-# What a topic counts with every batch, and how its channels hear of it.
+# What a topic does for every batch: count it and notify the channels.
 
 from libc.stdint cimport int64_t
 
@@ -8,27 +8,27 @@ from penstock.core.window cimport Window
 
 
 cdef class Arrivals:
-    """The part of a topic that a stored batch comes to."""
+    """The part of a topic that handles stored batches."""
 
     def __cinit__(self, *_args, **_named):
         self.channels = {}
 
     @property
     def frozen(self):
-        """Whether messages wait in the topic, because no channel may have them yet."""
+        """Whether new messages wait in the topic because no channel may read them yet."""
         return self.paused or self.awaiting_channels or not self.channels
 
     def show(self, Batch batch not None, int node_id):
-        """A batch is in the log: keep it in memory and let the channels have it."""
+        """A batch is in the log: keep it in the tail and show it to the channels."""
         cdef Block block = batch.block(node_id)
         self.tail.add(block)
         self.shown_end = block.end_index()
         self.count_in(block, batch.body_size)
 
     cpdef count_in(self, Block block, int64_t body_size):
-        """A stored batch becomes visible: count it and let the channels have it.
+        """Count a stored batch and notify the channels.
 
-        Done in Python this cost as much as 16 messages of the publisher for every channel.
+        In Python this cost as much per channel as publishing 16 messages.
         """
         cdef int64_t count = block.message_count()
         cdef Window window

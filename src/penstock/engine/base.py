@@ -17,12 +17,12 @@ from penstock.engine.disk import failed
 from penstock.engine.shared import Shared
 from penstock.engine.stats.latency import OFF, Percentiles, measured
 
-# Channels made in one turn of the loop when others name them: about a millisecond.
+# Channels from nsqlookupd created in one turn of the loop: about a millisecond.
 KNOWN_COUNT_MAX = 32
 
 
 class BaseTopic(Arrivals, ABC):
-    """Channels, counters and the appender that publishes meet in."""
+    """Channels, counters and the appender that collects publishes."""
 
     ephemeral: bool
     channels: dict[str, Channel]
@@ -37,8 +37,8 @@ class BaseTopic(Arrivals, ABC):
         self.released = first
         self.void_stamp = 0
         self.created: Ticket = settled()
-        # A new topic that awaits channels stays frozen until those that others know of it exist
-        # here too: its first message is then in all of them.
+        # A new topic that awaits channels stays frozen until the channels that nsqlookupds know
+        # exist here too, so that all of them get its first message.
         self.channels_known: Ticket = settled()
         self.tail = Tail(shared.tail_budget)
         self.appender = Appender(name, node_id, first, partial(shared.turn.flush_later, self))
@@ -63,7 +63,7 @@ class BaseTopic(Arrivals, ABC):
 
     @property
     def deferred_count(self) -> int:
-        """Messages that wait for their time: a deferred publish once, and what was requeued."""
+        """Messages waiting for their time: deferred publishes, and those requeued with a delay."""
         requeued = sum(channel.window.deferred_count for channel in self.channels.values())
         return self.shared.deferred.tallies.count(self.instance) + requeued
 
@@ -80,7 +80,7 @@ class BaseTopic(Arrivals, ABC):
         return self.appender.ticket
 
     def publish_multi(self, body: bytes) -> Ticket:
-        """As publish(), for the messages in the body of an MPUB; ValueError if it is none."""
+        """As publish(), for the body of an MPUB; raises ValueError if it is not one."""
         if self.appender.closed:
             return failed(OSError("exiting"))
         options = self._options
@@ -89,7 +89,7 @@ class BaseTopic(Arrivals, ABC):
         return self.appender.ticket
 
     def publish_lines(self, body: bytes) -> Ticket:
-        """As publish(), for a message a line; ValueError if one is too large."""
+        """As publish(), one message per line; raises ValueError if one is too large."""
         if self.appender.closed:
             return failed(OSError("exiting"))
         size_max = self._options.max_msg_size
@@ -114,7 +114,7 @@ class BaseTopic(Arrivals, ABC):
                     channel.skip(index)
 
     def release(self) -> None:
-        """Let the channels read to the end, unless the topic is frozen."""
+        """Move ``released`` to the end, unless the topic is frozen."""
         if self.frozen:
             return
         start, end = self.released, self.end
@@ -125,20 +125,20 @@ class BaseTopic(Arrivals, ABC):
         self.held_count = 0
 
     def await_channels(self) -> None:
-        """Hold every message back until ``know_channels``."""
+        """Hold back all messages until ``know_channels`` is called."""
         self.awaiting_channels = True
         self.channels_known = Ticket()
 
     def know_channels(self, names: Iterable[str]) -> None:
-        """These are the channels that others have of this topic: make them, then let go.
+        """Create the channels that other nodes have of this topic, then release its messages.
 
-        All of them start at the same ``released``, since the topic is frozen until the last.
+        All of them start at the same ``released``: the topic is frozen until the last exists.
         """
         self._make_known(list(dict.fromkeys(names)), 0, [])
 
     def _make_known(self, names: list[str], place: int, made: list[Ticket]) -> None:
         if not self.awaiting_channels or self.appender.closed:
-            return  # nobody asked, or the topic is deleted meanwhile
+            return  # not awaited, or the topic was deleted meanwhile
         end = place + KNOWN_COUNT_MAX
         if place < len(names):
             made.append(self.create_named(names[place:end]))
@@ -151,7 +151,7 @@ class BaseTopic(Arrivals, ABC):
         after(*made, self.save()).add(lambda saved: known.settle(saved.error))
 
     def create_named(self, names: list[str]) -> Ticket:
-        """Make channels because an nsqlookupd named them."""
+        """Create channels that an nsqlookupd listed."""
         return after(*[self.create_channel(name, named=True)[1] for name in names])
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class BaseTopic(Arrivals, ABC):
 
     @property
     def listed_paused(self) -> bool:
-        """Whether nsqd.dat may say that the topic is paused."""
+        """Whether nsqd.dat may list the topic as paused."""
         return self.paused
 
     def lists(self, channel: str) -> bool:
@@ -179,17 +179,17 @@ class BaseTopic(Arrivals, ABC):
         return False
 
     def sync_log(self) -> Ticket:
-        """Make durable what is written of the log."""
+        """Sync what is written to the log."""
         return settled()
 
     @property
     @abstractmethod
     def end(self) -> int:
-        """One past the last stored message."""
+        """The index after the last message shown to channels; written ones may follow."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Store what is pending."""
+        """Store pending messages."""
 
     @abstractmethod
     def _defer(self, body: bytes, now_ns: int, due_ns: int, stamp: int) -> Ticket: ...
@@ -200,9 +200,9 @@ class BaseTopic(Arrivals, ABC):
 
     @abstractmethod
     def create_channel(self, name: str, *, named: bool = False) -> tuple[Channel, Ticket]:
-        """The channel ``name``, made if need be; the ticket is settled when that is durable.
+        """The channel ``name``, created if missing; the ticket is settled when it is durable.
 
-        ``named``: an nsqlookupd knows of it, and nobody has asked for it here.
+        ``named``: an nsqlookupd listed it, and nothing on this node has used it.
         """
 
     @abstractmethod
@@ -218,14 +218,14 @@ class BaseTopic(Arrivals, ABC):
 
     @abstractmethod
     def block_at(self, index: int, size_max: int, *, wait: bool) -> Block | None:
-        """The block with ``index`` or the next one there is; None: the disk must be waited for.
+        """The block with ``index``, or the next one; None if that needs a disk read.
 
-        With ``wait`` only files are read, so another thread may call it.
+        With ``wait`` it reads only files, so another thread may call it.
         """
 
     @abstractmethod
     def frame(self, index: int, wait: bool) -> bytes | None:
-        """One message; b"" if it is gone, None if the disk must be waited for."""
+        """One message; b"" if it is gone, None if that needs a disk read."""
 
     @abstractmethod
     def save(self) -> Ticket:
@@ -233,7 +233,7 @@ class BaseTopic(Arrivals, ABC):
 
     @abstractmethod
     def save_channel(self, channel: Channel) -> Ticket:
-        """Make a channel's pause, progress and the like durable."""
+        """Make a channel's state (pause, progress and so on) durable."""
 
     @abstractmethod
     def journal_later(self) -> None:

@@ -1,8 +1,8 @@
-"""The broker: all topics, how they come and go, and the start and the end of their work.
+"""The broker: all topics; creating and deleting them; starting and stopping.
 
-One thread, the event loop, owns everything here.  What a topic does with its messages is its own
-(engine/topic.py); when it does it is decided by the turn (engine/turn.py) and the rounds
-(engine/rounds.py).  The other parts of a running broker are in engine/parts.py.
+One thread, the event loop, owns everything here.  engine/topic.py has what a topic does with its
+messages; engine/turn.py and engine/rounds.py decide when.  The other components of a running broker
+are in engine/components.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Broker:
-    """Topics by name; ``attend`` gives a new durable topic the channels of patterns."""
+    """Topics by name; ``attend`` creates the channels of matching patterns in a new topic."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class Broker:
 
     @property
     def exiting(self) -> bool:
-        """The end has begun: nothing new is accepted."""
+        """Shutdown has begun: nothing new is accepted."""
         return self._supervisor.exiting
 
     # ---- topics
 
     def create_topic(self, name: str) -> tuple[BaseTopic, Ticket]:
-        """The topic ``name``, made if need be; the ticket is settled when that is durable (R6)."""
+        """The topic ``name``, created if missing; the ticket is settled when it is durable (R6)."""
         topic = self.topics.get(name)
         if topic is not None:
             if topic.created.error is not None and isinstance(topic, Topic):
@@ -94,7 +94,7 @@ class Broker:
             topic.await_channels()
 
     def add_topic(self, topic: BaseTopic) -> None:
-        """Take a topic that is new, or was recovered."""
+        """Add a topic that is new or was recovered."""
         self.topics[topic.name] = topic
         self.appenders[topic.name.encode()] = topic.appender
         self._by_instance[topic.instance] = topic
@@ -103,7 +103,7 @@ class Broker:
         self._hooks.on_change(topic, True)
 
     def delete_topic(self, name: str) -> Ticket:
-        """Remove a topic with all it holds; KeyError if there is none."""
+        """Delete a topic and its messages; KeyError if it does not exist."""
         topic = self.topics[name]
         if isinstance(topic, Topic):
             return topic.deletion or self._deletion.start(topic)
@@ -111,14 +111,14 @@ class Broker:
         return settled()
 
     def _forget(self, topic: BaseTopic) -> None:
-        """A topic is deleted: its name is free, and what is deferred for it is void."""
+        """Free the name of a deleted topic and void its deferred messages."""
         self._drop(topic)
         self._deferred.purge(topic.instance, FOREVER)
         log.info("topic=%s: deleted", topic.name)
 
     def _drop(self, topic: BaseTopic) -> None:
         del self.topics[topic.name]
-        self.appenders.pop(topic.name.encode(), None)  # at a stop they are gone already
+        self.appenders.pop(topic.name.encode(), None)  # a stop has cleared them already
         del self._by_instance[topic.instance]
         self._shared.identity.saw(topic.appender.next_index)
         topic.close()
@@ -128,15 +128,15 @@ class Broker:
     # ---- start and end
 
     def start(self) -> None:
-        """Let messages flow; the broker is recovered and nobody is connected yet."""
+        """Start delivery; the broker is recovered and no client is connected yet."""
         for topic in list(self.topics.values()):
-            # The process ended before the channels of a new topic were known.
+            # The last process ended before it knew the channels of a new topic.
             if topic.awaiting_channels and not self._hooks.ask_channels(topic):
                 topic.know_channels(())
         self._shared.turn.start()
 
     def refuse_all(self) -> None:
-        """The end has begun: no new publishes or subscriptions; what is pending is written."""
+        """Shutdown has begun: refuse publishes and subscriptions, write what is pending."""
         self._supervisor.exiting = True
         self.appenders.clear()
         self._shared.turn.stop()
@@ -146,15 +146,15 @@ class Broker:
         self._supervisor.guard("deferred", self._deferred.writer.flush)
 
     def save_all(self) -> Ticket:
-        """Write down all there is; settled when it is done.
+        """Save all state; the ticket is settled when it is on disk.
 
-        A defect in one topic must not keep the others from being saved: it becomes an error.
+        A defect in one topic becomes an error of the ticket; the other topics are still saved.
         """
         tickets = [self._shared.registry.save_all()]
         for topic in self.topics.values():
             if isinstance(topic, Topic):
                 tickets.append(self._save_exit(topic))
-        # Damage is saved last: the end of the deferred queue may report some.
+        # Damage is saved last: closing the deferred queue may report some.
         return after(*tickets, self._deferred.finish(self._shared.damage.save))
 
     def _save_exit(self, topic: Topic) -> Ticket:
@@ -170,6 +170,6 @@ class Broker:
                 self._supervisor.defect(topic.name)
                 ticket.settle(error)
 
-        # Its folder may be being renamed right now; if that fails, the topic stays.
+        # A deletion may be renaming its folder; if that fails, the topic stays.
         (topic.deletion or settled()).add(save)
         return ticket

@@ -1,4 +1,4 @@
-"""A channel: a cursor over its topic's log, and the consumers that share what it delivers."""
+"""A channel: a cursor over its topic's log, and the consumers that share its messages."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# One turn of the loop hands out at most this many messages, or KiB, of one channel (R13).
+# One turn of the loop delivers at most this many messages, or KiB, of one channel (R13).
 TURN_COUNT_MAX = 1024
-# One consumer gets at most this many in a row while others are ready too.
+# One consumer gets at most this many messages in a row while others are ready too.
 SHARE_COUNT_MAX = 512
 CHUNK_SIZE_MAX = 256 << 10
 READ_SIZE = 256 << 10
@@ -31,8 +31,7 @@ REDELIVERY_SIZE = 32 << 10
 DUE_COUNT_MAX = 2048
 # A lost consumer's message waits 1 s, 2 s, 4 s ... from its second delivery on (R14).
 LOST_WAIT_NS = 1_000_000_000
-# Messages to be sent again that the disk does not give: so many are passed over in a turn, and
-# remembered at all.
+# Unreadable messages that wait for redelivery: how many a turn skips, and how many are remembered.
 PASS_COUNT_MAX = 16
 UNREADABLE_COUNT_MAX = 1024
 
@@ -42,10 +41,10 @@ class Channel:
 
     ephemeral = False
     pulled = False  # see pull/channel.py
-    plain = True  # what arrives is only counted, and sent from the log
-    named = False  # made because an nsqlookupd named it, and used by nobody since
-    partial = False  # a pull channel made where messages had been removed
-    reader: ChannelReader | None = None  # of a pull channel that is bound to one
+    plain = True  # new messages are only counted, and sent from the log
+    named = False  # created because an nsqlookupd listed it, and not used since
+    partial = False  # a pull channel created at an index where messages had been removed
+    reader: ChannelReader | None = None  # of a pull channel bound to one
 
     def __init__(self, topic: BaseTopic, name: str, window: Window, *, id: int = 0) -> None:
         shared = topic.shared
@@ -70,12 +69,12 @@ class Channel:
         self._left_counts = [0] * len(LOCALITIES)
         self._woken = False
         self._reading = False
-        self._odd_to_fresh = 1  # whose turn it is when a share cannot be halved
+        self._odd_to_fresh = 1  # who gets the odd message of a share
         self.held_skip_count = 0
         self._redelivery: Block | None = None
         self._cold_frame: tuple[int, bytes] | None = None
-        self._stuck_cursor = -1  # where the disk gave an error, until it is read
-        self._unreadable: dict[int, None] = {}  # messages to be sent again, of which it did
+        self._stuck_cursor = -1  # where a read failed, until it succeeds
+        self._unreadable: dict[int, None] = {}  # messages to redeliver whose read failed
 
     # ---- what /stats shows
 
@@ -89,7 +88,7 @@ class Channel:
 
     @property
     def backend_depth(self) -> int:
-        """What NSQ would have on disk: the part of the depth beyond its memory queue."""
+        """What NSQ would have on disk: the depth beyond its memory queue."""
         return max(0, self.depth - self._shared.context.options.mem_queue_size)
 
     @property
@@ -98,7 +97,7 @@ class Channel:
 
     @property
     def deferred_count(self) -> int:
-        """Requeued with a delay, and the topic's deferred publishes that will come here."""
+        """Messages requeued with a delay, and the topic's deferred publishes for this channel."""
         return self.window.deferred_count + self.topic.deferred_pending(self.defer_stamp)
 
     @property
@@ -129,11 +128,11 @@ class Channel:
 
     @property
     def pull(self) -> dict[str, Any] | None:
-        """What /stats tells of a pull channel; None for all others."""
+        """What /stats shows for a pull channel; None for other channels."""
         return None
 
     def announce(self, exists: bool) -> None:
-        """The channel was made, or is deleted: log it, and notify nsqlookupd."""
+        """The channel was created or deleted: log it and notify nsqlookupd."""
         verb = "created" if exists else "deleted"
         log.info("topic=%s channel=%s: %s", self.topic.name, self.name, verb)
         if exists:
@@ -147,7 +146,7 @@ class Channel:
         self.consumers.append(consumer)
 
     def leave(self, consumer: Consumer) -> None:
-        """A consumer has gone: its messages come back (R14)."""
+        """Remove a consumer and requeue its messages (R14)."""
         context = self._shared.context
         self.consumers.remove(consumer)
         self._left_counts[consumer.locality] += consumer.message_count
@@ -167,7 +166,7 @@ class Channel:
         self.left()
 
     def left(self) -> None:
-        """Hook for ephemeral channels, which go with their last consumer."""
+        """Hook for ephemeral channels, which are deleted with their last consumer."""
 
     def offer(self, consumer: Consumer) -> None:
         """``consumer`` answered or changed RDY; serve it if it has room."""
@@ -181,13 +180,13 @@ class Channel:
             self._turn.watch(self)
 
     def wake(self) -> None:
-        """Have pump() called in this turn of the loop."""
+        """Schedule pump() in this turn of the loop."""
         if not self._woken and not self.closed:
             self._woken = True
             self._turn.wake(self)
 
     def touched(self) -> None:
-        """Something happened that the journal should hear of."""
+        """The channel has progress to journal."""
         self.topic.journal_later()
 
     # ---- delivery
@@ -200,14 +199,14 @@ class Channel:
             self.wake()
 
     def release(self, start: int, end: int, count: int) -> None:
-        """What the topic held back may be read now."""
+        """The topic released messages that it held back."""
         self.window.queued_count += count - self.held_skip_count
         self.window.message_count += count - self.held_skip_count
         self.held_skip_count = 0
         self.wake()
 
     def skip(self, index: int) -> None:
-        """Finish a message that was not delivered yet."""
+        """Finish a message before its first delivery."""
         if index >= self.window.cursor:
             released = index < self.topic.released
             self.window.skip(index, index + 1, int(released))
@@ -221,13 +220,13 @@ class Channel:
         self.touched()
 
     def pump(self, now_ns: int) -> None:
-        """Send what can be sent, a bounded amount, turn by turn over the ready consumers."""
+        """Deliver a bounded amount to the ready consumers, round-robin."""
         self._woken = False
         budget = TURN_COUNT_MAX
         round_count = even = 0
         while self.ready and budget > 0 and not self.paused and not self.closed:
             if not round_count:
-                # A round: everybody who is ready gets an even part of what waits.
+                # A round: each ready consumer gets an equal share of the depth.
                 round_count = len(self.ready)
                 even = -(-self.window.depth // round_count)
             round_count -= 1
@@ -235,7 +234,7 @@ class Channel:
             try:
                 count, size = self._serve(consumer, even, now_ns) if consumer.ready else (0, 0)
             except BaseException:
-                # Whatever went wrong, the consumer stays one of those that are served.
+                # Keep the consumer in the rotation.
                 self.ready.appendleft(consumer)
                 self._shared.context.retry(self.wake)
                 raise
@@ -252,10 +251,10 @@ class Channel:
             self.wake()
 
     def _serve(self, consumer: Consumer, even: int, now_ns: int) -> tuple[int, int]:
-        """Give ``consumer`` up to ``even`` messages; return how many, and how many bytes, it got.
+        """Send ``consumer`` up to ``even`` messages; return their count and size.
 
-        Fresh and requeued messages take turns: half of the share each while both wait (R13).  As
-        in NSQ a requeued one comes behind what waits, here behind one message at least.
+        While both fresh and requeued messages wait, each get half of the share (R13).  As in NSQ,
+        a requeued message comes after waiting ones, here after at least one.
         """
         window = self.window
         share = min(consumer.room, SHARE_COUNT_MAX, even)
@@ -306,7 +305,7 @@ class Channel:
         return sent
 
     def _load(self) -> bool:
-        """Give the window the block at its cursor; False: nothing there, or being read."""
+        """Load the block at the cursor; False if there is none, or it is being read."""
         window = self.window
         while not window.loaded:
             cursor = window.cursor
@@ -319,7 +318,7 @@ class Channel:
             if block is None:
                 self._read_at(cursor)
                 return False
-            self._take_block(block)  # of which all may be skipped: then the next one
+            self._take_block(block)  # all of it may be skipped: then load the next one
         return True
 
     def _read_at(self, cursor: int) -> None:
@@ -334,7 +333,7 @@ class Channel:
         if block.count and block.end > window.cursor:
             window.load(block)
         else:
-            # Nothing is left there: damage or retention took it.  Go on behind it.
+            # Damage or retention removed everything there.  Continue after it.
             window.advance(self.topic.released)
             self.touched()
         if window.cursor >= self.topic.released:
@@ -348,7 +347,7 @@ class Channel:
         if error is not None or block is None:
             self._stuck_cursor = cursor
             retries.failed(self._source, _reason(error), partial(self._load_again, cursor))
-            self.wake()  # what is to be sent again need not wait
+            self.wake()  # redeliveries need not wait
             return
         if self._stuck_cursor == cursor:
             self._stuck_cursor = -1
@@ -400,7 +399,7 @@ class Channel:
         return sent
 
     def _pass_over(self, passed: int) -> bool:
-        """Put a message that the disk does not give behind the others, if there are others."""
+        """Move an unreadable message to the end of the queue, if it is not alone."""
         count = len(self._unreadable)
         if count >= min(self.window.ready_count, UNREADABLE_COUNT_MAX):
             return False
@@ -411,7 +410,7 @@ class Channel:
         return True
 
     def _frame(self, index: int) -> bytes | None:
-        """The frame of a message to send again; b"" if the log has lost it, None while reading."""
+        """The frame of a message to redeliver; b"" if the log lost it, None while reading."""
         if self._redelivery is not None:
             frame = self._redelivery.frame(index)
             if frame is not None:
@@ -420,7 +419,7 @@ class Channel:
             return self._cold_frame[1]
         if self._reading:
             return None
-        # What is sent again is often a run of neighbours: read a block of them at once.
+        # Redeliveries are often neighbours: read a block of them at once.
         block = self.topic.block_at(index, REDELIVERY_SIZE, wait=False)
         if block is not None:
             self._redelivery = block
@@ -445,7 +444,7 @@ class Channel:
         retries = self._shared.retries
         if found is None:
             if not self._unreadable or index in self._unreadable:
-                # One is tried again, for all of them.
+                # Retry one on behalf of all.
                 again = partial(self._frame_again, index)
                 retries.failed(self._source_again, _reason(error), again)
             self._unreadable[index] = None
@@ -464,7 +463,7 @@ class Channel:
     # ---- time
 
     def expire(self, now_ns: int) -> bool:
-        """Put back what was not answered in time; whether there was any."""
+        """Requeue messages that timed out; whether there were any."""
         consumers = self.window.expire(now_ns, DUE_COUNT_MAX)
         for consumer in consumers:
             self.offer(consumer)
@@ -474,7 +473,7 @@ class Channel:
         return bool(consumers)
 
     def fire(self, wall_ns: int) -> bool:
-        """Put back what was deferred until now; whether there was any."""
+        """Make deferred messages that are due ready; whether there were any."""
         fired = self.window.fire(wall_ns, DUE_COUNT_MAX)
         if fired:
             self.wake()
@@ -489,7 +488,7 @@ class Channel:
         return self.topic.save_channel(self)
 
     def empty(self) -> Ticket:
-        """Discard what is queued, in flight and deferred."""
+        """Discard all messages: queued, in flight and deferred."""
         self.window.clear(self.topic.released)
         self._redelivery = self._cold_frame = None
         if self._unreadable:

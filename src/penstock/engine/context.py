@@ -1,8 +1,8 @@
-"""What every part of the broker works with: options, files, disk, loop and clock.
+"""What every component of the broker uses: options, files, disk, loop and clock.
 
-A part gets the context and the few other parts it uses, never the broker.  The context is frozen:
-its options are those nsqd started with.  What may change while nsqd runs (the log level, the
-addresses of nsqlookupds) is read by nsqd alone and kept there.
+A component gets the context and the few other components it uses, never the broker.  The context is
+frozen: its options are those nsqd started with.  Options that can change at runtime (log level,
+addresses of nsqlookupds) are read and kept by nsqd only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
-# What failed is tried again after this time.
+# Delay before a retry.
 RETRY_NS = 1_000_000_000
 
 
@@ -34,32 +34,32 @@ class Turns(Protocol):
     """The event loop as the engine sees it."""
 
     def soon(self, call: Callable[[], None]) -> object:
-        """Call in this turn of the loop, after what was received is handled."""
+        """Call in this turn of the loop, after received data is handled."""
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> Timer:
         """Call once, ``delay_ns`` from now or a little later."""
 
 
 class Supervisor:
-    """Keeps a defect in one topic or part from stopping the others; knows whether nsqd exits."""
+    """Keeps a defect in one topic or component from stopping others; knows if nsqd is exiting."""
 
     exiting = False
 
     def guard(self, what: str, call: Callable[P, object], *args: P.args, **named: P.kwargs) -> None:
-        """Call; an exception that nobody expected is logged."""
+        """Call, and log an unexpected exception."""
         try:
             call(*args, **named)
         except Exception:
             self.defect(what)
 
     def defect(self, what: str) -> None:
-        """An exception that nobody expected is being handled."""
+        """Log the unexpected exception that is being handled."""
         log.exception("%s: unexpected", what)
 
 
 @record
 class Context:
-    """The same for all parts of one broker."""
+    """The same for all components of one broker."""
 
     options: Options
     data: DataPath
@@ -70,5 +70,5 @@ class Context:
     supervisor: Supervisor
 
     def retry(self, call: Callable[[], None]) -> None:
-        """Try something again that failed, in a while."""
+        """Retry ``call`` after RETRY_NS."""
         self.turns.after(RETRY_NS, call)

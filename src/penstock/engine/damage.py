@@ -1,12 +1,12 @@
-"""What was found damaged or missing on disk: reported once, shown until a person clears it.
+"""Damaged or missing data on disk: reported once, shown until an operator clears it.
 
 Rule 1: every report is one ERROR line in the log, a count in /metrics and a record in
-        penstock/damage.json, which a restart does not forget.
-Rule 2: damage is no reason to fail /ping.  What is lost is lost; a node that works is healthy.
-        What fails at this moment is engine/health.py.
-Rule 3: the same damage, found again, is not reported again, also after it was cleared.
-Rule 4: a report never fails and never waits.  A record that cannot be written now is written with
-        the next one, and at the stop.
+        penstock/damage.json, which survives restarts.
+Rule 2: damage does not fail /ping.  What is lost stays lost; a node that works is healthy.
+        engine/health.py has what fails at the moment.
+Rule 3: the same damage, found again, is not reported again, even after it was cleared.
+Rule 4: a report never fails and never waits.  A record that cannot be written is written with the
+        next one, and at exit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DamageLog:
         self._context = context
         self._file = SavedFile(context, health, "damage.json", self._encode)
         self._records: dict[tuple[str, str, str, str], DamageRecord] = {}
-        # What this process found, by kind.
+        # Damage found by this process, by kind.
         self.counts: Counter[DamageKind] = Counter()
         self.message_counts: Counter[DamageKind] = Counter()
 
@@ -65,9 +65,9 @@ class DamageLog:
         path: str = "",
         messages: int | None = None,
     ) -> None:
-        """Data was found damaged or missing; ``messages`` were lost with it, if known.
+        """Report damaged or missing data; ``messages`` is how many were lost, if known.
 
-        ``text`` says what happened and what became of the bytes.  The same text for the same file
+        ``text`` states what happened and where the bytes are now.  The same text for the same file
         means the same damage.
         """
         kind = DamageKind(kind)
@@ -86,26 +86,26 @@ class DamageLog:
         self.save()
 
     def clear(self) -> Ticket:
-        """A person has seen it all; the ticket is settled when that is durable."""
+        """Clear all records; the ticket is settled when that is durable."""
         count = len(self.records)
         self._records = {key: r._replace(cleared=True) for key, r in self._records.items()}
         log.info("damage: %d records cleared", count)
         return self.save() if count else settled()
 
     def save(self) -> Ticket:
-        """Write the records down; settled when it is done."""
+        """Write the records; the ticket is settled when they are on disk."""
         return self._file.save()
 
-    # What others show
+    # What /stats and /metrics show
 
     @property
     def records(self) -> list[DamageRecord]:
-        """What is not cleared, oldest first."""
+        """Records that are not cleared, oldest first."""
         return [record for record in self._records.values() if not record.cleared]
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """For /stats; None if there is nothing to show."""
+        """For /stats; None without records."""
         records = self.records
         if not records:
             return None

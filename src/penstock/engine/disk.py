@@ -1,10 +1,10 @@
-"""Where work that may wait for a disk is sent, so that the loop never waits (R9).
+"""Running work that may wait for a disk, so that the loop never waits (R9).
 
-Rule 1: a work ends with a result or an ``Exception``.  Any other BaseException (SystemExit,
+Rule 1: work ends with a result or an ``Exception``.  Any other BaseException (SystemExit,
         KeyboardInterrupt) becomes an OSError here, so that it never settles a ticket as success.
-Rule 2: work that comes in large numbers goes by a lane, which leaves threads to the others.  A
-        hundred tasks that seal at once are a hundred syncs of large files; submitted as they come,
-        they would delay every other write.
+Rule 2: work that arrives in large numbers uses a lane, which leaves threads free for the rest.  A
+        hundred tasks that seal at once are a hundred syncs of large files; submitted directly, they
+        would delay every other write.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Done = Callable[[T | None, Exception | None], None]
 
 
 class Disk(Protocol):
-    """Runs ``work`` elsewhere; ``done`` gets its result or its error, later, on the loop."""
+    """Runs ``work`` on another thread; ``done`` gets its result or error later, on the loop."""
 
     def submit(self, work: Callable[[], T], done: Done[T]) -> None: ...
 
 
 def run(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """The outcome of ``work``, as ``done`` gets it (Rule 1)."""
+    """Run ``work`` and return the arguments for ``done`` (Rule 1)."""
     try:
         return work(), None
     except Exception as error:
@@ -40,7 +40,7 @@ def run(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 class Lane:
-    """``Disk`` with at most ``count_max`` works of this lane at once; the others wait in order."""
+    """A ``Disk`` that runs at most ``count_max`` works at once; the others wait in order."""
 
     def __init__(self, disk: Disk, count_max: int) -> None:
         self._disk = disk
@@ -65,12 +65,12 @@ class Lane:
 
 
 def failed(error: Exception) -> Ticket:
-    """A ticket for what an error has ended."""
+    """A ticket settled with ``error``."""
     ticket = Ticket()
     ticket.settle(error)
     return ticket
 
 
 def report(where: str, error: Exception | None) -> None:
-    """Log an error that nobody waits for."""
+    """Log an error that no ticket carries."""
     log.error("%s: %s", where, error if error is not None else "failed")

@@ -1,8 +1,8 @@
-"""Ephemeral channels and topics: memory only, bounded, gone with their last user (R15).
+"""Ephemeral channels and topics: in memory only, bounded, deleted with their last user (R15).
 
-An ephemeral channel decides when a message arrives: past ``mem_queue_size`` messages, or
-``mem_queue_bytes`` of what it keeps, the newest are dropped, as nsqd does.  It keeps what waits, is
-in flight or was requeued.  It holds the blocks it accepted itself and so never pins a segment.
+An ephemeral channel that has ``mem_queue_size`` messages, or keeps ``mem_queue_bytes``, drops new
+ones on arrival, as nsqd does.  It keeps messages that wait, are in flight or were requeued, in its
+own blocks, so it never pins a segment.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from penstock.engine.deferred.queue import Due
 from penstock.engine.shared import Shared, random_number
 from penstock.wire.names import is_ephemeral
 
-# Delivered blocks kept whole; of older ones only the unfinished messages are kept.
+# Delivered blocks kept complete; of older ones only the unfinished messages are kept.
 SENT_BLOCK_COUNT = 8
-# A message that is kept by itself costs this much besides its bytes.
+# Memory that a single kept message needs besides its bytes.
 HELD_OVERHEAD_SIZE = 256
 
 
@@ -48,7 +48,7 @@ class EphemeralChannel(Channel):
         self._accept(block)
 
     def _accept(self, block: Block) -> bool:
-        """Take what there is room for; whether that is all."""
+        """Accept as many messages as there is room for; whether that is all."""
         memory, block_count = self._memory, block.count
         count = min(block_count, self._count_max - self.window.depth)
         if count > 0 and block.size > memory.room(self._size):
@@ -69,7 +69,7 @@ class EphemeralChannel(Channel):
         self._memory.size += size
 
     def release(self, start: int, end: int, count: int) -> None:
-        """Accept what the topic held, as far as there is room."""
+        """Accept messages that the topic held back, as far as there is room."""
         while start < end:
             block = self.topic.block_at(start, READ_SIZE, wait=True)
             if block is None or block.end <= start or not self._accept(block):
@@ -113,7 +113,7 @@ class EphemeralChannel(Channel):
         return False
 
     def _shed(self, count: int = SENT_BLOCK_COUNT) -> None:
-        """Let go of sent blocks, keeping copies of the messages that may be sent again."""
+        """Drop sent blocks, keeping copies of their unfinished messages."""
         while len(self._sent) > count:
             block = self._sent.popleft()
             self._resize(-block.size)
@@ -126,26 +126,26 @@ class EphemeralChannel(Channel):
             self._sort_out()
 
     def _sort_out(self) -> None:
-        """Let go of single messages that are finished."""
+        """Drop single messages that are finished."""
         self._sorted_finish_count = self.window.finish_count
         for index in [index for index in self._held if not self.window.describe(index)]:
             self._resize(-len(self._held.pop(index)) - HELD_OVERHEAD_SIZE)
 
     def _make_room(self) -> None:
-        """Keep nothing that is finished."""
+        """Drop everything that is finished."""
         sending = bool(self._sent) and self._sent[-1].end > self.window.cursor
         self._shed(int(sending))
-        # While none, or few, are finished a search would find as much as the last one.
+        # With few finished since the last search, another would find little.
         finished = self.window.finish_count - self._sorted_finish_count
         if finished > len(self._held) // 8:
             self._sort_out()
 
     def kept_frame(self, index: int) -> bytes:
-        """A message that was delivered and may be sent again; b"" if it is not kept."""
+        """A delivered message that may be redelivered; b"" if it is not kept."""
         return self._frame(index) or b""
 
     def kept_blocks(self) -> list[Block]:
-        """What was not delivered yet, and maybe more before it; in order."""
+        """All undelivered messages, possibly with delivered ones before them; in order."""
         return [*self._sent, *self._blocks]
 
     def _frame(self, index: int) -> bytes | None:
@@ -227,7 +227,7 @@ class EphemeralTopic(BaseTopic):
             self.held_count = 0
 
     def _defer(self, body: bytes, now_ns: int, due_ns: int, stamp: int) -> Ticket:
-        # Past the bound it is dropped, as what is published is.
+        # Beyond the limit it is dropped, like a publish.
         if not self.shared.deferred.defer_memory(
             self.name, self.instance, body, now_ns, due_ns, stamp
         ):

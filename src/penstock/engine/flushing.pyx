@@ -1,6 +1,6 @@
-# What a topic's writer does for every batch: take it, write it, make it visible.
+# What a topic's writer does for every batch: seal it, write it, show it.
 #
-# The class on top (engine/writer.py) has the rules, and all that is not done for every batch.
+# The subclass (engine/writer.py) has the rules, and everything that is not done for every batch.
 
 from libc.stdint cimport int64_t
 
@@ -9,13 +9,13 @@ from penstock.storage.growth cimport Shown
 
 from penstock.errors import PenstockError
 
-# A write to the page cache takes microseconds; past this the kernel makes writers wait.
+# A write to the page cache takes microseconds; above this the kernel is throttling writers.
 SLOW_NS = 20_000_000
 SLOW_FOR_NS = 5_000_000_000
-# Syncs by --sync-every start no closer together than this (--sync-every=1 aside).  At a million
-# messages a second the default of 2,500 would sync 400 times a second, for a third of all CPU;
-# so spaced, a power cut there can take 25 ms of messages instead of 2.5.  With 10 ms instead of 25,
-# a message published 200 at a time costs 5 % more.
+# Minimum time between syncs by --sync-every (except --sync-every=1).  At a million messages a
+# second the default of 2,500 would sync 400 times a second, for a third of all CPU; with it, a
+# power cut there can lose 25 ms of messages instead of 2.5.  With 10 ms instead of 25, a message
+# published 200 at a time costs 5 % more.
 SYNC_SPACING_NS = 25_000_000
 
 cdef int64_t slow_ns = SLOW_NS
@@ -23,23 +23,23 @@ cdef int64_t slow_for_ns = SLOW_FOR_NS
 cdef int64_t sync_spacing_ns = SYNC_SPACING_NS
 
 cdef enum:
-    # Bytes written and not synced before further batches wait for a sync.
+    # Unsynced bytes above which further batches wait for a sync.
     DIRTY_SIZE_MAX = 64 << 20
     # Parts of stagings up to this size are written by the loop: a tenth of a millisecond.
     PART_SIZE_INLINE = 128 << 10
 
 
 cdef class Flushing:
-    """The way of one topic's batches into its log."""
+    """Writes one topic's batches to its log."""
 
-    # ---- what the class on top does
+    # ---- implemented by the subclass
 
     def _rewrite(self):
-        """Write again what a failed sync may have lost."""
+        """Rewrite what a failed sync may have lost."""
         raise NotImplementedError
 
     def _refuse(self, Batch batch):
-        """There is no room on the disk."""
+        """Fail the batch: the disk is full."""
         raise NotImplementedError
 
     def _roll(self):
@@ -59,7 +59,7 @@ cdef class Flushing:
         raise NotImplementedError
 
     def _put(self, Batch batch):
-        """Make a staged part's payload and write it.  Blocking."""
+        """Encode a staged part's payload and write it.  Blocking."""
         raise NotImplementedError
 
     def _write_elsewhere(self, Batch batch, int64_t started_ns):
@@ -75,13 +75,13 @@ cdef class Flushing:
         raise NotImplementedError
 
     def _wait_for_sync(self, Batch batch):
-        """With --sync-every=1: the batch is answered after a sync."""
+        """With --sync-every=1: show and answer the batch after a sync."""
         raise NotImplementedError
 
     # ---- a batch
 
     def flush(self):
-        """Write what is pending, as far as it goes without waiting."""
+        """Write pending batches, as far as possible without waiting."""
         cdef Shown log = self.log
         while not self._busy and (
                 self._appender.count or self._fired or self._parts or self._lost is not None):
@@ -100,7 +100,7 @@ cdef class Flushing:
                 self.write(self._next())
 
     cpdef Batch _next(self):
-        """The next batch: plain publishes first, then fired deferrals slot by slot, then parts."""
+        """The next batch: publishes first, then fired deferrals slot by slot, then staged parts."""
         cdef int64_t wall_ns = self._clock.wall_ns()
         if wall_ns > self._append_ns:
             self._append_ns = wall_ns
@@ -133,7 +133,7 @@ cdef class Flushing:
         return 0
 
     cpdef _written(self, Batch batch, int64_t now_ns):
-        """It is in the file: show it and answer, or sync it first."""
+        """The batch is in the file: show and answer it, or sync it first."""
         self.log.commit(batch)
         if self._troubled:
             self._troubled = False

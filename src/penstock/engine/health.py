@@ -1,15 +1,15 @@
-"""The health of the disk: what fails, whether to accept publishes, when it is over (R8).
+"""The health of the disk: what fails, whether to accept publishes, when it recovers (R8).
 
-Two things can fail: writes of messages, whose producers get the error, so that a probe tries when
-it is over; and named sources, each of which tries by itself and reports when it works again.  /ping
-is not OK while anything fails, and only then.
+Two things can fail.  For writes of messages, whose producers get the error, a probe checks when
+writing works again.  Named sources retry by themselves and report when they work again.  /ping is
+not OK while anything fails, and only then.
 
-A reserve of disk space is held back.  When a journal finds the disk full the reserve is freed,
-so that finishing and emptying go on and make room; publishes are refused until it can be held
-again.
+A reserve of disk space is held back.  When a journal write finds the disk full, the reserve is
+freed so that finishing and emptying still work and make room; publishes are refused until the
+reserve can be held again.
 
-An error of a read is not damage: nothing is given up for it.  The read is tried again after 0.25 s,
-0.5 s, 1 s ... 30 s, whether or not a client waits (``Retries``).
+A read error is not damage: no message is given up.  The read is retried after 0.25 s, 0.5 s,
+1 s ... 30 s, whether or not a client waits (``Retries``).
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ class Health:
         self.reserve = Reserve(context.files, context.data.reserve)
         self._write_error: Exception | None = None
         self._failing: dict[str, str] = {}
-        self._looking = False
+        self._probing = False
 
     @property
     def problem(self) -> str | None:
-        """What fails at this moment; None while all works."""
+        """What fails now; None if nothing does."""
         if self._write_error is not None:
             return str(self._write_error)
         return next(iter(self._failing.values()), None)
 
     @property
     def text(self) -> str:
-        """The answer of /ping, and what /stats shows."""
+        """The response of /ping, also shown by /stats."""
         problem = self.problem
         return "OK" if problem is None else f"NOK - {problem}"
 
     # Named sources
 
     def failing(self, source: str, error: Exception | str) -> None:
-        """``source`` cannot do its work at the moment, and tries again by itself."""
+        """``source`` fails at the moment and retries by itself."""
         text = f"{source}: {error}"
         if self._failing.get(source) != text:
             log.error("storage: %s", text)
@@ -66,26 +66,26 @@ class Health:
             log.info("storage: %s: works again", source)
 
     def refuse(self, source: str, error: Exception) -> None:
-        """As failing(); and nothing that is published now would be kept, so it is refused."""
+        """As failing(), and refuse publishes, since they would not be kept."""
         self.failing(source, error)
         self.reserve.bar(error)
 
     def accept(self, source: str) -> None:
-        """As working(); publishes are accepted once the reserve is held again."""
+        """As working(); accept publishes once the reserve is held again."""
         self.working(source)
         self.reserve.unbar()
 
     # Writes
 
-    def heard(self, error: Exception | None) -> None:
-        """A write of a log ended so."""
+    def record(self, error: Exception | None) -> None:
+        """Record the result of a log write."""
         if error is not None:
             self.failed(error)
         elif self._write_error is not None and self.reserve.held:
             self._recovered()
 
-    def heard_journal(self, source: str, error: Exception | None) -> None:
-        """A write of a journal or of metadata ended so; whoever wrote tries a failed one again."""
+    def record_journal(self, source: str, error: Exception | None) -> None:
+        """Record the result of a write of a journal or metadata; the writer retries failures."""
         if error is None:
             self.working(source)
             return
@@ -107,15 +107,15 @@ class Health:
         """Why publishes are refused right now, or None."""
         return None if self.reserve.held else refused_by(self.reserve)
 
-    def look(self) -> None:
-        """While writes fail, try whether they still do."""
-        if self._looking or (self._write_error is None and self.reserve.held):
+    def probe(self) -> None:
+        """While writes fail, probe whether they work again."""
+        if self._probing or (self._write_error is None and self.reserve.held):
             return
-        self._looking = True
+        self._probing = True
         self._context.disk.submit(self._try, self._tried)
 
     def _try(self) -> bool:
-        """Blocking: take the reserve, look for room beside it and write a small file."""
+        """Blocking: hold the reserve, check for free space beside it and write a small file."""
         if not self.reserve.hold():
             return False
         files, folder = self._context.files, self._context.data.own
@@ -128,7 +128,7 @@ class Health:
         return True
 
     def _tried(self, room: bool | None, error: Exception | None) -> None:
-        self._looking = False
+        self._probing = False
         if error is not None:
             self.failed(error)
         elif room and self._write_error is not None:
@@ -140,7 +140,7 @@ class Health:
 
 
 class Retries:
-    """Reads that failed and are tried again, by source: a name for people."""
+    """Retries of failed reads, by source (a readable name)."""
 
     def __init__(self, context: Context, health: Health) -> None:
         self._turns = context.turns
@@ -149,7 +149,7 @@ class Retries:
         self._pauses_ns: dict[str, int] = {}
 
     def failed(self, source: str, error: Exception, again: Callable[[], None]) -> None:
-        """``source`` could not read; ``again`` is called after a pause."""
+        """``source`` could not read; call ``again`` after a pause."""
         pause_ns = self._pauses_ns.get(source, PAUSE_FIRST_NS)
         self._pauses_ns[source] = min(2 * pause_ns, PAUSE_MAX_NS)
         self._health.failing(source, error)
@@ -161,7 +161,7 @@ class Retries:
         self._turns.after(pause_ns, call)
 
     def worked(self, source: str) -> None:
-        """``source`` could read, or has nothing to read any more."""
+        """``source`` could read, or has nothing left to read."""
         if self._pauses_ns.pop(source, None) is not None:
             self._health.working(source)
 

@@ -1,7 +1,7 @@
-"""From a data path to a running broker: what was there before is there again.
+"""From a data path to a running broker: restores topics, channels and deferred messages.
 
-Blocking; it runs before anybody is connected.  Topics and channels exist before the first
-overdue deferred message is delivered (S2-2).
+Blocking; it runs before a client can connect.  Topics and channels exist before the first overdue
+deferred message is delivered (S2-2).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
 from penstock.engine.catalog.comparison import compare, is_new
 from penstock.engine.channel import Channel
+from penstock.engine.components import Components
 from penstock.engine.context import Context
 from penstock.engine.disk import report
 from penstock.engine.health import is_full
-from penstock.engine.parts import Parts
 from penstock.engine.pull.channel import PullChannel
 from penstock.engine.shared import random_number
 from penstock.engine.staging.recovery import check_versions, open_stagings
@@ -33,28 +33,28 @@ from penstock.wire.names import is_ephemeral, is_valid_name
 
 log = logging.getLogger(__name__)
 
-# Undelivered messages between two finished runs: from here on the second one is taken for a
-# range that was skipped ahead of the cursor, not for something delivered out of order.
+# With at least this many undelivered messages between two finished runs, the second one is a range
+# that was skipped ahead of the cursor, not messages delivered out of order.
 AHEAD_COUNT_MIN = 100_000
 
 
-def open_data_path(parts: Parts) -> None:
+def open_data_path(components: Components) -> None:
     """Lock the data path and recover everything in it."""
-    context, broker = parts.context, parts.broker
+    context, broker = components.context, components.broker
     context.data.open()
-    check_versions(parts.staging)
-    parts.damage.open()
-    floor = parts.identity.open()
-    parts.patterns.open()
-    _report_folders(parts)
-    parts.health.reserve.hold()
-    live_slots = parts.deferred.opening.find()
+    check_versions(components.staging)
+    components.damage.open()
+    floor = components.identity.open()
+    components.patterns.open()
+    _report_folders(components)
+    components.health.reserve.hold()
+    live_slots = components.deferred.opening.find()
     fired: dict[int, list[int]] = {}
     end = floor
-    metadata = _metadata(parts)
+    metadata = _metadata(components)
     listed = {entry.name: entry for entry in metadata.topics}
     deleted = context.data.deleted_topics()
-    for folder in _newest(parts, context.data.topic_folders()):
+    for folder in _newest(components, context.data.topic_folders()):
         found = recover_topic(
             context.files,
             folder.path,
@@ -66,87 +66,89 @@ def open_data_path(parts: Parts) -> None:
         for note in found.notes:
             log.warning("topic=%s: %s", folder.topic, note)
         for loss in found.losses:
-            parts.damage.report(
+            components.damage.report(
                 loss.kind, loss.text, topic=folder.topic, path=loss.path, messages=loss.messages
             )
         for slot, ordinals in found.fired.items():
             fired.setdefault(slot, []).extend(ordinals)
         entry = listed.get(folder.topic)
-        doubtful = compare(parts.damage, folder.topic, entry, found, listed=bool(metadata.version))
+        doubtful = compare(
+            components.damage, folder.topic, entry, found, listed=bool(metadata.version)
+        )
         if found.journal.size and is_new(entry, found):
-            # A killed process may have left it unsynced, and nsqd.dat is about to rely on it.
+            # A killed process may have left it unsynced; nsqd.dat is about to rely on it.
             context.files.sync(found.journal.path)
             context.files.sync_folder(folder.path)
-        topic = _restore(parts, folder, found)
+        topic = _restore(components, folder, found)
         for channel in entry.channels if entry is not None else ():
             if gone := found.state.gone.get(channel.name):
                 topic.listing.gone(*gone)
         broker.add_topic(topic)
-        _cut_deferred(parts, topic)
+        _cut_deferred(components, topic)
         if doubtful or found.losses:
             topic.keeper.rewrite()
         if not found.journal.size:
-            # It was being made, or its journal is lost: what it was made with is made again.
-            parts.patterns.attend(topic)
+            # It was being created, or its journal is lost: create its first channels again.
+            components.patterns.attend(topic)
             topic.save()
         if topic.log.segments():
-            # Its tail may not be synced, nor finished segments be gone.
-            parts.rounds.written(topic)
+            # Its tail may be unsynced, and finished segments may still exist.
+            components.rounds.written(topic)
         end = max(end, found.log.end)
-    _lease(parts, end)
-    parts.deferred.recover(fired)
-    _add_listed(parts, metadata, {folder.topic for folder in deleted})
-    parts.registry.save_all().add(lambda saved: _sweep(context, deleted, saved))
-    open_stagings(parts.staging)
-    parts.staging.resume()
+    _lease(components, end)
+    components.deferred.recover(fired)
+    _add_listed(components, metadata, {folder.topic for folder in deleted})
+    components.registry.save_all().add(lambda saved: _sweep(context, deleted, saved))
+    open_stagings(components.staging)
+    components.staging.resume()
 
 
-def _report_folders(parts: Parts) -> None:
-    """Folders that a node which has run before must have."""
+def _report_folders(components: Components) -> None:
+    """Report missing folders on a node that has run before."""
     kinds = {
-        parts.context.data.topics: DamageKind.TOPIC,
-        parts.context.data.deferred: DamageKind.DEFERRED,
-        parts.context.data.staging: DamageKind.STAGING,
+        components.context.data.topics: DamageKind.TOPIC,
+        components.context.data.deferred: DamageKind.DEFERRED,
+        components.context.data.staging: DamageKind.STAGING,
     }
-    for folder in parts.context.data.made if parts.identity.used else ():
-        parts.damage.report(
-            kinds[folder], f"{folder} is missing with all it held, made anew", path=folder
+    for folder in components.context.data.made if components.identity.used else ():
+        components.damage.report(
+            kinds[folder], f"{folder} was missing with everything in it; created again", path=folder
         )
 
 
-def _lease(parts: Parts, end: int) -> None:
-    """On a full disk too: consuming must be possible, or nothing would ever make room (R8)."""
-    health = parts.health
+def _lease(components: Components, end: int) -> None:
+    """Must work on a full disk too: only consuming makes room (R8)."""
+    health = components.health
     try:
-        parts.identity.lease(end)
+        components.identity.lease(end)
     except OSError as error:
         if not is_full(error) or not health.reserve.held:
             raise
         health.failed(error)
         health.reserve.free()
-        parts.identity.lease(end)
+        components.identity.lease(end)
 
 
-def _newest(parts: Parts, folders: list[TopicFolder]) -> Iterator[TopicFolder]:
-    """One folder a topic.  Of two the one with the later indexes is the newer instance.
+def _newest(components: Components, folders: list[TopicFolder]) -> Iterator[TopicFolder]:
+    """One folder per topic.  Of two, the one with the higher indexes is the newer instance.
 
-    An earlier version left the other one behind when a delete failed; or somebody has put it there.
+    Earlier versions left the older one when a delete failed; or it was copied there by hand.
     """
     by_name: dict[str, list[TopicFolder]] = {}
     for folder in folders:
         by_name.setdefault(folder.topic, []).append(folder)
     for found in by_name.values():
         if len(found) > 1:
-            found.sort(key=lambda folder: _reach(parts.context.files, folder))
+            found.sort(key=lambda folder: _reach(components.context.files, folder))
             for old in found[:-1]:
-                _set_aside(parts, old, found[-1])
+                _set_aside(components, old, found[-1])
         yield found[-1]
 
 
 def _reach(files: Files, folder: TopicFolder) -> tuple[int, int]:
-    """(the highest, the lowest) index that the journal and the segments name.
+    """The highest and the lowest index in the journal and the names of the segments.
 
-    An instance starts above all that the ones before it gave, also if it holds no message yet.
+    An instance starts above all indexes of earlier ones, even if it has no message yet.
     """
     names = files.list(folder.path)
     bases = [int(name[:20]) for name in names if is_segment(name)]
@@ -154,38 +156,38 @@ def _reach(files: Files, folder: TopicFolder) -> tuple[int, int]:
     return max([high, *bases]), min([low, *bases])
 
 
-def _set_aside(parts: Parts, old: TopicFolder, new: TopicFolder) -> None:
+def _set_aside(components: Components, old: TopicFolder, new: TopicFolder) -> None:
     aside = f"{old.path}.old"
-    parts.context.files.rename(old.path, aside)
-    parts.context.files.sync_folder(parts.context.data.topics)
-    parts.damage.report(
+    components.context.files.rename(old.path, aside)
+    components.context.files.sync_folder(components.context.data.topics)
+    components.damage.report(
         DamageKind.TOPIC,
-        f"there are two folders of this topic: {new.path} is used,"
+        f"there are two folders for this topic: {new.path} is used,"
         f" the older one is kept as {aside}",
         topic=old.topic,
         path=old.path,
     )
 
 
-def _metadata(parts: Parts) -> Metadata:
-    """nsqd.dat; the folders are the truth, so a damaged file is put aside and written anew."""
-    path = parts.context.data.metadata
-    if not parts.context.files.exists(path):
-        if parts.identity.used and parts.context.data.topic_folders():
-            parts.damage.report(
-                DamageKind.METADATA, f"{path} is missing, written anew from the topics", path=path
+def _metadata(components: Components) -> Metadata:
+    """Load nsqd.dat.  The folders are authoritative: a damaged file is kept aside and rewritten."""
+    path = components.context.data.metadata
+    if not components.context.files.exists(path):
+        if components.identity.used and components.context.data.topic_folders():
+            components.damage.report(
+                DamageKind.METADATA, f"{path} was missing; written again from the topics", path=path
             )
         return Metadata()
     try:
-        return load_metadata(parts.context.files, path)
+        return load_metadata(components.context.files, path)
     except CorruptError as error:
-        parts.context.files.write_new(f"{path}.bad", parts.context.files.read(path))
-        parts.damage.report(DamageKind.METADATA, f"{error}; kept as nsqd.dat.bad", path=path)
+        components.context.files.write_new(f"{path}.bad", components.context.files.read(path))
+        components.damage.report(DamageKind.METADATA, f"{error}; kept as nsqd.dat.bad", path=path)
         return Metadata()
 
 
 def _sweep(context: Context, deleted: list[TopicFolder], saved: Ticket) -> None:
-    """Remove the folders of deleted topics once nsqd.dat does not list these any more."""
+    """Remove the folders of deleted topics once nsqd.dat no longer lists them."""
     if saved.error is not None or not deleted:
         return
 
@@ -200,50 +202,50 @@ def _sweep(context: Context, deleted: list[TopicFolder], saved: Ticket) -> None:
     context.disk.submit(remove, removed)
 
 
-def _add_listed(parts: Parts, metadata: Metadata, deleted: set[str]) -> None:
-    """Create what nsqd.dat names and no folder holds: it may come from a Go nsqd.
+def _add_listed(components: Components, metadata: Metadata, deleted: set[str]) -> None:
+    """Create topics that nsqd.dat lists and that have no folder: it may be from a Go nsqd.
 
-    Not what was ``deleted``: nsqd was killed before nsqd.dat was written.
+    Except ``deleted`` ones: nsqd was killed before it wrote nsqd.dat.
     """
-    broker = parts.broker
+    broker = components.broker
     for entry in metadata.topics:
         if not is_valid_name(entry.name):
             log.warning("nsqd.dat: skipping creation of invalid topic %s", entry.name)
             continue
         if entry.name in broker.topics or is_ephemeral(entry.name) or entry.name in deleted:
             continue
-        if parts.identity.used:
-            parts.damage.report(
+        if components.identity.used:
+            components.damage.report(
                 DamageKind.TOPIC,
-                "nsqd.dat lists it, and there is no folder of it: its messages are lost, unless it"
-                " was added to nsqd.dat by hand",
+                "nsqd.dat lists it, but it has no folder: its messages are lost, unless it was"
+                " added to nsqd.dat by hand",
                 topic=entry.name,
-                path=parts.context.data.topics,
+                path=components.context.data.topics,
             )
         topic, _ = broker.create_topic(entry.name)
         for channel_entry in entry.channels:
             if not is_valid_name(channel_entry.name):
                 log.warning("nsqd.dat: skipping creation of invalid channel %s", channel_entry.name)
                 continue
-            channel = _add_channel(parts, topic, channel_entry)
+            channel = _add_channel(components, topic, channel_entry)
             if channel_entry.paused:
                 channel.pause(True)
         if entry.paused:
             topic.pause(True)
 
 
-def _add_channel(parts: Parts, topic: BaseTopic, entry: ChannelEntry) -> Channel:
+def _add_channel(components: Components, topic: BaseTopic, entry: ChannelEntry) -> Channel:
     if entry.pulled and isinstance(topic, Topic):
-        channel = parts.pulls.open(topic, entry.name, topic.released)[0]
+        channel = components.pulls.open(topic, entry.name, topic.released)[0]
         if entry.reader is not None:
             channel.restore_reader(entry.reader)
         return channel
     return topic.create_channel(entry.name, named=entry.named)[0]
 
 
-def _restore(parts: Parts, folder: TopicFolder, found: RecoveredTopic) -> Topic:
+def _restore(components: Components, folder: TopicFolder, found: RecoveredTopic) -> Topic:
     state, topic_log = found.state, found.log
-    topic = Topic(parts.shared, folder.topic, topic_log, found.journal, folder.instance)
+    topic = Topic(components.shared, folder.topic, topic_log, found.journal, folder.instance)
     topic.listing.journaled = found.journal.size > 0
     topic.paused = topic.listing.paused = state.paused
     topic.void_stamp = state.void_stamp
@@ -253,19 +255,19 @@ def _restore(parts: Parts, folder: TopicFolder, found: RecoveredTopic) -> Topic:
     topic.recover(state.whole_from, state.channel_id_max)
     topic.recover_files(state.files)
     for channel_state in state.channels.values():
-        channel = _restore_channel(parts, topic, channel_state)
+        channel = _restore_channel(components, topic, channel_state)
         topic.add_recovered(channel)
     topic.held_count = topic_log.count_between(topic.released, topic_log.end)
     topic.open()
     return topic
 
 
-def _cut_deferred(parts: Parts, topic: Topic) -> None:
-    """Tell the deferred queue what was emptied."""
+def _cut_deferred(components: Components, topic: Topic) -> None:
+    """Drop deferred messages from before the topic or a channel was emptied."""
     stamps = {topic.void_stamp, *(channel.defer_stamp for channel in topic.channels.values())}
     for stamp in sorted(filter(None, stamps)):
-        parts.deferred.cut(topic.instance, stamp)
-        parts.identity.raise_stamp(stamp)
+        components.deferred.cut(topic.instance, stamp)
+        components.identity.raise_stamp(stamp)
 
 
 def _released(state: TopicState, topic: Topic) -> int:
@@ -274,9 +276,9 @@ def _released(state: TopicState, topic: Topic) -> int:
     return min(max(state.released, topic.log.first), topic.log.end)
 
 
-def _restore_channel(parts: Parts, topic: Topic, state: ChannelState) -> Channel:
+def _restore_channel(components: Components, topic: Topic, state: ChannelState) -> Channel:
     if state.pulled:
-        pulled = PullChannel(parts.pulls, topic, state.name, state.low, id=state.id)
+        pulled = PullChannel(components.pulls, topic, state.name, state.low, id=state.id)
         pulled.paused, pulled.defer_stamp = state.paused, state.defer_stamp
         pulled.reader, pulled.partial = state.reader, state.partial
         return pulled
@@ -297,15 +299,15 @@ def _restore_channel(parts: Parts, topic: Topic, state: ChannelState) -> Channel
     channel.named = state.named
     held = [(topic.released, low), *((max(a, topic.released), b) for a, b in ahead)]
     channel.held_skip_count = sum(topic.log.count_between(start, end) for start, end in held)
-    parts.scan.watch(channel)
+    components.scan.watch(channel)
     return channel
 
 
 def _split_runs(topic: Topic, state: ChannelState, low: int) -> tuple[int, list[tuple[int, int]]]:
-    """The cursor, and the finished runs that lie beyond it.
+    """The cursor, and the finished runs beyond it.
 
-    Everything below the cursor without a finish was delivered, or lies between what was.  What
-    the topic holds back was not: a run there is a message that will be passed over (R17).
+    Every unfinished message below the cursor was delivered, or lies between delivered ones.
+    Messages that the topic holds back were not: a run there will be skipped (R17).
     """
     cursor = max([low, *(index + 1 for index in state.marks)])
     runs = [run for run in state.runs if run[1] > cursor]

@@ -1,12 +1,12 @@
-"""The rounds: work that is not done at once but regularly, for all topics that need it.
+"""The rounds: periodic work, for all topics that need it.
 
-journal   5 a second           what the channels finished goes to the journals
-sync      --sync-timeout       messages, finishes and deferred publishes become durable
-upkeep    once a second        segments that nobody needs go; the disk's health, lapsed readers
+journal   5 a second           journals what the channels finished
+sync      --sync-timeout       syncs messages, finishes and deferred publishes
+upkeep    once a second        removes finished segments; checks the disk and lapsed readers
 
-Rule 1: a round serves its topics a millisecond at a time, and the loop others in between.
-Rule 2: few writes and syncs of a round are with the disk at once.  A topic that waits for its turn
-        may roll and be synced by others meanwhile, as if there was no round.
+Rule 1: a round uses one millisecond of a turn of the loop, then continues in the next.
+Rule 2: a round has only a few writes and syncs on the disk threads at once.  A topic that waits for
+        its turn may roll, and be synced by others, as usual.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from penstock.engine.disk import failed
 
 JOURNAL_INTERVAL_NS = 200_000_000
 UPKEEP_INTERVAL_NS = 1_000_000_000
-# What a round takes of one turn of the loop.
+# Time a round may use in one turn of the loop.
 SLICE_NS = 1_000_000
-# Writes of journals and syncs of a round that are with the disk at once.
+# Journal writes and syncs of a round that are on the disk threads at once.
 WRITE_COUNT_MAX = 4
 SYNC_COUNT_MAX = 3
-# And of both, that are begun in one turn of the loop.
+# Writes and syncs started in one turn of the loop.
 BEGIN_COUNT_MAX = 64
 
 
@@ -52,8 +52,8 @@ class TendedTopic(SyncedTopic, Protocol):
     def retire(self) -> bool: ...
 
 
-class InTurn:
-    """Works of topics that wait for their turn, in order, each of them once."""
+class LimitedQueue:
+    """Work of topics, started in order with at most ``count_max`` at once; each is queued once."""
 
     def __init__(self, context: Context, count_max: int) -> None:
         self._turns = context.turns
@@ -61,30 +61,30 @@ class InTurn:
         self._count_max = count_max
         self._waiting: OrderedDict[Callable[[], Ticket], Ticket] = OrderedDict()
         self._count = 0
-        self._asked = False
+        self._scheduled = False
 
     def add(self, begin: Callable[[], Ticket]) -> Ticket:
-        """Have ``begin`` called in a while; the ticket is settled as the one that it returns."""
+        """Call ``begin`` when it is its turn; the ticket is settled like the one it returns."""
         ticket = self._waiting.get(begin)
         if ticket is None:
             ticket = self._waiting[begin] = Ticket()
-            self._go_on_soon()
+            self._start_soon()
         return ticket
 
-    def _go_on_soon(self) -> None:
-        if not self._asked and self._waiting and self._count < self._count_max:
-            self._asked = True
-            self._turns.soon(self._go_on)
+    def _start_soon(self) -> None:
+        if not self._scheduled and self._waiting and self._count < self._count_max:
+            self._scheduled = True
+            self._turns.soon(self._start_next)
 
-    def _go_on(self) -> None:
-        self._asked = False
+    def _start_next(self) -> None:
+        self._scheduled = False
         for _ in range(BEGIN_COUNT_MAX):
             if not self._waiting or self._count >= self._count_max:
                 return
             begin, ticket = self._waiting.popitem(last=False)
             self._count += 1
             self._begin(begin).add(partial(self._done, ticket))
-        self._go_on_soon()
+        self._start_soon()
 
     def _begin(self, begin: Callable[[], Ticket]) -> Ticket:
         try:
@@ -95,12 +95,12 @@ class InTurn:
 
     def _done(self, ticket: Ticket, done: Ticket) -> None:
         self._count -= 1
-        self._go_on_soon()
+        self._start_soon()
         ticket.settle(done.error)
 
 
 class Rounds:
-    """Which topics have something to do, and when it is done."""
+    """Which topics need periodic work, and the timers for it."""
 
     def __init__(
         self,
@@ -117,17 +117,17 @@ class Rounds:
         self._deferred = deferred
         self._by_instance = by_instance
         self._checks: Sequence[Callable[[], None]] = ()
-        # Sets that keep their order: the same steps go the same way again.
+        # Ordered sets, so that runs are deterministic.
         self._progressed: dict[TendedTopic, None] = {}
         self._unsynced: dict[TendedTopic, None] = {}
-        self._finished: dict[TendedTopic, None] = {}  # with progress in the journal, not synced
+        self._finished: dict[TendedTopic, None] = {}  # with unsynced progress in the journal
         self._used: dict[TendedTopic, None] = {}
         self.damaged: deque[TendedTopic] = deque()  # reads found damage, on any thread
-        self._writes = InTurn(context, WRITE_COUNT_MAX)
-        self._syncs = InTurn(context, SYNC_COUNT_MAX)
+        self._writes = LimitedQueue(context, WRITE_COUNT_MAX)
+        self._syncs = LimitedQueue(context, SYNC_COUNT_MAX)
 
     def start(self, checks: Sequence[Callable[[], None]]) -> None:
-        """Begin; ``checks`` of other parts are called with each upkeep."""
+        """Start; every upkeep calls the ``checks`` of other components."""
         self._checks = checks
         self._every(JOURNAL_INTERVAL_NS, self._journal)
         self._every(self._sync_timeout_ns, self._sync)
@@ -139,7 +139,7 @@ class Rounds:
         self._used[topic] = None
 
     def used(self, topic: TendedTopic) -> None:
-        """``topic`` may have segments to let go of."""
+        """``topic`` may have segments to remove."""
         self._used[topic] = None
 
     def progressed(self, topic: TendedTopic) -> None:
@@ -173,11 +173,11 @@ class Rounds:
         self._used[topic] = None
 
     def _sync(self) -> None:
-        """What --sync-timeout bounds: messages, finishes and deferred publishes."""
+        """Sync what --sync-timeout limits: messages, finishes and deferred publishes."""
         unsynced, self._unsynced = self._unsynced, {}
         finished, self._finished = self._finished, {}
         for topic in unsynced:
-            # The journal says how far: without it damage there would pass for a torn tail.
+            # Then journal the synced offset: without it, damage there would pass for a torn tail.
             self._syncs.add(topic.sync_log).add(partial(self._synced, topic))
         for topic in finished:
             self._syncs.add(topic.sync_journal)
@@ -192,19 +192,19 @@ class Rounds:
         while self.damaged:
             self._used[self.damaged.popleft()] = None
         used, self._used = self._used, {}
-        self._each(iter(used), self._look_after)
+        self._each(iter(used), self._retire)
         self._identity.saw(0)
         self._checkpoint()
         for check in self._checks:
             check()
 
-    def _look_after(self, topic: TendedTopic) -> None:
+    def _retire(self, topic: TendedTopic) -> None:
         if topic.retire():
             self._used[topic] = None
         self._identity.saw(topic.appender.next_index)
 
     def _checkpoint(self) -> None:
-        """Sync the logs that deferred messages went to, then let go of their slots (R16)."""
+        """Sync the logs that deferred messages went to, then checkpoint their slots (R16)."""
         checkpoints = self._deferred.checkpoints
         if not checkpoints.wanted:
             return

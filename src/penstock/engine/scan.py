@@ -1,10 +1,10 @@
-"""Who is due: finding timed-out and deferred messages without looking at every channel (R12).
+"""Finding channels with timed-out or due messages without visiting every channel (R12).
 
 ``DeadlineScan`` keeps the channels in order of their earliest deadline and visits exactly those
-that are due.  ``SampleScan`` is nsqd's way, kept to be measured beside it: every interval it
-looks at a few random channels from a list that it refreshes every few seconds.
+that are due.  ``SampleScan`` is nsqd's algorithm, kept for comparison: every interval it checks a
+few random channels from a list that it refreshes every few seconds.
 
-Both are driven by the broker: ``run`` is called when ``next_ns`` (monotonic) has come.
+The turn calls ``run`` at ``next_ns`` (monotonic).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from penstock.core.deadlines import NEVER_NS, DeadlineQueue
 from penstock.core.window import Window
 from penstock.engine.options import Options
 
-# Deferrals are due by the wall clock, which may be stepped; looking this often notices (R4).
-WALL_LOOK_NS = 250_000_000
-# Channels visited in one run before the loop serves others.
+# Deferrals are due by the wall clock, which may be stepped; it is checked this often (R4).
+WALL_POLL_NS = 250_000_000
+# Channels visited in one run.
 VISIT_COUNT_MAX = 512
 
 
@@ -35,14 +35,14 @@ class Scanned(Protocol):
 
 
 class Scan(Protocol):
-    """How the broker finds what is due."""
+    """Finds channels with due messages."""
 
     @property
     def next_ns(self) -> int:
-        """When ``run`` wants to be called, monotonic."""
+        """When to call ``run``, monotonic."""
 
     def watch(self, channel: Scanned) -> bool:
-        """Take note of the channel's earliest deadlines; whether they are earlier than known."""
+        """Record the channel's earliest deadlines; whether they are earlier than before."""
 
     def forget(self, channel: Scanned) -> None: ...
 
@@ -52,8 +52,8 @@ class Scan(Protocol):
 class DeadlineScan:
     """Visits the channels whose earliest deadline has passed.
 
-    A channel's place is a lower bound: it moves forward only when it is visited, so finishing
-    a message costs nothing here.
+    A channel's recorded deadline is a lower bound, updated only by a visit, so finishing a
+    message costs nothing here.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -70,7 +70,7 @@ class DeadlineScan:
         if len(self._deferrals):
             wait_ns = self._deferrals.next_ns - self._clock.wall_ns()
             now_ns = self._clock.monotonic_ns()
-            next_ns = min(next_ns, now_ns + max(0, min(wait_ns, WALL_LOOK_NS)))
+            next_ns = min(next_ns, now_ns + max(0, min(wait_ns, WALL_POLL_NS)))
         return next_ns
 
     def watch(self, channel: Scanned) -> bool:

@@ -1,6 +1,6 @@
 """What all topics and channels of a broker share, as one frozen record.
 
-A topic keeps direct references to what it uses for every batch; the rest it finds here.
+A topic keeps direct references to what it uses for every batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.engine.base import BaseTopic
     from penstock.engine.channel import Channel
 
-# All ephemeral queues together keep as much as so many full ones.
+# All ephemeral queues together may use the memory of this many full ones.
 FULL_QUEUE_COUNT = 8
 
 _random = random.SystemRandom()
@@ -41,7 +41,7 @@ def random_number() -> int:
 
 
 class EphemeralMemory:
-    """What ephemeral queues keep, each and together; a block counts in each of its channels."""
+    """Memory used by ephemeral queues; a block counts once for each of its channels."""
 
     def __init__(self, queue_size_max: int) -> None:
         self.queue_size_max = queue_size_max
@@ -55,13 +55,13 @@ class EphemeralMemory:
 
 
 class Hooks:
-    """Who is notified by topics and channels; the broker and nsqd set theirs."""
+    """Callbacks of topics and channels, set by the broker and nsqd."""
 
     def __init__(self) -> None:
-        # A topic or channel came or went; nsqlookupd is notified by it.
+        # A topic or channel was created or deleted; nsqd notifies nsqlookupd.
         self.on_change: Callable[[BaseTopic | Channel, bool], None] = lambda _what, _exists: None
-        # Asked about a new topic: whether others may know channels of it.  If so, the answer comes
-        # as ``know_channels``, and until then no message flows.
+        # Whether nsqlookupds may know channels of a new topic.  If so, ``know_channels`` is called
+        # with them later; until then no message is delivered.
         self.ask_channels: Callable[[BaseTopic], bool] = lambda _topic: False
         # An ephemeral topic has lost its last channel.
         self.on_deserted: Callable[[BaseTopic], None] = lambda _topic: None
@@ -69,7 +69,7 @@ class Hooks:
 
 @record
 class Shared:
-    """The parts that topics and channels use."""
+    """The components that topics and channels use."""
 
     context: Context
     identity: Identity
@@ -81,10 +81,10 @@ class Shared:
     rounds: Rounds
     scan: Scan
     turn: Turn
-    changes_disk: Lane  # for works that make, change and remove topics and channels
+    changes_disk: Lane  # for work that creates, changes or deletes topics and channels
     ephemeral: EphemeralMemory
     arrived: Callable[[str], None]  # a batch of this topic became visible
-    changed: Callable[[str], None]  # this topic came, went, or changed its state
+    changed: Callable[[str], None]  # this topic was created, deleted or changed
     hooks: Hooks = field(default_factory=Hooks)
     tail_budget: TailBudget = field(default_factory=TailBudget)
     sync_times: Histogram = field(default_factory=Histogram)

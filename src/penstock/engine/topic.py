@@ -1,8 +1,8 @@
 """A topic: one log, and the channels that read it.
 
-``released`` (R2) is how far channels may read.  It follows the log's end while the topic runs
-and is frozen while the topic is paused or has no channels, or is new and others are still asked
-for its channels; new channels start at it.
+``released`` (R2) is how far channels may read.  It follows the log's end, except while the topic
+is paused, has no channels, or is new and waits for nsqlookupd to list its channels.  New channels
+start at it.
 
     log     |---------------------------|=================|
             first                    released            end
@@ -37,11 +37,11 @@ from penstock.storage.relocation import Relocation
 from penstock.storage.topic_log import SegmentRecord, TopicLog
 from penstock.wire.names import is_ephemeral
 
-# A sealed segment whose unfinished messages are fewer than both of these is given up: they are
+# A sealed segment with fewer unfinished messages than both of these is removed, after they are
 # copied to a side file (R5).
 STRAGGLER_COUNT_MAX = 10_000
 STRAGGLER_SHARE_MAX = 0.1
-# Looking for them walks what is unfinished: not too often, and not when that is a lot.
+# The search walks all unfinished messages: it runs rarely, and not if there are too many.
 STRAGGLER_INTERVAL_NS = 5_000_000_000
 UNFINISHED_COUNT_MAX = 200_000
 
@@ -67,12 +67,12 @@ class Topic(BaseTopic):
         self._retiring = False
         self._straggler_ns = 0
         self._relocation_failed = False
-        self._synced_told: tuple[int, int] | None = None
+        self._synced_journaled: tuple[int, int] | None = None
         self.poll_sync_ns = 0  # when a long poll last had the log synced
-        # At and above it no message was ever removed; the journal knows it before it happens.
+        # At and above it no message was ever removed; journaled before a removal.
         self.whole_from = 0
         self._removed_end = 0
-        self._removed_told = 0
+        self._removed_journaled = 0
         self.shown_end = log.end
         self._journal_source = f"topic={name}: journal"
         log.on_damage = partial(shared.rounds.damaged.append, self)
@@ -84,14 +84,14 @@ class Topic(BaseTopic):
             context.options.sync_every,
             self._visible,
             shared.turn.unfired,
-            self._heard_log,
-            self._heard_seal,
+            self._record_log,
+            self._record_seal,
             shared.health.reserve,
             shared.sync_times,
             shared.changes_disk,
         )
         self.keeper = JournalKeeper(
-            journal, context.disk, self._snapshot, self._heard_journal, shared.changes_disk
+            journal, context.disk, self._snapshot, self._record_journal, shared.changes_disk
         )
 
     # ---- publishing
@@ -101,12 +101,12 @@ class Topic(BaseTopic):
         return self.shown_end
 
     def begin(self) -> tuple[Journal, bytes]:
-        """The journal and its first records, for whoever makes the folder of a new topic."""
+        """The journal and its first records, for the creation of a new topic's folder."""
         self.keeper.add(self._topic_record())
         return self.keeper.begin()
 
     def begun(self, error: Exception | None) -> Ticket:
-        """The folder exists; the ticket is settled when that and the journal are durable."""
+        """The folder exists; the ticket is settled when it and the journal are durable."""
         self._opened = True
         self.keeper.begun(error)
         self.flush()
@@ -125,7 +125,7 @@ class Topic(BaseTopic):
     def _defer(self, body: bytes, now_ns: int, due_ns: int, stamp: int) -> Ticket:
         writer = self.shared.deferred.writer
         accepted = writer.defer(self.name, self.instance, body, now_ns, due_ns, stamp)
-        # The topic must be there when the message is due, so its creation is waited for too.
+        # The topic must exist when the message is due, so wait for its creation too.
         return accepted if self.created.done else after(accepted, self.created)
 
     def fire(self, dues: list[Due]) -> None:
@@ -134,33 +134,33 @@ class Topic(BaseTopic):
 
     @property
     def leaving(self) -> bool:
-        """Deleted, or about to be: that its files vanish under its last works is no trouble."""
+        """Deleted, or about to be: missing files are then no error."""
         return self.closed or self.deletion is not None
 
     def stay(self) -> None:
-        """It could not be deleted, and goes on."""
+        """The deletion failed: the topic stays in use."""
         self.deletion = None
-        self.log.forget_damage()  # files that had another name for a moment
+        self.log.forget_damage()  # of files that were renamed for a moment
         self.appender.closed = self.shared.context.supervisor.exiting
         if self.awaiting_channels and not self.shared.hooks.ask_channels(self):
             self.know_channels(())
         self.journal_later()
 
-    def _heard_log(self, error: Exception | None) -> None:
+    def _record_log(self, error: Exception | None) -> None:
         if not self.leaving:
-            self.shared.health.heard(error)
+            self.shared.health.record(error)
 
-    def _heard_seal(self, error: Exception | None) -> None:
+    def _record_seal(self, error: Exception | None) -> None:
         if error is not None and not self.leaving:
-            self.shared.health.heard(error)
-            self.shared.health.needs_room(error)  # sealing lets segments go
+            self.shared.health.record(error)
+            self.shared.health.needs_room(error)  # sealing lets segments be removed
 
-    def _heard_journal(self, error: Exception | None) -> None:
+    def _record_journal(self, error: Exception | None) -> None:
         if error is None or self.leaving:
             self.shared.health.working(self._journal_source)
         else:
-            self.shared.health.heard_journal(self._journal_source, error)
-            self._rounds.progressed(self)  # it is written again
+            self.shared.health.record_journal(self._journal_source, error)
+            self._rounds.progressed(self)  # write it again
 
     def _visible(self, batch: Batch) -> None:
         self.show(batch, self.log.node_id)
@@ -168,7 +168,7 @@ class Topic(BaseTopic):
             self.skip_void(batch.dues, batch.first)
             self.shared.deferred.fired(batch.dues)
         self._rounds.written(self)
-        if self.log._segments is not self.inventory.seen:  # asked for every batch
+        if self.log._segments is not self.inventory.seen:  # checked for every batch
             self.journal_later()
         self._arrived(self.name)
         batch.ticket.settle()
@@ -199,7 +199,7 @@ class Topic(BaseTopic):
         return channel, self.add_channel(channel)
 
     def create_named(self, names: list[str]) -> Ticket:
-        """Make channels because an nsqlookupd named them; they are saved together."""
+        """Create channels that an nsqlookupd listed, with one save for all."""
         made = [self._new_channel(name, True) for name in names if name not in self.channels]
         for channel in made:
             self._take_channel(channel)
@@ -217,12 +217,12 @@ class Topic(BaseTopic):
         return channel
 
     def _use(self, channel: Channel) -> Ticket:
-        """Somebody wants a channel that an nsqlookupd named: it stays plain from now on."""
+        """A channel listed by an nsqlookupd is used: from now on it is a plain one."""
         channel.named = False
         made = channel.created.done and channel.created.error is None
         saved, channel.created = self.save_channel(channel), Ticket()
-        # A disk that fails must not keep consumers away from a channel that is there: whatever is
-        # written next is a whole journal.
+        # A failing disk must not keep consumers from a channel that exists: the next write is a
+        # full snapshot of the journal.
         saved.add(lambda done: channel.created.settle(None if made else done.error))
         return channel.created
 
@@ -239,19 +239,19 @@ class Topic(BaseTopic):
         return not listed.ephemeral and self.listing.holds(listed)
 
     def next_channel_id(self) -> int:
-        """Ids are the journal's names for channels, never used twice."""
+        """The journal identifies channels by id; ids are never reused."""
         self._channel_id += 1
         return self._channel_id
 
     def add_channel(self, channel: Channel) -> Ticket:
-        """Take a new channel; it starts where its window does."""
+        """Add a new channel; it starts at its window's low-water mark."""
         self._take_channel(channel)
         if not channel.ephemeral:
             channel.created = self.save()
         return channel.created
 
     def add_first_channel(self, channel: Channel) -> None:
-        """Take a channel that a new topic is made with: it is in the topic's first records."""
+        """Add a channel that a new topic is created with: it is in the topic's first records."""
         self._take_channel(channel)
         channel.created = self.created
 
@@ -265,10 +265,10 @@ class Topic(BaseTopic):
             self.listing.made(channel)
 
     def replace_channel(self, old: Channel, new: Channel) -> Ticket:
-        """Put a channel of another kind in the place of one without consumers."""
+        """Replace a channel that has no consumers by one of another kind."""
         old.close()
         self.channels[new.name] = new
-        # In this order: of two channels of one name the later one counts.
+        # In this order: of two channels with the same name the later record counts.
         self.keeper.add(self._channel_record(new, new.window.low))
         self.keeper.add(records.encode_gone(old.id))
         self.shared.registry.note_channel(self, new.name)
@@ -276,14 +276,14 @@ class Topic(BaseTopic):
         return new.created
 
     def recover(self, whole_from: int, channel_id_max: int) -> None:
-        """What its journal says beside its channels."""
-        self.whole_from = self._removed_end = self._removed_told = whole_from
+        """Restore what the journal has besides the channels."""
+        self.whole_from = self._removed_end = self._removed_journaled = whole_from
         self._channel_id = channel_id_max
 
     def recover_files(self, files: dict[int, records.FileState]) -> None:
-        """What its journal says of its files; what is there is told if it differs."""
+        """Restore the list of files from the journal; journal again what differs on disk."""
         self.inventory.recover(files)
-        if self._tell_files():
+        if self._journal_files():
             self.journal_later()
 
     def add_recovered(self, channel: Channel) -> None:
@@ -294,8 +294,8 @@ class Topic(BaseTopic):
         channel.close()
         channel.announce(False)
         self.shared.registry.note_channel(self, channel.name)
-        # After the topic's own record: a power cut that tears the journal between them must not
-        # leave a topic without channels and an old `released`: it would hold what the last one had.
+        # After the topic's own record: if a power cut tears the journal between them, a topic
+        # without channels must not keep an old `released` and hold the last channel's messages.
         gone = () if channel.ephemeral else (records.encode_gone(channel.id),)
         if gone:
             made = self._channel_record(channel, channel.window.low)
@@ -327,7 +327,7 @@ class Topic(BaseTopic):
         self._rounds.progressed(self)
 
     def rename_reader(self, channel: Channel) -> None:
-        """The name of a channel's reader changed, for people: it is journaled with progress."""
+        """Journal the new display name of a channel's reader, together with progress."""
         assert channel.reader is not None
         self.keeper.add(records.encode_reader(channel.id, channel.reader))
         self.journal_later()
@@ -343,11 +343,11 @@ class Topic(BaseTopic):
     def save(self, *then: bytes) -> Ticket:
         """Journal the topic's own state and write nsqd.dat; for what must be durable (R6).
 
-        ``then``: records that may only count where the topic's does, too.
+        ``then``: records to journal after the topic's record.
         """
         for record in (self._topic_record(), *then):
             self.keeper.add(record)
-        # Whatever changed may have let go of segments; without traffic nobody else would look.
+        # The change may have freed segments; without traffic nothing else would check.
         self._rounds.used(self)
         self.shared.changed(self.name)
         synced = self.listing.needs_sync(self.log.first)
@@ -358,11 +358,11 @@ class Topic(BaseTopic):
         return settled() if self.closed else self.writer.sync()
 
     def sync_journal(self) -> Ticket:
-        """Make durable what the journal was given."""
+        """Sync what was added to the journal."""
         return settled() if self.closed else self.keeper.flush(sync=True)
 
     def write_progress(self) -> Ticket:
-        """Journal what the channels finished since the last time."""
+        """Journal what the channels finished since the last call."""
         if self.closed:
             return settled()
         self._add_progress()
@@ -374,16 +374,16 @@ class Topic(BaseTopic):
             durable = durable or not channel.ephemeral
             self._add_channel_progress(channel)
         if self.channels and not durable:
-            # With ephemeral channels only, the released index is all there is to remember.
+            # With only ephemeral channels, ``released`` is the only state to keep.
             self.keeper.add(self._topic_record())
         synced_at = self.writer.synced_at
-        if synced_at is not None and synced_at != self._synced_told:
-            self._synced_told = synced_at
+        if synced_at is not None and synced_at != self._synced_journaled:
+            self._synced_journaled = synced_at
             self.keeper.add(records.encode_synced(*synced_at))
-        self._tell_files()
+        self._journal_files()
 
-    def _tell_files(self) -> bool:
-        """Journal what came to the log's files and what went; whether there was anything."""
+    def _journal_files(self) -> bool:
+        """Journal files added to and removed from the log; whether there were any."""
         changes = self.inventory.changes()
         for record in changes:
             self.keeper.add(record)
@@ -407,7 +407,7 @@ class Topic(BaseTopic):
         return tickets
 
     def fail(self, error: Exception) -> None:
-        """The folder could not be made: whoever published waits for nothing."""
+        """The folder could not be created: fail all waiting publishes."""
         if self.appender.count:
             self.appender.seal(0).ticket.settle(error)
         self.keeper.fail(error)
@@ -445,10 +445,10 @@ class Topic(BaseTopic):
             whole.append(records.encode_removed(self._removed_end))
         return whole + self.inventory.records()
 
-    # ---- segments that nobody needs (R5)
+    # ---- removing finished segments (R5)
 
     def low(self) -> int:
-        """Below it nothing is needed by a channel or by the topic itself."""
+        """The low-water mark: no channel, nor the topic itself, needs a message below it."""
         low = self.released
         for channel in self.channels.values():
             if not channel.ephemeral:
@@ -456,9 +456,9 @@ class Topic(BaseTopic):
         return low
 
     def retire(self) -> bool:
-        """Remove segments that are finished, and relocate the stragglers of old ones.
+        """Remove finished segments, and relocate the stragglers of old ones.
 
-        Returns whether to look again in a while, even if nothing happens here until then.
+        Returns whether to check again later even if nothing happens on this topic.
         """
         if self._retiring or self.leaving:
             return not self.closed
@@ -470,8 +470,8 @@ class Topic(BaseTopic):
         self.log.pinned_slots = self.shared.deferred.checkpoints.open_slots()
         rolling = self.writer.roll_if_finished(low)
         end = self.log.retire_end(low)
-        if end > self._removed_told:
-            self._tell_removed(end)
+        if end > self._removed_journaled:
+            self._journal_removed(end)
             return True
         paths = self.log.retire(low)
         if paths:
@@ -481,38 +481,38 @@ class Topic(BaseTopic):
         early = self._clock.monotonic_ns() < self._straggler_ns
         segment, stragglers = self._find_stragglers()
         if segment is None and self._relocation_failed and not early:
-            self._relocation_failed = False  # what could not be moved need not be any more
+            self._relocation_failed = False  # what could not be moved is finished now
             self.shared.retries.worked(self._relocating)
         if segment is not None:
-            if segment.end > self._removed_told:
-                self._tell_removed(segment.end)
+            if segment.end > self._removed_journaled:
+                self._journal_removed(segment.end)
                 return True
             self._retiring = True
             self.shared.context.disk.submit(
                 partial(self.log.relocate, segment.base, stragglers), self._relocated
             )
-        # A segment below the mark is still there because a deferred slot pins it.
+        # A segment below the mark still exists because a deferred slot pins it.
         pinned = any(segment.sealed and segment.end <= low for segment in self.log.segments()[:1])
         return rolling or early or segment is not None or pinned
 
-    def _tell_removed(self, end: int) -> None:
-        """Journal first: a reader must not take a range for whole that has lost messages (R18)."""
+    def _journal_removed(self, end: int) -> None:
+        """Journal first: a reader must not take a range with removed messages for whole (R18)."""
         self._retiring = True
         self._removed_end = max(self._removed_end, end)
         self.keeper.add(records.encode_removed(end))
 
-        def told(ticket: Ticket) -> None:
+        def journaled(ticket: Ticket) -> None:
             self._retiring = False
             if ticket.error is None:
-                self._removed_told = max(self._removed_told, end)
+                self._removed_journaled = max(self._removed_journaled, end)
                 self.retire()
 
-        self.keeper.flush(sync=True).add(told)
+        self.keeper.flush(sync=True).add(journaled)
 
     def _keep_evidence(self, damages: list[Damage]) -> Ticket:
-        """Reads found bad bytes: they are gaps from now on, and kept aside for a person (R3).
+        """Reads found corrupt bytes: treat them as gaps and keep copies as evidence (R3).
 
-        The ticket is settled when they are.
+        The ticket is settled when the copies are made.
         """
         for damage in damages:
             size, last = damage.end - damage.offset, damage.index_end - 1
@@ -525,7 +525,7 @@ class Topic(BaseTopic):
                 path=damage.path,
                 messages=damage.message_count,
             )
-        self._retiring = True  # the files stay until the evidence is taken
+        self._retiring = True  # the files stay until the copies are made
 
         ticket = Ticket()
 
@@ -547,13 +547,13 @@ class Topic(BaseTopic):
             report(f"topic={self.name}", error)
 
     def _unlink(self, paths: list[str]) -> None:
-        """Unlink files that the log has let go of, once the journal does not expect them."""
+        """Unlink files that the log dropped, after the journal no longer lists them."""
         self._retiring = True
-        told = self.keeper.flush(sync=True) if self._tell_files() else settled()
-        told.add(partial(self._unlink_told, paths))
+        journaled = self.keeper.flush(sync=True) if self._journal_files() else settled()
+        journaled.add(partial(self._unlink_journaled, paths))
 
-    def _unlink_told(self, paths: list[str], told: Ticket) -> None:
-        if told.error is not None:
+    def _unlink_journaled(self, paths: list[str], journaled: Ticket) -> None:
+        if journaled.error is not None:
             if not self.closed:
                 self.shared.context.retry(partial(self._unlink, paths))
             return
@@ -569,7 +569,7 @@ class Topic(BaseTopic):
         if error is not None:
             self._report(error)
         else:
-            # There may be more: a stuck message that moved freed everything behind it.
+            # There may be more: moving a stuck message frees everything after it.
             self.retire()
 
     def _relocated(self, moved: Relocation | None, error: Exception | None) -> None:
@@ -581,7 +581,7 @@ class Topic(BaseTopic):
             return
         old, side = moved.segment, moved.side
         paths = [side.path] if side is not None else []
-        # Otherwise a pull channel was made meanwhile, and starts in there.
+        # Otherwise a pull channel was created meanwhile that starts in this segment.
         if old.visible.end <= self._passed():
             try:
                 paths = self.log.relocated(moved)
@@ -599,7 +599,7 @@ class Topic(BaseTopic):
         return f"topic={self.name}: moving unfinished messages of an old segment"
 
     def _not_relocated(self, error: Exception) -> None:
-        """The segment stays.  After a pause it is tried again, like a read that failed."""
+        """Keep the segment and retry after a pause, as for a failed read."""
         self.shared.health.needs_room(error)
         self._relocation_failed = True
         self._straggler_ns = NEVER_NS
@@ -614,12 +614,12 @@ class Topic(BaseTopic):
         self.shared.retries.failed(self._relocating, error, again)
 
     def _passed(self) -> int:
-        """All channels have delivered what lies below."""
+        """The index below which all channels have delivered everything."""
         windows = [c.window for c in self.channels.values() if not c.ephemeral]
         return min([self.released, *(window.cursor for window in windows)])
 
     def _find_stragglers(self) -> tuple[SegmentRecord | None, list[int]]:
-        """A segment that all cursors have passed and of which little is alive."""
+        """A segment that all cursors have passed with few unfinished messages; and those."""
         now_ns = self._clock.monotonic_ns()
         windows = [c.window for c in self.channels.values() if not c.ephemeral]
         unfinished_count = sum(window.unfinished_count for window in windows)
@@ -634,14 +634,14 @@ class Topic(BaseTopic):
             limit = min(STRAGGLER_COUNT_MAX, int(segment.count * STRAGGLER_SHARE_MAX))
             alive = _alive(windows, segment.first, segment.end, limit)
             if alive is not None:
-                # What was lost to damage may still be in flight; there is nothing to move of it.
+                # Messages lost to damage may still be in flight; they cannot be moved.
                 return segment, [i for i in alive if self.log.count_between(i, i + 1)]
         self._straggler_ns = now_ns + STRAGGLER_INTERVAL_NS
         return None, []
 
 
 def _alive(windows: list[Window], start: int, end: int, count_max: int) -> list[int] | None:
-    """What any channel has not finished in start..end, or None if that is too much."""
+    """Messages in start..end that some channel has not finished; None if there are too many."""
     alive: set[int] = set()
     for window in windows:
         found = window.unfinished(start, end, count_max)

@@ -1,10 +1,10 @@
 """Topology-aware consumption: consumers near this node are served first.
 
-An experiment of NSQ's, on with ``-enable-experiment=topology-aware-consumption``.  A consumer is
-of this node's zone or region if its first IDENTIFY said so; two empty names count as equal.
+An experiment of NSQ, enabled by ``-enable-experiment=topology-aware-consumption``.  A consumer is
+in this node's zone or region if its first IDENTIFY gave the same name; empty names are equal.
 
-nsqd offers each message to whichever local client happens to wait.  Here the channel takes the
-nearest ready consumer, so a farther one is served only while no nearer one has room.
+nsqd offers each message to any waiting local client.  Here the channel picks the nearest ready
+consumer, so a farther one is served only while no nearer one has room.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from penstock.core.window import Consumer
 
 EXPERIMENT = "topology-aware-consumption"
 
-# Consumer.locality; the order of the counters, too.
+# Consumer.locality, and the order of the counters.
 GLOBAL, REGION, ZONE = range(3)
 LOCALITIES = ("global", "region", "zone")
 
 
 class Place(Protocol):
-    """Where something stands: the options of a node, or what a client said in IDENTIFY."""
+    """The location of a node (its options) or of a client (its IDENTIFY)."""
 
     @property
     def topology_zone(self) -> str: ...
@@ -36,7 +36,7 @@ class Node(Place, Protocol):
 
 
 def locality(node: Node, client: Place | None) -> int:
-    """How near a client is; None: it never said where it stands."""
+    """How near a client is; ``client`` is None if it gave no location."""
     if client is None or EXPERIMENT not in node.enable_experiment:
         return GLOBAL
     if client.topology_zone == node.topology_zone:
@@ -45,9 +45,9 @@ def locality(node: Node, client: Place | None) -> int:
 
 
 class NearestFirst:
-    """The ready consumers of a channel, nearest first; of the channel's deque it has what is used.
+    """The ready consumers of a channel, nearest first; it has the methods of a deque in use.
 
-    ``len`` counts the nearest alone: it is they who share what waits.
+    ``len`` counts only the nearest ones: they share the waiting messages.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""The turn: what arrives in one turn of the loop is gathered and done together at its end.
+"""The turn: work that arrives in one turn of the loop is batched and done at its end.
 
     turn:   flush     topics that got publishes write one batch each
-            pump      channels that got messages, or room at a consumer, send
+            pump      channels with new messages, or a consumer with room, deliver
             arm       the timer is set to the next deadline
-    tick:   expire    timed-out and deferred messages come back, due deferred publishes fire
+    tick:   expire    requeue timed-out and deferred messages, fire due deferred publishes
 
 Slower work is done in rounds (engine/rounds.py).
 """
@@ -21,9 +21,9 @@ from penstock.engine.deferred.queue import DeferredQueue, Due
 from penstock.engine.flushing import SYNC_SPACING_NS
 from penstock.engine.scan import Scan, Scanned
 
-# Channels served before the loop looks at its sockets again.
+# Channels served before the loop polls its sockets again.
 PUMP_COUNT_MAX = 256
-# Deferred publishes fired at once: reading so many bodies back takes one or two milliseconds.
+# Deferred publishes fired at once: reading their bodies back takes one or two milliseconds.
 FIRE_COUNT_MAX = 256
 FIRE_SIZE_MAX = 4 << 20
 # While deferred publishes wait, the wall clock is read this often, since it may be stepped.
@@ -48,7 +48,7 @@ class PumpedChannel(Protocol):
 
 
 class Turn:
-    """What is to be done at the end of this turn, and when the next deadline is."""
+    """The work for the end of this turn, and the timer for the next deadline."""
 
     def __init__(self, context: Context, scan: Scan) -> None:
         self._turns = context.turns
@@ -75,16 +75,16 @@ class Turn:
         self._by_instance = by_instance
 
     def start(self) -> None:
-        """Look at all deadlines in this turn."""
+        """Check all deadlines in this turn."""
         self._arm_wanted = True
         self._turn_soon()
 
     def stop(self) -> None:
-        """The end has begun: nothing expires or fires any more."""
+        """Shutdown has begun: nothing expires or fires any more."""
         if self._timer is not None:
             self._timer.cancel()
 
-    # ---- what is to be done
+    # ---- work for this turn
 
     def flush_later(self, topic: FlushedTopic) -> None:
         self._dirty.append(topic)
@@ -111,7 +111,7 @@ class Turn:
             self._turns.soon(self._tick)
 
     def unfired(self, dues: list[Due]) -> None:
-        """These could not be written to their topic's log: they are due again in a moment."""
+        """These could not be written to their topic's log: retry them soon."""
         self._deferred.failed(dues)
         self._arm_wanted = True
         self._turn_soon()
@@ -187,7 +187,7 @@ class Turn:
         self._turn()
 
     def _arm(self) -> None:
-        """Set the timer to what is due next."""
+        """Set the timer to the next deadline."""
         self._arm_wanted = False
         next_ns = self._scan.next_ns
         due_ns = self._deferred.next_due_ns

@@ -1,19 +1,22 @@
-"""Takes a topic's batches to disk and says when they are there.
+"""Writes a topic's batches to its log, shows them to channels and answers their publishers.
 
-    appender --seal--> batch --write--> (page cache) --commit--> visible, OK
-                                             `--fdatasync--> OK with --sync-every=1
+    appender --seal--> batch --write--> (page cache) --commit--> show to channels, OK
+                                                         |             ^
+                                                         `--fdatasync--'
+                                                         with --sync-every=1
 
-Rule 1: a batch is visible, and its publishers are answered, only after its write.
-Rule 2: the loop does not wait (R9).  A write goes straight into the page cache; once one was
-        slow, the next ones go through a thread for a while.  Rolling and syncing always do.
-Rule 3: one write and one sync at a time; what arrives meanwhile is the next batch, so with
-        --sync-every=1 one sync serves everybody who waits (group commit).
-Rule 4: a failed write leaves nothing behind but burned indexes (R1); its publishers get the
-        error, and the next batch is tried afresh (R8).
-Rule 5: the first write and sync of a topic go by a lane: a thousand new topics do not stand before
+Rule 1: a batch is shown, and its publishers are answered, only after its write; with
+        --sync-every=1, only after its sync.
+Rule 2: the loop does not wait (R9).  It writes into the page cache; after a slow write the next
+        ones run on a thread for a while.  Rolling and syncing always do.
+Rule 3: one write and one sync at a time; publishes that arrive meanwhile form the next batch, so
+        with --sync-every=1 one sync serves all waiting producers (group commit).
+Rule 4: a failed write leaves only unused indexes behind (R1); its publishers get the error, and
+        the next batch is tried as usual (R8).
+Rule 5: the first write and sync of a topic use a lane, so that a thousand new topics do not delay
         the syncs of the others.
-Rule 6: a part of a staging is one batch (R19).  A large one is made and written on a thread; what
-        is published meanwhile goes before the next one.
+Rule 6: a part of a staging is one batch (R19).  A large one is encoded and written on a thread;
+        publishes that arrive meanwhile are written before the next part.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from penstock.storage.topic_log import TopicLog
 
 @dataclass(slots=True)
 class Part:
-    """Messages that were staged; ``body`` is as MPUB's, ``origin`` says which part of which."""
+    """Staged messages; ``body`` is like MPUB's, ``origin`` identifies the staging and the part."""
 
     body: bytes
     count: int
@@ -51,14 +54,14 @@ class Part:
 
 
 class Waiting(NamedTuple):
-    """Who waits for the next sync."""
+    """Batches and tickets that wait for the next sync."""
 
     batches: list[Batch]
     tickets: list[Ticket]
 
 
 class LogWriter(Flushing):
-    """The way of one topic's batches into its log."""
+    """Writes one topic's batches to its log."""
 
     log: TopicLog
     _fired: deque[list[Due]]
@@ -80,7 +83,7 @@ class LogWriter(Flushing):
         sync_times: Histogram,
         first_disk: Disk | None = None,
     ) -> None:
-        """``first_disk``: for the first write and the first sync, which make and open files."""
+        """``first_disk``: for the first write and the first sync, which create and open files."""
         self.log = log
         self._appender = appender
         self._disk = disk
@@ -98,7 +101,7 @@ class LogWriter(Flushing):
         self._exclusive = False
         self._waiting = Waiting([], [])
         self.synced_at: tuple[int, int] | None = None
-        # It never goes back, whatever the clock did since the last start (R4).
+        # Never decreases, even if the clock was set back since the last start (R4).
         self._append_ns = max((segment.append_ns_last for segment in log.segments()), default=0)
         # The first write opens a file, which may wait for the disk.
         self._slow_until_ns = clock.monotonic_ns() + SLOW_FOR_NS
@@ -116,11 +119,11 @@ class LogWriter(Flushing):
         self._fired.append(dues)
 
     def stage(self, part: Part) -> None:
-        """Append what was staged; whoever calls sees to it that little waits here at once."""
+        """Append a staged part; the caller limits how many wait here."""
         self._parts.append(part)
 
     def roll_if_finished(self, low: int) -> bool:
-        """Seal the active segment when all of it is finished, so that it can go; whether it is."""
+        """Seal the active segment if all of it is finished, so that it can be removed."""
         if not self.log.needs_roll(low):
             return False
         if not self._busy and not self._syncing:
@@ -139,7 +142,7 @@ class LogWriter(Flushing):
         return ticket
 
     def start_sync(self) -> None:
-        """Sync what is written; a write may go on meanwhile, a roll may not."""
+        """Sync what is written; writes may continue meanwhile, a roll may not."""
         if self._syncing or self._exclusive or self._lost:
             return
         self._syncing = True
@@ -160,7 +163,7 @@ class LogWriter(Flushing):
 
     def _take_part(self, part: Part) -> Batch:
         first = self._appender.take(part.count)
-        # The payload is made where it is written.
+        # _put encodes the payload, on the thread that writes it.
         batch = Batch(b"", first, part.count, self._append_ns, part.publish_ns, part.origin, STAGED)
         batch.body_size = len(part.body) - 4 - 4 * part.count
         batch.ticket = part.ticket
@@ -174,7 +177,7 @@ class LogWriter(Flushing):
         disk.submit(partial(self._put, batch), partial(self._written_elsewhere, batch, started_ns))
 
     def _put(self, batch: Batch) -> None:
-        # On the loop or on another thread: nobody else has the batch until it is written.
+        # On the loop or a disk thread: nothing else uses the batch until it is written.
         part: Part | None = batch.part
         if part is not None:
             batch.payload = frames(part.body, self.log.node_id, batch.first, part.publish_ns)
@@ -189,7 +192,7 @@ class LogWriter(Flushing):
             self._fail(batch, error)
         else:
             now_ns = self._clock.monotonic_ns()
-            if batch.part is None:  # a large part takes its time, on any disk
+            if batch.part is None:  # a large part is slow on any disk
                 slow = now_ns - started_ns > SLOW_NS
                 self._slow_until_ns = now_ns + SLOW_FOR_NS if slow else 0
             self._written(batch, now_ns)
@@ -216,7 +219,7 @@ class LogWriter(Flushing):
     def _rolled(self, token: SyncToken | None, error: Exception | None) -> None:
         self._busy = self._exclusive = False
         if token is None:
-            # The segment could not be sealed.  Fail what waits; the next publish tries again.
+            # The segment could not be sealed.  Fail the next batch; the next publish retries.
             self._unsealed(error)
             if error is not None and self._pending:
                 self._fail(self._next(), error)
@@ -241,8 +244,8 @@ class LogWriter(Flushing):
             self._apply(token)
             self._settle(waiting, None)
         else:
-            # After a failed fdatasync the kernel may have dropped the pages (R8): what was
-            # not synced is written again, into a new segment, before anything else.
+            # After a failed fdatasync the kernel may have dropped the pages (R8): first of all,
+            # write all unsynced batches again, into a new segment.
             self._troubled = True
             self._health(error)
             self._lost = waiting
@@ -257,7 +260,7 @@ class LogWriter(Flushing):
             self._busy = self._exclusive = False
             if token is not None:
                 self._apply(token)
-                self.start_sync()  # cuts the old file, and lets segments go again
+                self.start_sync()  # truncates the old file, and lets segments be removed again
             self._health(error)
             self._settle(waiting, error)
             self._go_on()
@@ -266,9 +269,9 @@ class LogWriter(Flushing):
 
     def _settle(self, waiting: Waiting, error: Exception | None) -> None:
         for batch in waiting.batches:
-            # What was deferred or staged was accepted before, and is not appended again once its
-            # origin is in the log: so everybody must see it.  Nobody relies on its sync before
-            # there is one: a slot's checkpoint and a publication ask for another (R16, R19).
+            # Deferred and staged messages were accepted earlier, and are not appended again once
+            # their origin is in the log, so they must be shown.  A slot's checkpoint and a
+            # publication sync again before they rely on them (R16, R19).
             if error is None or batch.origin:
                 self._visible(batch)
             else:

@@ -42,7 +42,7 @@ _JSON_HEADERS = {**ACCEPT, "Content-Type": "application/json"}
 
 
 @record
-class Question:
+class AuthRequest:
     """Who asks."""
 
     secret: bytes
@@ -75,7 +75,7 @@ class AuthServers:
         """For a new client, who has not said anything yet."""
         return Permit(self, loop)
 
-    async def ask(self, question: Question) -> Authorizations:
+    async def ask(self, question: AuthRequest) -> Authorizations:
         """Return the first valid reply.  Raises AuthError with every server's failure."""
         first = random.randrange(len(self._urls))
         failures = []
@@ -87,7 +87,7 @@ class AuthServers:
                     failures.append(str(failure))
         raise AuthError("; ".join(failures))
 
-    async def _ask(self, url: str, question: Question) -> Authorizations:
+    async def _ask(self, url: str, question: AuthRequest) -> Authorizations:
         answer = await self._request(url, question)
         if answer.status == 403 and not url.startswith("https"):
             # The server wants TLS and says where.
@@ -97,7 +97,7 @@ class AuthServers:
             raise AuthError(f"{url}: status {answer.status}")
         return read_reply(answer.body)
 
-    async def _request(self, url: str, question: Question) -> Answer:
+    async def _request(self, url: str, question: AuthRequest) -> Answer:
         fields = question.fields()
         context = await self._tls() if url.startswith("https") else None
         if self._post:
@@ -126,7 +126,7 @@ class Permit:
         self.on_expired: Callable[[], None] = lambda: None
         self._servers = servers
         self._loop = loop
-        self._question: Question | None = None
+        self._question: AuthRequest | None = None
         self._expired = True
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Authorizations] | None = None
@@ -145,7 +145,7 @@ class Permit:
 
     def authenticate(self, secret: bytes, remote_ip: str, tls: bool, common_name: str) -> Ticket:
         """Ask what the client may do who says this."""
-        self._question = Question(secret, remote_ip, tls, common_name)
+        self._question = AuthRequest(secret, remote_ip, tls, common_name)
         return self._ask()
 
     def _ask(self) -> Ticket:

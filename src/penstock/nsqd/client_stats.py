@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.nsqd.auth import Permit
 
 
-class Facts:
+class ClientStats:
     """The read-only side of a connection."""
 
     settings: identify.Settings

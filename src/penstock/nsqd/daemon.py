@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from penstock.clock import Clock
 from penstock.core.malloc import keep_freed_memory
 from penstock.core.ticket import Ticket
+from penstock.engine.components import Components
 from penstock.engine.context import Context, Supervisor
 from penstock.engine.options import SETTINGS, Options
-from penstock.engine.parts import Parts
 from penstock.engine.recovery import open_data_path
 from penstock.engine.stats.memory import Memory
 from penstock.errors import PenstockError
@@ -40,14 +40,14 @@ from penstock.net.listeners import (
 )
 from penstock.net.lookout import Lookout
 from penstock.nsqd.clients import Clients
-from penstock.nsqd.garbage import Collecting
+from penstock.nsqd.garbage import GarbageCollection
 from penstock.nsqd.http_api import NsqdApi
 from penstock.nsqd.http_log import LogApi
 from penstock.nsqd.http_patterns import PatternApi
 from penstock.nsqd.http_peek import PeekApi
 from penstock.nsqd.http_staging import StagingApi
 from penstock.nsqd.loop import LoopTurns, ThreadDisk
-from penstock.nsqd.monitoring import Watching
+from penstock.nsqd.monitoring import Monitoring
 from penstock.nsqd.registration import Registration
 from penstock.nsqd.security import Security
 from penstock.nsqd.tcp import Connection
@@ -83,7 +83,7 @@ class Daemon:
         self._files = Files(shares.files)
         self._disk = ThreadDisk(loop)
         self._supervisor = Supervisor()
-        parts = self._parts = Parts(
+        components = self._components = Components(
             Context(
                 options,
                 DataPath(self._files, options.data_path or "."),
@@ -94,21 +94,21 @@ class Daemon:
                 self._supervisor,
             )
         )
-        parts.reads.stretch_count_max = shares.reads
+        components.reads.stretch_count_max = shares.reads
         self._clients = Clients()
         self._security = Security(options)
         self._lookout = Lookout(loop.call_soon)
         self._admission = Admission(shares.connections)
         self._tcp_quota, http_quota = tcp_and_http(self._admission)
         self._memory = Memory()
-        self._api = NsqdApi(parts, self._clients, self._memory)
-        StagingApi(parts).add_routes(self._api.router)
-        PatternApi(parts).add_routes(self._api.router)
+        self._api = NsqdApi(components, self._clients, self._memory)
+        StagingApi(components).add_routes(self._api.router)
+        PatternApi(components).add_routes(self._api.router)
         self._bodies = BodyBudget(options.max_unfinished_body_bytes)
         admission = self._admission, http_quota
         self._http = HttpServer(self._api.router, admission=admission, bodies=self._bodies)
         self._http.gate = self._security.gate
-        self._http.pressed = lambda: parts.reads.pressed
+        self._http.pressed = lambda: components.reads.pressed
         self._http.origins = Origins(
             "nsqd",
             (hostname(), options.broadcast_address),
@@ -116,21 +116,24 @@ class Daemon:
             checked=self._security.tokens is not None,
         )
         self._http.lookout = self._lookout
-        LogApi(parts).add_routes(self._api.router)
-        PeekApi(parts).add_routes(self._api.router)
-        self._lookups = Registration(
-            parts, lambda: self._api.options, self._identity, lambda: self._security.lookupd_tls
+        LogApi(components).add_routes(self._api.router)
+        PeekApi(components).add_routes(self._api.router)
+        self._lookupds = Registration(
+            components,
+            lambda: self._api.options,
+            self._identity,
+            lambda: self._security.lookupd_tls,
         )
-        self._watching = Watching(
-            parts,
+        self._monitoring = Monitoring(
+            components,
             self._clients,
             self._memory,
             self._api,
             self._http,
             self._tcp_quota,
-            self._lookups,
+            self._lookupds,
         )
-        self._collecting = Collecting(parts.broker, self._clients, loop)
+        self._garbage_collection = GarbageCollection(components.broker, self._clients, loop)
         self._tcp: Listeners | None = None
 
     async def serve(self) -> int:
@@ -138,14 +141,14 @@ class Daemon:
         # Before anything else: a signal during the start must not end it halfway.
         stopped = stop_signals(self._loop)
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
-        open_data_path(self._parts)
+        open_data_path(self._components)
         await self._complete()
-        self._lookups.attach()
+        self._lookupds.attach()
         await self._listen()
-        self._lookups.start()
-        self._watching.start()
-        self._collecting.start()
-        self._parts.start()
+        self._lookupds.start()
+        self._monitoring.start()
+        self._garbage_collection.start()
+        self._components.start()
         await stopped.wait()
         log.info("NSQ: stopping")
         return await self._end()
@@ -153,7 +156,9 @@ class Daemon:
     async def _complete(self) -> None:
         """Batches that were being published are so before anybody looks, if that is soon (R19)."""
         try:
-            await asyncio.wait_for(self._settled(self._parts.staging.recovered), START_TIMEOUT_S)
+            await asyncio.wait_for(
+                self._settled(self._components.staging.recovered), START_TIMEOUT_S
+            )
         except TimeoutError:
             log.warning("NSQ: batches are still being published")
 
@@ -193,7 +198,7 @@ class Daemon:
 
     def _connection(self) -> Connection:
         return Connection(
-            self._parts,
+            self._components,
             self._clients,
             self._loop,
             self._security,
@@ -206,13 +211,13 @@ class Daemon:
         """Leave, and save everything whatever any client or part does on the way."""
         guard = self._supervisor.guard
         # First of all, so that consumers look elsewhere.
-        guard("nsqlookupd", self._lookups.close)
-        guard("watching", self._watching.stop)
-        guard("collecting", self._collecting.stop)
+        guard("nsqlookupd", self._lookupds.close)
+        guard("watching", self._monitoring.stop)
+        guard("collecting", self._garbage_collection.stop)
         if self._tcp is not None:
             guard("TCP", self._tcp.close)
         self._http.stopping = True
-        guard("stop", self._parts.refuse_all)
+        guard("stop", self._components.refuse_all)
         await self._close_clients()
         try:
             await self._http.close(grace_s=1.0)
@@ -231,7 +236,7 @@ class Daemon:
 
     async def _save(self) -> bool:
         """Write everything and let the disk's threads end; whether all is written."""
-        saved = await self._settled(self._parts.broker.save_all())
+        saved = await self._settled(self._components.broker.save_all())
         await self._loop.run_in_executor(None, self._disk.close)
         return saved
 

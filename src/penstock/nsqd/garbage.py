@@ -18,7 +18,7 @@ INTERVAL_S = 5.0
 GROWTH_COUNT = 500
 
 
-class Collecting:
+class GarbageCollection:
     """Freezes what lives long, as it comes and goes."""
 
     def __init__(self, broker: Broker, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 
 from penstock.core.deadlines import NEVER_NS
-from penstock.engine.parts import Parts
+from penstock.engine.components import Components
 from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S
 from penstock.nsqd.clients import Clients
 from penstock.nsqd.session import Session
@@ -26,15 +26,17 @@ log = logging.getLogger(__name__)
 FIRST_COMMAND_TIMEOUT_NS = int(FIRST_COMMAND_TIMEOUT_S * 1e9)
 
 
-class Pulse(Session):
+class Heartbeat(Session):
     """The side of a connection that watches whether its client is alive."""
 
     settings: identify.Settings
 
-    def __init__(self, parts: Parts, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
-        self._broker = parts.broker
-        self._options = parts.context.options
-        self._clock = parts.context.clock
+    def __init__(
+        self, components: Components, clients: Clients, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._broker = components.broker
+        self._options = components.context.options
+        self._clock = components.context.clock
         self._clients = clients
         self._loop = loop
         self._identified: identify.Settings | None = None  # by the first IDENTIFY

@@ -14,9 +14,9 @@ import time
 from penstock.core.ticket import Ticket, after
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
+from penstock.engine.components import Components
 from penstock.engine.damage import as_json
 from penstock.engine.health import is_full
-from penstock.engine.parts import Parts
 from penstock.engine.stats import report
 from penstock.engine.stats.memory import Memory
 from penstock.net import live_options
@@ -38,7 +38,7 @@ from penstock.net.http_router import Handler, Route, Router
 from penstock.net.long_answers import gather
 from penstock.nsqd.clients import Clients
 from penstock.nsqd.http_identity import guard_channel, guard_topic
-from penstock.nsqd.http_publish import Publishing
+from penstock.nsqd.http_publish import PublishApi
 from penstock.settings.daemon import hostname
 from penstock.settings.table import config_values
 from penstock.version import NSQ_VERSION
@@ -53,15 +53,15 @@ class NsqdApi:
     ``options`` are the current ones: PUT /config and SIGHUP change some of them.
     """
 
-    def __init__(self, parts: Parts, clients: Clients, memory: Memory) -> None:
-        self.options = parts.context.options
+    def __init__(self, components: Components, clients: Clients, memory: Memory) -> None:
+        self.options = components.context.options
         self.tcp_port = -1
         self.http_port = -1
         self.router = Router()
-        self._parts = parts
-        self._broker = parts.broker
-        self._source = report.StatsSource(parts, clients.connected, memory)
-        Publishing(parts.broker, self.options).add_routes(self.router)
+        self._components = components
+        self._broker = components.broker
+        self._source = report.StatsSource(components, clients.connected, memory)
+        PublishApi(components.broker, self.options).add_routes(self.router)
         self._get("/ping", self.ping)
         self._get("/info", self.info)
         self._get("/stats", self.stats)
@@ -88,7 +88,7 @@ class NsqdApi:
     # Looking
 
     def ping(self, request: Request) -> Response:
-        health = self._parts.health
+        health = self._components.health
         if health.problem is None:
             return _PING_OK
         return Response(500, health.text.encode("utf-8", "replace"), (TEXT,))
@@ -109,7 +109,7 @@ class NsqdApi:
                 "max_deflate_level": options.max_deflate_level,
                 "topology_zone": options.topology_zone,
                 "topology_region": options.topology_region,
-                "node_uuid": self._parts.identity.uuid,
+                "node_uuid": self._components.identity.uuid,
             }
         )
 
@@ -127,11 +127,11 @@ class NsqdApi:
         return gather(report.text_pieces(self._source, wanted, now_ns), (TEXT, V1))
 
     def damage(self, request: Request) -> Response:
-        records = self._parts.damage.records
+        records = self._components.damage.records
         return json_response({"records": [as_json(record) for record in records]})
 
     def damage_clear(self, request: Request) -> Pending:
-        return _when(self._parts.damage.clear())
+        return _when(self._components.damage.clear())
 
     # Topics
 
@@ -206,7 +206,7 @@ class NsqdApi:
         if refusal is None:
             return
         if not request.boolean("force"):
-            self._parts.pulls.refusal_counts["guard"] += 1
+            self._components.pulls.refusal_counts["guard"] += 1
             raise refusal
 
     # Options

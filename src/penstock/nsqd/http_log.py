@@ -18,8 +18,8 @@ from typing import Any
 
 from penstock.core.batches import INDEX_MAX
 from penstock.core.ticket import Ticket, after
+from penstock.engine.components import Components
 from penstock.engine.disk import report
-from penstock.engine.parts import Parts
 from penstock.engine.pull.channel import (
     EARLIEST,
     LATEST,
@@ -72,14 +72,14 @@ _TIME_NS_MAX = (1 << 63) - 1
 class LogApi:
     """The routes of a reader."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._broker = parts.broker
-        self._disk = parts.context.disk
-        self._identity = parts.identity
-        self._patterns = parts.patterns
-        self._polls = parts.polls
-        self._pulls = parts.pulls
-        self._reads = parts.reads
+    def __init__(self, components: Components) -> None:
+        self._broker = components.broker
+        self._disk = components.context.disk
+        self._identity = components.identity
+        self._patterns = components.patterns
+        self._polls = components.polls
+        self._pulls = components.pulls
+        self._reads = components.reads
 
     def add_routes(self, router: Router) -> None:
         def add(method: str, path: str, handler: Handler) -> None:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from penstock.engine.components import Components
 from penstock.engine.health import is_full
-from penstock.engine.parts import Parts
 from penstock.engine.pull.patterns import (
     EXCEPTION_COUNT_MAX,
     GLOB_COUNT_MAX,
@@ -46,10 +46,10 @@ _DISK_FULL = error_response(503, "DISK_FULL")
 class PatternApi:
     """The routes."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._broker = parts.broker
-        self._identity = parts.identity
-        self._patterns = parts.patterns
+    def __init__(self, components: Components) -> None:
+        self._broker = components.broker
+        self._identity = components.identity
+        self._patterns = components.patterns
 
     def add_routes(self, router: Router) -> None:
         # Renewed every few seconds, so it is not in the log.

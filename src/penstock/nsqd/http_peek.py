@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 
 from penstock.core.ticket import Ticket
 from penstock.engine.channel import Channel
-from penstock.engine.parts import Parts
+from penstock.engine.components import Components
 from penstock.engine.stats.peek import COUNT_MAX, Peeked, peek
 from penstock.net.http_message import (
     INTERNAL_ERROR,
@@ -48,10 +48,10 @@ HOURS_S = 2 * DAY_S
 class PeekApi:
     """The two routes."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._disk = parts.context.disk
-        self._topics = parts.broker.topics
-        self._deferred = parts.deferred
+    def __init__(self, components: Components) -> None:
+        self._disk = components.context.disk
+        self._topics = components.broker.topics
+        self._deferred = components.deferred
         self._look_count = 0
 
     def add_routes(self, router: Router) -> None:

@@ -29,7 +29,7 @@ MS_NS = 1_000_000
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,19}")
 
 
-class Publishing:
+class PublishApi:
     """The two routes for messages."""
 
     def __init__(self, broker: Broker, options: Options) -> None:

@@ -23,8 +23,8 @@ from typing import Any
 from penstock.core.batches import FRAME_SIZE_MIN
 from penstock.core.parts import measure
 from penstock.core.ticket import Ticket, settled
+from penstock.engine.components import Components
 from penstock.engine.health import is_full
-from penstock.engine.parts import Parts
 from penstock.errors import StagingError
 from penstock.net.http_message import (
     INTERNAL_ERROR,
@@ -80,11 +80,11 @@ _DAMAGE = {"MSG_TOO_BIG": 413}
 class StagingApi:
     """The routes."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._options = parts.context.options
-        self._clock = parts.context.clock
-        self._identity = parts.identity
-        self._staging = parts.staging
+    def __init__(self, components: Components) -> None:
+        self._options = components.context.options
+        self._clock = components.context.clock
+        self._identity = components.identity
+        self._staging = components.staging
 
     def add_routes(self, router: Router) -> None:
         part = Route(_guarded(self.part), body_size_max=PART_SIZE_MAX, publishes=True)

@@ -18,8 +18,8 @@ from ssl import SSLContext
 
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
+from penstock.engine.components import Components
 from penstock.engine.options import Options
-from penstock.engine.parts import Parts
 from penstock.errors import HttpClientError
 from penstock.net.http_client import Timeouts
 from penstock.net.peer_client import fetch_json
@@ -46,18 +46,18 @@ NAME_SIZE = 2 * 67
 BRACKET_COUNT_MAX = 64
 
 
-class Lookups:
+class Lookupds:
     """The peers, by address; ``options`` gives the current ones."""
 
     def __init__(
         self,
-        parts: Parts,
+        components: Components,
         options: Callable[[], Options],
         identity: Callable[[], Identity],
         tls: Callable[[], SSLContext | None] = lambda: None,
     ) -> None:
-        self._topics = parts.broker.topics
-        self._hooks = parts.shared.hooks
+        self._topics = components.broker.topics
+        self._hooks = components.shared.hooks
         self._options = options
         self.unmade_channel_count = 0  # named to us: too many, or names that are not valid
         self._identity = identity

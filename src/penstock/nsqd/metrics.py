@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
-from penstock.engine.parts import Parts
+from penstock.engine.components import Components
 from penstock.engine.stats.memory import Memory
 from penstock.engine.topic import Topic
 from penstock.engine.topology import EXPERIMENT, LOCALITIES
@@ -106,14 +106,14 @@ class Metrics:
 
     def __init__(
         self,
-        parts: Parts,
+        components: Components,
         clients: Clients,
         memory: Memory,
         lag: LoopLag,
         traffic: Callable[[], Traffic],
     ) -> None:
-        self._parts = parts
-        self._options = parts.context.options
+        self._components = components
+        self._options = components.context.options
         self._clients = clients
         self._memory = memory
         self._lag = lag
@@ -123,7 +123,7 @@ class Metrics:
         return gather(self.pieces(), (CONTENT_TYPE,))
 
     def pieces(self) -> Iterator[bytes]:
-        topics = [topic for _, topic in sorted(self._parts.broker.topics.items())]
+        topics = [topic for _, topic in sorted(self._components.broker.topics.items())]
         yield from self._process()
         yield from self._servers()
         yield from self._damage()
@@ -137,7 +137,7 @@ class Metrics:
     # The node
 
     def _process(self) -> Iterator[bytes]:
-        health, broker = self._parts.health, self._parts.broker
+        health, broker = self._components.health, self._components.broker
         build = {
             "version": VERSION,
             "nsq_version": NSQ_VERSION,
@@ -225,7 +225,7 @@ class Metrics:
         )
 
     def _damage(self) -> Iterator[bytes]:
-        damage = self._parts.damage
+        damage = self._components.damage
         for name, help, counts in (
             ("total", "Damaged or missing places found on disk.", damage.counts),
             ("messages_total", "Messages lost with them, where known.", damage.message_counts),
@@ -241,11 +241,11 @@ class Metrics:
     # Storage
 
     def _storage(self, topics: list[BaseTopic]) -> Iterator[bytes]:
-        sync_times = self._parts.shared.sync_times
+        sync_times = self._components.shared.sync_times
         yield _gauge(
             "reserve_held",
             "1 while disk space is held back for journals; 0: the disk is full.",
-            int(self._parts.health.reserve.held),
+            int(self._components.health.reserve.held),
         )
         yield histogram("penstock_sync_duration_seconds", "Syncs of topic logs.", sync_times)
         rows: list[tuple[str, tuple[int, ...]]] = []
@@ -257,7 +257,7 @@ class Metrics:
         yield from _table("penstock_", LOG_COLUMNS, rows)
 
     def _deferral(self) -> Iterator[bytes]:
-        table = self._parts.deferred.table
+        table = self._components.deferred.table
         yield _gauge("deferred_pending", "Deferred publishes not due yet.", table.tallies.total)
         yield _gauge("deferred_slots", "Files of deferred publishes.", len(table.files))
         yield _gauge("deferred_near", "Deferred publishes in memory.", len(table.schedule))
@@ -282,11 +282,11 @@ class Metrics:
         yield histogram(
             "penstock_deferred_lateness_seconds",
             "By how much deferred publishes were fired after they were due.",
-            self._parts.turn.lateness,
+            self._components.turn.lateness,
         )
 
     def _staging(self) -> Iterator[bytes]:
-        staging = self._parts.staging
+        staging = self._components.staging
         yield _gauge("stagings", "Stagings that are kept.", staging.staging_count)
         yield _gauge("staging_bytes", "Bytes of staged rows.", staging.size)
         yield _gauge(
@@ -319,7 +319,7 @@ class Metrics:
 
     def _topics(self, topics: list[BaseTopic]) -> Iterator[bytes]:
         yield _gauge("topics", "Topics of this node.", len(topics))
-        memory = self._parts.shared.ephemeral
+        memory = self._components.shared.ephemeral
         yield _gauge("ephemeral_bytes", "Bytes that ephemeral queues keep.", memory.size)
         yield _counter(
             "ephemeral_dropped_messages_total",
@@ -356,7 +356,7 @@ class Metrics:
 
     def _readers(self) -> Iterator[bytes]:
         """Those who read the log by index."""
-        parts, pulls = self._parts, self._parts.pulls
+        components, pulls = self._components, self._components.pulls
         rows: list[tuple[str, tuple[float, ...]]] = []
         for channel in sorted(pulls.channels, key=lambda c: (c.topic.name, c.name)):
             rows.append((_channel_labels(channel), (channel.idle_ns / 1e9, channel.held_size)))
@@ -380,7 +380,7 @@ class Metrics:
             "Answers that told a reader of messages that are gone.",
             pulls.loss_count,
         )
-        patterns = parts.patterns
+        patterns = components.patterns
         yield _gauge("pull_patterns", "Patterns that give topics a channel.", len(patterns))
         yield _counter(
             "pull_pattern_lapses_total",
@@ -392,9 +392,11 @@ class Metrics:
             "Pull channels made together with a topic.",
             patterns.made_count,
         )
-        yield _gauge("log_polls", "Readers that wait for a log's end.", parts.polls.waiting_count)
-        yield _counter("log_reads_total", "Ranges read by index.", parts.reads.read_count)
-        yield _counter("log_read_bytes_total", "Bytes of those ranges.", parts.reads.read_size)
+        yield _gauge(
+            "log_polls", "Readers that wait for a log's end.", components.polls.waiting_count
+        )
+        yield _counter("log_reads_total", "Ranges read by index.", components.reads.read_count)
+        yield _counter("log_read_bytes_total", "Bytes of those ranges.", components.reads.read_size)
 
     def _latencies(
         self, what: str, things: list[BaseTopic] | list[Channel], where: Callable[..., str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.engine.parts import Parts
+from penstock.engine.components import Components
 from penstock.engine.stats.memory import Memory
 from penstock.net.admission import Quota
 from penstock.net.debug import Debug
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from penstock.nsqd.statsd import Statsd
 
 
-class Watching:
+class Monitoring:
     """Adds its routes to ``api``; measures from ``start()`` to ``stop()``."""
 
     def __init__(
         self,
-        parts: Parts,
+        components: Components,
         clients: Clients,
         memory: Memory,
         api: NsqdApi,
@@ -33,18 +33,18 @@ class Watching:
         tcp_quota: Quota,
         lookups: Registration,
     ) -> None:
-        self._lookups = lookups
+        self._lookupds = lookups
         self._http = http
         self._tcp_quota = tcp_quota
         self._memory = memory
         self._lag = LoopLag()
         self._statsd: Statsd | None = None
-        if parts.context.options.statsd_address:
+        if components.context.options.statsd_address:
             # Loaded where it is wanted: every module more makes every start longer.
             from penstock.nsqd.statsd import Statsd
 
-            self._statsd = Statsd(parts, memory, api.statsd_prefix)
-        metrics = Metrics(parts, clients, memory, self._lag, self._traffic)
+            self._statsd = Statsd(components, memory, api.statsd_prefix)
+        metrics = Metrics(components, clients, memory, self._lag, self._traffic)
         api.router.add("GET", "/metrics", Route(metrics.serve))
         Debug().add_routes(api.router)
 
@@ -69,5 +69,5 @@ class Watching:
             http.admission.count_max,
             http.admission.quotas,
             http.bodies,
-            self._lookups.unmade_channel_count,
+            self._lookupds.unmade_channel_count,
         )

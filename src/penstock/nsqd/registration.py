@@ -11,11 +11,11 @@ from collections.abc import Callable
 from ssl import SSLContext
 from typing import TYPE_CHECKING
 
+from penstock.engine.components import Components
 from penstock.engine.options import Options
-from penstock.engine.parts import Parts
 
 if TYPE_CHECKING:
-    from penstock.nsqd.lookupds import Lookups
+    from penstock.nsqd.lookupds import Lookupds
     from penstock.wire.lookup import Identity
 
 # How often the options are looked at for a first address.
@@ -27,41 +27,41 @@ class Registration:
 
     def __init__(
         self,
-        parts: Parts,
+        components: Components,
         options: Callable[[], Options],
         identity: Callable[[], Identity],
         tls: Callable[[], SSLContext | None],
     ) -> None:
-        self._parts = parts
+        self._components = components
         self._options = options
         self._identity = identity
         self._tls = tls
-        self._lookups: Lookups | None = None
+        self._lookupds: Lookupds | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def unmade_channel_count(self) -> int:
-        return self._lookups.unmade_channel_count if self._lookups is not None else 0
+        return self._lookupds.unmade_channel_count if self._lookupds is not None else 0
 
     def attach(self) -> None:
         """Hear of changes from now on; nothing is said before ``start``."""
         if self._options().nsqlookupd_tcp_addresses:
-            from penstock.nsqd.lookupds import Lookups
+            from penstock.nsqd.lookupds import Lookupds
 
-            self._lookups = Lookups(self._parts, self._options, self._identity, self._tls)
-            self._lookups.attach()
+            self._lookupds = Lookupds(self._components, self._options, self._identity, self._tls)
+            self._lookupds.attach()
 
     def start(self) -> None:
         """Connect; the ports that others are told are known."""
-        if self._lookups is None:
+        if self._lookupds is None:
             self.attach()
-        if self._lookups is not None:
-            self._lookups.start()
+        if self._lookupds is not None:
+            self._lookupds.start()
         else:
             self._timer = asyncio.get_running_loop().call_later(FOLLOW_INTERVAL_S, self.start)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._lookups is not None:
-            self._lookups.close()
+        if self._lookupds is not None:
+            self._lookupds.close()

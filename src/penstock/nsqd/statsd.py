@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
-from penstock.engine.parts import Parts
+from penstock.engine.components import Components
 from penstock.engine.stats.latency import Percentiles
 from penstock.engine.stats.memory import Memory
 from penstock.wire.names import is_ephemeral
@@ -52,9 +52,9 @@ Counters = dict[str, int]
 class Lines:
     """Makes the lines of one push after another; remembers the counters of the last."""
 
-    def __init__(self, parts: Parts, memory: Memory, prefix: Callable[[], str]) -> None:
-        self._options = parts.context.options
-        self._topics = parts.broker.topics
+    def __init__(self, components: Components, memory: Memory, prefix: Callable[[], str]) -> None:
+        self._options = components.context.options
+        self._topics = components.broker.topics
         self._memory = memory
         self._prefix = prefix
         self._before: Counters = {}
@@ -139,9 +139,9 @@ def pack(lines: Iterable[str], size_max: int) -> Iterator[bytes | None]:
 class Statsd:
     """Pushes at every interval, from ``start()`` to ``stop()``."""
 
-    def __init__(self, parts: Parts, memory: Memory, prefix: Callable[[], str]) -> None:
-        self._options = parts.context.options
-        self._lines = Lines(parts, memory, prefix)
+    def __init__(self, components: Components, memory: Memory, prefix: Callable[[], str]) -> None:
+        self._options = components.context.options
+        self._lines = Lines(components, memory, prefix)
         self._task: asyncio.Task[None] | None = None
         self._failing = False
 

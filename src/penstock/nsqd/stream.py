@@ -24,16 +24,16 @@ from typing import cast
 
 from penstock.core.scanner import Scanner
 from penstock.engine.channel import Channel
-from penstock.engine.parts import Parts
+from penstock.engine.components import Components
 from penstock.errors import ProtocolError, StreamError
 from penstock.net.acceptor import Accepted
 from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S, Admission
 from penstock.net.body_budget import BodyBudget
 from penstock.net.lookout import Lookout
 from penstock.net.peer import peer_of, set_no_delay
-from penstock.nsqd.client_stats import Facts
+from penstock.nsqd.client_stats import ClientStats
 from penstock.nsqd.clients import Clients
-from penstock.nsqd.heartbeat import Pulse
+from penstock.nsqd.heartbeat import Heartbeat
 from penstock.nsqd.security import Security
 from penstock.nsqd.upgrade import Upgrade
 from penstock.wire import frames, identify
@@ -53,12 +53,12 @@ LINGER_S = 1.0
 MS_NS = 1_000_000
 
 
-class Stream(Facts, Accepted, Pulse, asyncio.BufferedProtocol):
+class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
     """One client; what it commands is up to the class on top."""
 
     def __init__(
         self,
-        parts: Parts,
+        components: Components,
         clients: Clients,
         loop: asyncio.AbstractEventLoop,
         security: Security,
@@ -66,15 +66,15 @@ class Stream(Facts, Accepted, Pulse, asyncio.BufferedProtocol):
         admission: Admission,
         bodies: BodyBudget,
     ) -> None:
-        super().__init__(parts, clients, loop)
+        super().__init__(components, clients, loop)
         self._admission = admission
         self._bodies = bodies
         self._short = False  # not read on because the budget for bodies is exhausted
         self._security = security
         self._lookout = lookout
         self._transport: asyncio.Transport | None = None
-        self._supervisor = parts.context.supervisor
-        self._deferred = parts.deferred.writer
+        self._supervisor = components.context.supervisor
+        self._deferred = components.deferred.writer
         self._ok = frames.OK
         self._magic = b""
         self._unpacking = False
@@ -85,7 +85,7 @@ class Stream(Facts, Accepted, Pulse, asyncio.BufferedProtocol):
         self.connect_time = 0
         options = self._options
         self._scanner = Scanner(
-            parts.broker.appenders if self._permit is None else self._permit.appenders,
+            components.broker.appenders if self._permit is None else self._permit.appenders,
             self._settle,
             message_size_max=options.max_msg_size,
             body_size_max=options.max_body_size,

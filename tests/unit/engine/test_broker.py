@@ -59,7 +59,7 @@ def test_emptying_after_the_clock_was_set_back_and_a_restart_purges() -> None:
     engine.crash(KEEP)
     engine.start()
     assert engine.done(engine.topic("t").empty()) is None
-    assert engine.parts.deferred.tallies.total == 0
+    assert engine.components.deferred.tallies.total == 0
     client = Client(engine, "t", "a", 10)
     engine.sleep(4 * HOUR)
     engine.advance(SECOND)

@@ -169,7 +169,7 @@ def check_size(engine: Engine, client: Client) -> None:
     channel: Any = client.channel
     held = sum(len(frame) + HELD_OVERHEAD_SIZE for frame in channel._held.values())
     blocks = sum(block.size for block in channel.kept_blocks())
-    assert channel._size == engine.parts.shared.ephemeral.size == held + blocks
+    assert channel._size == engine.components.shared.ephemeral.size == held + blocks
 
 
 def test_an_ephemeral_channel_keeps_a_number_of_bytes() -> None:
@@ -182,7 +182,7 @@ def test_an_ephemeral_channel_keeps_a_number_of_bytes() -> None:
     assert 90 <= client.channel.depth < 100
     check_size(engine, client)
     first_count = client.channel.depth
-    assert engine.parts.shared.ephemeral.dropped_count == 150 - first_count
+    assert engine.components.shared.ephemeral.dropped_count == 150 - first_count
     client.ready(2500)
     engine.settle()
     taken = client.take()
@@ -201,11 +201,11 @@ def test_an_ephemeral_channel_keeps_a_number_of_bytes() -> None:
     check_size(engine, client)
     client.channel.empty()
     engine.settle()
-    assert engine.parts.shared.ephemeral.size == 0
+    assert engine.components.shared.ephemeral.size == 0
     engine.publish("t", b"x")
     client.close()
     engine.settle()
-    assert engine.parts.shared.ephemeral.size == 0
+    assert engine.components.shared.ephemeral.size == 0
 
 
 def test_a_long_run_leaves_nothing_accounted_for() -> None:
@@ -221,14 +221,14 @@ def test_a_long_run_leaves_nothing_accounted_for() -> None:
                 client.finish(received.index)
         engine.settle()
         check_size(engine, client)
-        assert engine.parts.shared.ephemeral.size <= 50_000 + 5000
+        assert engine.components.shared.ephemeral.size <= 50_000 + 5000
     while received_now := client.take():
         for received in received_now:
             client.finish(received.index)
         engine.settle()
     client.close()
     engine.settle()
-    assert engine.parts.shared.ephemeral.size == 0
+    assert engine.components.shared.ephemeral.size == 0
 
 
 def test_ephemeral_topics_without_channels_keep_bytes_and_all_together_do_too() -> None:
@@ -236,7 +236,7 @@ def test_ephemeral_topics_without_channels_keep_bytes_and_all_together_do_too() 
     for number in range(20):
         engine.broker.create_topic(f"t{number}#ephemeral")
         engine.publish(f"t{number}#ephemeral", *[bytes(1000)] * 20)
-    memory = engine.parts.shared.ephemeral
+    memory = engine.components.shared.ephemeral
     depths = [engine.broker.topics[f"t{number}#ephemeral"].depth for number in range(20)]
     assert depths[:8] == [9] * 8 and depths[9:] == [0] * 11
     assert memory.size <= 80_000 and memory.dropped_count == 400 - sum(depths)

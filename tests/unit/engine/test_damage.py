@@ -17,46 +17,46 @@ PATH = "/data/penstock/damage.json"
 
 
 def texts(engine: Engine) -> list[str]:
-    return [record.text for record in engine.parts.damage.records]
+    return [record.text for record in engine.components.damage.records]
 
 
 def test_a_report_is_logged_counted_and_kept(caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine()
-    assert engine.parts.damage.summary is None
+    assert engine.components.damage.summary is None
     with caplog.at_level(logging.ERROR):
-        engine.parts.damage.report("log", "12 bytes are bad", topic="t", path="/x", messages=3)
+        engine.components.damage.report("log", "12 bytes are bad", topic="t", path="/x", messages=3)
     assert [record.getMessage() for record in caplog.records] == [
         "topic=t: damaged (log): 12 bytes are bad"
     ]
     engine.settle()
-    assert engine.parts.health.problem is None
-    summary = engine.parts.damage.summary
+    assert engine.components.health.problem is None
+    summary = engine.components.damage.summary
     assert summary is not None and (summary["records"], summary["messages"]) == (1, 3)
     engine.crash("lose")
     engine.start()
     assert texts(engine) == ["12 bytes are bad"]
-    assert not engine.parts.damage.counts, "counters begin with the process"
+    assert not engine.components.damage.counts, "counters begin with the process"
 
 
 def test_the_same_damage_is_reported_once_also_after_it_was_cleared() -> None:
     engine = Engine()
     for _ in range(3):
-        engine.parts.damage.report("side", "gone", topic="t", path="/x")
-    assert texts(engine) == ["gone"] and engine.parts.damage.counts["side"] == 1
-    assert engine.done(engine.parts.damage.clear()) is None
-    assert texts(engine) == [] and engine.parts.damage.summary is None
+        engine.components.damage.report("side", "gone", topic="t", path="/x")
+    assert texts(engine) == ["gone"] and engine.components.damage.counts["side"] == 1
+    assert engine.done(engine.components.damage.clear()) is None
+    assert texts(engine) == [] and engine.components.damage.summary is None
     engine.crash("lose")
     engine.start()
-    engine.parts.damage.report("side", "gone", topic="t", path="/x")
+    engine.components.damage.report("side", "gone", topic="t", path="/x")
     assert texts(engine) == []
-    engine.parts.damage.report("side", "another is gone", topic="t", path="/x")
+    engine.components.damage.report("side", "another is gone", topic="t", path="/x")
     assert texts(engine) == ["another is gone"]
 
 
 def test_reports_are_bounded() -> None:
     engine = Engine()
     for number in range(RECORD_MAX + 7):
-        engine.parts.damage.report("log", f"place {number}")
+        engine.components.damage.report("log", f"place {number}")
     assert len(texts(engine)) == RECORD_MAX and texts(engine)[0] == "place 7"
 
 
@@ -64,12 +64,12 @@ def test_a_record_that_cannot_be_written_comes_with_the_next() -> None:
     files = LossyFiles()
     engine = Engine(files)
     files.fail("append", errno.EIO)
-    engine.parts.damage.report("log", "first")
+    engine.components.damage.report("log", "first")
     engine.settle()
-    assert engine.parts.health.problem is not None
+    assert engine.components.health.problem is not None
     engine.advance(3 * SECOND)
-    assert engine.parts.health.problem is None
-    engine.parts.damage.report("log", "second")
+    assert engine.components.health.problem is None
+    engine.components.damage.report("log", "second")
     engine.settle()
     engine.crash("lose")
     engine.start()
@@ -78,7 +78,7 @@ def test_a_record_that_cannot_be_written_comes_with_the_next() -> None:
 
 def test_a_damaged_file_of_records_is_kept_and_reported() -> None:
     engine = Engine()
-    engine.parts.damage.report("log", "first")
+    engine.components.damage.report("log", "first")
     engine.settle()
     engine.crash("keep")
     engine.files.write_new(PATH, b'{"format": 1, "records": [{}]}')
@@ -101,16 +101,16 @@ def test_what_fails_now_is_in_health_and_only_while_it_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = Engine()
-    health = engine.parts.health
+    health = engine.components.health
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             health.failing("topic=t", OSError(errno.EIO, "cannot be read"))
         health.failing("slot", "cannot be opened")
     assert len([r for r in caplog.records if r.levelno == logging.ERROR]) == 2
-    assert engine.parts.health.text == "NOK - topic=t: [Errno 5] cannot be read"
+    assert engine.components.health.text == "NOK - topic=t: [Errno 5] cannot be read"
     engine.advance(5 * SECOND)  # a probe of writes does not say that reads work
     health.working("topic=t")
-    assert engine.parts.health.text == "NOK - slot: cannot be opened"
+    assert engine.components.health.text == "NOK - slot: cannot be opened"
     health.working("slot")
     health.working("slot")
-    assert engine.parts.health.problem is None
+    assert engine.components.health.problem is None

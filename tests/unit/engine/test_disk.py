@@ -93,8 +93,8 @@ def broken(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Broken:
 @pytest.mark.parametrize("error", WORSE, ids=lambda error: type(error).__name__)
 def test_nsqd_dat_is_not_saved(engine: Engine, broken: Broken, error: BaseException) -> None:
     broken.breaks("write_new", "nsqd.dat", error)
-    assert isinstance(engine.done(engine.parts.registry.save_all()), OSError)
-    assert engine.parts.health.problem is not None
+    assert isinstance(engine.done(engine.components.registry.save_all()), OSError)
+    assert engine.components.health.problem is not None
 
 
 def test_a_saved_file_is_tried_again_after_it(engine: Engine) -> None:
@@ -104,10 +104,10 @@ def test_a_saved_file_is_tried_again_after_it(engine: Engine) -> None:
         if errors:
             raise errors.pop()
 
-    saved = SavedFile(engine.parts.context, engine.parts.health, "x.json", lambda: write)
+    saved = SavedFile(engine.components.context, engine.components.health, "x.json", lambda: write)
     assert isinstance(engine.done(saved.save()), OSError)
     again = saved.saved()
-    assert engine.done(again) is None and engine.parts.health.problem is None
+    assert engine.done(again) is None and engine.components.health.problem is None
 
 
 @pytest.mark.parametrize("error", WORSE, ids=lambda error: type(error).__name__)
@@ -117,7 +117,7 @@ def test_a_deferred_publish_is_not_accepted(
     assert engine.publish("t", b"x") is None
     broken.breaks("append", ".slot", error)
     assert isinstance(engine.defer("t", HOUR, b"late"), OSError)
-    assert engine.parts.deferred.tallies.total == 0
+    assert engine.components.deferred.tallies.total == 0
 
 
 @pytest.mark.parametrize("error", WORSE, ids=lambda error: type(error).__name__)
@@ -127,7 +127,9 @@ def test_the_end_of_the_deferred_queue_is_not_clean(
     engine = Engine()
     assert engine.defer("t", HOUR, b"late") is None
     Broken(engine, monkeypatch).breaks("sync", ".slot", error)
-    assert isinstance(engine.done(engine.parts.deferred.finish(engine.parts.damage.save)), OSError)
+    assert isinstance(
+        engine.done(engine.components.deferred.finish(engine.components.damage.save)), OSError
+    )
 
 
 @pytest.mark.parametrize("error", WORSE, ids=lambda error: type(error).__name__)

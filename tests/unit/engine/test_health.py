@@ -30,7 +30,10 @@ def test_a_failing_disk_refuses_publishes_and_shows_it() -> None:
     files.fail("append", errno.EIO)
     error = engine.publish("t", b"lost")
     assert isinstance(error, OSError)
-    assert engine.parts.health.problem is not None and engine.parts.health.text.startswith("NOK - ")
+    assert (
+        engine.components.health.problem is not None
+        and engine.components.health.text.startswith("NOK - ")
+    )
     assert [received.body for received in client.inbox] == [b"before"]
     assert client.finish(client.take()[0].index) == 0
 
@@ -43,7 +46,7 @@ def test_health_returns_when_writing_works_again() -> None:
     files.fail("append", errno.EIO)
     assert engine.publish("t", b"two") is not None
     engine.advance(3 * SECOND)
-    assert engine.parts.health.problem is None
+    assert engine.components.health.problem is None
     assert engine.publish("t", b"three") is None
     assert sorted(engine.logged("t").values()) == [b"one", b"three"]
 
@@ -59,12 +62,12 @@ def test_a_full_disk_keeps_room_for_finishing() -> None:
         sent += 1
         assert sent < 1000, "the disk never fills"
     engine.advance(SECOND)
-    assert engine.parts.health.problem is not None
+    assert engine.components.health.problem is not None
     assert len(client.inbox) == sent
     for received in client.take():
         assert client.finish(received.index) == 0
     engine.advance(10 * SECOND)
-    assert engine.parts.health.problem is None
+    assert engine.components.health.problem is None
     assert engine.publish("t", b"again") is None
 
 
@@ -92,16 +95,19 @@ def test_a_deferred_publish_that_fails_shows_too_until_writing_works() -> None:
     assert engine.defer("t", 3600 * SECOND, b"one") is None
     files.fail("append", errno.EIO)
     assert isinstance(engine.defer("t", 3600 * SECOND, b"two"), OSError)
-    assert engine.parts.health.problem is not None and engine.parts.health.text.startswith("NOK - ")
+    assert (
+        engine.components.health.problem is not None
+        and engine.components.health.text.startswith("NOK - ")
+    )
     engine.advance(3 * SECOND)
-    assert engine.parts.health.problem is None
+    assert engine.components.health.problem is None
     assert engine.defer("t", 3600 * SECOND, b"three") is None
     files.fail("sync", errno.EIO)
-    engine.parts.deferred.writer.syncing.sync()
+    engine.components.deferred.writer.syncing.sync()
     engine.settle()
-    assert engine.parts.health.problem is not None
+    assert engine.components.health.problem is not None
     engine.advance(3 * SECOND)
-    assert engine.parts.health.problem is None
+    assert engine.components.health.problem is None
 
 
 def test_after_a_failed_sync_segments_may_go_again() -> None:
@@ -127,5 +133,5 @@ def test_a_disk_that_syncs_nothing_is_not_tried_without_end() -> None:
         files.fail("sync", errno.EIO)
     engine.topic("t").writer.start_sync()
     engine.settle()
-    assert engine.parts.health.problem is not None
+    assert engine.components.health.problem is not None
     assert len(files.failures) > 990

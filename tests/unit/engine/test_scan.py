@@ -17,7 +17,7 @@ from penstock.core.window import Window
 from penstock.engine.options import Options
 from penstock.engine.scan import (
     VISIT_COUNT_MAX,
-    WALL_LOOK_NS,
+    WALL_POLL_NS,
     DeadlineScan,
     SampleScan,
     Scan,
@@ -188,7 +188,7 @@ def test_deferrals_are_due_by_the_wall_clock(clock: ManualClock) -> None:
     (channel,) = make_channels(scan, clock, 1)
     channel.times.next_deferral_ns = clock.wall_ns() + 3600 * SECOND
     scan.watch(channel)
-    assert scan.next_ns == clock.monotonic_ns() + WALL_LOOK_NS
+    assert scan.next_ns == clock.monotonic_ns() + WALL_POLL_NS
     scan.run()
     assert not channel.visit_count
     clock.step_wall(3600 * SECOND)

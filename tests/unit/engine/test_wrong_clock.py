@@ -56,10 +56,10 @@ def test_a_leap_of_the_clock_for_a_moment_leaves_ids_and_starts_as_they_are(name
     assert 0 < floor(engine) <= INDEX_MAX
     engine.crash(KEEP)
     engine.start()
-    assert not engine.parts.damage.records
+    assert not engine.components.damage.records
     after = works(engine, b"after")
     assert before < during < after
-    assert engine.parts.health.problem is None and engine.publish("new", b"x") is None
+    assert engine.components.health.problem is None and engine.publish("new", b"x") is None
 
 
 @pytest.mark.parametrize("name", LEAPS)
@@ -138,12 +138,14 @@ def test_used_up_ids_refuse_publishes_and_lose_nothing() -> None:
     works(engine, b"x")
     client = Client(engine, "t", "c", ready_count=0)
     assert engine.publish("t", b"kept") is None
-    engine.parts.identity.saw(INDEX_MAX - 5)
-    assert engine.parts.health.problem is not None and "used up" in engine.parts.health.text
+    engine.components.identity.saw(INDEX_MAX - 5)
+    assert (
+        engine.components.health.problem is not None and "used up" in engine.components.health.text
+    )
     assert "used up" in str(engine.publish("t", b"no"))
     client.ready(10)
     engine.settle()
     assert [received.body for received in client.take()] == [b"kept"]
     engine.crash(KEEP)
     engine.start()
-    assert "used up" in engine.parts.health.text and floor(engine) <= INDEX_MAX
+    assert "used up" in engine.components.health.text and floor(engine) <= INDEX_MAX

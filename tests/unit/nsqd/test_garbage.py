@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.nsqd.clients import Clients
-from penstock.nsqd.garbage import GROWTH_COUNT, Collecting
+from penstock.nsqd.garbage import GROWTH_COUNT, GarbageCollection
 from tests.support.engine import Engine
 
 
@@ -22,7 +22,7 @@ def thawed() -> Iterator[None]:
 def test_topics_that_came_are_frozen_and_let_go_with_them() -> None:
     engine = Engine()
     loop = asyncio.new_event_loop()
-    collecting = Collecting(engine.broker, Clients(), loop)
+    collecting = GarbageCollection(engine.broker, Clients(), loop)
     collecting.start()
     start_count = gc.get_freeze_count()
     for number in range(2 * GROWTH_COUNT):

@@ -41,7 +41,7 @@ class Api(Harness):
         self.engine = Engine(seed=seed, **OPTIONS)
         self.broker = self.engine.broker
         self.held = False
-        self.api = NsqdApi(self.engine.parts, Clients(), Memory())
+        self.api = NsqdApi(self.engine.components, Clients(), Memory())
         self.api.http_port = 4151
         self.api.tcp_port = 4150
         super().__init__(self.api.router)
@@ -116,7 +116,7 @@ def test_ping_is_plain_and_knows_no_v1(api: Api) -> None:
 
 
 def test_ping_tells_the_last_disk_error(api: Api) -> None:
-    api.engine.parts.health.failed(OSError(errno.ENOSPC, "No space left on device"))
+    api.engine.components.health.failed(OSError(errno.ENOSPC, "No space left on device"))
     status, headers, body = api.ask(get("/ping"))
     assert (status, headers["content-type"]) == (500, TEXT)
     assert body == b"NOK - [Errno 28] No space left on device"
@@ -134,7 +134,7 @@ def test_info_has_nsqds_fields_in_order(api: Api) -> None:
         '"max_output_buffer_timeout":30000000000,"max_deflate_level":6,'
         '"topology_zone":"","topology_region":""'
     )
-    assert info["node_uuid"] == api.engine.parts.identity.uuid
+    assert info["node_uuid"] == api.engine.components.identity.uuid
 
 
 # Publishing
@@ -210,7 +210,9 @@ def test_pub_defers(api: Api) -> None:
     api.on_loop(api.engine.advance, MS)
     assert api.bodies("t") == [b"y", b"x"]
     instance = api.engine.topic("t").instance
-    assert api.engine.parts.deferred.due_hours(instance) == {1_831_536_000: 1}, "a year from now"
+    assert api.engine.components.deferred.due_hours(instance) == {1_831_536_000: 1}, (
+        "a year from now"
+    )
 
 
 def test_a_publish_that_fails_is_503(api: Api) -> None:

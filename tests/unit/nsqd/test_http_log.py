@@ -24,7 +24,7 @@ class Reader:
     def __init__(self, **options: Any) -> None:
         self.engine = Engine(**options)
         self._router = Router()
-        LogApi(self.engine.parts).add_routes(self._router)
+        LogApi(self.engine.components).add_routes(self._router)
 
     def begin(self, method: str, target: str, body: object = b"") -> Response | Pending:
         path, _, query = target.partition("?")
@@ -95,7 +95,7 @@ def test_what_a_log_tells_of_itself(reader: Reader) -> None:
     assert reader.get("/log?topic=t") == (
         200,
         {
-            "node": engine.parts.identity.uuid,
+            "node": engine.components.identity.uuid,
             "topic": "t",
             "instance": f"{topic.instance:016x}",
             "first": topic.log.first,
@@ -173,7 +173,7 @@ def test_counts_leave_gaps_out(reader: Reader) -> None:
     reader.engine.publish("t", b"a", b"b", b"c")
     reader.engine.crash()
     reader.engine.start()
-    LogApi(reader.engine.parts).add_routes(router := Router())
+    LogApi(reader.engine.components).add_routes(router := Router())
     reader._router = router
     reader.engine.publish("t", b"d")
     topic = reader.engine.topic("t")
@@ -278,7 +278,7 @@ def test_a_topic_deleted_under_a_read_is_told(reader: Reader) -> None:
     )
     reader.engine.broker.delete_topic("t")
     assert reader.end(pending).status == 404
-    assert reader.engine.parts.reads._held_size == 0
+    assert reader.engine.components.reads._held_size == 0
 
 
 # Waiting
@@ -290,7 +290,7 @@ def test_ends_of_several_topics(reader: Reader) -> None:
     status, answer = reader.ends({"t": {}, "unknown": {}})
     wanted = {key: told[key] for key in ("instance", "first", "whole_from", "end")}
     assert status == 200 and answer["topics"] == {"t": wanted, "unknown": None}
-    assert answer["node"] == reader.engine.parts.identity.uuid
+    assert answer["node"] == reader.engine.components.identity.uuid
     _, answer = reader.ends({"t": {}}, channel="q")
     assert answer["topics"]["t"] == {**wanted, "low": told["low"], "paused": False}
 
@@ -312,7 +312,7 @@ def test_a_poll_is_hurried_when_its_peer_is_gone(reader: Reader) -> None:
     pending = reader.begin("POST", "/log/ends", {"topics": known, "wait_ms": 30000})
     assert isinstance(pending, Pending) and pending.hurry is not None
     pending.hurry()
-    assert pending.ticket.done and reader.engine.parts.polls.waiting_count == 0
+    assert pending.ticket.done and reader.engine.components.polls.waiting_count == 0
 
 
 def test_a_poll_for_a_channel_that_goes_is_told_so(reader: Reader) -> None:
@@ -393,7 +393,7 @@ def test_pulling_makes_topic_and_channel(reader: Reader) -> None:
     told = reader.pull()
     topic = reader.engine.topic("t")
     assert told == {
-        "node": reader.engine.parts.identity.uuid,
+        "node": reader.engine.components.identity.uuid,
         "topic": "t",
         "channel": "q",
         "instance": f"{topic.instance:016x}",
@@ -539,7 +539,7 @@ def test_who_is_replaced_while_it_waits_for_its_answer_is_refused(
     status, answer = shown(reader.end(waiting))
     assert (status, answer["message"], answer["identity"]) == (409, "CHANNEL_HAS_READER", TWO)
     assert shown(reader.end(over))[1]["identity"] == TWO
-    assert reader.engine.parts.reads._held_size == 0, "what was read is let go of"
+    assert reader.engine.components.reads._held_size == 0, "what was read is let go of"
 
 
 def test_a_take_over_on_a_failing_disk_is_no_answer(reader: Reader) -> None:
@@ -553,7 +553,7 @@ def test_a_take_over_on_a_failing_disk_is_no_answer(reader: Reader) -> None:
 
 
 def test_nothing_is_made_while_the_daemon_ends(reader: Reader) -> None:
-    reader.engine.parts.refuse_all()
+    reader.engine.components.refuse_all()
     refused = (503, {"message": "EXITING"})
     assert reader.post("/channel/pull?topic=t&channel=q") == refused
 

@@ -28,7 +28,7 @@ def traffic() -> Traffic:
 
 
 def pieces_of(engine: Engine) -> list[bytes]:
-    metrics = Metrics(engine.parts, Clients(), Memory(), LoopLag(), traffic)
+    metrics = Metrics(engine.components, Clients(), Memory(), LoopLag(), traffic)
 
     async def make() -> list[bytes]:
         return list(metrics.pieces())
@@ -112,9 +112,9 @@ def test_readers_by_index_are_shown() -> None:
     engine = Engine(pull_channel_lapse_ns=60 * SECOND)
     engine.publish("t", b"x" * 1000)
     topic = engine.topic("t")
-    engine.parts.pulls.open(topic, "q", topic.log.first)
-    engine.parts.polls.wait({"none": Known(None, None)}, None, 3600 * SECOND)
-    engine.parts.reads.read(topic, topic.log.first, topic.end, 1 << 20)
+    engine.components.pulls.open(topic, "q", topic.log.first)
+    engine.components.polls.wait({"none": Known(None, None)}, None, 3600 * SECOND)
+    engine.components.reads.read(topic, topic.log.first, topic.end, 1 << 20)
     engine.advance(10 * SECOND)
     page = page_of(engine)
     assert at(page, "pull_channels") == 1 and at(page, "log_polls") == 1

@@ -37,7 +37,7 @@ def engine_of(memory: bool = False, exclude: bool = False, **options: Any) -> En
 
 
 def lines_of(engine: Engine, prefix: str = "") -> Lines:
-    return Lines(engine.parts, FixedMemory(), lambda: prefix)
+    return Lines(engine.components, FixedMemory(), lambda: prefix)
 
 
 def pushed(lines: Lines) -> list[str]:
@@ -150,7 +150,7 @@ def test_making_a_push_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of()
     for number in range(50):
         engine.broker.create_topic(f"t{number}")
-    sender = statsd.Statsd(engine.parts, FixedMemory(), lambda: "")
+    sender = statsd.Statsd(engine.components, FixedMemory(), lambda: "")
     monkeypatch.setattr(statsd, "SLICE_NS", 0)
 
     async def run() -> int:

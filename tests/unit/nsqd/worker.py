@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.nsqd.client_stats import Facts
+from penstock.nsqd.client_stats import ClientStats
 from penstock.wire import identify
 from tests.support.engine import Client, Engine
 
 
-class Worker(Facts, Client):
+class Worker(ClientStats, Client):
     """A consumer of ``topic`` and ``channel`` that has published ``pub_counts``."""
 
     def __init__(

@@ -1,17 +1,17 @@
-"""Compares what a topic's journal says with what nsqd.dat says, and mends the journal's side.
+"""Compares a topic's journal with nsqd.dat, and repairs the journal's state.
 
-After kill -9 the two differ only by what was being done at that moment (engine/catalog/listing.py):
+After kill -9 the two differ only by operations in progress (engine/catalog/listing.py):
 
-    in the journal, not in nsqd.dat      was being made, or nsqd.dat is damaged     stays
-    in nsqd.dat, gone in the journal     was being deleted                          stays gone
-    in nsqd.dat, not in the journal      the journal has lost it                    is made again
-    paused in one of them                was being paused or unpaused               as nsqd.dat says
-    another reader in nsqd.dat           was being taken over                       as nsqd.dat says
+    in the journal, not in nsqd.dat      was being created, or nsqd.dat is damaged  stays
+    in nsqd.dat, gone in the journal     was being deleted                          stays deleted
+    in nsqd.dat, not in the journal      the journal has lost it                    is created again
+    paused in one of them                was being paused or unpaused               as in nsqd.dat
+    another reader in nsqd.dat           was being taken over                       as in nsqd.dat
     a reader only in the journal         was being bound                            stays
 
-What was acknowledged is in both, so nsqd.dat is never older than a journal that was cut.
-A channel that the journal has lost starts at the first message that is there: it may get messages
-again that it had finished, and misses none.
+What was acknowledged is in both, so nsqd.dat is never older than a truncated journal.  A channel
+that the journal has lost starts at the first message in the log: it may get finished messages
+again, and misses none.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ log = logging.getLogger(__name__)
 def compare(
     damage: DamageLog, name: str, entry: TopicEntry | None, found: RecoveredTopic, *, listed: bool
 ) -> bool:
-    """Restore what the journal of topic ``name`` has lost; whether it is to be written anew.
+    """Restore what the journal of topic ``name`` has lost; whether to rewrite the journal.
 
-    ``listed``: there is an nsqd.dat, so that a topic without an entry was still being made.
+    ``listed``: nsqd.dat exists, so a topic without an entry was still being created.
     """
     state = found.state
     problems = _problems(entry, found, listed)
     lost = _lost(entry, found)
     if lost:
-        problems.append(f"channels that nsqd.dat lists were not in it: {', '.join(lost)}")
+        problems.append(f"channels listed in nsqd.dat were not in it: {', '.join(lost)}")
     changed = entry is not None and _believe(entry, found, lost)
     if not problems:
         return changed
     if found.log.segment_count:
-        # Nor is it known what was removed: a reader is told that there may be something missing.
+        # What was removed is unknown too: readers are warned that messages may be missing.
         state.whole_from = found.log.end
     for channel in lost:
-        log.warning("topic=%s channel=%s: not in the journal, starts anew", name, channel)
+        log.warning("topic=%s channel=%s: lost from the journal, starts again", name, channel)
     damage.report(
         DamageKind.JOURNAL,
         f"{found.journal.path}: {'; '.join(problems)}; finished messages may be delivered again",
@@ -58,7 +58,7 @@ def compare(
 
 
 def is_new(entry: TopicEntry | None, found: RecoveredTopic) -> bool:
-    """Whether the journal knows a topic or channel that nsqd.dat does not list yet."""
+    """Whether the journal has a topic or channel that nsqd.dat does not list yet."""
     if entry is None:
         return True
     return not found.state.channels.keys() <= {channel.name for channel in entry.channels}
@@ -67,16 +67,16 @@ def is_new(entry: TopicEntry | None, found: RecoveredTopic) -> bool:
 def _problems(entry: TopicEntry | None, found: RecoveredTopic, listed: bool) -> list[str]:
     state = found.state
     if state.corrupt_count:
-        return [f"{state.corrupt_count} bad records stepped over"]
+        return [f"{state.corrupt_count} bad records skipped"]
     if found.journal.size:
         return []
     if entry is None and (listed or (not found.log.segment_count and not state.torn_size)):
-        return []  # the topic was being made: a power cut may have taken its first records
+        return []  # the topic was being created: a power cut may have lost its first records
     return ["missing or empty"]
 
 
 def _lost(entry: TopicEntry | None, found: RecoveredTopic) -> list[str]:
-    """The channels that nsqd.dat lists and the journal does not know."""
+    """The channels that nsqd.dat lists and the journal does not have."""
     if entry is None:
         return []
     known = found.state.channels.keys() | found.state.gone.keys()
@@ -85,7 +85,7 @@ def _lost(entry: TopicEntry | None, found: RecoveredTopic) -> list[str]:
 
 
 def _believe(entry: TopicEntry, found: RecoveredTopic, lost: list[str]) -> bool:
-    """Take over what nsqd.dat says; whether the journal says something else."""
+    """Apply nsqd.dat's state; whether the journal's was different."""
     state, first = found.state, found.log.first
     changed = bool(lost) or state.paused != entry.paused
     state.paused = entry.paused
@@ -97,22 +97,22 @@ def _believe(entry: TopicEntry, found: RecoveredTopic, lost: list[str]) -> bool:
         changed = _believe_reader(channel, listed.get(name)) or changed
     for name in lost:
         state.channel_id_max += 1
-        told = listed[name]
+        lost_entry = listed[name]
         state.channels[name] = ChannelState(
-            *(state.channel_id_max, name, first, told.paused),
+            *(state.channel_id_max, name, first, lost_entry.paused),
             low=first,
-            pulled=told.pulled,
-            named=told.named,
-            reader=told.reader,
+            pulled=lost_entry.pulled,
+            named=lost_entry.named,
+            reader=lost_entry.reader,
         )
     return changed
 
 
-def _believe_reader(channel: ChannelState, told: ChannelEntry | None) -> bool:
-    """A journal that was damaged or cut may have lost who reads the channel."""
-    if told is None or told.reader is None or not channel.pulled:
+def _believe_reader(channel: ChannelState, entry: ChannelEntry | None) -> bool:
+    """Apply nsqd.dat's reader: a damaged or truncated journal may have lost it."""
+    if entry is None or entry.reader is None or not channel.pulled:
         return False
-    if channel.reader is not None and channel.reader.identity == told.reader.identity:
-        return False  # the journal may have a newer name of it
-    channel.reader = told.reader
+    if channel.reader is not None and channel.reader.identity == entry.reader.identity:
+        return False  # the journal may have a newer name for it
+    channel.reader = entry.reader
     return True

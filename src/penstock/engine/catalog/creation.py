@@ -1,14 +1,14 @@
-"""New topics on their way to disk, many at a time.
+"""Creates new topics on disk, many at a time.
 
-    loop     a publish or subscription names a topic: it is there at once, its messages wait
-    thread   folders and journals of up to BATCH_COUNT topics are made; one sync keeps their names
-    loop     they are opened, a few a turn: what waits in them is written
-    lane     each journal is synced, nsqd.dat lists them; ``created`` is settled (R6)
+    loop     a publish or subscription names a topic: it exists at once, its messages wait
+    thread   creates folders and journals of up to BATCH_COUNT topics, with one sync of the parent
+    loop     opens them, a few per turn, and writes their waiting messages
+    lane     syncs each journal and writes nsqd.dat; then ``created`` is settled (R6)
 
-Rule 1: few topics are on this way at once, in a lane of the disk: however many are named, the other
-        topics' writes and syncs have the other threads (R9).
-Rule 2: a folder that cannot be made is a topic that does not exist.  A journal that cannot be
-        written is written later; whoever waits is told the error.
+Rule 1: only a few topics are created at once, in a lane of the disk threads, so that the writes and
+        syncs of other topics have the other threads (R9).
+Rule 2: if the folder cannot be created, the topic does not exist.  If the journal cannot be
+        written, it is written later; clients that wait get the error.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from penstock.errors import UncutError
 from penstock.storage.files import Files
 from penstock.storage.journal import Journal
 
-# Topics that one work of the disk makes.
+# Topics created by one task on a disk thread.
 BATCH_COUNT = 64
-# Topics that are made and not durable yet: the next batch waits for them.
+# With more than this many topics created and not durable yet, the next batch waits.
 UNDURABLE_COUNT_MAX = 64
 # Topics opened in one turn of the loop: about a millisecond.
 OPEN_COUNT = 8
 
 
 @dataclass(slots=True)
-class _Birth:
-    """A topic that is being made, and what became of it."""
+class _NewTopic:
+    """A topic that is being created, and the errors of that."""
 
     topic: Topic
     journal: Journal
@@ -59,7 +59,7 @@ class _Birth:
 
 
 class Creation:
-    """Makes the folders and journals of new topics; ``drop`` forgets one that cannot be made."""
+    """Creates folders and journals of new topics; ``drop`` removes a topic if that fails."""
 
     def __init__(
         self, context: Context, health: Health, disk: Disk, drop: Callable[[Topic], None]
@@ -69,12 +69,12 @@ class Creation:
         self._disk = disk
         self._drop = drop
         self._waiting: deque[Topic] = deque()
-        self._made: deque[_Birth] = deque()
+        self._made: deque[_NewTopic] = deque()
         self._making = False
         self._undurable_count = 0
 
     def add(self, topic: Topic) -> None:
-        """Make ``topic``; its ticket ``created`` tells when that is durable."""
+        """Create ``topic`` on disk; its ticket ``created`` is settled when that is durable."""
         self._waiting.append(topic)
         self._make_soon()
 
@@ -85,33 +85,33 @@ class Creation:
         self._context.turns.soon(self._make)
 
     def _make(self) -> None:
-        births: list[_Birth] = []
-        while self._waiting and len(births) < BATCH_COUNT:
+        new_topics: list[_NewTopic] = []
+        while self._waiting and len(new_topics) < BATCH_COUNT:
             topic = self._waiting.popleft()
-            births.append(_Birth(topic, *topic.begin()))
-        self._undurable_count += len(births)
-        work = partial(_make_all, self._context.files, self._context.data.topics, births)
-        self._disk.submit(work, partial(self._have_made, births))
+            new_topics.append(_NewTopic(topic, *topic.begin()))
+        self._undurable_count += len(new_topics)
+        work = partial(_make_all, self._context.files, self._context.data.topics, new_topics)
+        self._disk.submit(work, partial(self._have_made, new_topics))
 
-    def _have_made(self, births: list[_Birth], _: None, error: Exception | None) -> None:
-        for birth in births:
-            birth.folder_error = birth.folder_error or error
-        self._made.extend(births)
+    def _have_made(self, new_topics: list[_NewTopic], _: None, error: Exception | None) -> None:
+        for new in new_topics:
+            new.folder_error = new.folder_error or error
+        self._made.extend(new_topics)
         self._open()
 
     def _open(self) -> None:
         for _ in range(min(len(self._made), OPEN_COUNT)):
-            birth = self._made.popleft()
-            self._context.supervisor.guard(birth.topic.name, self._finish, birth)
+            new = self._made.popleft()
+            self._context.supervisor.guard(new.topic.name, self._finish, new)
         if self._made:
             self._context.turns.soon(self._open)
         else:
             self._making = False
             self._make_soon()
 
-    def _finish(self, birth: _Birth) -> None:
-        topic = birth.topic
-        failure = birth.folder_error
+    def _finish(self, new: _NewTopic) -> None:
+        topic = new.topic
+        failure = new.folder_error
         if failure is not None:
             self._health.failed(failure)
             self._drop(topic)
@@ -119,7 +119,7 @@ class Creation:
             self._settle(topic.created, failure)
             return
         created = topic.created
-        topic.begun(birth.journal_error).add(lambda saved: self._settle(created, saved.error))
+        topic.begun(new.journal_error).add(lambda saved: self._settle(created, saved.error))
 
     def _settle(self, created: Ticket, error: Exception | None) -> None:
         self._undurable_count -= 1
@@ -127,7 +127,7 @@ class Creation:
         self._make_soon()
 
 
-def _make_all(files: Files, topics_folder: str, births: list[_Birth]) -> None:
-    for birth in births:
-        birth.make(files)
+def _make_all(files: Files, topics_folder: str, new_topics: list[_NewTopic]) -> None:
+    for new in new_topics:
+        new.make(files)
     files.sync_folder(topics_folder)

@@ -1,8 +1,8 @@
-"""Watches that the data path is where it was: rm -rf, or another folder in its place.
+"""Checks that the data path was not removed or replaced while nsqd runs.
 
-The lock is on a folder, not on its name.  If that is removed or replaced, nothing that is written
-by name would be found again, or would go to another nsqd that was started there meanwhile.  So
-publishes are refused and nothing is written by name until it is back.
+The lock is on a folder, not on its name.  If the folder is removed or replaced, files written by
+name would be lost, or go to another nsqd that was started there.  So publishes are refused, and
+nothing is written by name, until the folder is back.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from penstock.engine.health import Health
 SOURCE = "data path"
 
 
-class Premises:
-    """Looks once a second whether the folders of the data path are still the same."""
+class DataPathCheck:
+    """Checks once a second that the folders of the data path are still the same."""
 
     def __init__(self, context: Context, health: Health) -> None:
         self._context = context
         self._health = health
-        self._looking = False
+        self._checking = False
         self._displaced = ""
 
-    def look(self) -> None:
-        if not self._looking:
-            self._looking = True
-            self._context.disk.submit(self._context.data.displaced, self._looked)
+    def run(self) -> None:
+        if not self._checking:
+            self._checking = True
+            self._context.disk.submit(self._context.data.displaced, self._checked)
 
-    def _looked(self, path: str | None, error: Exception | None) -> None:
-        self._looking = False
+    def _checked(self, path: str | None, error: Exception | None) -> None:
+        self._checking = False
         health, files = self._health, self._context.files
         if error is not None:
             health.failing(SOURCE, error)
         elif path:
             gone = OSError(
                 errno.ESTALE,
-                f"{path} was removed or replaced while nsqd runs on it: nothing that is published"
-                " would be kept.  Put it back, or restart nsqd",
+                f"{path} was removed or replaced while nsqd was running: publishes would be lost."
+                "  Put it back, or restart nsqd",
             )
             self._displaced = path
             files.bar(gone)

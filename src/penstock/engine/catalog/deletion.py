@@ -1,13 +1,13 @@
-"""Deleting a topic: the folder is renamed first, and forgotten afterwards.
+"""Deleting a topic: its folder is renamed first, then the topic is dropped.
 
-    close      publishes to it are refused, as in nsqd; whoever is connected stays
-    rename     to <folder>.deleted, durably: from here on the topic is deleted, also for a start
+    close      publishes are refused, as in nsqd; consumers stay connected
+    rename     to <folder>.deleted, durably: after this a restart does not bring the topic back
     forget     consumers are disconnected, deferred messages are void, the name is free
-    empty      its files go, which makes room on a full disk
+    empty      its files are removed, which makes room on a full disk
     nsqd.dat   no longer lists it
-    remove     the folder goes.  Until then it tells a start that what nsqd.dat lists was deleted
+    remove     the folder.  Until then it tells a start that the topic in nsqd.dat was deleted
 
-If the rename fails, the topic is as it was before.
+If the rename fails, the topic stays as it was.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.storage.datapath import DataPath
 
 
 class Deletion:
-    """Takes topics out; ``forget`` frees the name of one whose folder is renamed."""
+    """Deletes topics; ``forget`` drops one from the broker after its folder is renamed."""
 
     def __init__(
         self, data: DataPath, disk: Disk, registry: Registry, forget: Callable[[Topic], None]
@@ -34,16 +34,16 @@ class Deletion:
         self._forget = forget
 
     def start(self, topic: Topic) -> Ticket:
-        """Delete ``topic``; settled when that is durable, or has failed."""
+        """Delete ``topic``; the ticket is settled when that is durable, or has failed."""
         ticket = topic.deletion = Ticket()
         topic.appender.closed = True
         topic.flush()
-        # Its folder may be being made right now.
+        # Its folder may still be being created.
         topic.created.add(partial(self._rename, topic, ticket))
         return ticket
 
     def _rename(self, topic: Topic, ticket: Ticket, _: Ticket) -> None:
-        if topic.closed:  # it could not be made
+        if topic.closed:  # it could not be created
             ticket.settle()
             return
         rename = partial(self._data.delete_topic, topic.log.folder)
@@ -69,7 +69,7 @@ class Deletion:
         self._registry.save(topic).add(partial(self._saved, ticket, gone))
 
     def _saved(self, ticket: Ticket, gone: str, saved: Ticket) -> None:
-        # If nsqd.dat could not be written, health says so; the folder that stays says enough.
+        # If nsqd.dat could not be written, health reports it; the folder stays as the record.
         if saved.error is None:
             self._disk.submit(partial(self._data.remove, gone), _report)
         ticket.settle()

@@ -1,12 +1,12 @@
-"""Which files a topic's log has, told to its journal, so that a start misses one that is gone.
+"""Which files a topic's log has, journaled so that a start notices a missing one.
 
-Rule 1: what is more is told after it is on the disk: a new segment, a side file.
-Rule 2: what is less is told, and synced, before a file is unlinked.
-Rule 3: a segment that is still written to is told with what is synced of it; before that it is told
-        as unsynced, as soon as it is there.
+Rule 1: an added file (a new segment, a side file) is journaled after it is on disk.
+Rule 2: a removal is journaled and synced before the file is unlinked.
+Rule 3: the active segment is journaled with what is synced of it; until something is, it is
+        journaled as unsynced, as soon as it exists.
 
-So whatever the journal says last was there when nsqd ended.  Only an unsynced segment may have been
-taken by a power cut.
+So the files that the journal lists existed when nsqd ended.  Only an unsynced segment may have been
+lost in a power cut.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from penstock.storage.topic_log import TopicLog
 
 
 class Inventory:
-    """What the journal knows of a log's files."""
+    """The journaled state of a log's files."""
 
     def __init__(self, log: TopicLog) -> None:
         self._log = log
-        self._told: dict[int, FileState] = {}
-        self.seen: tuple[Segment, ...] = ()  # the log's files when they were last told
+        self._journaled: dict[int, FileState] = {}
+        self.seen: tuple[Segment, ...] = ()  # the log's files when they were last journaled
 
-    def recover(self, told: Mapping[int, FileState]) -> None:
-        self._told = dict(told)
+    def recover(self, journaled: Mapping[int, FileState]) -> None:
+        self._journaled = dict(journaled)
 
     def changes(self) -> list[bytes]:
-        """The records of what changed since the last call; they must go to the journal."""
+        """Records of the changes since the last call; the caller must journal them."""
         files = self._log.files
         if files is self.seen:
             return self._change(files[-1]) if files else []
         self.seen = files
         changes = [record for segment in files for record in self._change(segment)]
         bases = {segment.base for segment in files}
-        for base in [base for base in self._told if base not in bases]:
-            del self._told[base]
+        for base in [base for base in self._journaled if base not in bases]:
+            del self._journaled[base]
             changes.append(encode_file(base, FileState(base, base, 0)))
         return changes
 
     def records(self) -> list[bytes]:
-        """All that was told, for a snapshot of the journal."""
-        return [encode_file(base, state) for base, state in self._told.items()]
+        """Records of all files, for a snapshot of the journal."""
+        return [encode_file(base, state) for base, state in self._journaled.items()]
 
     def _change(self, segment: Segment) -> list[bytes]:
         held = segment.visible if segment.sealed else segment.synced
         unsynced = not held.count
         if unsynced:
-            if segment.base in self._told:
+            if segment.base in self._journaled:
                 return []
             held = segment.visible
         state = FileState(segment.first, held.end, held.count, unsynced, segment.side)
-        if self._told.get(segment.base) == state:
+        if self._journaled.get(segment.base) == state:
             return []
-        self._told[segment.base] = state
+        self._journaled[segment.base] = state
         return [encode_file(segment.base, state)]

@@ -1,15 +1,14 @@
-"""Keeps a topic's journal: buffers its records, writes them elsewhere, compacts it in time.
+"""Keeps a topic's journal: buffers records, writes them on disk threads, compacts the file.
 
-Rule 1: one write at a time, in order; what is added meanwhile goes with the next one.
-Rule 2: one sync at a time, beside the writes: however slow a disk syncs, what was finished is in
-        the file soon, where kill -9 does not take it.
-Rule 3: after a failed write the file's end is unknown to us, and after a failed sync what is in it;
-        so the next write is a whole snapshot.  Memory stays bounded while the disk is full: nothing
-        piles up.
-Rule 4: writes go straight to the disk, syncs by a lane: those of a thousand topics that change at
-        once do not stand before a write (R9).
-Rule 5: the file stays within a few times the size of a snapshot, which follows what is
-        unfinished (R10).
+Rule 1: one write at a time, in order; records added meanwhile go into the next one.
+Rule 2: one sync at a time, in parallel with writes: even if syncs are slow, progress is soon in the
+        file and survives kill -9.
+Rule 3: after a failed write the end of the file is unknown, and after a failed sync its contents;
+        so the next write is a full snapshot.  Memory stays bounded while the disk is full.
+Rule 4: writes use the disk threads directly, syncs use a lane, so that the syncs of a thousand
+        changed topics do not delay a write (R9).
+Rule 5: the file is at most a few times the size of a snapshot, which depends on the number of
+        unfinished messages (R10).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ COMPACT_FACTOR = 4
 
 
 class JournalKeeper:
-    """The way of one topic's records into its journal."""
+    """Writes one topic's records to its journal."""
 
     def __init__(
         self,
@@ -41,12 +40,12 @@ class JournalKeeper:
         self._lane = lane or disk
         self._snapshot = snapshot
         self._health = health
-        self._ticket: Ticket | None = None  # of what is to be written
+        self._ticket: Ticket | None = None  # of the next write
         self._written = settled()  # of the last write
-        self._unsynced: list[Ticket] = []  # who waits for the next sync
+        self._unsynced: list[Ticket] = []  # waiting for the next sync
         self._opened = False
         self._syncing = False
-        self._dirty = True  # something may be written and not synced
+        self._dirty = True  # there may be unsynced writes
         self._whole = False
         self._compacted_size = 0
 
@@ -59,12 +58,12 @@ class JournalKeeper:
         self._journal.add(record)
 
     def rewrite(self) -> Ticket:
-        """Write the journal anew from a snapshot."""
+        """Rewrite the journal from a snapshot."""
         self._whole = True
         return self.flush()
 
     def flush(self, *, sync: bool = False) -> Ticket:
-        """A ticket for everything added so far; with ``sync`` a power cut does not take it."""
+        """A ticket settled when everything added so far is written, with ``sync`` synced."""
         if self._ticket is None and (self._journal.buffer_size or self._whole):
             self._ticket = Ticket()
         written = self._ticket or self._written
@@ -82,17 +81,17 @@ class JournalKeeper:
         self.flush()
 
     def begin(self) -> tuple[Journal, bytes]:
-        """The file and its first records, for whoever makes the folder and writes them."""
+        """The file and its first records, to be written by the creation of the folder."""
         self._written, self._ticket = self._ticket or Ticket(), None
         return self._journal, self._journal.take()
 
     def begun(self, error: Exception | None) -> None:
-        """The folder exists; and what begin() gave is in the file, if there is no error."""
+        """The folder exists; without an error, the records of begin() are in the file."""
         self._opened = True
         self._wrote(False, None, error)
 
     def fail(self, error: Exception) -> None:
-        """The journal's folder could not be made."""
+        """The journal's folder could not be created."""
         if not self._written.done:
             self._written.settle(error)
         ticket, self._ticket = self._ticket, None

@@ -1,14 +1,14 @@
-"""What nsqd.dat may list of a topic: what its journal tells already.
+"""What nsqd.dat may list of a topic: only what its journal already has.
 
-nsqd.dat and the journal are compared at start, and a channel that only nsqd.dat knows was lost from
-the journal.  So that kill -9 never looks like that:
+nsqd.dat and the journal are compared at start; a channel that is only in nsqd.dat was lost from the
+journal.  So that this is never the result of kill -9:
 
 Rule 1: a new topic or channel is listed after its record is in the journal's file.
-Rule 2: a deleted channel stays in the journal, as gone, until nsqd.dat does not list it any more.
-Rule 3: a pause is listed after its record is synced: the record says where the topic stopped, and a
-        power cut must not leave the pause without it.
+Rule 2: a deleted channel stays in the journal, as gone, until nsqd.dat no longer lists it.
+Rule 3: a pause is listed after its record is synced: the record has the index where the topic
+        stopped, and a power cut must not leave the pause without it.
 Rule 4: a new channel that starts after the log's first message is listed after its record is
-        synced.  A channel that only nsqd.dat knows starts at the first message, which may have been
+        synced.  A channel that is only in nsqd.dat starts at the first message, which may have been
         emptied.
 """
 
@@ -26,10 +26,10 @@ class Listing:
     def __init__(self, topic: BaseTopic, registry: Registry) -> None:
         self._topic = topic
         self._registry = registry
-        self.journaled = False  # the topic itself
-        self.paused = False  # what nsqd.dat says
+        self.journaled = False  # the topic's own record is written
+        self.paused = False  # as listed in nsqd.dat
         self._fresh: set[Channel] = set()  # not in the journal's file yet
-        self._unsaved: list[Channel] = []  # of these, not with a save yet
+        self._unsaved: list[Channel] = []  # those not included in a save yet
         self._gone: dict[int, bytes] = {}  # by id; nsqd.dat may still list them
 
     def holds(self, channel: Channel) -> bool:
@@ -46,17 +46,17 @@ class Listing:
         return late or self._topic.paused
 
     def gone(self, id: int, record: bytes) -> None:
-        """A channel was deleted; ``record`` tells a journal of it, from its making on."""
+        """A channel was deleted; ``record`` journals both its creation and its deletion."""
         self._gone[id] = record
 
     def gone_records(self) -> list[bytes]:
-        """What a snapshot of the journal must not forget."""
+        """Records that a snapshot of the journal must include."""
         return list(self._gone.values())
 
     def save(self, journaled: Ticket) -> Ticket:
-        """Write nsqd.dat after ``journaled``, the write of what was added to the journal so far.
+        """Write nsqd.dat after ``journaled``, the ticket of the journal's write.
 
-        It must be the sync of it if ``needs_sync`` says so.
+        If ``needs_sync``, it must be the ticket of the sync.
         """
         ticket = Ticket()
         paused = self._topic.paused

@@ -1,7 +1,7 @@
-"""Which topics and channels exist, written to nsqd.dat in NSQ's form.
+"""Writes nsqd.dat, which lists topics and channels, in NSQ's format.
 
-A change costs the same however many channels its topic has: the parts of the file are kept encoded,
-one for each channel, and joined when the file is written (catalog/saved_file.py).
+A change costs the same however many channels its topic has: the entry of each channel is kept
+encoded, and they are joined when the file is written (catalog/saved_file.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ListedTopic(Protocol):
 
 
 class _Entry:
-    """A topic's part of the file."""
+    """A topic's entry in the file."""
 
     __slots__ = ("channels", "head", "topic")
 
@@ -64,7 +64,7 @@ class _Entry:
 
 
 class Registry:
-    """Keeps nsqd.dat in step."""
+    """Keeps nsqd.dat up to date."""
 
     def __init__(
         self, context: Context, health: Health, disk: Disk, topics: Mapping[str, ListedTopic]
@@ -73,11 +73,11 @@ class Registry:
         self._topics = topics
         self._file = SavedFile(context, health, "nsqd.dat", self._encode_changed, disk)
         self._entries: dict[str, _Entry] = {}
-        self._parts: dict[str, bytes] = {}  # what the last write had of each topic
-        self._changed: dict[str, None] = {}  # topics since then, in order
+        self._parts: dict[str, bytes] = {}  # each topic's entry in the last write
+        self._changed: dict[str, None] = {}  # topics changed since then, in order
 
     def save(self, topic: ListedTopic) -> Ticket:
-        """``topic`` changed or went; the ticket is settled when the file says so."""
+        """``topic`` changed or was deleted; the ticket is settled when the file has it."""
         self._note(topic)
         return self._file.save()
 
@@ -89,10 +89,10 @@ class Registry:
         return self._file.save()
 
     def note_channel(self, topic: ListedTopic, name: str) -> None:
-        """A channel came, went or changed; its topic is saved by the caller."""
+        """A channel was created, deleted or changed; the caller saves its topic."""
         entry = self._entries.get(topic.name)
         if entry is None or entry.topic is not topic:
-            return  # a topic that is noted later is noted with its channels
+            return  # its channels are added together with the topic, later
         self._changed[topic.name] = None
         channel = topic.channels.get(name)
         if channel is None or not topic.lists(name):
@@ -117,7 +117,7 @@ class Registry:
             self._changed[topic.name] = None
 
     def _encode_changed(self) -> Callable[[], None]:
-        """Encode the parts that changed, and write them all."""
+        """Encode the entries that changed; returns the work that writes all of them."""
         for name in self._changed:
             entry = self._entries.get(name)
             if entry is None:
@@ -128,7 +128,7 @@ class Registry:
         return partial(self._write, list(self._parts.values()))
 
     def _write(self, parts: list[bytes]) -> None:
-        # On another thread.
+        # On a disk thread.
         data = join_entries(parts, NSQ_VERSION)
         self._context.files.write_new(self._context.data.metadata, data)
 

@@ -1,8 +1,8 @@
-"""A small file of metadata that is always written whole: nsqd.dat, damage.json, patterns.json.
+"""A small metadata file that is always rewritten: nsqd.dat, damage.json, patterns.json.
 
-Rule 1: one write at a time; changes made meanwhile go together with the next one, so creating ten
-        thousand channels does not write ten thousand files.
-Rule 2: a write that failed shows in health and is tried again, until the end has begun.
+Rule 1: one write at a time; changes made meanwhile share the next one, so creating ten thousand
+        channels does not write ten thousand files.
+Rule 2: a failed write shows in health and is retried, until shutdown.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from penstock.engine.health import Health
 
 
 class SavedFile:
-    """The way of one such file to the disk.
+    """Writes one such file.
 
-    ``encode`` is called on the loop when a write begins, and returns what to do on a thread.
+    ``encode`` is called on the loop when a write begins, and returns the work for a disk thread.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class SavedFile:
         self._health = health
         self._name = name
         self._encode = encode
-        self._next: Ticket | None = None  # of what is to be written
+        self._next: Ticket | None = None  # of the next write
         self._last = settled()  # the newest write
         self._writing = False
 
     def save(self) -> Ticket:
-        """Settled when the file has all that is known now."""
+        """Write the file; the ticket is settled when it has the current state."""
         if self._next is None:
             self._next = Ticket()
         ticket = self._next
@@ -49,7 +49,7 @@ class SavedFile:
         return ticket
 
     def saved(self) -> Ticket:
-        """Settled when all that was given to save() is on disk, also if the last write failed."""
+        """A ticket settled when all earlier saves are on disk; retries if the last write failed."""
         if self._next is not None:
             return self._next
         return self.save() if self._last.error is not None else self._last
@@ -66,7 +66,7 @@ class SavedFile:
 
     def _written(self, ticket: Ticket, _: None, error: Exception | None) -> None:
         self._writing = False
-        self._health.heard_journal(self._name, error)
+        self._health.record_journal(self._name, error)
         if error is not None and not self._context.supervisor.exiting:
             self._context.retry(self._again)
         ticket.settle(error)

@@ -1,10 +1,10 @@
-"""Which records are done, on disk: checkpoints of slot files, and the end of a file.
+"""Checkpoints: which records of slot files are done; and removing finished files.
 
-Rule 1: a checkpoint is written only for messages whose topic logs are synced; the engine says so.
-Rule 2: until then the slot is open: the logs keep the segments that carry its origins.
-Rule 3: a slot file goes only after all its records are done and in a durable checkpoint.
-Rule 4: its checkpoints go only after deferred.counts says that the slot is gone: until then they
-        tell a start that nothing of it is missing.
+Rule 1: a checkpoint is written only for messages whose topic logs the engine has synced.
+Rule 2: until then the slot is open: the logs keep the segments that contain its origins.
+Rule 3: a slot file is removed only after all its records are done and in a durable checkpoint.
+Rule 4: its checkpoints are removed only after deferred.counts records that the slot is gone: until
+        then they show a start that none of it is missing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Entry(NamedTuple):
 
 
 class Checkpoints:
-    """What is done and not yet checkpointed."""
+    """Records that are done and not yet checkpointed."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Checkpoints:
         self._offered: dict[int, Fired] = {}  # by id()
         self._void: dict[int, array[int]] = {}
         self._gone: list[SlotFile] = []
-        self._left: list[SlotName] = []  # of which only the checkpoints are left
+        self._left: list[SlotName] = []  # only their checkpoints are left
         self._busy = False
 
     @property
@@ -70,7 +70,7 @@ class Checkpoints:
         )
 
     def add(self, file: SlotFile, topic: str, instance: int, ordinals: Sequence[int]) -> None:
-        """These are in the topic's log, which is not known to be synced."""
+        """These are in the topic's log, which may not be synced yet."""
         file.unchecked_count += len(ordinals)
         fired = self._fired.get((file.number, instance))
         if fired is None:
@@ -85,7 +85,7 @@ class Checkpoints:
             self._void.setdefault(file.number, array("I")).extend(ordinals)
 
     def due(self) -> list[Fired]:
-        """What waits for its log to be synced; the same again until ``write`` gets it."""
+        """What waits for a sync of its log; returned again until passed to ``write``."""
         if self._busy:
             return []
         self._damage.flush()
@@ -97,7 +97,7 @@ class Checkpoints:
     def write(self, synced: Iterable[Fired]) -> None:
         """The logs of ``synced`` are synced: checkpoint these, and remove finished files."""
         if self._busy:
-            return  # they are offered again
+            return  # the next due() returns them again
         entries: dict[int, _Entry] = {}
         for number in [n for n in self._void if not self._table.files[n].pin_count]:
             entries[number] = _Entry(self._table.files[number], self._void.pop(number), [])
@@ -117,7 +117,7 @@ class Checkpoints:
             self._remove()
 
     def _append_all(self, batch: list[_Entry]) -> list[int | Exception]:
-        # Runs on another thread.
+        # On a disk thread.
         outcomes: list[int | Exception] = []
         store = self._table.store
         for file, void, fired in batch:
@@ -173,7 +173,7 @@ class Checkpoints:
             self._counts.note(stated._replace(fired_size=size, fired_count=file.fired_count))
 
     def settle(self, file: SlotFile) -> None:
-        """Take ``file`` out of the table if nothing in it is needed any more."""
+        """Drop ``file`` from the table if nothing in it is needed any more."""
         if file.finished and file.number in self._table.files:
             self._retire(file)
             self._table.drop(file)
@@ -225,7 +225,7 @@ class Checkpoints:
             self._left.extend(names)
 
     def take_over(self, name: SlotName) -> None:
-        """Of a slot that an earlier process finished only the checkpoints are left."""
+        """An earlier process finished this slot; only its checkpoints are left to remove."""
         self._left.append(name)
 
     def open_slots(self) -> set[int]:

@@ -1,12 +1,11 @@
-"""Keeps deferred.counts: what must be there of every slot file.
+"""Keeps deferred.counts: how much each slot file must contain.
 
-Rule 1: one write at a time, durable when it ends; what is noted meanwhile goes with the next one.
-        So all who wait share a sync (--sync-every=1), however many slots they wrote to.
+Rule 1: one write at a time, durable when it ends; changes noted meanwhile go into the next one.
+        So with --sync-every=1 all waiting clients share a sync, however many slots they use.
 Rule 2: a publish does not fail because of the counts: its record is durable.  While they cannot be
-        written health says so, and they are tried again.
-Rule 3: after a failed write nobody knows how the file ends, so the next one is a whole file.
-Rule 4: a file that cannot be read is left alone until it can be; nothing is compared with it and
-        nothing is written to it meanwhile.
+        written, health reports it and the write is retried.
+Rule 3: after a failed write the end of the file is unknown, so the next write rewrites the file.
+Rule 4: while the file cannot be read, it is neither compared nor written.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from penstock.storage.slot_counts import (
 from penstock.storage.slots import SlotName
 
 SOURCE = "deferred.counts"
-# Entries in the file before it is written anew: superseded ones are most of them by then.
+# The file is rewritten above this many entries: most of them are superseded by then.
 ENTRY_COUNT_MIN = 4096
 ENTRY_FACTOR = 4
 
@@ -36,15 +35,15 @@ Done = Callable[[Exception | None], None]
 
 
 class Reports(NamedTuple):
-    """Where the deferred queue tells of damage and of disks that fail."""
+    """Where the deferred queue reports damage and failing disks."""
 
     damage: Callable[[str, str, int | None], None]  # a text, a path, messages lost if known
-    failing: Callable[[str, Exception | str], None]  # a source and what is wrong with it
+    failing: Callable[[str, Exception | str], None]  # a source and its error
     working: Callable[[str], None]
 
 
 class SlotCounts:
-    """What is stated of each slot, and the way of changes into the file."""
+    """The counts of each slot; writes changes to the file."""
 
     def __init__(
         self, file: CountsFile, disk: Disk, reports: Reports, loaded_late: Callable[[], None]
@@ -60,14 +59,14 @@ class SlotCounts:
         self._readable = False
         self._whole = False
         self._busy = False
-        self.exists = False  # the file is there, durably: new slot files may say that it is
+        self.exists = False  # the file exists durably: the headers of new slot files may state that
         self.missing = False  # there was no file
-        self.damaged = False  # there was one, and something in it was lost
+        self.damaged = False  # there was one, and some of it was lost
 
     # Start
 
     def load(self) -> None:
-        """Read the file.  Blocking; StorageError if a later version wrote it."""
+        """Read the file.  Blocking; raises StorageError if a later version wrote it."""
         try:
             loaded = self.file.load()
         except OSError as error:
@@ -88,20 +87,20 @@ class SlotCounts:
         self._whole = not loaded.neat
         if loaded.damage:
             self.damaged = True
-            self._tell_damage(loaded.damage)
+            self._report_damage(loaded.damage)
 
-    def _tell_damage(self, what: str) -> None:
+    def _report_damage(self, what: str) -> None:
         path = self.file.path
-        text = f"{path}: {what}; what is missing of slot files may go unnoticed this time"
+        text = f"{path}: {what}; missing data in slot files may go unnoticed this time"
         self._reports.damage(text, path, 0)
 
-    def tell_missing(self) -> None:
-        """There is no file, though slot files say that there was one."""
+    def report_missing(self) -> None:
+        """There is no file, but slot files state that there was one."""
         self.damaged = True
-        self._tell_damage("missing")
+        self._report_damage("missing")
 
     def settle(self) -> None:
-        """Write the file whole if it is not.  Blocking, at start: no slot may come before it."""
+        """Rewrite the file if needed.  Blocking, at start: it must exist before new slot files."""
         if self._readable and self._whole:
             try:
                 self.file.write_whole(self._counts.values())
@@ -113,7 +112,7 @@ class SlotCounts:
             self._whole = False
         self.exists = self._readable
 
-    # What is stated
+    # Counts
 
     @property
     def readable(self) -> bool:
@@ -126,14 +125,14 @@ class SlotCounts:
         return list(self._counts.values())
 
     def note(self, count: SlotCount) -> None:
-        """This much is synced; ``commit`` makes the statement durable."""
+        """Record what is synced; ``commit`` makes the record durable."""
         number = count.name.number
         if self._counts.get(number) != count:
             self._counts[number] = count
             self._changed[number] = count.name
 
     def forget(self, name: SlotName) -> None:
-        """The slot is gone: nothing is missing if there is no such file."""
+        """The slot is gone: its file is not expected any more."""
         if self._counts.pop(name.number, None) is not None or not self._readable:
             self._changed[name.number] = name
 
@@ -141,13 +140,13 @@ class SlotCounts:
 
     @property
     def wanted(self) -> bool:
-        """Something is to be written, or the file to be read, and nothing is under way."""
+        """Whether there is something to write or read, and nothing is in progress."""
         return not self._busy and (
             not self._readable or self._whole or bool(self._changed or self._waiting)
         )
 
     def commit(self, done: Done | None = None) -> None:
-        """Write what was noted; ``done`` is called when it is durable, or cannot be."""
+        """Write all changes; ``done`` is called when they are durable, or with the error."""
         if done is not None:
             self._waiting.append(done)
         if not self._busy:
@@ -205,7 +204,7 @@ class SlotCounts:
             self._whole = True
             self._changed = changed | self._changed
             if isinstance(error, CorruptError):
-                self._tell_damage("cut or removed while nsqd was running")
+                self._report_damage("cut or removed while nsqd was running")
             self._reports.failing(SOURCE, error)
         self._settle(waiting, error)
         if self._waiting and not self._busy:

@@ -1,11 +1,11 @@
-"""Damage to slot files: judged, kept as evidence, reported once with the messages it cost.
+"""Damage to slot files: detected, kept as evidence, reported once with the messages it cost.
 
-Rule 1: what was synced must be there (deferred.counts says how much).  Whatever is bad or missing
-        of it is damage.  What was not synced may be torn by a power cut: that is only logged.
-Rule 2: a file made before there were counts is judged by itself: bad bytes that good records follow
-        are damage, bad bytes at its end are torn.
+Rule 1: what was synced must exist (deferred.counts has how much).  Bad or missing bytes of it are
+        damage.  Unsynced bytes may be torn by a power cut: that is only logged.
+Rule 2: a file from before there were counts is judged by its contents: bad bytes before good
+        records are damage, bad bytes at the end are torn.
 Rule 3: evidence is copied before the report, and the file stays until then.
-Rule 4: a read that fails is neither (engine/deferred/loader.py tries again).
+Rule 4: a failed read is neither (engine/deferred/loader.py retries it).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.storage.slots import HEADER_SIZE
 
 log = logging.getLogger(__name__)
 
-# Of a file that was cut, this much before the cut is kept as evidence.
+# Bytes before the end of a truncated file that are kept as evidence.
 TAIL_SIZE = 64 * 1024
 
 
@@ -35,7 +35,7 @@ class _Bodies:
 
 
 class SlotDamage:
-    """What is wrong with slot files, on its way to the reports."""
+    """Finds damage to slot files and reports it."""
 
     def __init__(self, table: SlotTable, changed: Callable[[SlotFile], None]) -> None:
         self._table = table
@@ -49,7 +49,7 @@ class SlotDamage:
         return bool(self._bodies)
 
     def judge(self, file: SlotFile) -> None:
-        """All of ``file``, which was found, has been read for the first time."""
+        """Check ``file``, found at start, after all of it was read for the first time."""
         stated = file.stated
         if stated is None:
             corrupt = file.uncounted and (
@@ -83,7 +83,7 @@ class SlotDamage:
         if stated is not None:
             cost = f"{lost} of {stated.record_count} messages are lost"
         else:
-            cost = "nobody can count the messages lost" if lost is None else "no message is lost"
+            cost = "how many messages are lost is unknown" if lost is None else "no message is lost"
         self.report(file, "; ".join([*parts, cost]), lost, offset, end)
 
     def _torn(self, file: SlotFile, what: str) -> None:
@@ -94,7 +94,7 @@ class SlotDamage:
     def report(
         self, file: SlotFile, what: str, lost: int | None, offset: int = 0, end: int = 0
     ) -> None:
-        """Report damage to ``file``; the bytes from ``offset`` to ``end`` are kept first."""
+        """Report damage to ``file``, after copying the bytes from ``offset`` to ``end``."""
         file.damaged = True
         if offset >= end:
             self._reported(file, what, lost, None)
@@ -124,7 +124,7 @@ class SlotDamage:
         self._table.reports.damage(f"{path}: {what}{copied}", path, lost)
 
     def missing(self, file: SlotFile, lost: int) -> None:
-        """The file is gone, and with it ``lost`` messages that were never delivered."""
+        """The file is gone, with ``lost`` undelivered messages."""
         self._table.corrupt_count += lost or 1
         self.report(file, f"missing; {lost} messages are lost", lost)
 
@@ -135,7 +135,7 @@ class SlotDamage:
         self._table.reports.damage(f"{path}: {what}", path, 0)
 
     def bodies(self, file: SlotFile, damaged: list[tuple[int, int, int]]) -> None:
-        """These records, (ordinal, offset, size) each, were bad when they were due."""
+        """These records, (ordinal, offset, size) each, were found bad when they were due."""
         sure = [row for row in damaged if not file.found or row[1] < file.whole_size]
         if len(sure) < len(damaged):
             self._torn(file, f"{len(damaged) - len(sure)} messages at {damaged[0][1]}")
@@ -148,7 +148,7 @@ class SlotDamage:
             file.damaged = True
 
     def finish(self, done: Callable[[], None]) -> None:
-        """Report everything that was found; ``done`` is called after the last report."""
+        """Report all damage found; ``done`` is called after the last report."""
         self._finished.append(done)
         self.flush()
         self._check_finished()
@@ -160,7 +160,7 @@ class SlotDamage:
                 done()
 
     def flush(self) -> None:
-        """Report what was found damaged when it was due; once a second, not once a message."""
+        """Report records found damaged when due: once a second, not once per message."""
         found, self._bodies = self._bodies, {}
         for bodies in found.values():
             what = f"{bodies.count} messages are damaged and lost, from {bodies.offset}"

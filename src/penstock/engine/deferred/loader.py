@@ -1,10 +1,10 @@
-"""Reads slot files piece by piece: into the schedule when their time is near, and to count them.
+"""Reads slot files piece by piece: into the schedule when they are near, and to count them.
 
-Rule 1: one piece is read at a time, on another thread, and taken in at once: the loop never waits.
-Rule 2: files are read in the order of their due times, those that are near before those that are
-        only counted.  Nothing is fired that is due after something still to be read (``barrier``).
-Rule 3: a file that cannot be read is tried again after growing pauses, shows in health, and holds
-        nobody up meanwhile.  Only what was read, or a name that is not there, is judged as damage.
+Rule 1: one piece is read at a time, on a disk thread, and indexed on the loop, which never waits.
+Rule 2: files are read in the order of their due times, near ones before those that are only
+        counted.  No message is fired before an earlier one that is still to be read (``barrier``).
+Rule 3: a file that cannot be read is retried after growing pauses, shows in health, and delays no
+        other file.  Only bytes that were read, or a missing file, can be damage.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from penstock.engine.deferred.syncer import SlotSync
 from penstock.engine.deferred.writer import NEAR_NS
 from penstock.storage.slots import HEADER_SIZE
 
-LATER_VERSION_LOOK_NS = 60_000_000_000
+LATER_VERSION_RETRY_NS = 60_000_000_000
 
 
 class SlotLoader:
-    """Brings near slot files into the schedule; counts those found at start."""
+    """Loads near slot files into the schedule; counts those found at start."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SlotLoader:
         self._changed = changed
         self._wake = wake
         self._queue: list[tuple[int, int]] = []  # (next_ns, number) of files not fully indexed
-        self._broken: list[tuple[int, SlotFile]] = []  # (when to try again, monotonic)
+        self._broken: list[tuple[int, SlotFile]] = []  # (time of the retry, monotonic)
         self._uncounted: dict[int, SlotFile] = {}  # by number, soonest first
         self._current: SlotFile | None = None  # being loaded
         self._offset = 0
@@ -72,8 +72,8 @@ class SlotLoader:
     def barrier_ns(self) -> int:
         """Everything due before this is in the schedule.
 
-        What the schedule has no room for does not count: it is later than what is in there, and
-        there is room only after that is taken.
+        Files that the schedule has no room for do not count: they are due later than everything
+        in it, and there is room only after that is taken.
         """
         self._drop_stale()
         queued_ns = self._queue[0][0] if self._queue and self._has_room() else NEVER
@@ -81,7 +81,7 @@ class SlotLoader:
 
     @property
     def next_ns(self) -> int:
-        """When ``advance`` has something to do, if it does not call ``wake`` before."""
+        """When to call ``advance`` next, unless ``wake`` is called before."""
         if self._reading:
             return NEVER
         if self._uncounted or self._current:
@@ -92,7 +92,7 @@ class SlotLoader:
             clock = self._table.clock
             wait_ns = min(retry_ns for retry_ns, _ in self._broken) - clock.monotonic_ns()
             if wait_ns <= 0:
-                return 0  # whatever the wall clock says by the time somebody compares
+                return 0  # due now, even if the wall clock is stepped meanwhile
             next_ns = min(next_ns, clock.wall_ns() + wait_ns)
         return next_ns
 
@@ -109,7 +109,7 @@ class SlotLoader:
         return not schedule.limited or self._queue[0][0] < schedule.limit_ns
 
     def advance(self, now_ns: int) -> None:
-        """Read on, if there is anything to read and nothing is being read."""
+        """Start the next read, if there is one and none is in progress."""
         self._now_ns = now_ns
         self.take_fallen()
         if self._broken:
@@ -117,7 +117,7 @@ class SlotLoader:
         self._pump()
 
     def _pump(self) -> None:
-        # A disk that answers at once would otherwise recurse once a piece.
+        # A disk that answers synchronously would otherwise recurse once per piece.
         if not self._pumping:
             self._pumping = True
             while not self._reading and self._choose():
@@ -154,7 +154,7 @@ class SlotLoader:
         return False
 
     def take_fallen(self) -> None:
-        # Slots that the schedule had no room for: they are read again when there is.
+        # Slots that the schedule dropped for lack of room are read again when there is room.
         fallen = self._table.schedule.fallen
         while fallen:
             file = fallen.pop()
@@ -163,10 +163,10 @@ class SlotLoader:
 
     def _start(self, file: SlotFile) -> None:
         if any(file is broken for _, broken in self._broken):
-            return  # its pause is not over; then it is added again
+            return  # its pause is not over; it is added again afterwards
         floor_ns, file.next_ns = file.next_ns, NEVER
         if file.primed and not file.size:
-            # Empty; or its first write is still under way, and will find it near.
+            # Empty; or its first write is still in progress and indexes it.
             self._changed(file)
             return
         file.floor_ns = floor_ns
@@ -186,10 +186,10 @@ class SlotLoader:
         if piece is None:
             self._stop(file, self._table.read_failed(file, error or OSError("cannot be read")))
         elif piece.later_version:
-            # The start did not see it, since the header could not be read then.
+            # Not noticed at start because the header could not be read.
             what = f"written by a later version (format {piece.later_version})"
             self._table.read_failed(file, what)
-            self._stop(file, LATER_VERSION_LOOK_NS)
+            self._stop(file, LATER_VERSION_RETRY_NS)
         else:
             self._table.read_works(file)
             if piece.primed is not None:
@@ -258,10 +258,10 @@ class SlotLoader:
         file.good_end = max(file.good_end, records.good_end)
 
     def _judge(self, file: SlotFile) -> None:
-        """The whole file was read for the first time: compare it with what must be there."""
+        """All of the file was read for the first time: compare it with the counts."""
         self._damage.judge(file)
         if file.stated is None or not file.counts().agrees(file.stated):
-            # What a killed process wrote counts from now on, so a power cut must not take it.
+            # Records that a killed process wrote count from now on, so sync them.
             self._syncing.wrote(file, 1)
 
     def _loaded(self, file: SlotFile) -> None:
@@ -278,7 +278,7 @@ class SlotLoader:
         self.add(file)
 
     def _lose(self, file: SlotFile) -> None:
-        """The file is not there any more."""
+        """The file no longer exists."""
         lost = file.unindexed_count
         stated = file.stated
         if not file.counted:

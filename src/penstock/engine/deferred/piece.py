@@ -1,4 +1,4 @@
-"""What a thread reads of a slot file: a piece of it, and the first time what stands around it."""
+"""Reads a piece of a slot file on a disk thread; the first time also header and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.storage.slots import VERSION, FiredRuns, SlotHeader, SlotName, Slo
 
 
 class Primed(NamedTuple):
-    """Header, size and checkpoints of a file that was found."""
+    """Header, size and checkpoints of a file found at start."""
 
     header: SlotHeader | None
     size: int
@@ -23,7 +23,7 @@ class Primed(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Records of a piece, and where the file ends.  No records: the file is missing."""
+    """Records of a piece, and the end of the file.  ``records`` is None if the file is missing."""
 
     records: SlotRecords | None
     end: int
@@ -39,7 +39,7 @@ def read_piece(
     known: bool,
     stated: SlotCount | None,
 ) -> Piece:
-    """Read the piece at ``offset``; if the file is not ``known`` yet, what is around it first."""
+    """Read the piece at ``offset``; unless ``known``, also the file's header and checkpoints."""
     primed = None
     try:
         if not known:
@@ -70,7 +70,7 @@ def _prime(
     torn = bool(fired.bad_size) and not damage
     fired_size, fired_count = fired.size, fired.ordinal_count
     if fired.bad_size:
-        # On a full disk they stay as they are: what is bad in them is passed over.
+        # On a full disk they stay as they are: readers skip the bad bytes.
         with suppress(OSError):
             fired_size = store.rewrite_fired(name, fired.runs)
     return Primed(header, size, fired.runs, fired_size, fired_count, torn, damage)
@@ -79,7 +79,7 @@ def _prime(
 def fired_damage(
     store: SlotStore, name: SlotName, fired: FiredRuns, stated: SlotCount | None
 ) -> str:
-    """What is wrong with checkpoints, with a copy of them made; "" if nothing is."""
+    """Describe damage to the checkpoints and keep a copy; "" if there is none."""
     if stated is None:
         if not fired.corrupt_size:
             return ""

@@ -2,19 +2,19 @@
 
     defer() -> batch -> slot file -> schedule (when near) -> take() -> topic log -> fired()
                                                                           |
-                              slot file goes <- .fired <- checkpoint() <- log synced
+                              slot file removed <- .fired <- checkpoint() <- log synced
 
-Rule 1: never early.  ``take`` compares wall-clock due times with the time it is given; nothing is
-        armed on a timer, so a clock that steps back makes messages wait and one that steps ahead
-        makes them due.
-Rule 2: never lost.  A record leaves the schedule only for the engine, and comes back if that fails.
-        Its file goes only when all its records are done and checkpointed.
-Rule 3: never twice.  What is in a topic log carries its origin (slot, ordinal); a restart is told
-        the origins, reads the checkpoints, and fires the rest.
-Rule 4: memory follows what is near, 32 bytes a message and ``near_count_max`` of them; bodies stay
-        on disk.
-Rule 5: all methods are called on the loop and do not wait; ``wake`` and ``dirty`` may be called
-        from inside of them and must not call back at once.
+Rule 1: never early.  ``take`` compares wall-clock due times with the time it is given; no timer is
+        set per message, so a clock that steps back delays messages and one that steps ahead makes
+        them due.
+Rule 2: never lost.  A record leaves the schedule only to be fired, and returns if that fails.  Its
+        file is removed only when all its records are done and checkpointed.
+Rule 3: never twice.  A fired message has its origin (slot, ordinal) in the topic log; a restart
+        collects the origins, reads the checkpoints, and fires the others.
+Rule 4: memory is used only for near messages: 32 bytes each, at most ``near_count_max``; bodies
+        stay on disk.
+Rule 5: all methods are called on the loop and do not wait; they may call ``wake`` and ``dirty``,
+        which must not call back synchronously.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from penstock.storage.slots import SlotStore, new_generation
 
 __all__ = ["FOREVER", "NEVER", "DeferredQueue", "Due", "Fired"]
 
-# As a void stamp: everything of this instance is void, because its topic is gone.
+# As a void stamp: all messages of this instance are void, because its topic is gone.
 FOREVER = (1 << 63) - 1
 
 NEAR_COUNT_MAX = 1_000_000
 
-# Neighbours in a file are read as one when no more than this lies between them.
-GAP_SIZE_MAX = 16 * 1024  # a read of its own would cost as much as copying 30 KB
+# Neighbours in a file are read together if at most this is between them.
+GAP_SIZE_MAX = 16 * 1024  # a separate read costs as much as copying 30 KB
 READ_SIZE_MAX = 512 * 1024
 
 Range = tuple[Slot, int, int, int, int]
@@ -57,8 +57,8 @@ class DeferredQueue:
     """All deferred messages of a broker.
 
     ``void_before(instance)`` gives the stamp before which messages of a topic instance are void: 0
-    if none are, FOREVER if there is no such instance.  The topic's journal keeps it; the queue
-    asks, and is told by ``purge`` when it moves.
+    if none are, FOREVER if there is no such instance.  The topic's journal keeps it; ``purge`` is
+    called when it changes.
     """
 
     def __init__(
@@ -118,10 +118,9 @@ class DeferredQueue:
     # Start
 
     def recover(self, fired: Mapping[int, Iterable[int]]) -> None:
-        """Go on where the last process stopped; ``fired`` are the origins found in topic logs.
+        """Resume where the last process stopped; ``fired`` are the origins found in topic logs.
 
-        Reads no records: slots are read in the background, from the first ``take`` on, as they come
-        near.
+        Reads no records: from the first ``take`` on, slots are read in the background when near.
         """
         self.opening.find()
         self.opening.clear()
@@ -129,13 +128,13 @@ class DeferredQueue:
             if number in fired:
                 self.table.set_origins(file, list(fired[number]))
             self.loader.add(file)
-        self.opening.tell_missing(fired)
+        self.opening.report_missing(fired)
         self._counts.settle()
 
     def _loaded_late(self) -> None:
-        self.opening.tell_missing({})
+        self.opening.report_missing({})
 
-    # In
+    # Accepting
 
     def unpin(self, file: SlotFile) -> None:
         file.pin_count -= 1
@@ -155,7 +154,7 @@ class DeferredQueue:
         return True
 
     def finish(self, save_reports: Callable[[], Ticket]) -> Ticket:
-        """The end: what was accepted is written and synced, what was found damaged is reported."""
+        """Shutdown: write and sync all accepted messages, report all damage found."""
         ticket = Ticket()
 
         def synced(error: Exception | None) -> None:
@@ -164,11 +163,11 @@ class DeferredQueue:
         self._damage.finish(partial(self.writer.finish, synced))
         return ticket
 
-    # Out
+    # Firing
 
     @property
     def next_due_ns(self) -> int:
-        """When ``take`` has something to do (wall time), or NEVER; ``wake`` may come first."""
+        """When to call ``take`` next (wall time), or NEVER; ``wake`` may be called before."""
         if self._ready:
             return 0
         next_ns = min(self.loader.next_ns, self._memory[0][0] if self._memory else NEVER)
@@ -180,8 +179,8 @@ class DeferredQueue:
     def take(self, now_ns: int, count_max: int, size_max: int) -> list[Due]:
         """Messages due at ``now_ns``, soonest first, up to ``count_max`` and ``size_max`` bytes.
 
-        One message may be larger.  Each must come back in ``fired``, ``failed`` or ``void``.  Where
-        the disk has to be waited for, fewer are returned and ``wake`` is called later.
+        A single message may be larger.  The caller must pass each to ``fired``, ``failed`` or
+        ``void``.  If bodies must be read from disk, it returns fewer and calls ``wake`` later.
         """
         self.loader.advance(now_ns)
         taken = self._take_memory(now_ns, count_max)
@@ -237,7 +236,7 @@ class DeferredQueue:
         return [due for due in out if due is not None]
 
     def _read_cold(self, cold: list[Range]) -> list[bytes | OSError]:
-        # Runs on another thread.
+        # On a disk thread.
         found: list[bytes | OSError] = []
         store = self.table.store
         for file, offset, size, _, _ in cold:
@@ -297,7 +296,7 @@ class DeferredQueue:
                 self.checkpoints.add(file, topic, instance, ordinals)
 
     def failed(self, dues: list[Due]) -> None:
-        """These could not be fired: they are due again in a moment."""
+        """These could not be fired: retry them soon."""
         retry_ns = self.table.clock.wall_ns() + RETRY_NS
         for due in dues:
             if due.slot:
@@ -307,7 +306,7 @@ class DeferredQueue:
                 self._memory_size += len(due.body)
 
     def void(self, dues: list[Due]) -> None:
-        """These have nowhere to go: their topic is gone or was emptied."""
+        """Discard these: their topic is gone or was emptied."""
         self.table.void_count += len(dues)
         for (number, _), (_, ordinals) in self._schedule.group(dues).items():
             if number:
@@ -318,16 +317,17 @@ class DeferredQueue:
     # Counts
 
     def cut(self, instance: int, stamp: int) -> None:
-        """``stamp``, later than any given so far, will be asked about or purged at.
+        """Count messages before and after ``stamp`` apart, for a later purge or count at it.
 
-        After a restart it is called for each stamp in the journals, before the first ``take``.
+        ``stamp`` is later than all before.  After a restart it is called for each stamp in the
+        journals, before the first ``take``.
         """
         self.tallies.cut(instance, stamp, self.loader.counted)
 
     def purge(self, instance: int, stamp: int) -> int:
         """Messages accepted before ``stamp`` are void now; returns how many were pending.
 
-        The counts drop at once; the records themselves are passed over when they are due.
+        The counts drop at once; the records themselves are skipped when they are due.
         """
         dropped = self.tallies.purge(instance, stamp)
         kept = [item for item in self._memory if item[2].stamp >= self._void_stamp_of(item[2])]
@@ -345,7 +345,7 @@ class DeferredQueue:
         """Pending messages of a topic by the start (Unix seconds) of the hour of their due time."""
         return {hour * 3600: count for hour, count in self.tallies.due_hours(instance).items()}
 
-    # Between the parts
+    # Callbacks
 
     def _changed(self, file: SlotFile) -> None:
         self.checkpoints.settle(file)
@@ -357,7 +357,7 @@ class DeferredQueue:
         self.checkpoints.add(file, topic, instance, [ordinal])
 
     def check(self) -> None:
-        """Raise AssertionError if the parts disagree; tests call it."""
+        """Raise AssertionError if an invariant is violated; tests call it."""
         self._schedule.check()
         for file in self.table.files.values():
             assert file.near_count >= 0 and file.firing_count >= 0 and file.unchecked_count >= 0

@@ -1,7 +1,7 @@
-"""The folder of slots at start: what is there, what must be there, and what may not be touched.
+"""The folder of slots at start: which files exist, and which are missing.
 
-Blocking, before anybody is connected.  Headers are read, since a file of a later version refuses
-the start; records are not.
+Blocking, before a client can connect.  Headers are read, because nsqd must not start with a file of
+a later version; records are not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class SlotOpening:
-    """Finds the slot files, and compares them with the counts."""
+    """Finds the slot files and compares them with the counts."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SlotOpening:
     def find(self) -> set[int]:
         """Add the slot files to the table; returns their numbers and those of the missing ones.
 
-        StorageError if a later version wrote one.
+        Raises StorageError if a later version wrote one.
         """
         if not self._opened:
             self._opened = True
@@ -49,39 +49,39 @@ class SlotOpening:
                 counted = self._check(name) or counted
                 self._table.add(SlotFile(name, name.start_ns, found=True))
             if counted and self._counts.missing:
-                self._counts.tell_missing()
+                self._counts.report_missing()
         return {*self._table.files, *(count.name.number for count in self._counts.all())}
 
     def clear(self) -> None:
-        """Remove checkpoints whose slot is gone; only now is it sure that nsqd starts."""
+        """Remove checkpoints whose slot is gone; called when it is certain that nsqd starts."""
         if self._counts.readable:
             self._table.store.list({count.name.number for count in self._counts.all()})
 
     def _check(self, name: SlotName) -> bool:
-        """Whether its process kept counts; StorageError if that was of a later version."""
+        """Whether the process that wrote it kept counts; StorageError if it was a later version."""
         store = self._table.store
         try:
             header = store.header(name)
         except OSError:
-            return False  # tried again when it is read
+            return False  # retried when it is loaded
         if header is not None and header.version > VERSION:
             path = store.path(name.slot_file)
             raise StorageError(f"{path}: written by a later version (format {header.version})")
         return header is not None and header.counted
 
-    def tell_missing(self, fired: Mapping[int, Iterable[int]]) -> None:
-        """Report the slot files that are not there; ``fired`` are origins found in topic logs."""
+    def report_missing(self, fired: Mapping[int, Iterable[int]]) -> None:
+        """Report missing slot files; ``fired`` are the origins found in topic logs."""
         for stated in self._counts.all():
             number = stated.name.number
             if number not in self._table.files:
-                self._tell_missing(stated, fired.get(number, ()))
+                self._report_missing(stated, fired.get(number, ()))
 
-    def _tell_missing(self, stated: SlotCount, fired: Iterable[int]) -> None:
+    def _report_missing(self, stated: SlotCount, fired: Iterable[int]) -> None:
         store, name = self._table.store, stated.name
         try:
             runs = store.read_fired(name).runs
         except OSError as error:
-            # Perhaps all of it was delivered: the next start finds out.
+            # All of it may have been delivered: the next start checks again.
             log.error("%s: %s; its slot file is missing", store.path(name.fired_file), error)
             return
         done = Bits()

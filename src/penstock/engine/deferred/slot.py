@@ -1,4 +1,4 @@
-"""One slot file as the deferred queue knows it, and the table of all of them."""
+"""The state of a slot file, and the table of all of them."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from penstock.engine.disk import Disk
 from penstock.storage.slot_counts import ORDINAL_END, SlotCount
 from penstock.storage.slots import HEADER_SIZE, SlotName, SlotStore
 
-# What cannot be read is tried again after the first pause, then after twice as long each time.
+# A failed read is retried after the first pause; each pause is twice as long as the last.
 RETRY_NS = 100_000_000
 RETRY_NS_MAX = 4_000_000_000
-# Files that health names; the others are named when these can be read again.
+# Failing files shown in health at once; others are shown when these can be read again.
 FAILING_COUNT_MAX = 32
 
 
 class SlotFile(Slot):
-    """A slot file and everything that is on its way into or out of it."""
+    """A slot file, with its pending writes and reads."""
 
     def __init__(self, name: SlotName, next_ns: int, *, found: bool) -> None:
         super().__init__(name.number, next_ns)
         self.name = name
-        self.found = found  # made by an earlier process: read, never appended to
+        self.found = found  # written by an earlier process: read, never appended to
         self.primed = not found  # its size and .fired are known
-        self.size = 0  # of what is written; 0 before the first append
+        self.size = 0  # bytes written; 0 before the first append
         self.synced_size = 0  # how much of it this process has synced
         self.ordinal = 0  # of the next record
-        self.batch: SlotBatch | None = None  # accepted, not yet on its way
+        self.batch: SlotBatch | None = None  # accepted, not being written yet
         self.ticket: Ticket | None = None
-        self.begun = found  # there may be a file on disk
-        self.queued = False  # waits for a thread to write it
+        self.begun = found  # a file may exist on disk
+        self.queued = False  # waits for a disk thread
         self.writing = False
         self.unsynced_count = 0
         self.syncing = False
         self.name_synced = found
-        self.rewrite = False  # a sync failed: the file is written anew
+        self.rewrite = False  # a sync failed: rewrite the file
         self.count_offset = HEADER_SIZE  # a scan has counted the records before it
         self.counted = not found
         self.floor_ns = NEVER  # while loading: nothing unindexed is due earlier
@@ -49,25 +49,25 @@ class SlotFile(Slot):
         self.fired_size = 0  # of .fired
         self.fired_count = 0  # ordinals in it
         self.damaged = False
-        self.retry_ns = 0  # the pause before it is read again; 0 while reading works
-        # Publications that may look for their rows here after a crash (R19): neither the file nor
-        # a word in .fired about records that were never accepted before they are through.  And
-        # copies of damaged parts that are being made.
+        self.retry_ns = 0  # the pause before the next read; 0 while reading works
+        # Publications that may search their rows here after a crash (R19), and copies of damaged
+        # bytes in progress.  While there are any, the file stays, and .fired gets no records
+        # that were never accepted.
         self.pin_count = 0
-        # Of a file that was found, while it is read for the first time:
-        self.stated: SlotCount | None = None  # what must be there
+        # For a file found at start, while it is read for the first time:
+        self.stated: SlotCount | None = None  # what it must contain
         self.sure_done_total = 0  # ordinals below sure_end that are done, in the file or not
         self.whole_size = 0  # up to here bodies were synced
-        self.uncounted = False  # made before there were counts, or these are lost
+        self.uncounted = False  # from before there were counts, or they are lost
         self.bad_header = False
-        self.bad_offset = -1  # the first byte that is no record
+        self.bad_offset = -1  # the first byte that is not a record
         self.bad_end = 0
         self.bad_size = 0
         self.good_end = 0  # where the last good record ends
 
     @property
     def finished(self) -> bool:
-        """Nothing in the file is needed any more, and nothing is on its way into it.
+        """Nothing in the file is needed any more, and nothing is being written to it.
 
         A file found at start has a ``next_ns`` until it is read, and its origins with it.
         """
@@ -81,11 +81,11 @@ class SlotFile(Slot):
 
     @property
     def unindexed_count(self) -> int:
-        """Records that were seen and are neither near nor firing nor done."""
+        """Known records that are neither near nor firing nor done."""
         return self.pending_count + self.done_count - len(self.known)
 
     def counts(self) -> SlotCount:
-        """What is to be stated of the file once all that is written of it is synced."""
+        """The counts to record once everything written is synced."""
         if self.found:
             count, ordinal_end = self.pending_count + self.done_count, ORDINAL_END
         else:
@@ -103,7 +103,7 @@ class SlotFile(Slot):
 
 
 class SlotTable:
-    """The slot files by number, with what all parts of the deferred queue share."""
+    """The slot files by number, and what the modules of the deferred queue share."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class SlotTable:
         self._health(error)
 
     def read_failed(self, file: SlotFile, error: Exception | str) -> int:
-        """``file`` cannot be read at the moment; returns the pause before it is tried again."""
+        """``file`` cannot be read at the moment; returns the pause before the retry."""
         self.error_count += 1
         file.retry_ns = min(max(RETRY_NS, 2 * file.retry_ns), RETRY_NS_MAX)
         if file.number not in self._failing and len(self._failing) < FAILING_COUNT_MAX:
@@ -161,7 +161,7 @@ class SlotTable:
         self.schedule.detach(file)
 
     def set_origins(self, file: SlotFile, ordinals: list[int]) -> None:
-        """Records that were found in topic logs: they have fired."""
+        """These records were found in topic logs: they have fired."""
         file.origins = Bits()
         for ordinal in ordinals:
             file.origins.add(ordinal)

@@ -1,8 +1,8 @@
-"""Syncs slot files, and states in deferred.counts what is synced.
+"""Syncs slot files, and records in deferred.counts what is synced.
 
-Rule 1: many files are synced in parts, a few parts at once, with one sync of the folder for each
-        part: the other threads stay free, and the loop has little to do for each.
-Rule 2: whoever waits for a sync hears of it after the counts are durable too.
+Rule 1: many files are synced in groups, a few groups at once, with one sync of the folder per
+        group: other threads stay free, and the loop has little to do for each.
+Rule 2: a sync is complete when the counts are durable too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Outcome = Exception | None
 
 
 class _Round:
-    """One call of ``sync``: the parts that are not begun, and how many are not through."""
+    """One call of ``sync``: the groups not started, and how many are not finished."""
 
     def __init__(
         self, parts: deque[list[SlotFile]], done: Callable[[Outcome], None] | None
@@ -36,7 +36,7 @@ class _Round:
 
 
 class SlotSync:
-    """What is written and not synced."""
+    """Tracks and syncs unsynced slot files."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class SlotSync:
         file.unsynced_count = 0
 
     def sync(self, done: Callable[[Outcome], None] | None = None) -> None:
-        """Sync what was written since the last sync, on other threads."""
+        """Sync what was written since the last sync, on disk threads."""
         files = [
             f
             for f in self._table.files.values()
@@ -92,7 +92,7 @@ class SlotSync:
             self._lane.submit(work, partial(self._synced_part, whole, part, stated))
 
     def _sync_part(self, files: list[SlotFile], fresh: list[bool]) -> list[Exception | None]:
-        # Runs on another thread.
+        # On a disk thread.
         outcomes: list[Exception | None] = []
         store = self._table.store
         for file in files:
@@ -137,7 +137,7 @@ class SlotSync:
                         counts._replace(fired_size=file.fired_size, fired_count=file.fired_count)
                     )
             else:
-                # The kernel forgets what it could not write: next time a new file is written (R8).
+                # The kernel may drop what it could not write: next time rewrite the file (R8).
                 self._table.write_failed(failure)
                 whole.error = whole.error or failure
                 file.rewrite = True

@@ -1,13 +1,12 @@
-"""Deferred messages on their way into slot files.
+"""Writes deferred messages to slot files.
 
-All messages accepted for a slot in one loop turn are one append and one ticket.
+All messages accepted for a slot in one turn of the loop share one append and one ticket.
 
-Rule 1: a message is in the schedule only after its record is written (and synced, if asked for).
-Rule 2: a failed append leaves nothing behind; where it cannot be undone, its ordinals are void.
-Rule 3: one write at a time per file, so that what fails can be cut off again.
-Rule 4: the loop itself appends only to files that are open, and for a bounded time in a turn.
-        Files are made and opened on other threads, a bounded number at once, however many slots a
-        client publishes to.
+Rule 1: a message enters the schedule only after its record is written (--sync-every=1: synced).
+Rule 2: a failed append is undone; if that fails too, its ordinals are void.
+Rule 3: one write at a time per file, so that a failed one can be truncated.
+Rule 4: the loop appends only to open files, and for a bounded time per turn.  Files are created and
+        opened on disk threads, a bounded number at once, however many slots a client uses.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ MS = 1_000_000
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 
-# Slots that begin within this are kept in the schedule from the start.
+# Slots that begin within this time are near: their records are indexed at once.
 NEAR_NS = 120 * 1_000_000_000
 
-# An hour with more records than this goes on in slots of a minute, so that it is read in parts.
+# An hour slot with this many records continues in minute slots, so that reads stay small.
 HOUR_COUNT_MAX = 100_000
 
-# A larger file would be long to write again after a failed sync.
+# Rewriting a larger file after a failed sync would take too long.
 FILE_SIZE_MAX = 256 * 1024 * 1024
 
-# An inline append that took longer sends the next second's to another thread (R9).
+# After an inline append slower than this, disk threads write for a while (R9).
 SLOW_NS = 10 * MS
 SLOW_PAUSE_NS = 1000 * MS
 
-# Files that are looked at in one turn, and how long the loop appends to them.
+# Files written in one turn, and how long the loop appends inline.
 FLUSH_COUNT_MAX = 256
 INLINE_NS = 1 * MS
 
-# Works on other threads at once, and files in each of them.
+# Writes on disk threads at once, and files in each of them.
 WORK_COUNT_MAX = 4
 WORK_FILE_MAX = 64
 
 
 class _Write(NamedTuple):
-    """One append on its way."""
+    """One append in progress."""
 
     file: SlotFile
     batch: SlotBatch
@@ -63,12 +62,12 @@ class _Write(NamedTuple):
 
 
 class Rows:
-    """The rows of a deferred part from ``at`` on; the next one has ``stamp``."""
+    """The rows of a deferred part from ``at`` on; the next one gets ``stamp``."""
 
     def __init__(self, part: bytes, stamp: int) -> None:
         self.part = part
         self.stamp = stamp
-        self.at = 4  # behind their count
+        self.at = 4  # after their count
 
     @property
     def left(self) -> bool:
@@ -84,7 +83,7 @@ class Rows:
 
 
 class SlotWriter:
-    """Accepts messages into batches and writes them; ``changed`` hears of each outcome."""
+    """Collects messages in batches and writes them; calls ``changed`` after each write."""
 
     def __init__(
         self,
@@ -105,13 +104,13 @@ class SlotWriter:
         self._changed = changed
         self._void = void
         self._generation = generation
-        # The files that are appended to, by start_ms; a sealed one is not among them.
+        # The files open for appends, by start_ms.
         self._minutes: dict[int, SlotFile] = {}
         self._hours: dict[int, SlotFile] = {}
-        self._waiting: deque[SlotFile] = deque()  # with something accepted in this turn
-        self._queue: deque[SlotFile] = deque()  # to be written by another thread
+        self._waiting: deque[SlotFile] = deque()  # with messages accepted in this turn
+        self._queue: deque[SlotFile] = deque()  # to be written by a disk thread
         self._work_count = 0
-        self._idle: list[Callable[[], None]] = []  # who waits until all is written
+        self._idle: list[Callable[[], None]] = []  # called when all is written
         self._turn_ns = 0
         self._slow_until_ns = 0
         self._counts = counts
@@ -132,7 +131,7 @@ class SlotWriter:
     def defer_rows(
         self, topic: bytes, instance: int, rows: Rows, count_max: int, timestamp_ns: int
     ) -> tuple[SlotFile, Ticket]:
-        """Accept the next rows of a part, up to ``count_max`` and as far as one file takes them."""
+        """Accept the next rows of a part that go to one file, at most ``count_max``."""
         due_ns = max(rows.due_ns, timestamp_ns)
         file = self._file_for(due_ns, timestamp_ns)
         start_ns, end_ns = self._due_range(file, due_ns, timestamp_ns)
@@ -158,7 +157,7 @@ class SlotWriter:
         return file, ticket
 
     def _batch_of(self, file: SlotFile) -> tuple[SlotBatch, Ticket]:
-        """What is accepted for ``file`` in this turn."""
+        """The batch and ticket of ``file`` for this turn."""
         batch, ticket = file.batch, file.ticket
         if batch is None or ticket is None:
             batch = file.batch = SlotBatch(file.number)
@@ -169,7 +168,7 @@ class SlotWriter:
         return batch, ticket
 
     def _due_range(self, file: SlotFile, due_ns: int, now_ns: int) -> tuple[int, int]:
-        """The due times around ``due_ns`` that ``_file_for`` has the same answer for."""
+        """The range of due times around ``due_ns`` for which ``_file_for`` returns ``file``."""
         start_ns = file.name.start_ns
         end_ns = start_ns + file.name.length_ms * MS
         far_ns = now_ns + HOUR_MS * MS + 1
@@ -202,7 +201,7 @@ class SlotWriter:
         return self._hours if file.name.length_ms == HOUR_MS else self._minutes
 
     def retire(self, file: SlotFile) -> None:
-        """The file is finished: nothing may be appended to it any more, nor need it be synced."""
+        """The file is finished: no more appends or syncs."""
         self._seal(file)
         self.syncing.retire(file)
 
@@ -212,7 +211,7 @@ class SlotWriter:
             del files[file.name.start_ms]
 
     def flush(self) -> None:
-        """Write what was accepted in this turn; the rest of very much in the next turns."""
+        """Write what was accepted in this turn; files beyond FLUSH_COUNT_MAX in the next turns."""
         self._turn_ns = self._table.clock.monotonic_ns()
         for _ in range(min(len(self._waiting), FLUSH_COUNT_MAX)):
             file = self._waiting.popleft()
@@ -251,7 +250,7 @@ class SlotWriter:
         return _Write(file, batch, ticket, file.size, batch.packed())
 
     def _send(self) -> None:
-        """Give what is queued to other threads, spread over those that may be used."""
+        """Submit queued files to disk threads, spread evenly."""
         while self._queue and self._work_count < WORK_COUNT_MAX:
             share = -(-len(self._queue) // (WORK_COUNT_MAX - self._work_count))
             count = min(share, WORK_FILE_MAX)
@@ -261,7 +260,7 @@ class SlotWriter:
             self._table.disk.submit(work, partial(self._stored, writes))
 
     def _store_all(self, writes: list[_Write]) -> list[int | Exception]:
-        # Runs on the loop or on another thread; touches nothing of the files that changes.
+        # On the loop or a disk thread; uses no mutable state of the files.
         store = self._table.store
         outcomes = [self._store(write) for write in writes]
         fresh = [i for i, write in enumerate(writes) if not write.old_size]
@@ -317,12 +316,12 @@ class SlotWriter:
             else:
                 settled.append(write.ticket)
         if self._synced:
-            # All who wait share one sync of the counts.
+            # All waiting clients share one sync of the counts.
             self._counts.commit(lambda _error: _settle(settled))
         else:
             _settle(settled)
         self._send()
-        self._dirty()  # the turn that accepted them is over: the next due time may be another
+        self._dirty()  # the turn that accepted them is over: the next due time may have changed
         if self.idle:
             waiting, self._idle = self._idle, []
             for call in waiting:
@@ -343,7 +342,7 @@ class SlotWriter:
     def _take_in(self, file: SlotFile, batch: SlotBatch, size: int) -> None:
         base = size - batch.size
         if base != (file.size or HEADER_SIZE):
-            self._seal(file)  # somebody cut or removed it; what is gone is found when it is due
+            self._seal(file)  # it was truncated or removed; the loss is found when it is due
         batch.settle(base)
         file.size = size
         self._table.schedule.index(file, batch)
@@ -361,9 +360,9 @@ class SlotWriter:
         if self._synced or file.size == 0 or isinstance(error, UncutError):
             self._seal(file)
         if file.size == 0:
-            file.next_ns = NEVER  # there is nothing to be read later
+            file.next_ns = NEVER  # there is nothing to read later
         if isinstance(error, UncutError):
-            # A restart may find these records, though their publishers were told of the failure.
+            # A restart may find these records, though their publishers got the error.
             self._void(file, [row[0] for row in batch.rows()])
             late, ticket = file.batch, file.ticket
             file.batch = file.ticket = None
@@ -373,7 +372,7 @@ class SlotWriter:
 
     @property
     def idle(self) -> bool:
-        """All that was accepted is written, or has failed."""
+        """Everything accepted is written or has failed."""
         return not (self._waiting or self._queue or self._work_count)
 
     def finish(self, done: Callable[[Exception | None], None]) -> None:

@@ -1,12 +1,12 @@
-"""Pull channels: readers such as Spark that take ranges of a log over HTTP (R18, R45, R47).
+"""Pull channels: readers such as Spark that read ranges of a log over HTTP (R18, R45, R47).
 
-Rule 1: a reader keeps its own offsets; what it has not committed is kept for it.
-Rule 2: readers see only what is synced, and wait for it without cost to others.
-Rule 3: readers never slow clients down by more than their share.
+Rule 1: a reader keeps its own offsets; messages that it has not committed are kept for it.
+Rule 2: readers see only synced messages, and wait for them without cost to others.
+Rule 3: readers slow clients down by at most a fixed share.
 
-    channel    a cursor that its reader moves; making and removing them
-    patterns   channels that new topics get because of their names
-    polls      long polls: who waits for the end of a log
-    reads      ranges of logs, read on threads
-    pace       when reads have to wait for clients
+    channel    a cursor that its reader moves; creating and removing them
+    patterns   topic names with wildcards whose new topics get a channel
+    polls      long polls that wait for the end of a log to move
+    reads      ranges of logs, read on disk threads
+    pace       when reads must wait for clients
 """

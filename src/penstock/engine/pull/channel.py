@@ -1,24 +1,24 @@
-"""Pull channels: cursors for readers that take ranges of the log over HTTP, as Spark does (R18).
+"""Pull channels: cursors for readers that read ranges of the log over HTTP, as Spark does (R18).
 
     log   |.........................|=====================|-----------|
-          first                    low                 synced end    end
-              finished, may go        the channel's depth
+          first                    low                 released      end
+           finished, may be removed   the channel's depth   held back
 
 A query is a pull channel.  It delivers nothing and refuses SUB.  Its reader keeps its own offsets,
-reads ranges that end at the synced end, and commits: everything below the index it names is
-finished.  So what it has not committed is kept, and its lag is a depth like any other.
+reads ranges up to the lower of synced and released, and commits: everything below the index of a
+commit is finished.  So uncommitted messages are kept, and its lag is a depth like any other.
 
-Rule 1: ``low`` only rises.  It is the cursor of a window without entries, so the journal, segments
-        that go and stragglers treat it as they treat every channel.
+Rule 1: ``low`` only rises.  It is the cursor of a window without entries, so the journal, the
+        removal of segments and stragglers treat it like any channel.
 Rule 2: depth is counted, never subtracted: indexes have gaps (R1).
-Rule 3: the log is read as it is.  What other channels pass over (R17) a reader sees all the same.
-Rule 4: a channel whose reader is gone lapses after a stated time or size, or it would keep the log
-        for ever.
-Rule 5: what belongs to consumers is theirs.  A plain channel becomes a pull channel only if an
-        nsqlookupd named it and nobody has used it since (``Channel.named``), or by force.
-Rule 6: a channel has one reader (R45).  The first commit that carries an identity binds it; from
-        then on every call that names the channel with another one, or with none, is refused.
-        Only a take-over that names the bound identity binds another.
+Rule 3: the log is read as it is.  A reader also gets messages that other channels skip (R17).
+Rule 4: a channel whose reader is gone lapses after a time or size that is an option; otherwise it
+        would keep the log forever.
+Rule 5: channels of consumers stay theirs.  A plain channel becomes a pull channel only if an
+        nsqlookupd listed it and it was not used since (``Channel.named``), or by force.
+Rule 6: a channel has one reader (R45).  The first commit with an identity binds it; after that,
+        calls for the channel with another identity, or without one, are refused.  Only a take-over
+        that states the bound identity binds another.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ log = logging.getLogger(__name__)
 
 MS_NS = 1_000_000
 
-# A reader that was heard of within this time is there, however much waits for it.  A long poll
-# ends after 30 s at most.
+# A reader is present if its last call was within this time, however much waits for it.  A long poll
+# takes at most 30 s.
 PRESENT_NS = 60_000_000_000
 
-# Where a new channel starts, beside an index.
+# Where a new channel starts, other than an index.
 EARLIEST, LATEST = "earliest", "latest"
 
 
 class InUseError(PenstockError):
-    """A plain channel that somebody has used does not become a pull channel."""
+    """A plain channel that was used does not become a pull channel."""
 
 
 class ReaderError(PenstockError):
-    """Somebody who is not its reader named a pull channel."""
+    """A call for a pull channel did not come from its reader."""
 
     def __init__(self, channel: PullChannel, text: str) -> None:
         super().__init__(text)
@@ -65,7 +65,7 @@ class HasReaderError(ReaderError):
 
 
 class TakeOverError(ReaderError):
-    """The channel is not bound to the reader that was to be replaced."""
+    """The channel is not bound to the reader to be replaced."""
 
 
 class PullChannel(Channel):
@@ -83,9 +83,9 @@ class PullChannel(Channel):
         self._visit_ns = self._shared.context.clock.monotonic_ns()
         self._progress: dict[str, Any] | None = None
         self._progress_ns = 0
-        self.poll_count = 0  # long polls that wait in its name
+        self.poll_count = 0  # long polls that wait for this channel
         self._bound = settled()  # when its reader is durable
-        self._refused = ""  # the identity that was refused last, so that it is logged once
+        self._refused = ""  # the last identity refused, to log it once
         pulls.channels.add(self)
 
     # ---- what /stats shows
@@ -104,22 +104,22 @@ class PullChannel(Channel):
 
     @property
     def idle_ns(self) -> int:
-        """Since its reader was last heard of."""
+        """Time since its reader's last call."""
         return 0 if self.poll_count else self._shared.context.clock.monotonic_ns() - self._visit_ns
 
     @property
     def whole_from(self) -> int:
-        """From where on nothing was removed that its reader has not had.
+        """The index at and above which no message was removed before its reader had it.
 
-        From its low on a channel keeps everything, also if it is not known any more what was
-        removed because a journal was damaged; but not if it was made too late.
+        A channel keeps everything from its low on, even if a damaged journal lost what was
+        removed; unless it was created too late.
         """
         whole_from = self._topic.whole_from
         return whole_from if self.partial else min(whole_from, self.window.low)
 
     @property
     def held_size(self) -> int:
-        """Bytes of the log that wait for its reader, as good as segments tell."""
+        """Bytes of the log that wait for its reader, estimated by segment."""
         low, size = self.window.low, 0
         for segment in self._log.segments():
             if segment.end > low:
@@ -151,15 +151,15 @@ class PullChannel(Channel):
     # ---- its reader
 
     def visit(self) -> None:
-        """Its reader is there."""
+        """Its reader made a call."""
         self._visit_ns = self._shared.context.clock.monotonic_ns()
 
     def admits(self, identity: str | None) -> bool:
-        """Whether a call with ``identity``, or without one, may name the channel (rule 6)."""
+        """Whether a call with ``identity``, or without one, may use the channel (rule 6)."""
         return self.reader is None or self.reader.identity == identity
 
     def admit(self, identity: str | None) -> None:
-        """HasReaderError unless it admits ``identity``."""
+        """Raise HasReaderError unless it admits ``identity``."""
         if self.admits(identity):
             return
         self._pulls.refusal_counts["reader"] += 1
@@ -174,7 +174,7 @@ class PullChannel(Channel):
         )
 
     def bind(self, identity: str, name: str | None) -> None:
-        """A reader that was admitted committed.  ``name`` is for people; None leaves it."""
+        """An admitted reader committed.  ``name`` is for display; None keeps it."""
         reader = self.reader
         if reader is None:
             self._bind(identity, name or "")
@@ -185,7 +185,7 @@ class PullChannel(Channel):
     def take_over(self, identity: str, old: str) -> Ticket:
         """Bind ``identity`` in place of ``old``; the ticket is settled when that is durable.
 
-        Repeating it changes nothing.  TakeOverError if the channel is bound to neither.
+        Repeating it changes nothing.  Raises TakeOverError if the channel is bound to neither.
         """
         bound = None if self.reader is None else self.reader.identity
         if bound == identity:
@@ -202,7 +202,7 @@ class PullChannel(Channel):
         return self._bound
 
     def restore_reader(self, reader: ChannelReader) -> None:
-        """Bind it as nsqd.dat says: the channel's journal is gone."""
+        """Bind the reader from nsqd.dat: the channel's journal is lost."""
         self.reader = reader
         self._bound = self.topic.save_channel(self)
 
@@ -216,10 +216,10 @@ class PullChannel(Channel):
             *(self.topic.name, self.name, self.reader),
             f", taken over from {before}" if before is not None else "",
         )
-        self._bound = self.topic.save_channel(self)  # which also answers polls of others
+        self._bound = self.topic.save_channel(self)  # this also answers the polls of others
 
     def commit(self, index: int) -> None:
-        """Everything below ``index`` is finished; never back, never past the end."""
+        """Finish everything below ``index``; never moves back, nor past the end."""
         self.visit()
         low, index = self.window.low, min(index, self.topic.end)
         if index > low:
@@ -229,11 +229,11 @@ class PullChannel(Channel):
             self.touched()
 
     def report(self, progress: dict[str, Any]) -> None:
-        """What its reader tells of itself, for people who look at /stats."""
+        """Keep the progress that its reader reports, for /stats."""
         self._progress = progress
         self._progress_ns = self._shared.context.clock.wall_ns()
 
-    # ---- what a channel is told
+    # ---- called by the topic
 
     def arrive(self, block: Block) -> None:
         self.window.message_count += block.count
@@ -245,17 +245,17 @@ class PullChannel(Channel):
         """Rule 3."""
 
     def skip_range(self, start: int, end: int) -> None:
-        """The topic was emptied.  What was held back stays readable unless nothing is before it."""
+        """The topic was emptied.  Held back messages stay readable if others are before them."""
         if self.window.low >= start:
             self.window.clear(end)
             self.touched()
 
     def pump(self, now_ns: int) -> None:
-        """There is nobody to send to."""
+        """Nothing to deliver."""
         self._woken = False
 
     def empty(self) -> Ticket:
-        """Finish what was released."""
+        """Finish all released messages."""
         self.window.clear(self.topic.released)
         return self.topic.save_channel(self)
 
@@ -265,7 +265,7 @@ class PullChannel(Channel):
 
 
 def start_of(topic: Topic, wanted: str | int) -> int:
-    """The index that ``wanted`` stands for at this moment."""
+    """The index that ``wanted`` means now."""
     if wanted == EARLIEST:
         return topic.log.first
     if wanted == LATEST:
@@ -275,26 +275,26 @@ def start_of(topic: Topic, wanted: str | int) -> int:
 
 
 class Pulls:
-    """All pull channels of a broker; makes them, and removes those whose readers are gone."""
+    """All pull channels of a broker; creates them, and removes those whose readers are gone."""
 
     def __init__(self, context: Context) -> None:
         self._options = context.options
         self.channels: set[PullChannel] = set()
         self.lapse_counts = {"time": 0, "bytes": 0}
-        # Calls by others than the reader, take-overs that name another reader than there is, and
-        # what would have removed messages under a reader.
+        # Calls by others than the reader, take-overs that state the wrong reader, and operations
+        # that would have removed messages that a reader needs.
         self.refusal_counts = {"reader": 0, "take_over": 0, "guard": 0}
-        self.loss_count = 0  # answers that told a reader of messages that are gone
+        self.loss_count = 0  # responses that reported lost messages
 
     def open(
         self, topic: Topic, name: str, start: int, *, force: bool = False, resumes: bool = False
     ) -> tuple[PullChannel, Ticket, bool]:
-        """The pull channel ``name``; made at ``start``, or out of an unused plain one, if need be.
+        """The pull channel ``name``; if missing, created at ``start`` or from an unused plain one.
 
-        A plain channel keeps its low-water mark: nsqlookupd may have had it made before its reader
-        came.  ``force`` takes one that was used, if it has no consumers now.  ``resumes``: a reader
-        that was at ``start`` before wants what is there from then on.  Also returns whether
-        ``start`` counted.  InUseError if the channel is others' (Rule 5).
+        A plain channel keeps its low-water mark: nsqlookupd may have listed it before its reader
+        came.  ``force`` converts a used one, if it has no consumers now.  ``resumes``: the reader
+        was at ``start`` before and continues there.  Also returns whether ``start`` was used.
+        Raises InUseError if the channel belongs to consumers (Rule 5).
         """
         channel = topic.channels.get(name)
         if isinstance(channel, PullChannel):
@@ -308,15 +308,15 @@ class Pulls:
             return made, topic.add_channel(made), True
         if channel.consumers or channel.in_flight_count or not (channel.named or force):
             raise InUseError(f"channel {name} is a plain one")
-        # A new id, because finished runs of the old one lie above the mark: a later mark that
-        # touches one would swallow it, and with it messages that the reader has not seen.
+        # A new id, because the old one has finished runs above the mark: a later mark that
+        # touches a run would jump over it, and over messages that the reader has not read.
         turned = PullChannel(self, topic, name, channel.window.low, id=topic.next_channel_id())
         turned.paused = channel.paused
         turned.window.message_count = channel.message_count
         return turned, topic.replace_channel(channel, turned), False
 
-    def look(self) -> None:
-        """Let lapse what has been without its reader for too long; called once a second."""
+    def expire(self) -> None:
+        """Delete channels whose reader has been gone too long; called once a second."""
         options = self._options
         time_ns, size = options.pull_channel_lapse_ns, options.pull_channel_lapse_bytes
         for channel in list(self.channels):

@@ -1,16 +1,16 @@
-"""Patterns (R47): the reader of a kind of topics has its channel on each from the first message on.
+"""Patterns (R47): a reader gets its channel in every new topic that matches, before messages.
 
     POST /channel/pattern   archive reads orders.*       kept in patterns.json
-    PUB orders.new          the topic is made, and the pull channel archive with it, at its first
-                            index: one journal, one creation, before anything of it is visible
+    PUB orders.new          creates the topic with the pull channel archive at its first index: one
+                            journal, one creation, before any message of it is visible
 
-Rule 1: a pattern belongs to a channel's name.  One identity has it; another one is refused, unless
-        it takes it over by naming the one that has it.
-Rule 2: what is answered is durable.  Renewing a pattern writes nothing.
-Rule 3: a pattern is only looked at when a topic is made.  Topics that are there already are their
-        reader's affair: it finds them by listing them after it has left the pattern.
-Rule 4: a pattern whose reader is gone lapses after --pull-channel-lapse, as its channels do.
-Rule 5: never for ephemeral topics: they are not in a log.
+Rule 1: a pattern belongs to a channel name and one identity.  Another identity is refused, unless
+        it takes the pattern over by stating the current one.
+Rule 2: acknowledged changes are durable.  Renewing a pattern writes nothing.
+Rule 3: a pattern is applied only when a topic is created.  For existing topics the reader is
+        responsible: it lists them after it has registered the pattern.
+Rule 4: a pattern whose reader is gone lapses after --pull-channel-lapse, like its channels.
+Rule 5: patterns do not apply to ephemeral topics: they have no log.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ EXCEPTION_COUNT_MAX = 1024
 
 
 class PatternError(PenstockError):
-    """A pattern is refused; ``reader`` is who has it, if somebody does."""
+    """A pattern is refused; ``reader`` is its current reader, if there is one."""
 
     code = ""
     status = 409
@@ -59,7 +59,7 @@ class PatternError(PenstockError):
 
 
 class HasPatternError(PatternError):
-    """Another reader has left one for the channel."""
+    """Another reader has registered one for the channel."""
 
     code = "CHANNEL_HAS_READER"
 
@@ -71,20 +71,20 @@ class TakeOverPatternError(PatternError):
 
 
 class TooManyPatternsError(PatternError):
-    """There is no room for another one."""
+    """The limit of patterns is reached."""
 
     code = "TOO_MANY_PATTERNS"
     status = 503
 
 
 class Pattern:
-    """One reader's topics."""
+    """One reader's patterns of topic names."""
 
     def __init__(self, record: PatternRecord, now_ns: int) -> None:
         self.record = record
         self.visit_ns = now_ns
         self._excepted = frozenset(record.excepted)
-        # One expression for all: a topic that matches none is told so by one call.
+        # One expression for all: a single call tests a topic against all of them.
         self._match = re.compile("|".join(map(fnmatch.translate, record.topics))).match
 
     def matches(self, topic: str) -> bool:
@@ -115,7 +115,7 @@ class Patterns:
         self.made_count = 0  # channels
 
     def open(self) -> None:
-        """Load what an earlier process kept; blocking."""
+        """Load the patterns of an earlier process.  Blocking."""
         data = self._data
         found = load_patterns(self._files, data.patterns, data.patterns_copy)
         if found.problems:
@@ -126,13 +126,13 @@ class Patterns:
         if found.stale:
             self._file.save()
 
-    # What a new topic asks
+    # New topics
 
     def __len__(self) -> int:
         return len(self._patterns)
 
     def attend(self, topic: Topic) -> None:
-        """Give a new topic the channels of those who want it from its first message on."""
+        """Create the channels of matching patterns in a new topic."""
         for name, pattern in self._patterns.items():
             if name not in topic.channels and pattern.matches(topic.name):
                 channel = PullChannel(
@@ -141,7 +141,7 @@ class Patterns:
                 topic.add_first_channel(channel)
                 self.made_count += 1
 
-    # What readers ask
+    # Readers
 
     def leave(
         self,
@@ -152,9 +152,9 @@ class Patterns:
         excepted: tuple[str, ...],
         take_over: str | None = None,
     ) -> tuple[Pattern, Ticket, bool]:
-        """Keep a pattern, or renew it; the ticket is settled when it is durable.
+        """Register a pattern, or renew it; the ticket is settled when it is durable.
 
-        Also returns whether there was none: topics made meanwhile do not have the channel.
+        Also returns whether it is new: topics created before do not have the channel.
         Raises PatternError if another reader has it, or if there are too many.
         """
         known = self._patterns.get(channel)
@@ -181,7 +181,7 @@ class Patterns:
     def _since(
         self, channel: str, identity: str, before: PatternRecord | None, take_over: str | None
     ) -> ChannelReader | None:
-        """The reader that goes on; None if it is a new one, PatternError if it may not."""
+        """The current reader if it is the same; None if it is a new one; or PatternError."""
         reader = None if before is None else before.reader
         if reader is not None and reader.identity == identity:
             return reader
@@ -195,7 +195,7 @@ class Patterns:
         return None
 
     def renew(self, channel: str, identity: str | None) -> None:
-        """The reader of a pattern is there."""
+        """The reader of a pattern made a call."""
         pattern = self._patterns.get(channel)
         if pattern is not None and pattern.record.reader.identity == identity:
             pattern.visit_ns = self._clock.monotonic_ns()
@@ -208,13 +208,13 @@ class Patterns:
                 yield topic, made
 
     def delete(self, channel: str) -> Ticket:
-        """Forget a pattern; KeyError if there is none.  The channels that it made stay."""
+        """Delete a pattern; KeyError if there is none.  The channels that it created stay."""
         pattern = self._patterns.pop(channel)
-        log.info("channel=%s: the pattern of %s is deleted", channel, pattern.record.reader)
+        log.info("channel=%s: deleted the pattern of %s", channel, pattern.record.reader)
         return self._file.save()
 
-    def look(self) -> None:
-        """Let lapse what has been without its reader for too long; called once a second."""
+    def expire(self) -> None:
+        """Delete patterns whose reader has been gone too long; called once a second."""
         lapse_ns = self._lapse_ns
         if not lapse_ns or not self._patterns:
             return
@@ -224,7 +224,7 @@ class Patterns:
                 self.lapse_count += 1
                 log.warning(
                     "channel=%s: the pattern of %s lapsed after %d s without its reader: new topics"
-                    " get no channel of it",
+                    " no longer get its channel",
                     *(channel, pattern.record.reader, self._idle_ns(pattern) // 1_000_000_000),
                 )
                 self._file.save()
@@ -233,10 +233,10 @@ class Patterns:
         return self._clock.monotonic_ns() - pattern.visit_ns
 
     def _polled(self, channel: str) -> bool:
-        """Whether a long poll waits in the name of one of its channels."""
+        """Whether a long poll waits for one of its channels."""
         return any(c.poll_count and c.name == channel for c in self._pulls.channels)
 
-    # What people see
+    # /stats
 
     @property
     def stats(self) -> list[dict[str, Any]]:

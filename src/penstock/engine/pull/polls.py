@@ -1,17 +1,16 @@
-"""Long polls: who waits for the end of a log to move.
+"""Long polls: requests that wait for the end of a log to move.
 
-A poll names topics and how far its reader has come in each.  It is answered when one of them has
-more that is synced (R18), has become another instance, has lost the poll's channel or is gone, or
-when the channel has another reader (R45); or when its time is over.  What it is answered with is
-looked up by whoever asked.
+A poll has topics with the reader's position in each.  It is answered when one of them has more
+synced messages (R18), is another instance, has lost the poll's channel or is gone; when the channel
+has another reader (R45); or when its time is over.  The caller then reads the current state.
 
-Rule 1: waiting costs nothing: there is one timer a poll, and topics tell when something happens.
-Rule 2: only a poll makes the log sync earlier than --sync-every and --sync-timeout do, and at
-        most once in SYNC_SPACING_NS a topic.
-Rule 3: every poll is answered once, soon after its time at the latest.
-Rule 4: nobody is refused: when too many wait, the poll that has waited longest of the reader with
-        the most of them is answered, with what there is.  It may ask again.
-Rule 5: one turn answers a bounded number; a crowd that waits for something else is not looked at
+Rule 1: waiting costs nothing: there is one timer per poll, and topics notify of changes.
+Rule 2: a log is synced earlier than by --sync-every and --sync-timeout only for a poll, and at most
+        once in SYNC_SPACING_NS per topic.
+Rule 3: every poll is answered once, at the latest soon after its time.
+Rule 4: no poll is refused: if too many wait, the oldest poll of the reader with the most of them is
+        answered with the current state.  It may poll again.
+Rule 5: one turn answers a bounded number; many polls that wait for something else are not checked
         for every batch.
 """
 
@@ -29,26 +28,26 @@ from penstock.engine.topic import Topic
 
 POLL_COUNT_MAX = 1024
 SYNC_SPACING_NS = 5_000_000
-# After a sync that failed; the disk is in trouble and others look after it.
+# After a failed sync; health handles the disk.
 SYNC_RETRY_NS = 1_000_000_000
 
-# Answers made in one turn of the loop: 64 take some 5 ms.
+# Polls answered in one turn of the loop: 64 take about 5 ms.
 ANSWER_COUNT_MAX = 64
-# So many who wait are looked at no more often than they could have the log synced.
+# This many polls of a topic are checked at most once in SYNC_SPACING_NS.
 CROWD_COUNT = 32
 
 NOTHING, UNSYNCED, DUE = range(3)
 
 
 class Known(NamedTuple):
-    """What a reader knows of a topic: the instance, and the end up to which it has come."""
+    """What a reader knows of a topic: its instance, and the index after the last message read."""
 
     instance: int | None
     after: int | None
 
 
 class Poll:
-    """One reader that waits."""
+    """One waiting request."""
 
     __slots__ = ("channel", "identity", "named", "reader", "ticket", "timer", "topics")
 
@@ -65,7 +64,7 @@ class Poll:
         self.identity = identity
         self.ticket = Ticket()
         self.timer: Timer | None = None
-        self.named: list[PullChannel] = []  # which are not without their reader meanwhile
+        self.named: list[PullChannel] = []  # whose readers count as present meanwhile
 
 
 @dataclass(slots=True)
@@ -73,14 +72,14 @@ class _Place:
     """The polls of one topic."""
 
     polls: dict[Poll, None] = field(default_factory=dict)
-    asked: bool = False  # they will be looked at in this turn
+    scheduled: bool = False  # a check is scheduled in this turn
     syncing: bool = False
-    resting: bool = False  # a crowd, for which nothing was there a moment ago
-    missed: bool = False  # and a batch has come since
+    pausing: bool = False  # many polls, just checked without a result
+    missed: bool = False  # a batch has arrived since
 
 
 def readable_end(topic: Topic, channel: PullChannel | None) -> int:
-    """How far a reader may go: to what is synced (R18), and a channel only to what it may have."""
+    """How far a reader may read: to the synced end (R18), with a channel also only to released."""
     return min(topic.log.synced_end, _visible_end(topic, channel))
 
 
@@ -118,10 +117,10 @@ class Polls:
         reader: Hashable = None,
         identity: str | None = None,
     ) -> Poll:
-        """A poll that is answered as soon as there is something to tell, or after ``wait_ns``.
+        """A poll that is answered when there is something new, or after ``wait_ns``.
 
-        ``reader`` is whose poll it is, for rule 4; None is one of our own, which are few.
-        ``identity`` is what it may name ``channel`` with.
+        ``reader`` identifies the client, for rule 4; None for internal polls, which are few.
+        ``identity`` is the one it uses ``channel`` with.
         """
         poll = Poll(topics, channel, reader, identity)
         answers = [self._judge(poll, name) for name in topics]
@@ -142,7 +141,7 @@ class Polls:
         return poll
 
     def answer(self, poll: Poll) -> None:
-        """End a poll's wait, whatever it waits for."""
+        """Answer a poll now."""
         if poll.ticket.done:
             return
         del self._polls[poll]
@@ -169,37 +168,37 @@ class Polls:
             self.answer(next(iter(most)))
 
     def close(self) -> None:
-        """Answer everybody: the end has begun."""
+        """Shutdown: answer all polls."""
         for poll in list(self._polls):
             self.answer(poll)
 
-    # ---- what topics tell
+    # ---- called by topics
 
     def arrived(self, name: str) -> None:
-        """A batch became visible.  While a sync runs for the polls, its end looks at it too."""
+        """A batch became visible.  If a sync for the polls is running, its end checks them."""
         place = self._places.get(name)
         if place is None or place.syncing:
             return
-        if place.resting:
+        if place.pausing:
             place.missed = True
         else:
-            self._look_soon(name, place)
+            self._check_soon(name, place)
 
     def changed(self, name: str) -> None:
-        """A topic came, went, or changed its state."""
+        """A topic was created, deleted or changed."""
         place = self._places.get(name)
         if place is not None:
-            self._look_soon(name, place)
+            self._check_soon(name, place)
 
-    # ---- looking
+    # ---- checking
 
-    def _look_soon(self, name: str, place: _Place) -> None:
-        if not place.asked:
-            place.asked = True
-            self._turns.soon(lambda: self._look(name, place))
+    def _check_soon(self, name: str, place: _Place) -> None:
+        if not place.scheduled:
+            place.scheduled = True
+            self._turns.soon(lambda: self._check(name, place))
 
-    def _look(self, name: str, place: _Place) -> None:
-        place.asked = False
+    def _check(self, name: str, place: _Place) -> None:
+        place.scheduled = False
         unsynced = False
         answer_count = 0
         for poll in list(place.polls):
@@ -208,7 +207,7 @@ class Polls:
                 self.answer(poll)
                 answer_count += 1
                 if answer_count == ANSWER_COUNT_MAX:
-                    self._look_soon(name, place)
+                    self._check_soon(name, place)
                     return
             unsynced = unsynced or answer == UNSYNCED
         topic = self._topics.get(name)
@@ -216,18 +215,18 @@ class Polls:
             return
         if unsynced and isinstance(topic, Topic):
             self._sync(name, place, topic)
-        elif len(place.polls) >= CROWD_COUNT and not place.resting:
-            place.resting = True
-            self._turns.after(SYNC_SPACING_NS, lambda: self._rested(name, place))
+        elif len(place.polls) >= CROWD_COUNT and not place.pausing:
+            place.pausing = True
+            self._turns.after(SYNC_SPACING_NS, lambda: self._resume(name, place))
 
-    def _rested(self, name: str, place: _Place) -> None:
-        place.resting = False
+    def _resume(self, name: str, place: _Place) -> None:
+        place.pausing = False
         if place.missed:
             place.missed = False
-            self._look_soon(name, place)
+            self._check_soon(name, place)
 
     def _judge(self, poll: Poll, name: str) -> int:
-        """Whether there is something to tell ``poll`` of the topic, or will be after a sync."""
+        """Whether there is something new for ``poll`` in the topic, or will be after a sync."""
         known = poll.topics[name]
         topic = self._topics.get(name)
         if not isinstance(topic, Topic):
@@ -265,7 +264,7 @@ class Polls:
         def ended() -> None:
             place.syncing = False
             if place.polls:
-                self._look_soon(name, place)
+                self._check_soon(name, place)
             elif self._places.get(name) is place:
                 del self._places[name]
 

@@ -1,14 +1,14 @@
-"""Reads of log ranges for readers over HTTP, on the disk's threads (R9).
+"""Reads log ranges for readers over HTTP, on disk threads (R9).
 
-Rule 1: a few at once, so that writes and syncs always find a thread; readers take turns.
-Rule 2: nothing is done for each message.
-Rule 3: what was read stays in memory until the reader has taken it, which may be slow: all such
-        answers together are bounded, and the next reads wait.  The less is left, the smaller are
-        the answers; those of a reader that holds more than is left are small, and the last quarter
-        is for the others: whoever comes finds room.
+Rule 1: only a few at once, so that writes and syncs always find a thread; readers take turns.
+Rule 2: no work per message.
+Rule 3: a range stays in memory until its reader has received it, which may be slow: all of them
+        together are limited, and further reads wait.  The less room is left, the smaller are the
+        responses; a reader that holds more than is left gets small ones, and the last quarter is
+        for the others, so that a new reader always finds room.
 Rule 4: while clients need all of the loop's time, readers wait for them (`pace.py`).
-Rule 5: who verifies by himself gets a stretch of the file where that is in the page cache: the
-        kernel sends it, without a thread or a copy here.
+Rule 5: a reader that verifies checksums itself gets a slice of the file if it is in the page cache:
+        the kernel sends it, without a thread or a copy here.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from penstock.storage.ranges import Range
 AT_ONCE_MAX = 4
 WAITING_MAX = 1024
 SYNC_WAIT_NS = 5_000_000_000
-# Sixteen of the largest answers.  A reader that takes nothing is cut off after 5 s.
+# Sixteen of the largest responses.  A reader that receives nothing is disconnected after 5 s.
 HELD_SIZE_MAX = 256 << 20
-# An answer is at most this part of what is left, and may be this large in any case.
+# A response is at most this fraction of what is left, but may always have the minimum size.
 LEFT_PART = 8
 SIZE_MIN = 256 << 10
-# What a stretch counts for at least: it takes no memory, but a descriptor.
+# The minimum that a slice of a file counts for: it uses no memory, but a descriptor.
 STRETCH_SIZE_MIN = 1 << 20
 STRETCH_COUNT_MAX = 128
 
@@ -44,17 +44,17 @@ _NOBODY = object()
 
 
 class UnsyncedError(PenstockError):
-    """A range must be synced before it is read, and the disk did not do it in time."""
+    """A range must be synced before it is read, and was not in time."""
 
 
 class BusyError(PenstockError):
-    """Too many reads wait, and most of them are this reader's."""
+    """Too many reads wait, most of them of this reader."""
 
 
 class Read(Ticket):
-    """A read on its way; ``range`` is what it found once it is settled without an error.
+    """A read in progress; ``range`` is its result once it is settled without an error.
 
-    If there is a ``stretch``, then that is what it found, and the range has no pieces.
+    If ``stretch`` is set, that is the result, and the range has no pieces.
     """
 
     __slots__ = (
@@ -94,8 +94,8 @@ class Reads:
         self._running_count = 0
         self._held_size = 0
         self._pace = Pace(context.clock)
-        self._resting = False
-        self._failing: set[Topic] = set()  # the disk gave an error, and it is tried again
+        self._paused = False
+        self._failing: set[Topic] = set()  # a read failed and is being retried
         self.read_count = 0
         self.read_size = 0
 
@@ -114,14 +114,14 @@ class Reads:
         raw: bool = False,
         reader: Hashable = None,
     ) -> Read:
-        """Whole batches with messages in [start, end), about ``size_max`` bytes of them or less.
+        """Read complete batches with messages in [start, end), at most about ``size_max`` bytes.
 
-        With ``raw`` they may reach further over the edges and be unverified.  ``reader`` is whose
-        read it is, for rule 3.
+        With ``raw`` the result may extend beyond the range and is not verified.  ``reader``
+        identifies the client, for rule 3.
 
-        ``end`` is at most the topic's; what is not synced there is synced first (R18): after a
-        restart it may not be known any more that it is.  Whoever asks calls ``free`` when it has
-        no more use for what was read.
+        ``end`` is at most the topic's; unsynced messages before it are synced first (R18): after a
+        restart it may be unknown that they are.  The caller calls ``free`` when it no longer needs
+        the result.
         """
         read = Read(topic, start, end, size_max, raw, reader)
         if end <= readable_end(topic, None):
@@ -146,10 +146,10 @@ class Reads:
             return
         self._waiting.setdefault(read.reader, deque()).append(read)
         self._waiting_count += 1
-        self._go_on()
+        self._start_next()
 
     def _make_room(self, reader: Hashable) -> None:
-        """Refuse the newest read of the reader with the most, unless that is who asks."""
+        """Refuse the newest read of the reader with the most, unless ``reader`` has as many."""
         most = max(self._waiting, key=lambda each: len(self._waiting[each]))
         if len(self._waiting[most]) > len(self._waiting.get(reader, ())) + 1:
             refused = self._waiting[most].pop()
@@ -157,12 +157,12 @@ class Reads:
             refused.settle(BusyError("too many reads wait"))
 
     def free(self, read: Read) -> None:
-        """What ``read`` found is not held any more; a second time changes nothing."""
+        """Release the result of ``read``; calling it again has no effect."""
         if read.stretch is not None and read.stretch.fd >= 0:
             read.stretch.close()
             self._stretch_count -= 1
         self._hold(read, 0)
-        self._go_on()
+        self._start_next()
 
     def _hold(self, read: Read, size: int) -> None:
         more = size - read.held_size
@@ -174,10 +174,10 @@ class Reads:
         else:
             self._held_by.pop(read.reader, None)
 
-    def _go_on(self) -> None:
+    def _start_next(self) -> None:
         while self._waiting and self._running_count < AT_ONCE_MAX:
             reader = self._next()
-            if reader is _NOBODY or self._resting or self._rest():
+            if reader is _NOBODY or self._paused or self._pause():
                 return
             own = self._waiting.pop(reader)
             read = own.popleft()
@@ -187,7 +187,7 @@ class Reads:
             self._start(read)
 
     def _next(self) -> Hashable:
-        """Whose turn it is: the next reader for which there is room."""
+        """The next reader in turn for which there is room."""
         left_size = HELD_SIZE_MAX - self._held_size
         if left_size > 0:
             ample = left_size >= HELD_SIZE_MAX // 4
@@ -217,17 +217,17 @@ class Reads:
         work = partial(log.read_range, read.start, read.end, size_max, raw)
         self._disk.submit(work, partial(self._done, read))
 
-    def _rest(self) -> bool:
-        """Whether clients come first now; then it goes on by itself later."""
+    def _pause(self) -> bool:
+        """Whether reads must pause for clients; they resume by a timer."""
         wait_ns = self._pace.wait_ns()
         if wait_ns:
-            self._resting = True
-            self._turns.after(wait_ns, self._rested)
-        return self._resting
+            self._paused = True
+            self._turns.after(wait_ns, self._resume)
+        return self._paused
 
-    def _rested(self) -> None:
-        self._resting = False
-        self._go_on()
+    def _resume(self) -> None:
+        self._paused = False
+        self._start_next()
 
     def _done(self, read: Read, found: Range | None, error: Exception | None) -> None:
         self._running_count -= 1
@@ -238,10 +238,10 @@ class Reads:
         else:
             self._hold(read, found.size)
             self._found(read, found, found.size)
-        self._go_on()
+        self._start_next()
 
     def _failed(self, read: Read, error: Exception) -> None:
-        """The reader gets the error and may come back or not: see by ourselves when it is over."""
+        """The reader gets the error and may not retry: probe until the read works again."""
         topic, retries = read.topic, self._retries
         source = f"topic={topic.name}: reading by index"
 
@@ -261,7 +261,7 @@ class Reads:
             retries.failed(source, error, again)
 
     def _found(self, read: Read, found: Range, size: int) -> None:
-        # A gap behind the last batch is covered too.
+        # The range also covers a gap after the last batch.
         if read.topic.log.next_index(found.next) >= read.end:
             found = Range(found.pieces, read.end)
         self.read_count += 1

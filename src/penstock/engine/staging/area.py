@@ -1,13 +1,13 @@
-"""Staged rows (R19): tasks of a query put them here, its driver's commit publishes them, once.
+"""Staged rows (R19): tasks of a query write them here, its driver's commit publishes them, once.
 
     part, part, ... -> file -> seal (synced) ... decided ... -> publication -> topic logs
 
-Rule 1: a staging is (query, batch, partition, attempt).  Its parts may come in any order, side by
-        side and again; a part that comes again with other bytes is refused.
-Rule 2: one write at a time per file, on a disk thread; what comes meanwhile goes with the next one.
-Rule 3: what is staged is bounded in bytes on disk, in bytes on their way there, and in number.
-Rule 4: a staging goes when its batch is published, when it is aborted, or when nobody touches it
-        for --staging-timeout.  One that is known to be decided for goes only by being published.
+Rule 1: a staging is (query, batch, partition, attempt).  Its parts may arrive in any order, in
+        parallel and repeatedly; a repeated part with other bytes is refused.
+Rule 2: one write at a time per file, on a disk thread; parts that arrive meanwhile share the next.
+Rule 3: stagings are limited in bytes on disk, in bytes being written, and in number.
+Rule 4: a staging is removed when its batch is published, when it is aborted, or when it is unused
+        for --staging-timeout.  One that is a known winner is removed only after publication.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.engine.shared import Shared
 from penstock.engine.staging.ledger import Ledger
 from penstock.engine.staging.losses import StagingLosses
 from penstock.engine.staging.publication import Outcome, Publication
-from penstock.engine.staging.staging import Coming, Staged
+from penstock.engine.staging.staging import IncomingPart, Staged
 from penstock.errors import StagingError, UncutError
 from penstock.storage.damage import DamageKind
 from penstock.storage.ledger import ANY_WINNERS
@@ -33,16 +33,16 @@ from penstock.storage.staging_notes import Noted, StagingNotes
 
 log = logging.getLogger(__name__)
 
-# Bytes on their way into staging files; a client that hears STAGING_BUSY tries again.
+# Bytes being written to staging files; above it clients get STAGING_BUSY and retry.
 PENDING_SIZE_MAX = 256 << 20
 STAGING_COUNT_MAX = 100_000
-# A part is 200 bytes of memory, however small it is.
+# A part uses 200 bytes of memory, however small it is.
 PART_COUNT_MAX = 1_000_000
-# Works of stagings, and of publications, that are with the disk at once: other threads are not
-# theirs, and publishing does not wait for everybody's seals.
+# Disk threads for stagings, and as many for publications: other threads stay free, and publishing
+# does not wait for seals.
 WORK_COUNT_MAX = 2
-# Bytes of a staging that are not synced before its next parts are: the rest of the node shares the
-# page cache, and a seal should not take seconds.
+# A staging is synced after this many unsynced bytes: the page cache is shared, and a seal should
+# not take seconds.
 DIRTY_SIZE_MAX = 32 << 20
 # Publications that run at once; each has up to 32 MiB in memory.
 RUNNING_COUNT_MAX = 4
@@ -50,7 +50,7 @@ UPKEEP_INTERVAL_NS = 5_000_000_000
 
 
 class Staging:
-    """All stagings of a node, and what becomes of them."""
+    """All stagings of a node: accepts, seals, publishes and removes them."""
 
     def __init__(
         self,
@@ -72,21 +72,21 @@ class Staging:
             f"{context.data.staging}/ledger",
             context.disk,
             context.clock,
-            self._heard,
+            self._record_write,
             self.notes,
             partial(shared.damage.report, DamageKind.LEDGER),
         )
-        self.size = 0  # of all files, with what is on its way
+        self.size = 0  # of all files, including pending writes
         self.pending_size = 0
-        self.kept_part_count = 0  # in all stagings, with those on their way
+        self.kept_part_count = 0  # in all stagings, including pending ones
         self.part_count = 0
         self.staged_count = 0  # messages
         self.published_count = 0  # messages
         self.void_count = 0  # messages whose topic was deleted while they were published
         self.expired_count = 0
         self.error_count = 0
-        self.publications: dict[str, Publication] = {}  # under way, by query
-        # What is published though the ledger does not say so yet, and the stagings to remove then.
+        self.publications: dict[str, Publication] = {}  # in progress, by query
+        # Published, but not yet recorded in the ledger; with the stagings to remove afterwards.
         self.published: dict[Publication, list[Staged]] = {}
         self.recovered: Ticket = settled()
         self.losses = StagingLosses(self)
@@ -100,7 +100,7 @@ class Staging:
         return self._staged.get(key)
 
     def resume(self) -> None:
-        """Complete what was being published; the topics are there again."""
+        """Complete interrupted publications; topics are recovered already."""
         for query, state in self.ledger.queries.items():
             if state.intent is not None:
                 publication = Publication.recovered(self, query, state.intent, self._numbered())
@@ -109,7 +109,7 @@ class Staging:
         self.recovered = after(*tickets)
 
     def start(self) -> None:
-        """Begin the rounds."""
+        """Start the periodic upkeep."""
         self._context.turns.after(UPKEEP_INTERVAL_NS, self._upkeep)
 
     def _numbered(self) -> dict[int, Staged]:
@@ -120,25 +120,25 @@ class Staging:
     def put_part(
         self, key: Key, part: int, topic: str, deferred: bool, body: bytes, count: int
     ) -> Ticket:
-        """Keep a part; the ticket is settled when it is in its file."""
+        """Store a part; the ticket is settled when it is in its file."""
         self._refuse(key)
-        coming = Coming(part, topic, deferred, count, body, crc32c(body))
+        incoming = IncomingPart(part, topic, deferred, count, body, crc32c(body))
         staged = self._staged.get(key)
         if staged is not None:
             staged.touched_ns = self._context.clock.monotonic_ns()
-            known = staged.known(coming)
+            known = staged.known(incoming)
             if known is not None:
                 return known
             staged.refuse_parts()
-        self._refuse_size(coming)
+        self._refuse_size(incoming)
         if staged is None:
             staged = self._make(key)
-        staged.coming[part] = coming
-        self.pending_size += coming.weight
-        self._weigh(staged, coming.weight, 1)
+        staged.incoming[part] = incoming
+        self.pending_size += incoming.weight
+        self._weigh(staged, incoming.weight, 1)
         if not staged.writing:
             self._write(staged)
-        return coming.ticket
+        return incoming.ticket
 
     def _refuse(self, key: Key) -> None:
         if self._context.supervisor.exiting:
@@ -151,18 +151,18 @@ class Staging:
             raise StagingError("BATCH_PUBLISHED", "the batch, or a later one, is published")
         self.losses.refuse(key)
 
-    def _refuse_size(self, coming: Coming) -> None:
-        if self.size + coming.weight > self._context.options.max_staging_bytes:
+    def _refuse_size(self, incoming: IncomingPart) -> None:
+        if self.size + incoming.weight > self._context.options.max_staging_bytes:
             raise StagingError("STAGING_FULL", "--max-staging-bytes are staged")
         if self.kept_part_count >= PART_COUNT_MAX:
             raise StagingError("STAGING_FULL", "too many parts")
-        if self.pending_size and self.pending_size + coming.weight > PENDING_SIZE_MAX:
+        if self.pending_size and self.pending_size + incoming.weight > PENDING_SIZE_MAX:
             raise StagingError("STAGING_BUSY", "the disk does not keep up")
 
     def _make(self, key: Key) -> Staged:
         if len(self._staged) >= STAGING_COUNT_MAX:
             raise StagingError("STAGING_FULL", "too many stagings")
-        # The stamp never goes back, also over restarts: nor does a number.
+        # Stamps ascend across restarts, so numbers do too.
         self.number = max(self.number + 1, self.shared.identity.stamp() // 1_000_000)
         clock = self._context.clock
         staged = Staged(self.number, key, clock.wall_ns(), clock.monotonic_ns())
@@ -176,14 +176,14 @@ class Staging:
         self.kept_part_count += len(staged.parts)
 
     def _weigh(self, staged: Staged, size: int, count: int) -> None:
-        """``staged`` is so many bytes and parts more, or less; one that is not kept counts not."""
+        """Adjust the totals by size and count, unless the staging was discarded."""
         staged.size += size
         if self._is_kept(staged):
             self.size += size
             self.kept_part_count += count
 
     def _write(self, staged: Staged) -> None:
-        batch = [coming for coming in staged.coming.values() if not coming.begun]
+        batch = [incoming for incoming in staged.incoming.values() if not incoming.begun]
         if not batch:
             return
         staged.writing = True
@@ -191,7 +191,7 @@ class Staging:
         self._disk.submit(work, partial(self._written, staged, batch))
 
     def _append(self, staged: Staged, pieces: list[bytes]) -> int:
-        # On another thread.
+        # On a disk thread.
         size = self.store.append(staged.number, pieces)
         if size - staged.synced_size >= DIRTY_SIZE_MAX:
             self._sync(staged, size)
@@ -201,13 +201,13 @@ class Staging:
         try:
             self.store.sync(staged.number)
         except OSError as error:
-            # After a failed sync the kernel may have dropped the pages: never trust the file (R8).
+            # After a failed sync the kernel may have dropped pages: do not use the file (R8).
             staged.error = error
             raise
         staged.synced_size = size
 
     def _written(
-        self, staged: Staged, batch: list[Coming], size: int | None, error: Exception | None
+        self, staged: Staged, batch: list[IncomingPart], size: int | None, error: Exception | None
     ) -> None:
         staged.writing = False
         if size is None:
@@ -218,47 +218,47 @@ class Staging:
         else:
             staged.written(batch, size)
             self.part_count += len(batch)
-            self.staged_count += sum(coming.count for coming in batch)
+            self.staged_count += sum(incoming.count for incoming in batch)
             self._end(staged, batch, None)
         if not self._is_kept(staged):
-            self._not_written(staged, list(staged.coming.values()), _discarded())
+            self._not_written(staged, list(staged.incoming.values()), _discarded())
             if staged.gone:
                 self._remove([staged])
-        elif staged.coming:
+        elif staged.incoming:
             self._write(staged)
         else:
             self._drop_empty(staged)
 
-    def _not_written(self, staged: Staged, batch: list[Coming], failure: Exception) -> None:
-        self._weigh(staged, -sum(coming.weight for coming in batch), -len(batch))
+    def _not_written(self, staged: Staged, batch: list[IncomingPart], failure: Exception) -> None:
+        self._weigh(staged, -sum(incoming.weight for incoming in batch), -len(batch))
         self._end(staged, batch, failure)
 
-    def _end(self, staged: Staged, batch: list[Coming], failure: Exception | None) -> None:
-        for coming in batch:
-            self.pending_size -= coming.weight
-            del staged.coming[coming.part]
-        for coming in batch:
-            coming.ticket.settle(failure)
+    def _end(self, staged: Staged, batch: list[IncomingPart], failure: Exception | None) -> None:
+        for incoming in batch:
+            self.pending_size -= incoming.weight
+            del staged.incoming[incoming.part]
+        for incoming in batch:
+            incoming.ticket.settle(failure)
 
     def _is_kept(self, staged: Staged) -> bool:
         return self._staged.get(staged.key) is staged
 
     def _drop_empty(self, staged: Staged) -> None:
-        """Nothing of it could be written."""
-        if not (staged.parts or staged.coming or staged.seal) and self._is_kept(staged):
+        """Drop the staging if none of it could be written."""
+        if not (staged.parts or staged.incoming or staged.seal) and self._is_kept(staged):
             self._drop([staged])
 
     def _failed(self, error: Exception | None) -> Exception:
         self.error_count += 1
         failure = error or OSError("not written")
         if not isinstance(failure, StagingError):
-            self._health.heard(failure)
+            self._health.record(failure)
         return failure
 
     # Sealing
 
     def seal(self, key: Key, part_count: int, count: int) -> Ticket:
-        """All parts are here: the ticket is settled when they are durable."""
+        """Seal a complete staging; the ticket is settled when it is durable."""
         self._refuse(key)
         staged = self._staged.get(key)
         if staged is None:
@@ -266,42 +266,42 @@ class Staging:
                 raise StagingError("STAGING_NOT_FOUND", "no part of it is here")
             staged = self._make(key)
         staged.touched_ns = self._context.clock.monotonic_ns()
-        told = Seal(part_count, count)
+        seal = Seal(part_count, count)
         if staged.sealing is not None:
-            if staged.told != told:
+            if staged.pending_seal != seal:
                 raise StagingError("SEALED", "with other parts or another count")
             return staged.sealing
-        staged.refuse_seal(told)
+        staged.refuse_seal(seal)
         if staged.seal is not None and (staged.checked or not self._undecided(staged)):
             return settled()
-        staged.told = told
+        staged.pending_seal = seal
         ticket = staged.sealing = Ticket()
         self._disk.submit(
-            partial(self._seal, staged, told, staged.checked), partial(self._sealed, staged, told)
+            partial(self._seal, staged, seal, staged.checked), partial(self._sealed, staged, seal)
         )
         return ticket
 
-    def _seal(self, staged: Staged, told: Seal, checked: bool) -> list[int]:
-        # On another thread; nothing is on its way into the file.
+    def _seal(self, staged: Staged, seal: Seal, checked: bool) -> list[int]:
+        # On a disk thread; no write to the file is pending.
         bad = [] if checked else self.store.damaged(staged.number, staged.parts.values())
         if bad:
             if staged.seal is not None:
-                # Its sync was never answered: a power cut left the seal and took what it seals.
+                # Its sync was never acknowledged: a power cut kept the seal and lost sealed parts.
                 staged.file_size -= SEAL_SIZE
                 self.notes.forget([staged.number], 0, sync=True)
                 self.store.cut(staged.number, staged.file_size)
             return bad
         if staged.seal is None:
             pieces = [] if staged.file_size else [staged.header()]
-            size = self.store.append(staged.number, [*pieces, encode_seal(staged.number, told)])
+            size = self.store.append(staged.number, [*pieces, encode_seal(staged.number, seal)])
             staged.file_size = size
         self._sync(staged, staged.file_size)
-        noted = Noted(staged.number, staged.key, told, staged.file_size)
+        noted = Noted(staged.number, staged.key, seal, staged.file_size)
         self.notes.seal(noted, staged.created_ns)
         return []
 
     def _sealed(
-        self, staged: Staged, told: Seal, bad: list[int] | None, error: Exception | None
+        self, staged: Staged, seal: Seal, bad: list[int] | None, error: Exception | None
     ) -> None:
         ticket, staged.sealing = staged.sealing, None
         assert ticket is not None
@@ -314,7 +314,7 @@ class Staging:
                 self._weigh(staged, -staged.parts.pop(part).weight, -1)
             failure = StagingError("MISSING_PARTS", f"parts {bad} were torn")
         else:
-            staged.seal = told
+            staged.seal = seal
             staged.checked = True
         if staged.gone:
             self._remove([staged])
@@ -327,7 +327,7 @@ class Staging:
     def publish(
         self, query: str, batch: int, winners: list[tuple[int, str]]
     ) -> tuple[Ticket, Outcome]:
-        """Publish these stagings, once; the ticket is settled when they are in the logs, synced."""
+        """Publish these stagings, once; the ticket is settled when they are synced in the logs."""
         state = self.ledger.queries.get(query)
         digest = Publication.digest_of(winners)
         done = state.published if state is not None else None
@@ -365,18 +365,18 @@ class Staging:
         return staged
 
     def may_run(self, publication: Publication) -> bool:
-        """Whether it may go on now; otherwise it is called when another one ends."""
+        """Whether it may run now; otherwise it runs when another one ends."""
         running = sum(other.running for other in self.publications.values())
         return running < RUNNING_COUNT_MAX
 
     def ended(self) -> None:
-        """A publication has ended or stopped: the next one may run."""
+        """A publication has ended or stopped: start those that wait."""
         for publication in list(self.publications.values()):
             if publication.waiting and self.may_run(publication):
-                publication.go()
+                publication.start()
 
     def leave(self, publication: Publication) -> None:
-        """It is published; the next batch of the query may come."""
+        """It is published: drop its stagings and accept the next batch of the query."""
         del self.publications[publication.query]
         stagings = self._by_query.get(publication.query, ())
         old = [staged for staged in stagings if staged.key.batch <= publication.batch]
@@ -386,20 +386,20 @@ class Staging:
         self.ended()
 
     def finished(self, publication: Publication) -> None:
-        """The ledger says that it is published: its stagings go, and all older ones."""
+        """The ledger has it as published: remove its stagings and all older ones."""
         self._remove(self.published.pop(publication))
 
-    # Ends
+    # Removing
 
     def abort(self, query: str, batch: int, names: Iterable[tuple[int, str]]) -> int:
-        """Discard stagings that were not decided for; returns how many."""
+        """Discard stagings that are not winners; returns how many."""
         wanted = (self._staged.get(Key(query, batch, *name)) for name in names)
         gone = [staged for staged in wanted if staged is not None and self._undecided(staged)]
         self._drop(gone)
         return len(gone)
 
     def discard(self, query: str) -> int:
-        """Drop all stagings of a query, whatever became of them; returns how many."""
+        """Drop all stagings of a query, winners included; returns how many."""
         gone = list(self._by_query.get(query, ()))
         self._drop(gone)
         return len(gone)
@@ -424,24 +424,24 @@ class Staging:
             if not self._by_query[query]:
                 del self._by_query[query]
             self.size -= staged.size
-            self.kept_part_count -= len(staged.parts) + len(staged.coming)
+            self.kept_part_count -= len(staged.parts) + len(staged.incoming)
 
     def _remove(self, gone: list[Staged]) -> None:
         for staged in gone:
             staged.gone = True
-        # What is on its way into a file goes first; then this is called again.
+        # Pending writes are awaited first; then this is called again.
         idle = [staged for staged in gone if not staged.writing and staged.sealing is None]
         if idle:
             numbers = [staged.number for staged in idle]
             published = all(self.is_published(staged.key) for staged in idle)
-            self._disk.submit(partial(self._unlink, numbers, published), self.heard_removal)
+            self._disk.submit(partial(self._unlink, numbers, published), self.removed)
 
     def _unlink(self, numbers: list[int], published: bool) -> None:
-        # On another thread.
+        # On a disk thread.
         self.notes.forget(numbers, 0, sync=not published)
         self.store.remove(numbers)
 
-    def heard_removal(self, _: None, error: Exception | None) -> None:
+    def removed(self, _: None, error: Exception | None) -> None:
         if error is not None:
             self._failed(error)
 
@@ -451,7 +451,7 @@ class Staging:
         try:
             self._expire()
             for publication in [*self.publications.values(), *self.published]:
-                publication.run()  # one that failed is tried again, asked for or not
+                publication.run()  # retries one that failed
         except Exception:
             log.exception("staging: unexpected")
         self._context.turns.after(UPKEEP_INTERVAL_NS, self._upkeep)
@@ -469,7 +469,7 @@ class Staging:
         self._drop(old)
         self.ledger.expire()
 
-    # Looking
+    # Status
 
     def stagings(self) -> Iterator[Staged]:
         return iter(self._staged.values())
@@ -483,13 +483,13 @@ class Staging:
         done = state.published if state is not None else None
         return done is not None and key.batch <= done.batch
 
-    def _heard(self, error: Exception | None) -> None:
+    def _record_write(self, error: Exception | None) -> None:
         if error is not None:
             self.error_count += 1
-            self._health.heard(error)
+            self._health.record(error)
 
-    def look_at_notes(self) -> None:
-        """While the notes cannot be written, say so and try again."""
+    def check_notes(self) -> None:
+        """While the notes cannot be written, report it and retry."""
         problem = self.notes.problem
         if problem is None:
             self._health.working("staging.notes")
@@ -502,7 +502,7 @@ class Staging:
         assert self.size == sum(staged.size for staged in self._staged.values())
         assert sum(map(len, self._by_query.values())) == len(self._staged)
         kept = self._staged.values()
-        assert self.kept_part_count == sum(len(s.parts) + len(s.coming) for s in kept)
+        assert self.kept_part_count == sum(len(s.parts) + len(s.incoming) for s in kept)
         assert self.pending_size >= 0
 
 

@@ -1,14 +1,14 @@
-"""The deferred rows of a publication, on their way into slot files (R19).
+"""Writes the deferred rows of a publication to slot files (R19).
 
-A row is known by its stamp, which the publication's intent has reserved.  After a crash, or after
-an error, the slot files are searched for the stamps, and only rows that are not there are put.
+A row is identified by its stamp, which the publication's intent has reserved.  After a crash or an
+error, the slot files are searched for the stamps, and only missing rows are written.
 
-Rule 1: a slot file that rows went to is pinned until the publication is through: a row that has
-        fired is still found.
-Rule 2: a row whose append failed is not in its file, with one exception: a write that failed and
-        could not be cut back.  Then the rows are stuck: what is on the disk is told by the next
-        start, which takes whole records for accepted.
-Rule 3: the loop puts a bounded number of rows in one turn.
+Rule 1: a slot file that got rows is pinned until the publication is complete, so that rows that
+        have fired are still found.
+Rule 2: a row whose append failed is not in its file, except if the failed write could not be
+        truncated.  Then the rows are stuck until the next start, which reads what is on the disk
+        and treats complete records as accepted.
+Rule 3: the loop writes a bounded number of rows in one turn.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from penstock.engine.shared import Shared
 from penstock.engine.topic import Topic
 from penstock.errors import StagingError, UncutError
 
-# Rows put in one turn, and runs of rows that go to the same file: half a millisecond.
+# Rows written in one turn, and runs of rows for the same file: half a millisecond.
 ROW_COUNT_MAX = 1024
 RUN_COUNT_MAX = 128
-# How long until a sync is looked at again that somebody else has begun.
-SYNC_LOOK_NS = 2_000_000
+# Interval to poll a sync that another caller has started.
+SYNC_POLL_NS = 2_000_000
 
 
 class StagedRows:
-    """What one publication has in slot files."""
+    """The rows of one publication in slot files."""
 
     def __init__(self, shared: Shared) -> None:
         self._turns = shared.context.turns
         self._health = shared.health
         self._deferred = shared.deferred
-        self._sizes: dict[SlotFile, int] = {}  # pinned; how much of each must be synced
+        self._sizes: dict[SlotFile, int] = {}  # pinned files, and how much of each must be synced
         self._firsts: list[int] = []  # ascending
         self._counts: list[int] = []
         self._present: set[int] = set()
-        self._looked: list[SlotFile] = []
+        self._searched: list[SlotFile] = []
         self._distrusted: set[int] = set()
         self.stuck: Exception | None = None
 
-    # Looking
+    # Searching
 
     def expect(self, stamps: Mapping[int, int]) -> None:
-        """These stamps, given as first ones and counts, are to be looked for by ``find``."""
+        """Have ``find`` search for these stamps, given as first stamp and count."""
         self._firsts = sorted(stamps)
         self._counts = [stamps[first] for first in self._firsts]
         self._present = set()
-        self._looked = []
+        self._searched = []
         if stamps:
-            self._looked = [file for file in self._deferred.table.files.values() if file.begun]
-            for file in self._looked:
+            self._searched = [file for file in self._deferred.table.files.values() if file.begun]
+            for file in self._searched:
                 self._pin(file)
 
     def find(self) -> None:
-        """Find out which rows are there, and sync them; on another thread."""
+        """Find which rows exist, and sync them.  Blocking."""
         store = self._deferred.table.store
-        for file in self._looked:
+        for file in self._searched:
             if not store.files.exists(store.path(file.name.slot_file)):
                 continue
             found = set()
@@ -77,7 +77,7 @@ class StagedRows:
         return place >= 0 and stamp < self._firsts[place] + self._counts[place]
 
     def _sync_found(self, file: SlotFile) -> None:
-        # Nobody appends to a file of an earlier process, and nobody else syncs it.
+        # A file of an earlier process gets no appends, and no other syncs.
         store = self._deferred.table.store
         if file.number in self._distrusted:
             store.rewrite(file.name)
@@ -88,10 +88,10 @@ class StagedRows:
             self._distrusted.add(file.number)
             raise
 
-    # Putting
+    # Writing
 
     def put(self, topic: Topic, body: bytes, time_ns: int, stamp: int) -> Ticket:
-        """Defer the rows of a part that are not there; settled when they are in their files."""
+        """Defer the missing rows of a part; the ticket is settled when they are in their files."""
         ticket = Ticket()
         self._put_some(topic, Rows(body, stamp), time_ns, ticket)
         return ticket
@@ -112,15 +112,15 @@ class StagedRows:
             file, ticket = writer.defer_rows(name, topic.instance, rows, count_max, time_ns)
             tickets[file] = ticket
             self._pin(file)
-        go_on = partial(self._put_on, topic, rows, time_ns, whole, list(tickets))
-        after(*tickets.values()).add(go_on)
+        put_more = partial(self._put_on, topic, rows, time_ns, whole, list(tickets))
+        after(*tickets.values()).add(put_more)
 
     def _skip_present(self, rows: Rows, end: int) -> None:
         while self._present and rows.left and rows.stamp in self._present and rows.stamp < end:
             rows.skip()
 
     def _absent_count(self, stamp: int, end: int) -> int:
-        """How many rows from ``stamp`` on are not there, up to ``end``."""
+        """How many rows from ``stamp`` on are missing in a row, up to ``end``."""
         if not self._present:
             return end - stamp
         return next(
@@ -150,10 +150,10 @@ class StagedRows:
             self._sizes[file] = 0
             file.pin_count += 1
 
-    # The end
+    # Finishing
 
     def sync(self) -> Ticket:
-        """Settled when all rows that were put are synced."""
+        """A ticket settled when all rows are synced."""
         ticket = Ticket()
         self._sync(ticket)
         return ticket
@@ -173,13 +173,13 @@ class StagedRows:
         elif error is not None:
             ticket.settle(error)
         else:
-            # Somebody else's sync of a file is under way, which may not cover our rows.
-            self._turns.after(SYNC_LOOK_NS, partial(self._sync, ticket))
+            # Another caller's sync of a file is in progress and may not cover our rows.
+            self._turns.after(SYNC_POLL_NS, partial(self._sync, ticket))
 
     def release(self) -> None:
-        """The publication is through."""
+        """The publication is complete: unpin the files."""
         for file in self._sizes:
             self._deferred.unpin(file)
         self._sizes.clear()
-        self._looked = []
+        self._searched = []
         self._present = set()

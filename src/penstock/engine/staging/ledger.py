@@ -1,12 +1,12 @@
-"""What is known of the queries that write here: who decides, what was decided, what is published.
+"""The state of queries that write here: coordinator, decision, intent, published batch.
 
     coordinator -> decision -> intent -> published         for the newest batch of each query
 
-Rule 1: what is told to a client is synced first, also when it is told again.
-Rule 2: after a failed write the next one is a whole snapshot (JournalKeeper), so what is in memory
-        and was never answered may become durable or not: both are right.
-Rule 3: memory is bounded by ``QUERY_COUNT_MAX``, ``WINNER_COUNT_MAX`` and ``NOTES_SIZE_MAX``; past
-        them a query that is new is refused, never an old one forgotten before its time.
+Rule 1: state is synced before it is returned to a client, also if it is repeated.
+Rule 2: after a failed write the next one is a full snapshot (JournalKeeper), so state in memory
+        that was never acknowledged may become durable or not: both are correct.
+Rule 3: memory is limited by ``QUERY_COUNT_MAX``, ``WINNER_COUNT_MAX`` and ``NOTES_SIZE_MAX``; above
+        them new queries are refused; known ones are never dropped before they expire.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ QUERY_COUNT_MAX = 100_000
 WINNER_COUNT_MAX = 1_000_000
 # Characters in the notes of all decisions: 64 of the largest notes, thousands of ordinary ones.
 NOTES_SIZE_MAX = 64 << 20
-# What was published stays known for so long: a driver that comes back within it repeats nothing.
+# How long published batches are remembered: a driver that restarts within it repeats nothing.
 KNOWN_FOR_NS = 30 * 24 * 3600 * 1_000_000_000
-# A batch may be so far above the newest that is known, and further by so many for each second since
-# that was told.  Spark counts by one, others by the clock; a number that is far off would make all
-# the query's later batches old.
+# A batch number may be this far above the newest known one, plus the rate for each second since
+# then.  Spark counts by one, others use the clock; a number that is far too high would make all the
+# query's later batches old.
 BATCH_STEP_MAX = 1_000_000
 BATCH_RATE_MAX = 1_000_000
-# One that is further below the newest published batch is no old one that is repeated: one of the
-# two numbers is wrong.
+# A batch this far below the newest published one is not a repeated old one: one of the two numbers
+# is wrong.
 BATCH_BACK_MAX = 1 << 40
 
 
 class Ledger:
-    """The queries by name, and their way to disk."""
+    """The queries by name; writes their state to the ledger's file."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Ledger:
         self.corrupt_count = 0
 
     def open(self) -> None:
-        """Read the file; blocking."""
+        """Read the file.  Blocking."""
         damaged = False
         if self._files.exists(self._path):
             data = self._files.read(self._path)
@@ -102,8 +102,8 @@ class Ledger:
                 self._count(state.decision, 1)
         elif self._notes.ledger_size:
             self._report(
-                f"{self._path} is missing, of which {self._notes.ledger_size} bytes were synced: "
-                "what was decided and published is not known"
+                f"{self._path} is missing; {self._notes.ledger_size} bytes of it were synced: "
+                "decided and published batches are unknown"
             )
             self._notes.ledger(0)
         journal = NotedJournal(self._files, self._path, self._notes)
@@ -113,14 +113,14 @@ class Ledger:
             self._keeper.rewrite()
             return
         try:
-            # A killed process may have left it in the page cache only; from now on it counts.
+            # A killed process may have left it only in the page cache; sync before relying on it.
             journal.sync()
         except OSError as error:
             self._health(error)
             self._keeper.rewrite()
 
     def _judge(self, data: bytes, found: LedgerState) -> bool:
-        """Tell what is damaged from what is torn; returns whether anything is damaged."""
+        """Distinguish damaged from torn bytes; returns whether any are damaged."""
         synced_size = self._notes.ledger_size
         if found.torn_size and found.good_size >= synced_size:
             log.info("%s: torn, %d bytes cut off", self._path, found.torn_size)
@@ -133,7 +133,7 @@ class Ledger:
                 f"{self._path} ends at {len(data)}: the last {lost_size} bytes are missing, and "
                 "with them what was decided or published last"
             )
-        # Without notes nobody knows what was synced: a power cut may leave holes in what was not.
+        # Without notes the synced size is unknown: a power cut may leave holes in unsynced bytes.
         bad = [part for part in found.bad if not synced_size or part[0] < synced_size]
         for start, end in bad:
             self._report_bad(data, found, start, end, hold=bool(synced_size))
@@ -158,42 +158,42 @@ class Ledger:
         )
 
     def save(self) -> Ticket:
-        """Settled when all that is known is durable."""
+        """A ticket settled when the current state is durable."""
         assert self._keeper is not None
         return self._keeper.flush(sync=True)
 
-    # What is told
+    # State changes
 
-    def coordinate(self, query: str, told: Coordinator) -> tuple[Coordinator, Ticket]:
-        """The coordinator of ``query``: the first one that was told."""
+    def coordinate(self, query: str, proposed: Coordinator) -> tuple[Coordinator, Ticket]:
+        """The coordinator of ``query``: the first one reported."""
         state = self._state(query)
         if state.coordinator is None:
-            state.coordinator = told
-            self._add(query, encode_coordinator(query, self._now(state), told))
+            state.coordinator = proposed
+            self._add(query, encode_coordinator(query, self._now(state), proposed))
         return state.coordinator, self.save()
 
-    def decide(self, query: str, told: Decision) -> tuple[Decision, bool, Ticket]:
-        """The newest decision of ``query``, whether it is the one told now, and when it is durable.
+    def decide(self, query: str, proposed: Decision) -> tuple[Decision, bool, Ticket]:
+        """The newest decision of ``query``, whether it is this one, and the ticket of the save.
 
-        Of a batch only the first decision counts, and none of a batch below the newest.
+        Only the first decision for a batch counts, and none for a batch below the newest.
         """
-        self.refuse(query, told.batch)
+        self.refuse(query, proposed.batch)
         state = self._state(query)
         newest = state.decision
-        if newest is not None and told.batch <= newest.batch:
+        if newest is not None and proposed.batch <= newest.batch:
             return newest, False, self.save()
         self._count(newest, -1)
-        self._count(told, 1)
+        self._count(proposed, 1)
         if self._winner_count > WINNER_COUNT_MAX or self._notes_size > NOTES_SIZE_MAX:
-            self._count(told, -1)
+            self._count(proposed, -1)
             self._count(newest, 1)
             raise StagingError("STAGING_FULL", "too many decisions are kept")
-        state.decision = told
-        self._add(query, encode_decision(query, self._now(state), told))
-        return told, True, self.save()
+        state.decision = proposed
+        self._add(query, encode_decision(query, self._now(state), proposed))
+        return proposed, True, self.save()
 
     def intend(self, query: str, intent: Intent) -> Ticket:
-        """From when the ticket is settled on, the batch will be published."""
+        """Once the ticket is settled, the batch will be published."""
         state = self._state(query)
         state.intent = intent
         state.time_ns = intent.time_ns
@@ -201,7 +201,7 @@ class Ledger:
         return self.save()
 
     def drop_intent(self, query: str) -> None:
-        """It could not be made durable and nothing was published."""
+        """Drop an intent that could not be made durable; nothing was published."""
         self.queries[query].intent = None
         self._encoded[query] = None
 
@@ -214,7 +214,7 @@ class Ledger:
         return self.save()
 
     def refuse(self, query: str, batch: int) -> None:
-        """Raise StagingError if ``batch`` cannot be one of this query, as far as is known."""
+        """Raise StagingError if ``batch`` is not plausible for this query."""
         state = self.queries.get(query)
         if state is None:
             return
@@ -236,23 +236,23 @@ class Ledger:
                 f"{newest} is the newest batch, {limit} the highest that may follow",
             )
 
-    def give_up(self, query: str, told: GivenUp) -> Ticket:
-        """A batch is to be published without some of its stagings."""
+    def give_up(self, query: str, given_up: GivenUp) -> Ticket:
+        """Record that a batch is to be published without some of its stagings."""
         state = self._state(query)
-        if state.given_up is not None and state.given_up.batch == told.batch:
-            told = GivenUp(told.batch, told.members | state.given_up.members)
-        state.given_up = told
-        self._add(query, encode_given_up(query, self._now(state), told))
+        if state.given_up is not None and state.given_up.batch == given_up.batch:
+            given_up = GivenUp(given_up.batch, given_up.members | state.given_up.members)
+        state.given_up = given_up
+        self._add(query, encode_given_up(query, self._now(state), given_up))
         return self.save()
 
     def given_up(self, query: str, batch: int) -> frozenset[tuple[int, str]]:
-        """(partition, attempt) of the stagings that the batch goes without."""
+        """(partition, attempt) of the stagings that the batch is published without."""
         state = self.queries.get(query)
-        told = state.given_up if state is not None else None
-        return told.members if told is not None and told.batch == batch else frozenset()
+        given_up = state.given_up if state is not None else None
+        return given_up.members if given_up is not None and given_up.batch == batch else frozenset()
 
     def reset(self, query: str, published: int | None) -> Ticket:
-        """Forget all of a query; batches up to ``published`` count as published from now on."""
+        """Forget a query; batches up to ``published`` count as published from now on."""
         known = self.queries.pop(query, None)
         if known is not None:
             self._count(known.decision, -1)
@@ -264,14 +264,14 @@ class Ledger:
         return self.save()
 
     def winners_here(self, query: str, batch: int, node: str) -> set[tuple[int, str]]:
-        """(partition, attempt) of this node's stagings that were decided for, as far as known."""
+        """(partition, attempt) of this node's winners in ``batch``, as far as known."""
         state = self.queries.get(query)
         if state is None or state.decision is None or state.decision.batch != batch:
             return set()
         return {_name(winner) for winner in state.decision.winners if winner.node == node}
 
     def expire(self) -> int:
-        """Forget queries that nobody has touched for long; returns how many."""
+        """Forget queries that were unused for KNOWN_FOR_NS; returns how many."""
         now_ns = self._clock.wall_ns()
         gone = [
             query
@@ -287,10 +287,10 @@ class Ledger:
             self.save()
         return len(gone)
 
-    # Inside
+    # Internals
 
     def _count(self, decision: Decision | None, sign: int) -> None:
-        """Add what a decision keeps in memory to the totals, or take it away."""
+        """Add a decision's memory use to the totals, or subtract it."""
         if decision is not None:
             self._winner_count += sign * len(decision.winners)
             self._notes_size += sign * len(decision.note or "")
@@ -313,7 +313,7 @@ class Ledger:
         self._keeper.add(record)
 
     def _snapshot(self) -> list[bytes]:
-        # Only what changed is encoded anew: 100,000 queries would hold the loop for a second.
+        # Encode only what changed: 100,000 queries would block the loop for a second.
         for query in [query for query, known in self._encoded.items() if known is None]:
             self._encoded[query] = b"".join(snapshot([(query, self.queries[query])]))
         return [known for known in self._encoded.values() if known]

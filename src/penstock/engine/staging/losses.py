@@ -1,8 +1,8 @@
-"""Staged rows that were acknowledged and cannot be published, and what an admin may do (R19).
+"""Acknowledged staged rows that cannot be published, and what an admin can do (R19).
 
-A batch with such a staging is held back: whoever wants it published is told what became of the
-rows.  An admin restores the file and restarts nsqd, has the batch published without those rows
-(``give_up``), or has the query begin anew (``reset``).
+A batch with such a staging is held back: requests to publish it get an error with the reason.  An
+admin can restore the file and restart nsqd, publish the batch without those rows (``give_up``), or
+reset the query (``reset``).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ log = logging.getLogger(__name__)
 
 
 class StagingLosses:
-    """What was lost of the stagings of one node."""
+    """The lost stagings of one node."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self.lost: dict[Key, Noted] = {}
-        self.unknown_count = 0  # files kept aside of which nobody knows whose rows they hold
+        self.unknown_count = 0  # files kept aside whose query is unknown
 
     def refuse(self, key: Key) -> None:
         if key in self.lost:
             raise StagingError("STAGING_LOST", self.lost[key].lost)
 
     def error(self, key: Key) -> StagingError:
-        """Why a staging that should be published is not here."""
+        """The error for a staging that is missing when it should be published."""
         what = f"partition {key.partition}, attempt {key.attempt}"
         staging = self._staging
         if key in self.lost:
@@ -52,19 +52,19 @@ class StagingLosses:
         return StagingError("STAGING_NOT_FOUND", what)
 
     def forget(self, query: str, batch: int | None = None) -> None:
-        """Nobody asks any more for what was lost of a query, or of its batches up to one."""
+        """Forget the losses of a query, or of its batches up to ``batch``."""
         gone = [
             key for key in self.lost if key.query == query and (batch is None or key.batch <= batch)
         ]
         numbers = [self.lost.pop(key).number for key in gone]
         if numbers:
             note = partial(self._staging.notes.forget, numbers, 0, sync=True)
-            self._staging.shared.context.disk.submit(note, self._staging.heard_removal)
+            self._staging.shared.context.disk.submit(note, self._staging.removed)
 
-    # What an admin does
+    # Operations of an admin
 
     def give_up(self, query: str, batch: int, names: list[tuple[int, str]]) -> Ticket:
-        """Have a batch published without these stagings."""
+        """Publish a batch without these stagings."""
         staging = self._staging
         if staging.is_published(Key(query, batch, 0, "")):
             raise StagingError("BATCH_PUBLISHED", "the batch, or a later one, is published")
@@ -73,11 +73,11 @@ class StagingLosses:
             if publication.running:
                 raise StagingError("BATCH_OPEN", "it is being published at this moment")
             publication.give_up(set(names))
-        log.warning("query=%s batch=%d: an admin gave %d stagings up", query, batch, len(names))
+        log.warning("query=%s batch=%d: an admin gave up %d stagings", query, batch, len(names))
         return staging.ledger.give_up(query, GivenUp(batch, frozenset(names)))
 
     def reset(self, query: str, published: int | None) -> tuple[int, Ticket]:
-        """Forget all of a query, its stagings included; returns how many these were."""
+        """Forget a query and drop its stagings; returns how many there were."""
         staging = self._staging
         own = [staging.publications.get(query), *staging.published]
         begun = [each for each in own if each is not None and each.query == query]

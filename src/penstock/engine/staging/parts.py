@@ -1,4 +1,4 @@
-"""Parts of stagings on their way into logs: read back, and found where they are already (R19)."""
+"""Reads parts of stagings back for publication, and finds those already in the logs (R19)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.errors import CorruptError, StagingError
 from penstock.storage.staging import PartRecord, StagingStore, origin_of
 from penstock.storage.topic_log import TopicLog
 
-# One read of a log that is searched for parts.
+# Size of one read when a log is searched for parts.
 SCAN_SIZE = 4 << 20
 
 

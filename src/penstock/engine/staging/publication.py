@@ -1,18 +1,18 @@
-"""A batch on its way from its stagings into the topic logs, all of it and once (R19).
+"""Publishes the stagings of a batch to the topic logs, all of them and once (R19).
 
-    topics made -> intent (synced) -> parts appended -> logs synced -> published (synced)
-                      |                    |
-                      `----- a crash, or an error: look which parts are there, append the others
+    topics created -> intent (synced) -> parts appended -> logs synced -> published (synced)
+                         |                    |
+                         `----- crash or error: find the parts in the logs, append the others
 
-Rule 1: nothing is appended before the intent is synced.  It names the stagings, binds each topic by
-        its instance, and says where its log ended: no part can lie below.
-Rule 2: a part is one log batch that carries (staging, part) as its origin, so what is in a log can
-        be told.  The segments from the intent's end on stay until the batch is published, and so do
-        the slot files that got deferred rows.
-Rule 3: deferred rows have stamps that the intent reserves; what is in a slot file is told by them.
-Rule 4: a topic that is deleted after the intent takes the rows for it along, as it does with what
-        is deferred (R17).  One that was deleted before is made anew.
-Rule 5: other clients do not wait: reads are done elsewhere, and a bounded amount is on its way.
+Rule 1: nothing is appended before the intent is synced.  It lists the stagings, the instance of
+        each topic, and the end of its log: no part can be below that.
+Rule 2: a part is one log batch with (staging, part) as its origin, so that parts in a log can be
+        identified.  Segments from the intent's end on stay until the batch is published, and so do
+        slot files that got deferred rows.
+Rule 3: the intent reserves stamps for deferred rows; they identify rows in slot files.
+Rule 4: if a topic is deleted after the intent, its rows are dropped, like deferred messages (R17).
+        If it was deleted before, it is created again.
+Rule 5: other clients do not wait: reads run on disk threads, and a limited amount is in progress.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Parts read at once, and parts that may wait for their writes.
+# Limits of parts read at once, and of parts that wait for their writes.
 READ_SIZE_MAX = 8 << 20
 READ_COUNT_MAX = 32
 WINDOW_SIZE_MAX = 16 << 20
@@ -51,7 +51,7 @@ WINDOW_COUNT_MAX = 32
 
 @record
 class Outcome:
-    """What a client is told of a publication, once its ticket is settled."""
+    """The response to a client, once the publication's ticket is settled."""
 
     count: int
     already: bool
@@ -68,8 +68,8 @@ class Publication:
         self.batch = batch
         self.members = members
         self.count = sum(staged.count for staged in members)
-        self.digest = digest  # of its winners, also of those that were given up
-        self.lost: list[Member] = []  # stagings that are gone: it is held back
+        self.digest = digest  # of its winners, including those given up
+        self.lost: list[Member] = []  # stagings that are missing: the batch is held back
         self.running = False
         self.waiting = False  # for its turn to run
         self.void_count = 0
@@ -87,12 +87,12 @@ class Publication:
         self._window_size = 0
         self._window_count = 0
         self._error: Exception | None = None
-        self._told = ""  # the error that was logged last
+        self._logged_error = ""  # the last error logged
         self._rows = StagedRows(staging.shared)
 
     @staticmethod
     def digest_of(winners: Iterable[tuple[int, str]]) -> str:
-        """What tells these winners from others."""
+        """A digest that identifies the winners."""
         names = "\n".join(f"{partition} {attempt}" for partition, attempt in sorted(winners))
         return hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
 
@@ -100,7 +100,7 @@ class Publication:
     def recovered(
         staging: Staging, query: str, intent: Intent, numbered: Mapping[int, Staged]
     ) -> Publication:
-        """One that an earlier process began; the topics are there again."""
+        """A publication that an earlier process began; topics are recovered already."""
         without = staging.ledger.given_up(query, intent.batch)
         wanted = [member for member in intent.members if member[1:] not in without]
         members = [numbered[member.number] for member in wanted if member.number in numbered]
@@ -116,7 +116,7 @@ class Publication:
     # Running
 
     def run(self) -> Ticket:
-        """Begin, or go on after a failure; the ticket is settled when it is published or fails."""
+        """Begin, or resume after a failure; the ticket is settled when it is published or fails."""
         if self._published:
             self._mark()
             return settled()
@@ -126,11 +126,11 @@ class Publication:
         if not self.running and not self.waiting:
             self.waiting = True
             if self._staging.may_run(self):
-                self.go()
+                self.start()
         return ticket
 
-    def go(self) -> None:
-        """It is this one's turn."""
+    def start(self) -> None:
+        """Start: it may run now."""
         self.waiting, self.running = False, True
         self._error = None
         if self.lost:
@@ -140,20 +140,20 @@ class Publication:
         elif self._intent is None:
             self._make_topics()
         else:
-            self._look()
+            self._find_published()
 
     def give_up(self, names: set[tuple[int, str]]) -> None:
-        """Go on without these stagings; it does not run."""
+        """Continue without these stagings; it must not be running."""
         assert not self.running
         self.lost = [member for member in self.lost if member[1:] not in names]
         self.members = [staged for staged in self.members if staged.key[2:] not in names]
         self.count = sum(staged.count for staged in self.members)
 
     def drop(self) -> None:
-        """An admin has the query begin anew; it does not run."""
+        """An admin reset the query; it must not be running."""
         assert not self.running
         self._dropped = True
-        self._heard(None)
+        self._report_error(None)
         if self._published:
             if not self._marking:
                 self._finish()
@@ -163,13 +163,13 @@ class Publication:
         self.waiting = False
         del self._staging.publications[self.query]
         if self._ticket is not None:
-            self._settle(StagingError("QUERY_RESET", "an admin had the query begin anew"))
+            self._settle(StagingError("QUERY_RESET", "an admin reset the query"))
 
     def _key(self, member: Member) -> Key:
         return Key(self.query, self.batch, member.partition, member.attempt)
 
     def _report_lost(self) -> None:
-        """Those that the notes know were reported one by one."""
+        """Report missing stagings; those in the notes were reported one by one."""
         known = self._staging.losses.lost
         unknown = [member for member in self.lost if self._key(member) not in known]
         if unknown:
@@ -218,7 +218,7 @@ class Publication:
         return stamps
 
     def _bind(self, intent: Intent) -> None:
-        """Keep what tells which parts are published, until the batch is."""
+        """Pin the segments that show which parts are published, until the batch is."""
         self._intent = intent
         for name, bound in intent.topics.items():
             topic = self._topic(name)
@@ -234,7 +234,7 @@ class Publication:
         self._rows.release()
 
     def _topic(self, name: str) -> Topic | None:
-        """The topic as it was bound; None if it was deleted since."""
+        """The topic of the intent; None if it was deleted since."""
         assert self._intent is not None
         topic = self._staging.topics.get(name)
         if not isinstance(topic, Topic) or topic.instance != self._intent.topics[name].instance:
@@ -250,10 +250,10 @@ class Publication:
             return
         self._begin(set())
 
-    # What is there already
+    # Finding what is already published
 
-    def _look(self) -> None:
-        """Find the parts that are in the logs, and the rows that are in slot files."""
+    def _find_published(self) -> None:
+        """Find the parts already in the logs, and the rows already in slot files."""
         assert self._intent is not None
         logs = []
         for name, bound in self._intent.topics.items():
@@ -270,7 +270,7 @@ class Publication:
         self._staging.publishing_disk.submit(work, self._found)
 
     def _find(self, logs: list[tuple[TopicLog, int, int]]) -> set[int]:
-        # On another thread.
+        # On a disk thread.
         numbers = {staged.number for staged in self.members}
         found: set[int] = set()
         for topic_log, start, end in logs:
@@ -286,7 +286,7 @@ class Publication:
 
     def _begin(self, found: set[int]) -> None:
         self._left = deque(source for source in self._sources() if source.origin not in found)
-        self._go_on()
+        self._continue()
 
     def _sources(self) -> list[Source]:
         """All parts, in the order of (partition, part)."""
@@ -298,7 +298,7 @@ class Publication:
 
     # Appending
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self._context.supervisor.exiting and self._error is None:
             self._error = StagingError("EXITING")
         if self._reading or self._syncing or not self.running:
@@ -330,7 +330,7 @@ class Publication:
         if bodies is None:
             self._reading = False
             self._error = error or OSError("not read")
-            self._go_on()
+            self._continue()
             return
         touched: set[Topic] = set()
         for source, body in zip(batch, bodies, strict=True):
@@ -343,7 +343,7 @@ class Publication:
         for topic in touched:
             topic.flush()
         self._reading = False
-        self._go_on()
+        self._continue()
 
     def _append(self, topic: Topic, source: Source, body: bytes) -> None:
         assert self._intent is not None
@@ -368,10 +368,10 @@ class Publication:
                 self.void_count += record.count
             elif self._error is None:
                 self._error = ticket.error
-        # Not at once: this may be called from the middle of the topic's flush.
-        self._context.turns.soon(self._go_on)
+        # Not directly: this may be called from within the topic's flush.
+        self._context.turns.soon(self._continue)
 
-    # The end
+    # Finishing
 
     def _sync(self) -> None:
         assert self._intent is not None
@@ -387,7 +387,7 @@ class Publication:
             return
         self.running = False
         self._published = True
-        self._heard(None)
+        self._report_error(None)
         staging = self._staging
         staging.published_count += self.count - self.void_count
         staging.void_count += self.void_count
@@ -399,8 +399,8 @@ class Publication:
             len(self.members),
             f", {self.void_count} were for deleted topics" if self.void_count else "",
         )
-        # It is answered before the ledger says so: a crash now finds the intent, and all parts in
-        # the logs.
+        # Answered before the ledger has it: after a crash now, a start finds the intent, and all
+        # parts in the logs.
         staging.leave(self)
         self._mark()
         self._settle(None)
@@ -416,7 +416,7 @@ class Publication:
         self._marking = False
         if ticket.error is None or self._dropped:
             self._finish()
-        # Otherwise the next round of upkeep tries again.
+        # Otherwise the next upkeep retries.
 
     def _finish(self) -> None:
         self._unbind()
@@ -428,20 +428,20 @@ class Publication:
         ticket.settle(error)
 
     def _stop(self, error: Exception) -> None:
-        """It cannot go on now; what is in the logs stays there, and is found the next time."""
-        if str(error) != self._told:
-            self._told = str(error)
+        """It cannot continue now; parts in the logs stay there, and the next run finds them."""
+        if str(error) != self._logged_error:
+            self._logged_error = str(error)
             log.error("query=%s batch=%d: not published yet: %s", self.query, self.batch, error)
         self._staging.error_count += 1
-        self._heard(error)
+        self._report_error(error)
         self.running = False
         self._left.clear()
         self.void_count = 0
         self._settle(error)
         self._staging.ended()
 
-    def _heard(self, error: Exception | None) -> None:
-        """Damage is reported once; what the disk cannot do at the moment shows in /ping."""
+    def _report_error(self, error: Exception | None) -> None:
+        """Report damage once; show failures of the disk in /ping."""
         health, source = self._shared.health, f"query={self.query}"
         if isinstance(error, OSError):
             if not self._context.supervisor.exiting:
@@ -454,7 +454,7 @@ class Publication:
             )
 
     def _give_up(self, error: Exception) -> None:
-        """Nothing was begun."""
+        """Fail before anything was published."""
         self.running = False
         del self._staging.publications[self.query]
         self._staging.error_count += 1

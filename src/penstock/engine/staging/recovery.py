@@ -1,16 +1,16 @@
-"""What an earlier process left of staged rows: taken up, and compared with what it promised (R19).
+"""Recovers the stagings of an earlier process, and compares them with the notes (R19).
 
-    noted as sealed   file good                  taken up
-                      header or seal damaged     taken up with what the notes know, reported
+    noted as sealed   file good                  recovered
+                      header or seal damaged     recovered with the help of the notes, reported
                       cut, damaged or missing    lost: reported, kept aside, its batch is held back
-    not noted         no seal                    taken up; a torn end is cut off
+    not noted         no seal                    recovered; a torn end is truncated
                       no good header             torn if short or zeros, else reported, kept aside
 
-Rule 1: versions are looked at before any file of the data path is changed: a later one refuses the
-        start.
-Rule 2: a file that the disk cannot read is no damage: the start is refused, and may be tried again.
-Rule 3: what was acknowledged and cannot be published is reported once and remembered: whoever wants
-        it published is told what became of it.
+Rule 1: versions are checked before any file of the data path is changed: with a later one nsqd does
+        not start.
+Rule 2: a read error is not damage: nsqd does not start, and a start may be retried.
+Rule 3: acknowledged rows that cannot be published are reported once and remembered: requests to
+        publish them get an error with the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def check_versions(staging: Staging) -> None:
-    """Look at the headers of staging files; blocking (Rule 1)."""
+    """Check the headers of staging files.  Blocking (Rule 1)."""
     store = staging.store
     with _refusing(store):
         for number in store.numbers():
@@ -39,14 +39,14 @@ def check_versions(staging: Staging) -> None:
 
 
 def open_stagings(staging: Staging) -> None:
-    """Read notes, ledger and staging files; blocking."""
+    """Read notes, ledger and staging files.  Blocking."""
     with _refusing(staging.store):
         StagingOpening(staging).run()
 
 
 @contextmanager
 def _refusing(store: StagingStore) -> Iterator[None]:
-    """What the disk cannot read refuses the start (Rule 2)."""
+    """Turn a read error into one that stops the start (Rule 2)."""
     try:
         yield
     except OSError as error:
@@ -70,15 +70,15 @@ class StagingOpening:
     def run(self) -> None:
         self._notes.open()
         if self._notes.damaged:
-            self._report(f"{self._notes.path} is damaged; it is written anew", messages=0)
+            self._report(f"{self._notes.path} is damaged; it is rewritten", messages=0)
         numbers = self._store.numbers()
         self._staging.ledger.open()
         for number in numbers:
             self._take_up(number, self._notes.sealed.get(number))
         aside = [number for number in self._store.aside() if number not in self._notes.sealed]
         self._staging.losses.unknown_count = len(aside)
-        self._look_for_missing(set(numbers))
-        self._look_for_decided()
+        self._report_missing(set(numbers))
+        self._report_decided()
 
     # Files
 
@@ -113,16 +113,16 @@ class StagingOpening:
         if noted.lost:
             restored = Noted(number, noted.key, noted.seal, noted.size)
             self._notes.seal(restored, self._now_ns)
-            log.info("%s: it is here again", self._store.path(number))
+            log.info("%s: restored", self._store.path(number))
         self._add(found)
 
     def _take_up_found(self, found: FoundStaging) -> None:
         number = found.number
         if found.seal is not None:
-            # Sealed by a version without notes, or a power cut took the note.
+            # Sealed by a version without notes, or a power cut lost the note.
             self._notes.seal(Noted(number, found.key, found.seal, found.good_size), self._now_ns)
         elif (winner := self._decided(found.key)) is not None:
-            # The seal was synced before anybody could decide.
+            # It is a winner, so its seal was synced.
             noted = Noted(number, found.key, Seal(len(found.parts), winner.count), found.size)
             self._notes.seal(noted, self._now_ns)
             self._lose(noted, "has lost its seal", is_there=True)
@@ -139,7 +139,7 @@ class StagingOpening:
         self._add(found)
 
     def _decided(self, key: Key) -> Winner | None:
-        """The decision for a staging of this node that is not published yet, if it is known."""
+        """This node's staging as a winner of an unpublished batch, or None."""
         state = self._staging.ledger.queries.get(key.query)
         decision = state.decision if state is not None else None
         if decision is None or decision.batch != key.batch:
@@ -162,7 +162,7 @@ class StagingOpening:
         seal = self._store.seal_at_end(number)
         name = self._store.put_aside(number)
         self._report(
-            f"{path}: its header is damaged, so nobody knows whose rows these are; kept as {name}",
+            f"{path}: its header is damaged, so the query of its rows is unknown; kept as {name}",
             path=path,
             messages=seal.count if seal is not None else None,
         )
@@ -170,9 +170,9 @@ class StagingOpening:
     def _add(self, found: FoundStaging) -> None:
         self._staging.add(Staged.found(found, self._clock.monotonic_ns()))
 
-    # What should be there
+    # Missing files
 
-    def _look_for_missing(self, numbers: set[int]) -> None:
+    def _report_missing(self, numbers: set[int]) -> None:
         staging, notes = self._staging, self._notes
         for number, noted in list(notes.sealed.items()):
             staging.number = max(staging.number, number)
@@ -183,8 +183,8 @@ class StagingOpening:
             elif number not in numbers and notes.whole:
                 self._lose(noted, "is missing", is_there=False)
 
-    def _look_for_decided(self) -> None:
-        """Winners of this node that are not here, though nobody has noted them."""
+    def _report_decided(self) -> None:
+        """Report winners of this node that are missing and not in the notes."""
         staging = self._staging
         for query, state in staging.ledger.queries.items():
             decision, intent = state.decision, state.intent
@@ -196,12 +196,12 @@ class StagingOpening:
                 key = Key(query, decision.batch, partition, attempt)
                 gone = staging.find(key) is None and key not in staging.losses.lost
                 if gone and not staging.is_published(key):
-                    self._report(f"{told(key)} was decided for and is missing", messages=None)
+                    self._report(f"{describe(key)} was decided for and is missing", messages=None)
 
     def _lose(self, noted: Noted, what: str, *, is_there: bool) -> None:
         path = self._store.path(noted.number)
         kept = f"; kept as {self._store.put_aside(noted.number)}" if is_there else ""
-        text = f"{path} {what}: {told(noted.key)} was sealed with {noted.seal.count} rows{kept}"
+        text = f"{path} {what}: {describe(noted.key)} was sealed with {noted.seal.count} rows{kept}"
         self._notes.lose(noted.number, text, self._now_ns)
         self._staging.losses.lost[noted.key] = self._notes.sealed[noted.number]
         self._report(text, path=path, messages=noted.seal.count)
@@ -210,7 +210,7 @@ class StagingOpening:
         self._staging.shared.damage.report(DamageKind.STAGING, text, path=path, messages=messages)
 
 
-def told(key: Key) -> str:
+def describe(key: Key) -> str:
     """A staging, formatted for people."""
     return (
         f"staging query={key.query} batch={key.batch} partition={key.partition} "

@@ -1,4 +1,4 @@
-"""One staging: its parts, and those on their way into its file."""
+"""One staging: its stored parts, and those being written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.storage.staging import (
 )
 
 
-class Coming:
+class IncomingPart:
     """A part that is not in its file yet."""
 
     __slots__ = (
@@ -45,7 +45,7 @@ class Coming:
         self.begun = False
         self.ticket = Ticket()
 
-    def same(self, other: Coming | PartRecord) -> bool:
+    def same(self, other: IncomingPart | PartRecord) -> bool:
         return (self.topic, self.deferred, self.count, self.size, self.crc) == (
             other.topic,
             other.deferred,
@@ -56,7 +56,7 @@ class Coming:
 
 
 class Staged:
-    """A staging.  ``told`` is the seal that is on its way, ``seal`` the one that is durable."""
+    """A staging.  ``pending_seal`` is the seal being written, ``seal`` the durable one."""
 
     def __init__(self, number: int, key: Key, created_ns: int, touched_ns: int) -> None:
         self.number = number
@@ -64,15 +64,15 @@ class Staged:
         self.created_ns = created_ns
         self.touched_ns = touched_ns
         self.parts: dict[int, PartRecord] = {}
-        self.coming: dict[int, Coming] = {}
-        self.size = 0  # of the parts, with those on their way
+        self.incoming: dict[int, IncomingPart] = {}
+        self.size = 0  # of all parts, including pending ones
         self.file_size = 0
         self.synced_size = 0
         self.writing = False
-        self.told = Seal(0, 0)
+        self.pending_seal = Seal(0, 0)
         self.sealing: Ticket | None = None
         self.seal: Seal | None = None
-        self.checked = True  # all that is in the file was written by this process, or read again
+        self.checked = True  # everything in the file was written or verified by this process
         self.gone = False
         self.error: Exception | None = None
 
@@ -94,14 +94,14 @@ class Staged:
     def header(self) -> bytes:
         return encode_header(self.number, self.key, self.created_ns)
 
-    def known(self, coming: Coming) -> Ticket | None:
-        """The ticket of a part that came before; StagingError if it was another."""
-        on_its_way = self.coming.get(coming.part)
-        known = on_its_way or self.parts.get(coming.part)
+    def known(self, incoming: IncomingPart) -> Ticket | None:
+        """The ticket of a part that arrived before; raises StagingError if it was different."""
+        on_its_way = self.incoming.get(incoming.part)
+        known = on_its_way or self.parts.get(incoming.part)
         if known is None:
             return None
-        if not coming.same(known):
-            raise StagingError("PART_DIFFERS", f"part {coming.part} is here with other rows")
+        if not incoming.same(known):
+            raise StagingError("PART_DIFFERS", f"part {incoming.part} is here with other rows")
         return on_its_way.ticket if on_its_way is not None else settled()
 
     def refuse_parts(self) -> None:
@@ -109,54 +109,54 @@ class Staged:
             raise StagingError("SEALED", "it takes no more parts")
         self._refuse_failed()
 
-    def refuse_seal(self, told: Seal) -> None:
+    def refuse_seal(self, seal: Seal) -> None:
         self._refuse_failed()
         if self.seal is not None:
-            if self.seal != told:
+            if self.seal != seal:
                 raise StagingError("SEALED", "with other parts or another count")
             return
-        if self.coming:
+        if self.incoming:
             raise StagingError("PARTS_COMING", "parts are still being written")
-        missing = [part for part in range(told.part_count) if part not in self.parts]
+        missing = [part for part in range(seal.part_count) if part not in self.parts]
         if missing:
             raise StagingError("MISSING_PARTS", f"parts {missing[:20]}")
-        if len(self.parts) > told.part_count:
+        if len(self.parts) > seal.part_count:
             raise StagingError("PARTS_DIFFER", f"{len(self.parts)} parts are here")
-        if self.count != told.count:
+        if self.count != seal.count:
             raise StagingError("COUNT_DIFFERS", f"{self.count} rows are here")
 
     def _refuse_failed(self) -> None:
         if self.error is not None:
             raise StagingError("STAGING_FAILED", str(self.error))
 
-    def take(self, batch: list[Coming]) -> list[bytes]:
-        """The bytes to append for ``batch``, which is on its way from now on."""
+    def take(self, batch: list[IncomingPart]) -> list[bytes]:
+        """The bytes to append for ``batch``, which is being written from now on."""
         pieces = [] if self.file_size else [self.header()]
-        for coming in batch:
-            coming.begun = True
+        for incoming in batch:
+            incoming.begun = True
             pieces += encode_part(
                 self.number,
-                coming.part,
-                coming.topic,
-                coming.deferred,
-                coming.count,
-                coming.body,
-                coming.crc,
+                incoming.part,
+                incoming.topic,
+                incoming.deferred,
+                incoming.count,
+                incoming.body,
+                incoming.crc,
             )
-            coming.body = b""
+            incoming.body = b""
         return pieces
 
-    def written(self, batch: list[Coming], file_size: int) -> None:
-        """``batch`` is in the file, which is that long now."""
+    def written(self, batch: list[IncomingPart], file_size: int) -> None:
+        """``batch`` is in the file, which has ``file_size`` now."""
         self.file_size = end = file_size
-        for coming in reversed(batch):
-            self.parts[coming.part] = PartRecord(
-                coming.part,
-                coming.topic,
-                coming.deferred,
-                coming.count,
-                coming.size,
-                coming.crc,
-                end - coming.size,
+        for incoming in reversed(batch):
+            self.parts[incoming.part] = PartRecord(
+                incoming.part,
+                incoming.topic,
+                incoming.deferred,
+                incoming.count,
+                incoming.size,
+                incoming.crc,
+                end - incoming.size,
             )
-            end -= coming.weight
+            end -= incoming.weight

@@ -1,11 +1,11 @@
 """End-to-end latency: the time from publish to finish, as nsqd reports it.
 
 Every FIN adds now minus the message's timestamp to its channel's window (core/latency.pyx), so
-queueing, deferral and retries are in it.  Without ``-e2e-processing-latency-percentile`` nothing
-is measured and nothing is allocated.
+queueing, deferral and retries are included.  Without ``-e2e-processing-latency-percentile`` nothing
+is measured or allocated.
 
-A window is two halves of ``-e2e-processing-latency-window-time``, used in turn.  Memory: 1 KB a
-channel at rest, typically 5 KB while messages flow, 61 KB at the very most.
+A window has two halves of ``-e2e-processing-latency-window-time``, used in turn.  Memory per
+channel: 1 KB when idle, typically 5 KB in use, at most 61 KB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 
 @record
 class Percentiles:
-    """What the window of a channel or topic holds; ``values`` are (share, ns) in flag order."""
+    """Percentiles of a channel or topic; ``values`` are (share, ns) in flag order."""
 
     count: int
     values: tuple[tuple[float, int], ...]
@@ -54,7 +54,7 @@ def measured(
     return Percentiles(total.count, tuple((share, total.quantile(share)) for share in shares))
 
 
-def in_words(value_ns: int) -> str:
+def format_ns(value_ns: int) -> str:
     """``1.2ms``; nsqd changes the unit above 1000 of one, not at 1000."""
     for unit_ns, name in _UNITS:
         if value_ns > unit_ns:

@@ -1,6 +1,6 @@
 """Memory figures under the nine names Go's runtime gives them, for /stats and statsd.
 
-Dashboards read these names; the values are the nearest that Python and the kernel know:
+Dashboards read these names; the values are the closest that Python and the kernel have:
 
     heap_objects         blocks that Python's allocator has handed out
     heap_in_use_bytes    resident size of the process
@@ -27,14 +27,14 @@ _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Memory:
-    """Measures the collector's pauses from ``start()`` on, and the rest when asked."""
+    """Measures the collector's pauses from ``start()`` on, and everything else on request."""
 
     def __init__(self) -> None:
         self._pauses_ns: deque[int] = deque(maxlen=PAUSE_COUNT_MAX)
         self._began_ns = 0
 
     def start(self) -> None:
-        """Hear of every collection; costs well under a microsecond each."""
+        """Measure every collection; costs well under a microsecond each."""
         gc.callbacks.append(self._collected)
 
     def stop(self) -> None:

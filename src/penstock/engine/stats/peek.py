@@ -1,14 +1,13 @@
-"""Looking at the messages of a channel without consuming them.
+"""Reads the messages of a channel without consuming them.
 
     window entries           delivered and not finished: in flight, ready again, deferred
     the log from its cursor  not delivered yet
 
-in the order of the log, the oldest first.  Nothing changes: no attempt is counted, no deadline
-moves, no consumer notices.
+in log order, oldest first.  Nothing changes: no attempt is counted and no deadline moves.
 
-Rule 1: what is to be read is written down on the loop; files are read on another thread.  What is
-        finished in between is shown all the same: a look is a moment long.
-Rule 2: at most COUNT_MAX messages, of each at most ``size_max`` bytes of body.
+Rule 1: the loop collects what to read; a disk thread reads the files.  Messages that are finished
+        in between are still shown.
+Rule 2: at most COUNT_MAX messages, with at most ``size_max`` bytes of each body.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from penstock.engine.disk import Disk, Done
 from penstock.engine.ephemeral import EphemeralChannel
 
 COUNT_MAX = 100
-# Messages may be skipped ahead of the cursor; a look does not go through all of a log for it.
+# Messages may be skipped ahead of the cursor; this limits the reads for that.
 READ_COUNT_MAX = 64
 
 _HEADER = struct.Struct(">IIqH16s")  # size, type, timestamp, attempts, id
@@ -46,8 +45,8 @@ class Peeked(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Look:
-    """What to read."""
+class _Peek:
+    """What to read, and the messages found."""
 
     count: int
     size_max: int
@@ -64,7 +63,7 @@ class _Look:
         self.found.append(Peeked(id.decode(), timestamp_ns, attempts, state, due_ns, size, body))
 
     def add_fresh(self, block: Block, start: int) -> int:
-        """Messages of a block from ``start`` on; returns where to go on."""
+        """Add messages of a block from ``start`` on; returns where to continue."""
         indexes = block.indexes(start, self.count + sum(b - a for a, b in self._skips_in(block)))
         for index in indexes:
             if len(self.found) == self.count or index >= self.limit:
@@ -85,7 +84,7 @@ class _Look:
 def peek(channel: Channel, count: int, size_max: int, disk: Disk, done: Done[list[Peeked]]) -> None:
     """Find the oldest unfinished messages of ``channel``; ``done`` gets them on the loop."""
     window, topic = channel.window, channel.topic
-    look = _Look(
+    peeking = _Peek(
         count=min(count, COUNT_MAX),
         size_max=size_max,
         entries=window.oldest(min(count, COUNT_MAX)),
@@ -94,36 +93,36 @@ def peek(channel: Channel, count: int, size_max: int, disk: Disk, done: Done[lis
         skipped=window.skipped,
     )
     if isinstance(channel, EphemeralChannel):
-        done(_in_memory(channel, look), None)
+        done(_in_memory(channel, peeking), None)
     else:
-        disk.submit(partial(_in_files, topic, look), done)
+        disk.submit(partial(_in_files, topic, peeking), done)
 
 
-def _in_memory(channel: EphemeralChannel, look: _Look) -> list[Peeked]:
-    for index, state, attempts, due_ns in look.entries:
+def _in_memory(channel: EphemeralChannel, peeking: _Peek) -> list[Peeked]:
+    for index, state, attempts, due_ns in peeking.entries:
         if frame := channel.kept_frame(index):
-            look.add(frame, _STATES[state], attempts, due_ns)
+            peeking.add(frame, _STATES[state], attempts, due_ns)
     for block in channel.kept_blocks():
-        look.add_fresh(block, look.cursor)
-    return look.found
+        peeking.add_fresh(block, peeking.cursor)
+    return peeking.found
 
 
-def _in_files(topic: BaseTopic, look: _Look) -> list[Peeked]:
-    # Runs on another thread.
+def _in_files(topic: BaseTopic, peeking: _Peek) -> list[Peeked]:
+    # On a disk thread.
     block: Block | None = None
-    for index, state, attempts, due_ns in look.entries:
+    for index, state, attempts, due_ns in peeking.entries:
         # Unfinished messages are often neighbours.
         if block is None or not block.first <= index < block.end:
             block = topic.block_at(index, REDELIVERY_SIZE, wait=True)
         frame = block.frame(index) if block is not None else None
         if frame:
-            look.add(frame, _STATES[state], attempts, due_ns)
-    cursor = look.cursor
+            peeking.add(frame, _STATES[state], attempts, due_ns)
+    cursor = peeking.cursor
     for _ in range(READ_COUNT_MAX):
-        if len(look.found) >= look.count or cursor >= look.limit:
+        if len(peeking.found) >= peeking.count or cursor >= peeking.limit:
             break
         block = topic.block_at(cursor, READ_SIZE, wait=True)
         if block is None or not block.count or block.end <= cursor:
             break
-        cursor = look.add_fresh(block, cursor)
-    return look.found
+        cursor = peeking.add_fresh(block, cursor)
+    return peeking.found

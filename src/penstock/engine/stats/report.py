@@ -7,8 +7,8 @@ exporters decode into typed structures:
     clients    null: not wanted; []: none
     producers  null: not wanted, or none
 
-With 10,000 channels this is 7 MB and a third of a second of work, so /stats makes it in pieces
-and lets the loop deliver messages in between (R9).
+With 10,000 channels this is 7 MB and a third of a second of work, so /stats makes it in pieces,
+and the loop delivers messages in between (R9).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any, Protocol
 
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
-from penstock.engine.parts import Parts
-from penstock.engine.stats.latency import in_words
+from penstock.engine.components import Components
+from penstock.engine.stats.latency import format_ns
 from penstock.engine.stats.memory import Memory
 from penstock.record import record
 from penstock.version import NSQ_VERSION, matched_line
 from penstock.wire import gojson
 
 _SECOND_NS = 1_000_000_000
-# In nsqd's order; those that are 0 are left out.
+# In nsqd's order; zeros are left out.
 _LOCALITIES = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
 
 
@@ -41,16 +41,16 @@ class Client(Protocol):
 
 @record
 class StatsSource:
-    """What the numbers are taken from."""
+    """Where the numbers come from."""
 
-    parts: Parts
+    components: Components
     clients: Collection[Client]
     memory: Memory
 
 
 @record
 class Selection:
-    """What is wanted; an empty name takes all."""
+    """The filters of a request; an empty name matches all."""
 
     topic: str = ""
     channel: str = ""
@@ -59,14 +59,14 @@ class Selection:
 
 
 def json_pieces(source: StatsSource, wanted: Selection) -> Iterator[bytes]:
-    """The JSON of /stats, piece by piece: other work may be done between two.
+    """The JSON of /stats, in pieces, so that other work can run in between.
 
-    A piece is at most a channel with its clients.  Each shows its own moment, as in nsqd.
+    A piece is at most a channel with its clients.  Pieces are from different moments, as in nsqd.
     """
     topics = _topics(source, wanted)
     summary = gojson.encode(_summary(source, wanted) | {"topics": [], "producers": []})
-    head, _, rest = summary.partition(b'"topics":[]')
-    middle, _, tail = rest.partition(b'"producers":[]')
+    head, _, remainder = summary.partition(b'"topics":[]')
+    middle, _, tail = remainder.partition(b'"producers":[]')
     yield head + b'"topics":'
     if topics is None:
         yield b"null" + middle + b'"producers":null' + tail
@@ -93,27 +93,27 @@ def _listed(values: Iterable[dict[str, Any]]) -> Iterator[bytes]:
 
 
 def _summary(source: StatsSource, wanted: Selection) -> dict[str, Any]:
-    """Everything but topics and producers, with their places kept."""
-    parts = source.parts
+    """Everything but topics and producers, with null in their places."""
+    components = source.components
     stats: dict[str, Any] = {
         "version": NSQ_VERSION,
-        "health": parts.health.text,
-        "start_time": parts.broker.start_time,
+        "health": components.health.text,
+        "start_time": components.broker.start_time,
         "topics": None,
     }
     if wanted.include_memory:
         stats["memory"] = source.memory.figures()
     stats["producers"] = None
-    if damage := parts.damage.summary:
+    if damage := components.damage.summary:
         stats["damage"] = damage
-    if patterns := parts.patterns.stats:
+    if patterns := components.patterns.stats:
         stats["patterns"] = patterns
     return stats
 
 
 def _topics(source: StatsSource, wanted: Selection) -> list[BaseTopic] | None:
     """The topics by name; None if the topic filter matches nothing."""
-    known = source.parts.broker.topics
+    known = source.components.broker.topics
     if not wanted.topic:
         topics = [topic for _, topic in sorted(known.items())]
     elif wanted.topic in known:
@@ -126,7 +126,7 @@ def _topics(source: StatsSource, wanted: Selection) -> list[BaseTopic] | None:
 
 
 def _channels(topic: BaseTopic, wanted: Selection) -> list[Channel]:
-    """The topic's channels by name; the channel asked for may have gone since."""
+    """The topic's channels by name; the requested one may have been deleted since."""
     return [
         channel for name, channel in sorted(topic.channels.items()) if wanted.channel in ("", name)
     ]
@@ -149,7 +149,7 @@ def _topic(topic: BaseTopic, channels: list[dict[str, Any]]) -> dict[str, Any]:
         "paused": topic.paused,
         "e2e_processing_latency": topic.latency.as_json(),
     }
-    # Not NSQ's: its channels each count what the topic will give all of them.
+    # Not in NSQ: there each channel counts the topic's deferred messages.
     if deferred_count := topic.deferred_count:
         stats["deferred_count"] = deferred_count
     return stats
@@ -182,7 +182,7 @@ def _channel(channel: Channel, wanted: Selection) -> dict[str, Any]:
 
 
 def text_pieces(source: StatsSource, wanted: Selection, now_ns: int) -> Iterator[bytes]:
-    """What /stats shows to people, byte by byte nsqd's; piece by piece as above."""
+    """The text of /stats, byte for byte like nsqd's; in pieces, as above."""
     for lines in _text(source, wanted, now_ns):
         yield "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
 
@@ -241,7 +241,7 @@ def _channel_lines(channel: Mapping[str, Any], now_ns: int) -> list[str]:
 
 def _latency_text(stats: Mapping[str, Any]) -> str:
     percentiles = stats["e2e_processing_latency"]["percentiles"] or ()
-    return ", ".join(in_words(percentile["value"]) for percentile in percentiles)
+    return ", ".join(format_ns(percentile["value"]) for percentile in percentiles)
 
 
 def _client_line(client: Mapping[str, Any], now_ns: int) -> str:
@@ -262,7 +262,7 @@ def _client_line(client: Mapping[str, Any], now_ns: int) -> str:
 
 
 def go_duration(duration_ns: int) -> str:
-    """A duration in Go's words: ``2.41915112s``, ``1h2m3s``, ``250ms``, ``0s``."""
+    """A duration in Go's format: ``2.41915112s``, ``1h2m3s``, ``250ms``, ``0s``."""
     if duration_ns < 0:
         return "-" + go_duration(-duration_ns)
     if duration_ns == 0:
@@ -271,12 +271,12 @@ def go_duration(duration_ns: int) -> str:
         for unit, size in (("ms", 1_000_000), ("µs", 1_000), ("ns", 1)):
             if duration_ns >= size:
                 return _decimal(duration_ns, size) + unit
-    minutes, rest_ns = divmod(duration_ns, 60 * _SECOND_NS)
+    minutes, remainder_ns = divmod(duration_ns, 60 * _SECOND_NS)
     hours, minutes = divmod(minutes, 60)
-    words = f"{hours}h" if hours else ""
+    text = f"{hours}h" if hours else ""
     if hours or minutes:
-        words += f"{minutes}m"
-    return f"{words}{_decimal(rest_ns, _SECOND_NS)}s"
+        text += f"{minutes}m"
+    return f"{text}{_decimal(remainder_ns, _SECOND_NS)}s"
 
 
 def _decimal(value: int, unit: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.ticket import Ticket
 from penstock.engine.catalog.creation import BATCH_COUNT
-from penstock.engine.parts import CHANGE_WORK_COUNT_MAX
+from penstock.engine.components import CHANGE_WORK_COUNT_MAX
 from penstock.engine.rounds import SYNC_COUNT_MAX, WRITE_COUNT_MAX
 from tests.crash.lossy import KEEP, LOSE, PREFIX
 from tests.support.engine import MS, SECOND, Client, Engine
@@ -91,7 +91,7 @@ def test_what_was_answered_of_a_flood_survives_a_power_cut_at_any_moment(mode: s
         engine.start()
         missing = [n for n in answered if f"new{n}" not in engine.broker.topics]
         assert not missing, (work_count, missing)
-        assert not engine.parts.damage.records, (work_count, engine.parts.damage.records)
+        assert not engine.components.damage.records, (work_count, engine.components.damage.records)
 
 
 def test_a_folder_that_cannot_be_made_concerns_its_topic_only() -> None:
@@ -113,7 +113,7 @@ def test_names_that_cannot_be_kept_are_topics_that_are_not_made() -> None:
     assert all(ticket.error is not None for ticket in tickets)
     assert not engine.broker.topics
     engine.advance(3 * SECOND)
-    assert engine.publish("new3", b"again") is None and engine.parts.health.problem is None
+    assert engine.publish("new3", b"again") is None and engine.components.health.problem is None
 
 
 def test_a_journal_that_cannot_be_written_is_written_later() -> None:
@@ -141,7 +141,7 @@ def test_a_topic_deleted_while_it_waits_to_be_made_does_not_come_back() -> None:
     engine.crash(KEEP)
     engine.start()
     assert last not in engine.broker.topics and len(engine.broker.topics) == MANY - 1
-    assert not engine.parts.damage.records
+    assert not engine.components.damage.records
 
 
 def test_channels_of_topics_that_wait_to_be_made_are_there_when_answered() -> None:

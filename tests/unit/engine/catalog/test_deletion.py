@@ -47,7 +47,7 @@ def test_a_delete_that_fails_leaves_the_topic_as_it_was(
     engine.advance(SECOND)
     engine.crash(KEEP)
     engine.start()
-    assert not engine.parts.damage.records
+    assert not engine.components.damage.records
     assert engine.topic("t").instance == topic.instance and listed(engine) == ["t"]
     client = Client(engine, "t", "c", ready_count=10)
     engine.advance(2 * MINUTE)
@@ -77,7 +77,7 @@ def test_a_topic_that_is_still_being_made_can_be_deleted() -> None:
     engine.files.fail("make_folder", errno.EIO)
     engine.broker.create_topic("u")
     assert engine.done(engine.broker.delete_topic("u")) is None
-    assert "u" not in engine.broker.topics and engine.parts.health.problem is not None
+    assert "u" not in engine.broker.topics and engine.components.health.problem is not None
 
 
 def test_a_delete_works_though_nsqd_dat_cannot_be_written() -> None:
@@ -91,7 +91,7 @@ def test_a_delete_works_though_nsqd_dat_cannot_be_written() -> None:
     engine.start()
     assert "t" not in engine.broker.topics and listed(engine) == []
     assert engine.data.deleted_topics() == []
-    assert not engine.parts.damage.records
+    assert not engine.components.damage.records
 
 
 @pytest.mark.parametrize("mode", [KEEP, LOSE, PREFIX, HOLES])
@@ -111,7 +111,7 @@ def test_a_delete_cut_at_any_step_is_done_or_not(mode: str) -> None:
             pass
         engine.crash(mode, step)
         engine.start()
-        assert not engine.parts.damage.records, (step, engine.parts.damage.records)
+        assert not engine.components.damage.records, (step, engine.components.damage.records)
         if "t" in engine.broker.topics:
             assert not answered and engine.topic("t").instance == instance, step
             assert list(engine.logged("t").values()) == [b"one", b"two"]
@@ -151,7 +151,7 @@ def test_of_two_folders_the_newer_instance_wins_and_keeps_its_deferred_messages(
     engine.crash(KEEP)
     engine.start()
     assert engine.topic("t").instance == new != old
-    (record,) = engine.parts.damage.records
+    (record,) = engine.components.damage.records
     assert record.kind == "topic" and record.topic == "t" and "two folders" in record.text
     assert engine.files.exists(f"{engine.data.topic_folder('t', old)}.old")
     client = Client(engine, "t", "c", ready_count=10)
@@ -160,4 +160,4 @@ def test_of_two_folders_the_newer_instance_wins_and_keeps_its_deferred_messages(
     assert {received.body for received in client.take()} == expected
     engine.crash(KEEP)
     engine.start()
-    assert engine.topic("t").instance == new and len(engine.parts.damage.records) == 1
+    assert engine.topic("t").instance == new and len(engine.components.damage.records) == 1

@@ -10,11 +10,11 @@ from tests.support.engine import HOUR, Client, Engine
 def test_a_node_keeps_its_uuid() -> None:
     """R7: Spark knows a node by it."""
     engine = Engine()
-    uuid = engine.parts.identity.uuid
+    uuid = engine.components.identity.uuid
     engine.exit()
     engine.start()
-    assert engine.parts.identity.uuid == uuid != ""
-    assert Engine().parts.identity.uuid != uuid
+    assert engine.components.identity.uuid == uuid != ""
+    assert Engine().components.identity.uuid != uuid
 
 
 def test_a_new_node_id_begins_a_new_segment() -> None:

@@ -27,7 +27,7 @@ ONE, TWO, THREE = (digit * 32 for digit in "123")
 
 def pulled(engine: Engine, start: str | int = "earliest", name: str = "q") -> PullChannel:
     assert engine.done(engine.broker.create_topic("t")[1]) is None
-    found, ticket, _ = engine.parts.pulls.open(
+    found, ticket, _ = engine.components.pulls.open(
         engine.topic("t"), name, start_of(engine.topic("t"), start)
     )
     assert engine.done(ticket) is None
@@ -222,7 +222,7 @@ def test_a_channel_that_only_nsqlookupd_named_becomes_a_pull_channel_and_keeps_i
         engine.start()
     topic = engine.topic("t")
     assert engine.done(topic.keeper.rewrite()) is None
-    channel, ticket, made = engine.parts.pulls.open(topic, "q", topic.end)
+    channel, ticket, made = engine.components.pulls.open(topic, "q", topic.end)
     assert engine.done(ticket) is None and not made
     assert channel.depth == 3 and topic.channels["q"] is channel
     engine.advance(3 * SECOND)
@@ -256,7 +256,7 @@ def test_a_channel_that_was_used_never_becomes_a_pull_channel(
         engine.start()
     topic = engine.topic("t")
     with pytest.raises(InUseError):
-        engine.parts.pulls.open(topic, "q", topic.end)
+        engine.components.pulls.open(topic, "q", topic.end)
     assert not topic.channels["q"].pulled and topic.channels["q"].depth == 2
 
 
@@ -266,7 +266,7 @@ def test_channels_that_only_nsqd_dat_knows_are_of_the_kind_they_were(lost: str) 
     engine = Engine(sync_every=1)
     topic = named(engine)
     engine.done(topic.create_channel("plain")[1])
-    engine.done(engine.parts.pulls.open(topic, "pulled", topic.end)[1])
+    engine.done(engine.components.pulls.open(topic, "pulled", topic.end)[1])
     engine.publish("t", b"a")
     folder = topic.log.folder
     engine.crash(KEEP)
@@ -282,8 +282,8 @@ def test_channels_that_only_nsqd_dat_knows_are_of_the_kind_they_were(lost: str) 
         "pulled": True,
     }
     with pytest.raises(InUseError):
-        engine.parts.pulls.open(topic, "plain", topic.end)
-    assert engine.parts.pulls.open(topic, "q", topic.end)[0].pulled
+        engine.components.pulls.open(topic, "plain", topic.end)
+    assert engine.components.pulls.open(topic, "q", topic.end)[0].pulled
 
 
 def test_a_failing_disk_does_not_keep_a_consumer_from_a_named_channel() -> None:
@@ -298,7 +298,7 @@ def test_a_failing_disk_does_not_keep_a_consumer_from_a_named_channel() -> None:
     engine.crash(LOSE)
     engine.start()
     with pytest.raises(InUseError):
-        engine.parts.pulls.open(engine.topic("t"), "q", 0)
+        engine.components.pulls.open(engine.topic("t"), "q", 0)
 
 
 def test_force_turns_a_used_channel_without_consumers() -> None:
@@ -309,10 +309,10 @@ def test_force_turns_a_used_channel_without_consumers() -> None:
     client.finish(first.index)
     topic = engine.topic("t")
     with pytest.raises(InUseError):
-        engine.parts.pulls.open(topic, "q", topic.end, force=True)
+        engine.components.pulls.open(topic, "q", topic.end, force=True)
     client.close()
     engine.settle()
-    channel, ticket, made = engine.parts.pulls.open(topic, "q", topic.end, force=True)
+    channel, ticket, made = engine.components.pulls.open(topic, "q", topic.end, force=True)
     assert engine.done(ticket) is None and not made
     assert (channel.low, channel.depth) == (second.index, 3)
     assert topic.channels["q"] is channel
@@ -330,7 +330,7 @@ def test_what_a_plain_channel_finished_further_on_is_read_again() -> None:
         client.finish(message.index)
     client.close()
     engine.advance(SECOND)
-    channel, ticket, _ = engine.parts.pulls.open(engine.topic("t"), "q", 0, force=True)
+    channel, ticket, _ = engine.components.pulls.open(engine.topic("t"), "q", 0, force=True)
     assert engine.done(ticket) is None and channel.depth == 6
     channel.commit(taken[2].index)
     engine.advance(SECOND)
@@ -345,7 +345,7 @@ def test_a_plain_channel_with_messages_in_flight_stays_plain() -> None:
     client.close()
     engine.settle()
     with pytest.raises(InUseError):
-        engine.parts.pulls.open(engine.topic("t"), "q", 0, force=True)
+        engine.components.pulls.open(engine.topic("t"), "q", 0, force=True)
 
 
 def test_pulling_twice_changes_nothing() -> None:
@@ -353,7 +353,7 @@ def test_pulling_twice_changes_nothing() -> None:
     engine.publish("t", b"a", b"b")
     channel = pulled(engine)
     channel.commit(channel.low + 1)
-    found, ticket, made = engine.parts.pulls.open(engine.topic("t"), "q", 0)
+    found, ticket, made = engine.components.pulls.open(engine.topic("t"), "q", 0)
     assert found is channel and not made and engine.done(ticket) is None and channel.depth == 1
 
 
@@ -424,7 +424,7 @@ def test_a_relocation_under_way_spares_what_a_new_channel_wants() -> None:
     def relocate_slowly(base: int, indexes: list[int]) -> Relocation:
         relocation = relocate(base, indexes)
         if not made:
-            made.append(engine.parts.pulls.open(topic, "q", topic.log.first)[0])
+            made.append(engine.components.pulls.open(topic, "q", topic.log.first)[0])
         return relocation
 
     topic.log.relocate = relocate_slowly  # type: ignore[method-assign]
@@ -447,8 +447,8 @@ def test_a_channel_without_its_reader_lapses() -> None:
     assert topic.channels["q"].pull["lapses_in_ms"] <= 2000  # type: ignore[index]
     engine.advance(3 * SECOND)
     assert "q" not in topic.channels
-    assert engine.parts.pulls.lapse_counts == {"time": 1, "bytes": 0}
-    assert engine.parts.pulls.channels == set()
+    assert engine.components.pulls.lapse_counts == {"time": 1, "bytes": 0}
+    assert engine.components.pulls.channels == set()
     engine.crash(KEEP)
     engine.start()
     assert list(engine.topic("t").channels) == ["a"]
@@ -495,17 +495,17 @@ def test_a_channel_lapses_by_size_when_its_reader_is_gone() -> None:
     fill(engine, 30)
     engine.advance(2 * SECOND)
     assert engine.topic("t").channels == {}
-    assert engine.parts.pulls.lapse_counts == {"time": 0, "bytes": 1}
+    assert engine.components.pulls.lapse_counts == {"time": 0, "bytes": 1}
 
 
 def test_deleting_topic_or_channel_forgets_it() -> None:
     engine = Engine()
     pulled(engine)
     engine.done(engine.topic("t").delete_channel("q"))
-    assert engine.parts.pulls.channels == set()
+    assert engine.components.pulls.channels == set()
     pulled(engine)
     engine.done(engine.broker.delete_topic("t"))
-    assert engine.parts.pulls.channels == set()
+    assert engine.components.pulls.channels == set()
 
 
 def test_without_a_journal_nothing_is_called_whole() -> None:
@@ -542,7 +542,7 @@ def test_only_the_bound_reader_is_admitted() -> None:
     for identity in (None, TWO):
         with pytest.raises(HasReaderError, match=f"is read by one .identity {ONE}, since 2027-"):
             channel.admit(identity)
-    assert engine.parts.pulls.refusal_counts["reader"] == 2
+    assert engine.components.pulls.refusal_counts["reader"] == 2
 
 
 @pytest.mark.parametrize("mode", [KEEP, LOSE])
@@ -629,7 +629,7 @@ def test_polls_of_others_end_when_the_reader_changes() -> None:
     known = {"t": Known(None, engine.topic("t").end)}
 
     def poll(identity: str | None) -> Callable[[], bool]:
-        asked = engine.parts.polls.wait(known, "q", 30 * SECOND, None, identity)
+        asked = engine.components.polls.wait(known, "q", 30 * SECOND, None, identity)
         return lambda: asked.ticket.done
 
     one, two, none = (poll(identity) for identity in (ONE, TWO, None))
@@ -657,7 +657,7 @@ def test_what_was_removed_before_a_channel_was_made_again_stays_known() -> None:
     whole_from = engine.topic("t").whole_from
     assert start < whole_from == channel.whole_from
     engine.done(engine.topic("t").delete_channel("q"))
-    channel, ticket, _ = engine.parts.pulls.open(engine.topic("t"), "q", start, resumes=True)
+    channel, ticket, _ = engine.components.pulls.open(engine.topic("t"), "q", start, resumes=True)
     assert engine.done(ticket) is None
     assert channel.low == start and channel.whole_from == whole_from
     for mode in (LOSE, KEEP):
@@ -667,5 +667,5 @@ def test_what_was_removed_before_a_channel_was_made_again_stays_known() -> None:
     channel.commit(whole_from)
     assert not channel.partial
     # Who begins there for the first time misses nothing.
-    fresh, _, _ = engine.parts.pulls.open(engine.topic("t"), "fresh", start)
+    fresh, _, _ = engine.components.pulls.open(engine.topic("t"), "fresh", start)
     assert fresh.whole_from == start

@@ -28,7 +28,7 @@ ONE, TWO = "1" * 32, "2" * 32
 def leave(
     engine: Engine, *topics: str, channel: str = "q", identity: str = ONE
 ) -> Exception | None:
-    _, ticket, _ = engine.parts.patterns.leave(channel, identity, "me", topics, ())
+    _, ticket, _ = engine.components.patterns.leave(channel, identity, "me", topics, ())
     return engine.done(ticket)
 
 
@@ -73,7 +73,7 @@ def test_the_channel_and_the_topic_are_one_creation(seed: int, mode: str) -> Non
 def test_messages_wait_for_the_channels_of_nsqlookupd_and_are_in_all_of_them() -> None:
     engine = Engine()
     assert leave(engine, "*") is None
-    engine.parts.shared.hooks.ask_channels = lambda _topic: True
+    engine.components.shared.hooks.ask_channels = lambda _topic: True
     assert engine.publish("t", b"a") is None
     topic = engine.topic("t")
     assert channel_of(engine, "t").depth == 0, "held back like everybody's"
@@ -90,7 +90,7 @@ def test_two_patterns_make_two_channels() -> None:
         assert engine.publish(name, b"x") is None
     made = {name: set(topic.channels) for name, topic in engine.broker.topics.items()}
     assert made == {"a": {"q"}, "b": {"r"}, "ab": {"q", "r"}, "c": set(), "ab#ephemeral": set()}
-    assert engine.parts.patterns.made_count == 4
+    assert engine.components.patterns.made_count == 4
 
 
 def test_a_pattern_lapses_like_a_channel_also_over_restarts() -> None:
@@ -98,31 +98,31 @@ def test_a_pattern_lapses_like_a_channel_also_over_restarts() -> None:
     assert leave(engine, "*") is None
     engine.publish("t", b"a")
     engine.advance(9 * SECOND)
-    engine.parts.patterns.renew("q", TWO)
+    engine.components.patterns.renew("q", TWO)
     engine.crash(LOSE)
     engine.start()
     engine.advance(9 * SECOND)
-    assert len(engine.parts.patterns) == 1, "a start is a visit"
+    assert len(engine.components.patterns) == 1, "a start is a visit"
     channel_of(engine, "t").visit()
-    engine.parts.patterns.renew("q", ONE)
+    engine.components.patterns.renew("q", ONE)
     engine.advance(9 * SECOND)
-    poll = engine.parts.polls.wait({"t": Known(None, INDEX_MAX)}, "q", MINUTE, None, ONE)
+    poll = engine.components.polls.wait({"t": Known(None, INDEX_MAX)}, "q", MINUTE, None, ONE)
     engine.advance(20 * SECOND)
-    assert len(engine.parts.patterns) == 1, "its reader waits"
-    engine.parts.polls.answer(poll)
+    assert len(engine.components.patterns) == 1, "its reader waits"
+    engine.components.polls.answer(poll)
     engine.advance(2 * SECOND)
-    assert (len(engine.parts.patterns), engine.parts.patterns.lapse_count) == (0, 1)
+    assert (len(engine.components.patterns), engine.components.patterns.lapse_count) == (0, 1)
     engine.advance(SECOND)
     engine.crash(LOSE)
     engine.start()
-    assert len(engine.parts.patterns) == 0
+    assert len(engine.components.patterns) == 0
 
 
 def test_without_a_lapse_patterns_stay() -> None:
     engine = Engine(pull_channel_lapse_ns=0)
     assert leave(engine, "*") is None
     engine.advance(MINUTE)
-    (shown,) = engine.parts.patterns.stats
+    (shown,) = engine.components.patterns.stats
     assert shown["lapses_in_ms"] is None
 
 
@@ -132,15 +132,18 @@ def test_a_pattern_that_cannot_be_written_is_not_answered_for_and_tried_again(co
     engine.files.faults.add("*patterns.json*", code, *WRITES)
     assert isinstance(leave(engine, "*"), OSError)
     assert isinstance(leave(engine, "*"), OSError), "a renewal is told the same"
-    assert engine.parts.health.problem is not None and "patterns.json" in engine.parts.health.text
+    assert (
+        engine.components.health.problem is not None
+        and "patterns.json" in engine.components.health.text
+    )
     engine.files.faults.heal()
     engine.advance(3 * SECOND)
-    assert engine.parts.health.problem is None
+    assert engine.components.health.problem is None
     assert leave(engine, "*") is None
     engine.crash(LOSE)
     engine.start()
-    assert len(engine.parts.patterns) == 1
-    assert engine.parts.damage.records == []
+    assert len(engine.components.patterns) == 1
+    assert engine.components.damage.records == []
 
 
 def test_renewing_writes_nothing_and_a_change_does() -> None:
@@ -160,7 +163,7 @@ def test_a_crash_at_any_write_is_no_damage() -> None:
         answered: list[list[str]] = []
         asked = [["a"], ["a", "b"], ["b"]]
         for topics in asked:
-            _, ticket, _ = engine.parts.patterns.leave("q", ONE, None, tuple(topics), ())
+            _, ticket, _ = engine.components.patterns.leave("q", ONE, None, tuple(topics), ())
             for _ in range(steps):
                 if engine.turns.calls:
                     engine.turns.calls.popleft()()
@@ -170,10 +173,10 @@ def test_a_crash_at_any_write_is_no_damage() -> None:
                 answered.append(topics)
         engine.crash(LOSE)
         engine.start()
-        found = [each["topics"] for each in engine.parts.patterns.stats]
+        found = [each["topics"] for each in engine.components.patterns.stats]
         kept = asked[asked.index(answered[-1]) :] if answered else [*asked, []]
         assert (found[0] if found else []) in kept
-        assert engine.parts.damage.records == []
+        assert engine.components.damage.records == []
 
 
 def test_patterns_are_bounded_and_belong_to_their_readers() -> None:
@@ -185,7 +188,7 @@ def test_patterns_are_bounded_and_belong_to_their_readers() -> None:
     with pytest.raises(HasPatternError, match=r"channel c1 is read by me \(identity 1111"):
         leave(engine, "*", channel="c1", identity=TWO)
     assert leave(engine, "a", channel="c1") is None
-    assert engine.done(engine.parts.patterns.delete("c2")) is None
+    assert engine.done(engine.components.patterns.delete("c2")) is None
     assert leave(engine, "*", channel="more", identity=TWO) is None
 
 

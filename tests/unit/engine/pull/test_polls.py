@@ -25,7 +25,7 @@ def topic_of(engine: Engine, name: str = "t") -> Topic:
 
 def channel_of(engine: Engine) -> PullChannel:
     topic = topic_of(engine)
-    channel, ticket, _ = engine.parts.pulls.open(topic, "q", topic.end)
+    channel, ticket, _ = engine.components.pulls.open(topic, "q", topic.end)
     assert engine.done(ticket) is None
     return channel
 
@@ -37,7 +37,7 @@ def known(topic: Topic, channel: PullChannel | None = None) -> dict[str, Known]:
 def ask(
     engine: Engine, topics: dict[str, Known], channel: str | None = None, wait_ns: int = WAIT
 ) -> Poll:
-    poll = engine.parts.polls.wait(topics, channel, wait_ns)
+    poll = engine.components.polls.wait(topics, channel, wait_ns)
     engine.settle()
     return poll
 
@@ -86,9 +86,9 @@ def test_without_news_it_ends_with_its_time() -> None:
     engine = Engine()
     poll = ask(engine, known(topic_of(engine)))
     engine.advance(WAIT - MS)
-    assert not poll.ticket.done and engine.parts.polls.waiting_count == 1
+    assert not poll.ticket.done and engine.components.polls.waiting_count == 1
     engine.advance(MS)
-    assert poll.ticket.done and engine.parts.polls.waiting_count == 0
+    assert poll.ticket.done and engine.components.polls.waiting_count == 0
     assert ask(engine, known(topic_of(engine)), wait_ns=0).ticket.done
 
 
@@ -98,7 +98,7 @@ def test_any_of_several_topics_answers() -> None:
     poll = ask(engine, known(one) | known(two))
     engine.publish("two", b"a")
     assert poll.ticket.done
-    assert engine.parts.polls._places == {}
+    assert engine.components.polls._places == {}
 
 
 def test_all_who_wait_are_answered_by_one_sync() -> None:
@@ -116,16 +116,16 @@ def test_a_crowd_that_waits_for_something_else_is_not_looked_at_for_every_batch(
     topic = topic_of(engine)
     far = {"t": Known(topic.instance, topic.end + 100)}
     for _ in range(CROWD_COUNT):
-        engine.parts.polls.wait(far, None, WAIT)
+        engine.components.polls.wait(far, None, WAIT)
     engine.settle()
     judged = [0]
-    judge = engine.parts.polls._judge
+    judge = engine.components.polls._judge
 
     def counted(poll: Poll, name: str) -> int:
         judged[0] += 1
         return judge(poll, name)
 
-    engine.parts.polls._judge = counted  # type: ignore[method-assign]
+    engine.components.polls._judge = counted  # type: ignore[method-assign]
     for _ in range(100):
         engine.publish("t", b"a")
     assert judged[0] == 0
@@ -135,7 +135,7 @@ def test_a_crowd_that_waits_for_something_else_is_not_looked_at_for_every_batch(
     assert judged[0] == CROWD_COUNT, "idle, it costs nothing"
     engine.publish("t", b"a")
     engine.advance(10 * MS)
-    assert engine.parts.polls.waiting_count == 0
+    assert engine.components.polls.waiting_count == 0
 
 
 def test_polls_sync_at_most_every_5_ms() -> None:
@@ -158,7 +158,7 @@ def test_nobody_waiting_means_no_sync() -> None:
     topic = topic_of(engine)
     times = syncs(engine)
     poll = ask(engine, known(topic))
-    engine.parts.polls.answer(poll)
+    engine.components.polls.answer(poll)
     engine.publish("t", b"a")
     engine.advance(SECOND)
     assert times == [] and readable_end(topic, None) < topic.end
@@ -251,7 +251,7 @@ def test_who_polls_is_there_however_long_it_waits() -> None:
 def test_the_end_of_the_daemon_answers_everybody() -> None:
     engine = Engine()
     polls = [ask(engine, known(topic_of(engine))) for _ in range(3)]
-    engine.parts.refuse_all()
+    engine.components.refuse_all()
     assert all(poll.ticket.done for poll in polls)
     assert ask(engine, known(topic_of(engine))).ticket.done
 
@@ -260,31 +260,31 @@ def test_there_is_a_limit() -> None:
     engine = Engine()
     seen = known(topic_of(engine))
     for _ in range(POLL_COUNT_MAX):
-        assert not engine.parts.polls.full
-        engine.parts.polls.wait(seen, None, WAIT, "reader")
-    assert engine.parts.polls.full
-    engine.parts.polls.wait(seen, None, WAIT, "reader")
-    assert engine.parts.polls.waiting_count == POLL_COUNT_MAX
+        assert not engine.components.polls.full
+        engine.components.polls.wait(seen, None, WAIT, "reader")
+    assert engine.components.polls.full
+    engine.components.polls.wait(seen, None, WAIT, "reader")
+    assert engine.components.polls.waiting_count == POLL_COUNT_MAX
     for _ in range(POLL_COUNT_MAX // 50):
         engine.publish("t", b"a")
         engine.advance(5 * MS)
-    assert engine.parts.polls.waiting_count == 0
+    assert engine.components.polls.waiting_count == 0
 
 
 def test_a_greedy_reader_s_polls_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polls, "POLL_COUNT_MAX", 10)
     engine = Engine()
     seen = known(topic_of(engine))
-    modest = engine.parts.polls.wait(seen, None, WAIT, "modest")
-    greedy = [engine.parts.polls.wait(seen, None, WAIT, "greedy") for _ in range(30)]
+    modest = engine.components.polls.wait(seen, None, WAIT, "modest")
+    greedy = [engine.components.polls.wait(seen, None, WAIT, "greedy") for _ in range(30)]
     assert not modest.ticket.done
     assert [poll.ticket.done for poll in greedy] == [True] * 21 + [False] * 9
-    another = engine.parts.polls.wait(seen, None, WAIT, "another")
+    another = engine.components.polls.wait(seen, None, WAIT, "another")
     assert not another.ticket.done and greedy[21].ticket.done
     # One of our own is never answered for others.
-    own = engine.parts.polls.wait(seen, None, WAIT)
+    own = engine.components.polls.wait(seen, None, WAIT)
     for _ in range(20):
-        engine.parts.polls.wait(seen, None, WAIT, "greedy")
+        engine.components.polls.wait(seen, None, WAIT, "greedy")
     assert not own.ticket.done and not modest.ticket.done
 
 

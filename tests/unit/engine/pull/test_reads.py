@@ -18,7 +18,7 @@ def filled(engine: Engine, count: int = 10) -> Topic:
 
 
 def read(engine: Engine, topic: Topic, size_max: int = 1 << 20) -> Read:
-    return engine.parts.reads.read(topic, topic.log.first, topic.end, size_max)
+    return engine.components.reads.read(topic, topic.log.first, topic.end, size_max)
 
 
 def test_a_read_finds_its_range_on_a_thread() -> None:
@@ -28,7 +28,10 @@ def test_a_read_finds_its_range_on_a_thread() -> None:
     assert not asked.done and len(engine.disk.works) == 1
     assert engine.done(asked) is None
     assert asked.range.next == topic.end and asked.range.size > 1000
-    assert (engine.parts.reads.read_count, engine.parts.reads.read_size) == (1, asked.range.size)
+    assert (engine.components.reads.read_count, engine.components.reads.read_size) == (
+        1,
+        asked.range.size,
+    )
 
 
 def test_a_few_run_at_once_and_the_others_follow() -> None:
@@ -49,7 +52,7 @@ def test_a_gap_at_the_end_is_covered() -> None:
     engine.advance(3 * SECOND)
     topic = engine.topic("t")
     assert topic.end > end
-    asked = engine.parts.reads.read(topic, topic.log.first, topic.end, 1)
+    asked = engine.components.reads.read(topic, topic.log.first, topic.end, 1)
     assert engine.done(asked) is None and asked.range.next == topic.end
 
 
@@ -58,14 +61,14 @@ def test_answers_that_nobody_takes_hold_up_the_next(monkeypatch: pytest.MonkeyPa
     topic = filled(engine, 100)
     size = read(engine, topic)
     engine.settle()
-    engine.parts.reads.free(size)
+    engine.components.reads.free(size)
     monkeypatch.setattr(reads, "HELD_SIZE_MAX", 2 * size.range.size)
     asked = [read(engine, topic, size.range.size) for _ in range(5)]
     engine.settle()
     assert [one.done for one in asked] == [True, True, False, False, False]
     for place in range(3):
-        engine.parts.reads.free(asked[place])
-        engine.parts.reads.free(asked[place])  # twice is once
+        engine.components.reads.free(asked[place])
+        engine.components.reads.free(asked[place])  # twice is once
         engine.settle()
         assert sum(one.done for one in asked) == place + 3
 
@@ -81,7 +84,7 @@ def test_a_reader_that_takes_nothing_leaves_room_for_others(
     topic = engine.topic("t")
     monkeypatch.setattr(reads, "HELD_SIZE_MAX", 100_000)
     monkeypatch.setattr(reads, "SIZE_MIN", 2_000)
-    held = engine.parts.reads
+    held = engine.components.reads
 
     def ask(reader: str) -> Read:
         asked = held.read(topic, topic.log.first, topic.end, 40_000, reader=reader)
@@ -107,7 +110,7 @@ def test_readers_take_turns() -> None:
     topic = filled(engine)
     order: list[str] = []
     for reader in ["greedy"] * 20 + ["modest"]:
-        asked = engine.parts.reads.read(topic, topic.log.first, topic.end, 1, reader=reader)
+        asked = engine.components.reads.read(topic, topic.log.first, topic.end, 1, reader=reader)
         asked.add(lambda _, reader=reader: order.append(reader))  # type: ignore[misc]
     engine.settle()
     assert order.index("modest") <= AT_ONCE_MAX + 1
@@ -121,7 +124,7 @@ def test_of_too_many_reads_the_greedy_reader_s_are_refused(
     topic = filled(engine)
 
     def ask(reader: str) -> Read:
-        return engine.parts.reads.read(topic, topic.log.first, topic.end, 1, reader=reader)
+        return engine.components.reads.read(topic, topic.log.first, topic.end, 1, reader=reader)
 
     greedy = [ask("greedy") for _ in range(AT_ONCE_MAX + 11)]
     assert isinstance(greedy[-1].error, reads.BusyError) and not greedy[-2].done
@@ -145,7 +148,7 @@ def test_a_disk_error_is_told() -> None:
 
 def test_reads_wait_for_busy_clients_and_go_on() -> None:
     engine = Engine()
-    engine.parts.reads._pace = Pace(engine.clock, 0.12)
+    engine.components.reads._pace = Pace(engine.clock, 0.12)
     topic = filled(engine, 5_000)
     order: list[int] = []
     waits_ns = []
@@ -158,7 +161,7 @@ def test_reads_wait_for_busy_clients_and_go_on() -> None:
             engine.advance(0)
             assert engine.clock.monotonic_ns() - start_ns < SECOND
         waits_ns.append(engine.clock.monotonic_ns() - start_ns)
-        engine.parts.reads.free(asked)
+        engine.components.reads.free(asked)
     assert order == list(range(20)) and max(waits_ns) > 2 * SECOND // 1000
     engine.advance(SECOND)
     assert engine.done(read(engine, topic)) is None

@@ -53,12 +53,12 @@ def test_a_part_that_comes_again_is_the_same_or_refused() -> None:
     ):
         with refused("PART_DIFFERS"):
             query.put(key, 0, topic, body, late)
-    engine.parts.staging.check()
+    engine.components.staging.check()
 
 
 def test_parts_side_by_side_are_one_write_each_and_all_answered() -> None:
     engine, query = started()
-    staging = engine.parts.staging
+    staging = engine.components.staging
     tickets = [
         staging.put_part(query.key(), part, "t", False, plain(b"%d" % part), 1)
         for part in (3, 0, 2, 1)
@@ -95,7 +95,7 @@ def test_a_seal_must_fit_what_is_there() -> None:
     with refused("SEALED"):
         query.put(key, 3, "t", plain(b"d"))
     assert query.put(key, 0, "t", plain(b"a")) is None, "the same part again is no harm"
-    engine.parts.staging.check()
+    engine.components.staging.check()
 
 
 def test_an_empty_staging_is_sealed_and_published() -> None:
@@ -105,7 +105,7 @@ def test_an_empty_staging_is_sealed_and_published() -> None:
     error, outcome = query.publish(0, (0, ATTEMPT))
     assert error is None and (outcome.count, outcome.already) == (0, False)
     assert query.publish(1)[1].count == 0, "a batch without winners here"
-    assert engine.parts.staging.staging_count == 0
+    assert engine.components.staging.staging_count == 0
 
 
 def test_an_unsealed_staging_goes_on_after_a_restart() -> None:
@@ -137,7 +137,7 @@ def test_publishes_of_one_batch_at_once_are_one() -> None:
     """R19."""
     engine, query = started()
     query.stage(query.key(), "t", [b"a"])
-    staging = engine.parts.staging
+    staging = engine.components.staging
     tickets = [staging.publish("q", 0, [(0, ATTEMPT)])[0] for _ in range(3)]
     with refused("WINNERS_DIFFER"):
         staging.publish("q", 0, [(1, ATTEMPT)])
@@ -154,7 +154,7 @@ def test_many_publications_take_turns() -> None:
     queries = [Query(engine, f"q{number}") for number in range(20)]
     for query in queries:
         query.stage(query.key(), "t", [query.name.encode()])
-    staging = engine.parts.staging
+    staging = engine.components.staging
     tickets = [staging.publish(query.name, 0, [(0, ATTEMPT)])[0] for query in queries]
     running = [publication.running for publication in staging.publications.values()]
     assert sum(running) == area.RUNNING_COUNT_MAX
@@ -170,7 +170,7 @@ def test_a_large_part_lets_publishes_pass_between() -> None:
     engine.advance(10 * SECOND)
     row = bytes(100_000)
     query.stage(query.key(), "t", [row] * 3, [row] * 3)
-    ticket, _ = engine.parts.staging.publish("q", 0, [(0, ATTEMPT)])
+    ticket, _ = engine.components.staging.publish("q", 0, [(0, ATTEMPT)])
     topic = engine.topic("t")
     published = []
     while not ticket.done:
@@ -236,7 +236,7 @@ def test_a_topic_deleted_after_the_intent_takes_its_rows_along(crash: bool) -> N
     assert error is None and outcome.count == 4
     assert bodies(engine, "t") == [b"new"]
     assert bodies(engine, "u") == [b"x", b"1", b"3"]
-    assert engine.parts.staging.void_count == 2
+    assert engine.components.staging.void_count == 2
 
 
 # Limits and errors
@@ -248,7 +248,7 @@ def test_a_long_staging_is_synced_on_the_way(monkeypatch: pytest.MonkeyPatch) ->
     engine, query = started()
     for part in range(10):
         assert query.put(query.key(), part, "t", plain(bytes(300))) is None
-    assert engine.files.trace.count(f"sync {engine.parts.staging.number:016x}.staging") == 3
+    assert engine.files.trace.count(f"sync {engine.components.staging.number:016x}.staging") == 3
     engine.files.fail("sync", errno.EIO)
     assert query.put(query.key(), 10, "t", plain(bytes(300))) is None
     assert isinstance(query.put(query.key(), 11, "t", plain(bytes(300))), OSError)
@@ -260,7 +260,7 @@ def test_a_long_staging_is_synced_on_the_way(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_bytes_parts_and_stagings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, query = started(max_staging_bytes=500)
-    staging = engine.parts.staging
+    staging = engine.components.staging
     assert query.put(query.key(), 0, "t", plain(bytes(300))) is None
     with refused("STAGING_FULL"):
         query.put(query.key(), 1, "t", plain(bytes(200)))
@@ -290,18 +290,18 @@ def test_untouched_stagings_expire_but_never_decided_ones() -> None:
     engine.advance(40 * MINUTE)
     engine.crash(KEEP)
     engine.start()
-    node = engine.parts.identity.uuid
+    node = engine.components.identity.uuid
     told = Decision(0, (Winner(node, 0, ATTEMPT, 1),))
-    engine.done(engine.parts.staging.ledger.decide("q", told)[2])
+    engine.done(engine.components.staging.ledger.decide("q", told)[2])
     engine.advance(40 * MINUTE)
-    assert engine.parts.staging.staging_count == 3, "a start counts as a visit"
+    assert engine.components.staging.staging_count == 3, "a start counts as a visit"
     assert query.put(query.key(0, 2), 0, "t", plain(b"x")) is None
     engine.advance(30 * MINUTE)
-    left = [staged.key.partition for staged in engine.parts.staging.stagings()]
+    left = [staged.key.partition for staged in engine.components.staging.stagings()]
     assert left == [0, 2], "the decided one, and the one that was touched"
-    assert engine.parts.staging.expired_count == 1
+    assert engine.components.staging.expired_count == 1
     engine.advance(40 * MINUTE)
-    assert engine.parts.staging.staging_count == 1
+    assert engine.components.staging.staging_count == 1
     assert len(engine.files.list(engine.data.staging)) == 2
     assert query.publish(0, (0, ATTEMPT))[0] is None
 
@@ -310,7 +310,7 @@ def test_queries_are_forgotten_after_a_month() -> None:
     engine, query = started()
     query.stage(query.key(), "t", [b"x"])
     assert query.publish(0, (0, ATTEMPT))[0] is None
-    ledger = engine.parts.staging.ledger
+    ledger = engine.components.staging.ledger
     engine.done(ledger.coordinate("other", Coordinator(NODE, ""))[1])
     engine.clock.step_wall(KNOWN_FOR_NS - MINUTE)
     assert query.publish(0, (0, ATTEMPT))[1].already
@@ -318,7 +318,7 @@ def test_queries_are_forgotten_after_a_month() -> None:
     assert ledger.queries == {}
     engine.crash(KEEP)
     engine.start()
-    assert engine.parts.staging.ledger.queries == {}
+    assert engine.components.staging.ledger.queries == {}
 
 
 def test_a_full_disk_refuses_parts_and_the_rest_goes_on() -> None:
@@ -332,7 +332,7 @@ def test_a_full_disk_refuses_parts_and_the_rest_goes_on() -> None:
     assert isinstance(error, OSError) and error.errno == errno.ENOSPC
     error, _ = query.publish(0, (0, ATTEMPT))
     assert isinstance(error, OSError) and error.errno == errno.ENOSPC
-    staging = engine.parts.staging
+    staging = engine.components.staging
     staging.check()
     assert staging.staging_count == 1, "nothing is left of what could not be written"
     files.space = 1 << 60
@@ -345,7 +345,7 @@ def test_a_full_disk_refuses_parts_and_the_rest_goes_on() -> None:
 def test_while_the_reserve_is_freed_nothing_is_staged() -> None:
     """R8."""
     engine, query = started()
-    engine.parts.health.reserve.free()
+    engine.components.health.reserve.free()
     with refused("DISK_FULL"):
         query.put(query.key(), 0, "t", plain(b"a"))
 
@@ -369,7 +369,7 @@ def test_an_exit_in_the_middle_is_completed_by_the_next_start() -> None:
     engine, query = started()
     parts = [[b"%d" % part] for part in range(100)]
     query.stage(query.key(), "t", *parts)
-    ticket, _ = engine.parts.staging.publish("q", 0, [(0, ATTEMPT)])
+    ticket, _ = engine.components.staging.publish("q", 0, [(0, ATTEMPT)])
     while not (engine.broker.topics.get("t") and engine.topic("t").log.count):
         engine.turns.calls.popleft()() if engine.turns.calls else engine.disk.step()
     engine.exit()
@@ -377,14 +377,14 @@ def test_an_exit_in_the_middle_is_completed_by_the_next_start() -> None:
     with refused("EXITING"):
         query.put(query.key(1), 0, "t", plain(b"a"))
     engine.start()
-    assert engine.parts.staging.recovered.done
+    assert engine.components.staging.recovered.done
     assert bodies(engine, "t") == [part[0] for part in parts]
     assert query.publish(0, (0, ATTEMPT))[1].already
 
 
 def test_discarding_a_staging_answers_those_who_wait_for_it() -> None:
     engine, query = started()
-    staging = engine.parts.staging
+    staging = engine.components.staging
     tickets = [
         staging.put_part(query.key(), part, "t", False, plain(b"%d" % part), 1) for part in (0, 1)
     ]
@@ -411,7 +411,7 @@ def test_a_corrupt_part_holds_the_batch_back() -> None:
     for _ in range(2):
         error, _ = query.publish(0, (0, ATTEMPT))
         assert isinstance(error, StagingError) and error.code == "STAGING_CORRUPT"
-    assert engine.parts.staging.publications
+    assert engine.components.staging.publications
 
 
 def test_a_deferred_topic_emptied_after_the_publish_is_empty() -> None:
@@ -463,6 +463,6 @@ def test_keys_tell_stagings_apart() -> None:
         Key("q", 0, 0, OTHER),
     ):
         assert query.put(key, 0, "t", plain(repr(key).encode())) is None
-    assert engine.parts.staging.staging_count == 5
+    assert engine.components.staging.staging_count == 5
     engine.advance(MS)
-    engine.parts.staging.check()
+    engine.components.staging.check()

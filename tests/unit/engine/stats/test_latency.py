@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.latency import Latency
-from penstock.engine.stats.latency import OFF, Percentiles, in_words, measured
+from penstock.engine.stats.latency import OFF, Percentiles, format_ns, measured
 from penstock.wire import gojson
 
 
@@ -50,4 +50,4 @@ def test_a_topic_tells_what_all_its_channels_together_measured() -> None:
     ],
 )
 def test_people_read_them_in_nsqds_units(value_ns: int, words: str) -> None:
-    assert in_words(value_ns) == words
+    assert format_ns(value_ns) == words

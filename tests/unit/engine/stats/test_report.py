@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.engine.stats import report
-from penstock.engine.stats.latency import in_words
+from penstock.engine.stats.latency import format_ns
 from penstock.engine.stats.memory import Memory
 from penstock.engine.stats.report import Selection, StatsSource
 from tests.support.engine import SECOND, Engine
@@ -41,7 +41,7 @@ class FixedMemory(Memory):
 
 def source_of(engine: Engine) -> StatsSource:
     return StatsSource(
-        engine.parts, [c for c in engine.clients if isinstance(c, Worker)], FixedMemory()
+        engine.components, [c for c in engine.clients if isinstance(c, Worker)], FixedMemory()
     )
 
 
@@ -246,5 +246,5 @@ def test_latencies_are_told_to_programs_and_to_people() -> None:
     assert latency["count"] == 1
     assert [entry["quantile"] for entry in latency["percentiles"]] == [0.99, 0.5]
     assert told["channels"][0]["e2e_processing_latency"] == latency
-    values = ", ".join(in_words(entry["value"]) for entry in latency["percentiles"])
+    values = ", ".join(format_ns(entry["value"]) for entry in latency["percentiles"])
     assert text(engine, START_NS).count(f"msgs: 7        e2e%: {values}\n") == 2

@@ -1,20 +1,20 @@
-"""The parts of a running broker: made here, once, and given to one another.
+"""The components of a running broker: each is created here once and passed to those that use it.
 
     context     options, files, disk, turns, clock                  engine/context.py
       <- health, damage, identity, registry, deferred, turn, rounds what topics share
         <- topics, channels                                         engine/shared.py
-          <- broker                                                 which topics there are
+          <- broker                                                 which topics exist
           <- staging, pulls, patterns, polls, reads                 work on the broker's topics
 
-A part knows those before it.  Where a lower one has to reach a higher one (a topic that tells the
-polls of a batch), it is given a callable.
+A component knows those above it in this list.  Where it has to reach a later one (a topic notifies
+the polls of a batch), it gets a callable.
 """
 
 from __future__ import annotations
 
 from penstock.engine.base import BaseTopic
 from penstock.engine.broker import Broker
-from penstock.engine.catalog.data_path import Premises
+from penstock.engine.catalog.data_path import DataPathCheck
 from penstock.engine.catalog.identity import Identity
 from penstock.engine.catalog.registry import Registry
 from penstock.engine.context import Context
@@ -35,12 +35,12 @@ from penstock.engine.turn import Turn
 from penstock.storage.damage import DamageKind
 from penstock.storage.slots import SlotStore
 
-# Works at once that make, change and remove topics and channels, however many wait.
+# Disk work that creates, changes or deletes topics and channels: at most this many at once.
 CHANGE_WORK_COUNT_MAX = 2
 
 
-class Parts:
-    """All parts of one broker; engine/recovery.py opens its data path."""
+class Components:
+    """All components of one broker; engine/recovery.py opens its data path."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -82,7 +82,7 @@ class Parts:
         self.broker = Broker(self.shared, topics, by_instance, self.patterns.attend)
         self.staging = Staging(self.shared, topics, self.broker.create_topic)
         self.reads = Reads(context, self.retries, self.polls)
-        self._premises = Premises(context, self.health)
+        self._data_path_check = DataPathCheck(context, self.health)
 
     def _open_deferred(self, by_instance: dict[int, BaseTopic]) -> DeferredQueue:
         context, options = self.context, self.context.options
@@ -99,7 +99,7 @@ class Parts:
             context.disk,
             context.clock,
             void_before=void_before,
-            health=self.health.heard,
+            health=self.health.record,
             reports=Reports(damaged, self.health.failing, self.health.working),
             dirty=self.turn.deferred_changed,
             wake=self.turn.fire_soon,
@@ -109,20 +109,20 @@ class Parts:
         )
 
     def start(self) -> None:
-        """Begin the work; all is recovered and nobody is connected yet."""
+        """Start; everything is recovered and no client is connected yet."""
         self.broker.start()
         self.rounds.start(
             (
-                self.pulls.look,
-                self.patterns.look,
-                self.staging.look_at_notes,
-                self._premises.look,
-                self.health.look,
+                self.pulls.expire,
+                self.patterns.expire,
+                self.staging.check_notes,
+                self._data_path_check.run,
+                self.health.probe,
             )
         )
         self.staging.start()
 
     def refuse_all(self) -> None:
-        """The end has begun: nothing new is accepted, and whoever waits for a log is answered."""
+        """Shutdown has begun: accept nothing new, and answer all long polls."""
         self.broker.refuse_all()
         self.polls.close()
