@@ -46,6 +46,7 @@ SPARK_FILES = {
         "unit/pipeline/test_ledger.py",
         "unit/pipeline/test_reconciliation.py",
         "unit/pipeline/test_records.py",
+        "unit/pipeline/test_stream_options.py",
         "unit/pipeline/test_user_code.py",
         "unit/spark/test_archive.py",
         "unit/spark/test_import.py",

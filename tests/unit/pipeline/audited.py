@@ -114,7 +114,7 @@ class FakeCluster:
     away: bool = False
     identity: str = IDENTITY
 
-    def log_of(self, uuid: str, topic: str) -> cluster.Log | None:
+    def log_of(self, uuid: str, topic: str) -> cluster.LogState | None:
         if self.away:
             raise NodeError("nsqd h:1 does not answer")
         if topic != self.topic:
@@ -123,7 +123,7 @@ class FakeCluster:
         first = self.indexes[0] if self.indexes else end
         pulls = {} if self.low is None else {CHANNEL: cluster.Pull(self.low, self.identity)}
         marks = (first, self.whole_from, end, end, end)
-        return cluster.Log(uuid, self.instance, *marks, (), pulls)
+        return cluster.LogState(uuid, self.instance, *marks, (), pulls)
 
     def counts(self, uuid: str, ranges: Sequence[tuple[str, str, int, int]]) -> list[int | None]:
         return [
