@@ -191,7 +191,7 @@ def wait_for_a_node(run: Process, nsqd: Nsqd) -> None:
     run.until(lambda: run.status()["state"] == "retrying")
     told = run.status()
     assert told["attempt"] >= 1 and "answer" in told["error"]
-    assert "retrying" in call(run.path, "pipeline", "status").stdout
+    run.until(lambda: "retrying" in call(run.path, "pipeline", "status").stdout)
     nsqd.start()
     run.until(lambda: run.status()["state"] == "running")
     assert run.status()["error"] == ""

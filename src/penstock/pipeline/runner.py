@@ -51,7 +51,7 @@ from penstock.pipeline.status import StatusFile
 from penstock.pipeline.stream_options import place_options, stream_options
 from penstock.pipeline.user_code import load
 from penstock.progress import PipelineState
-from penstock.spark.loss import find
+from penstock.spark.loss import ADVICE, find
 from penstock.spark.session import SessionPlan, open_session
 
 if TYPE_CHECKING:
@@ -148,7 +148,8 @@ class Run:
             for name, topics in self._topics.items()
             for topic in (*topics, self.pipeline.retry_topic)
         }
-        sentence = str(fault).partition("\n")[0].partition(".  To go on")[0]
+        # The start of the advice is enough: a long text may be cut inside it.
+        sentence = str(fault).partition("\n")[0].partition(f".  {ADVICE[:8]}")[0]
         return self._settled.questions.stop(lost_messages(losses, channels), sentence, (ACCEPT,))
 
     def _run(self) -> None:
