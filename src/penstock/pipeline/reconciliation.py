@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import DataWouldBeLostError, PipelineError
 from penstock.pipeline import checkpoints
-from penstock.pipeline.coverage import Coverage, Log, Span
+from penstock.pipeline.coverage import Coverage, Log, Span, spans_between
 from penstock.pipeline.folders import Folder, open_folder
 from penstock.pipeline.identity import PipelineIdentity, identity_of
 from penstock.pipeline.known_targets import read_known, write_known
@@ -203,6 +203,8 @@ class Settling:
         if not planned:
             if not self._offsets.has_begin:
                 self._renew(f"there is no checkpoint in {self._checkpoint.uri}")
+            elif self._begins_before_a_newer_log():
+                self._renew(f"the checkpoint {self._checkpoint.uri} is older than the table")
             return
         last = places(self._offsets.positions(planned[-1]) or {})
         ahead = [span for ledger in ledgers for span in _ahead(ledger, last)]
@@ -210,6 +212,10 @@ class Settling:
             self._renew(f"the checkpoint {self._checkpoint.uri} is older than the table", ahead)
         elif self._was_put_back(last):
             self._renew("tables and checkpoint are older than the last start")
+        elif not self._stateful and any(
+            self._has_other_batch(ledger, planned[-1]) for ledger in ledgers
+        ):
+            self._renew(f"a table has a batch that the checkpoint {self._checkpoint.uri} has not")
 
     def _was_put_back(self, last: Mapping[Place, Position]) -> bool:
         """Whether a topic was created again and read since: only the last start knew of it."""
@@ -218,6 +224,39 @@ class Settling:
             found not in known and place in last and last[place].instance != found.instance
             for place, found in Done(self._offsets, self._coverages()).newest.items()
         )
+
+    def _begins_before_a_newer_log(self) -> bool:
+        """Whether a topic that no batch has read yet was made again and read since."""
+        begin = places(self._offsets.begin())
+        coverages = self._coverages()
+        known = {found for each in coverages for found in each.logs}
+        return any(
+            place in begin
+            and begin[place].instance != found.instance
+            and Log(*place, begin[place].instance) in known
+            for place, found in newest_logs(*(each.ends() for each in coverages)).items()
+        )
+
+    def _has_other_batch(self, ledger: Ledger, planned: int) -> bool:
+        """Whether the query's next batch would come to a table that has another of its number.
+
+        Tables and checkpoint were put back, it ran on, and a table of the first time was put back.
+        """
+        last = ledger.head.last
+        if last is None or last.query != self._offsets.query or last.number < planned:
+            return False
+        if last.number > planned or planned in self._offsets.committed():
+            return last.number > planned
+        before = self._offsets.positions(planned - 1) if planned else self._offsets.begin()
+        after = self._offsets.positions(planned) or {}
+        if before is None:
+            return False
+        spans = [
+            span
+            for channel, positions in after.items()
+            for span in spans_between(channel, before.get(channel, {}), positions)
+        ]
+        return any(ledger.coverage.lacking(span) for span in spans if span.start < span.end)
 
     def _renew(self, why: str, ahead: Iterable[Span] = ()) -> None:
         """Move the checkpoint aside and begin one where the tables end."""

@@ -179,6 +179,62 @@ def test_a_topic_ledger_that_is_of_another_backup_is_told_with_what_to_remove(
         settle(pipeline)
 
 
+def test_a_checkpoint_without_a_batch_that_begins_in_an_older_log_is_begun_anew(
+    tmp_path: Path,
+) -> None:
+    """It passed over the newer one, whose end was told by the next run only."""
+    pipeline = pipeline_of(tmp_path)
+    settled = settle(pipeline)
+    write(settled, Span(OLD, 10, 50))
+    assert begins(settle(pipeline)) == {"t": Position(OLD.instance, 50)}
+    rest = Accepted("x", 0, Span(OLD, 50, INDEX_MAX))
+    ledger = settled.targets[0].ledger
+    ledger.commit(ledger.record(LOSS, losses=(rest,)))
+    write(settled, Span(NEW, 100, 150))
+    for _ in range(2):
+        assert begins(settle(pipeline)) == {"t": Position(NEW.instance, 150)}
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_table_that_has_another_batch_of_the_next_number_is_gone_on_from(
+    tmp_path: Path, done: bool
+) -> None:
+    """All was put back, it ran on, and a table of before was put back: it was refused for ever."""
+    pipeline = pipeline_of(tmp_path)
+    checkpoint = Checkpoint(tmp_path)
+    settled = settle(pipeline)
+    checkpoint.folder.write("metadata", b'{"id": "q"}')
+    ledger = settled.targets[0].ledger
+    for number, start, end in ((0, 10, 20), (1, 20, 30), (2, 30, 30 if done else 40)):
+        spans = (Span(OLD, start, end),)
+        ledger.commit(ledger.batch_record(Batch("q", number, spans), spans))
+    checkpoint.batch(0, OLD, 20, begin=10)
+    checkpoint.batch(1, OLD, 30)
+    if not done:
+        checkpoint.batch(2, OLD, 45)
+        checkpoint.folder.remove("commits/2")
+    assert begins(settle(pipeline)) == {"t": Position(OLD.instance, 30 if done else 40)}
+    assert list(tmp_path.glob("checkpoint.aside-*"))
+
+
+def test_a_batch_that_a_table_has_and_its_checkpoint_has_not_done_comes_again(
+    tmp_path: Path,
+) -> None:
+    pipeline = pipeline_of(tmp_path)
+    checkpoint = Checkpoint(tmp_path)
+    settled = settle(pipeline)
+    checkpoint.folder.write("metadata", b'{"id": "q"}')
+    ledger = settled.targets[0].ledger
+    for number, start, end in ((0, 10, 20), (1, 20, 30)):
+        spans = (Span(OLD, start, end),)
+        ledger.commit(ledger.batch_record(Batch("q", number, spans), spans))
+    checkpoint.batch(0, OLD, 20, begin=10)
+    checkpoint.batch(1, OLD, 30)
+    checkpoint.folder.remove("commits/1")
+    settle(pipeline)
+    assert not list(tmp_path.glob("checkpoint.aside-*"))
+
+
 def test_of_two_tables_the_one_that_knows_a_topic_made_again_says_where_to_go_on(
     tmp_path: Path,
 ) -> None:
