@@ -69,7 +69,7 @@ class Broker:
         node_id = self._context.options.node_id
         if is_ephemeral(name):
             topic = EphemeralTopic(self._shared, name, node_id, base)
-            self._ask_channels(topic)
+            self._query_channels(topic)
             self.add_topic(topic)
             return topic, settled()
         instance = random_number()
@@ -83,14 +83,14 @@ class Broker:
             instance,
         )
         durable.created = Ticket()
-        self._ask_channels(durable)
+        self._query_channels(durable)
         self.add_topic(durable)
         self._attend(durable)
         self._creation.add(durable)
         return durable, durable.created
 
-    def _ask_channels(self, topic: BaseTopic) -> None:
-        if self._hooks.ask_channels(topic):
+    def _query_channels(self, topic: BaseTopic) -> None:
+        if self._hooks.query_channels(topic):
             topic.await_channels()
 
     def add_topic(self, topic: BaseTopic) -> None:
@@ -131,7 +131,7 @@ class Broker:
         """Start delivery; the broker is recovered and no client is connected yet."""
         for topic in list(self.topics.values()):
             # The last process ended before it knew the channels of a new topic.
-            if topic.awaiting_channels and not self._hooks.ask_channels(topic):
+            if topic.awaiting_channels and not self._hooks.query_channels(topic):
                 topic.know_channels(())
         self._shared.turn.start()
 

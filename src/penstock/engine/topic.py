@@ -142,7 +142,7 @@ class Topic(BaseTopic):
         self.deletion = None
         self.log.forget_damage()  # of files that were renamed for a moment
         self.appender.closed = self.shared.context.supervisor.exiting
-        if self.awaiting_channels and not self.shared.hooks.ask_channels(self):
+        if self.awaiting_channels and not self.shared.hooks.query_channels(self):
             self.know_channels(())
         self.journal_later()
 

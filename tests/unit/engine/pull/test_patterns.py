@@ -73,7 +73,7 @@ def test_the_channel_and_the_topic_are_one_creation(seed: int, mode: str) -> Non
 def test_messages_wait_for_the_channels_of_nsqlookupd_and_are_in_all_of_them() -> None:
     engine = Engine()
     assert leave(engine, "*") is None
-    engine.components.shared.hooks.ask_channels = lambda _topic: True
+    engine.components.shared.hooks.query_channels = lambda _topic: True
     assert engine.publish("t", b"a") is None
     topic = engine.topic("t")
     assert channel_of(engine, "t").depth == 0, "held back like everybody's"
