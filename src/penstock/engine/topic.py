@@ -137,7 +137,7 @@ class Topic(BaseTopic):
         """Deleted, or about to be: missing files are then no error."""
         return self.closed or self.deletion is not None
 
-    def stay(self) -> None:
+    def undelete(self) -> None:
         """The deletion failed: the topic stays in use."""
         self.deletion = None
         self.log.forget_damage()  # of files that were renamed for a moment

@@ -53,18 +53,18 @@ class PatternApi:
 
     def add_routes(self, router: Router) -> None:
         # Not logged: readers renew their patterns every few seconds.
-        limited = Route(self.leave_limited)
-        router.add("POST", "/channel/pattern", Route(self.leave, limited=limited))
+        limited = Route(self.register_limited)
+        router.add("POST", "/channel/pattern", Route(self.register, limited=limited))
         router.add("GET", "/channel/patterns", Route(self.list))
         router.add("POST", "/channel/pattern/delete", Route(self.delete, logged=True))
 
-    def leave_limited(self, request: Request) -> Pending:
-        """``leave`` for the role read: without a take-over."""
+    def register_limited(self, request: Request) -> Pending:
+        """``register`` for the role read: without a take-over."""
         if json_object(request).get("take_over") is not None:
             raise HttpError(403, "FORBIDDEN")
-        return self.leave(request)
+        return self.register(request)
 
-    def leave(self, request: Request) -> Pending:
+    def register(self, request: Request) -> Pending:
         body = json_object(request)
         channel, identity = _channel(body), body_identity(body)
         if identity is None:
@@ -77,7 +77,7 @@ class PatternApi:
         if self._broker.exiting:
             raise HttpError(503, "EXITING")
         try:
-            pattern, ticket, made = self._patterns.leave(
+            pattern, ticket, made = self._patterns.register(
                 channel, identity, reader, topics, excepted, old
             )
         except PatternError as error:
