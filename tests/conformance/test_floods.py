@@ -200,8 +200,8 @@ def test_an_nsqlookupd_may_name_a_thousand_channels_of_a_topic(tmp_path: Path) -
             assert nsqd.post("/topic/create?topic=t").status == 200
             assert len(channels(nsqd, "t")) == 1000
             nsqd.wait_for_log(
-                r"WARNING: topic=t: lookupd=\S+ names 1200 channels: 0 with invalid names and 200"
-                r" beyond --max-lookupd-channels=1000 are not made"
+                r"WARNING: topic=t: lookupd=\S+ lists 1200 channels: 0 with invalid names and 200"
+                r" beyond --max-lookupd-channels=1000 are not created"
             )
             assert nsqd.metric("penstock_lookupd_channels_unmade_total") == 200
 

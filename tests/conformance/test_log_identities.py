@@ -473,7 +473,7 @@ def test_what_removes_messages_under_a_reader_needs_force(
         reply = nsqd.post(target + force)
         assert (reply.status, reply.json["message"]) == (409, "PULL_CHANNEL")
         detail = reply.json["detail"]
-        assert wanted in detail and f"With force=true it is {done} all the same" in detail
+        assert wanted in detail and f"With force=true it is {done} anyway" in detail
         (told,) = reply.json["readers"]
         assert told["channel"] == "q" and reply.json["topic"] == "t"
         assert told["identity"] == (reader.identity if named else None)

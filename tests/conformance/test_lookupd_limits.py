@@ -119,7 +119,7 @@ def test_nsqd_goes_on_with_a_lookupd_that_takes_no_more_names(tmp_path: Path) ->
         with Nsqd(tmp_path, register, "--broadcast-address=127.0.0.1") as nsqd:
             for topic in ("a", "b", "c", "d"):
                 assert nsqd.post(f"/topic/create?topic={topic}").status == 200
-            nsqd.wait_for_log("takes no more names: E_LIMIT REGISTER c")
+            nsqd.wait_for_log("accepts no more names: E_LIMIT REGISTER c")
             nsqd.post("/topic/delete?topic=a")
             nsqd.post("/topic/create?topic=e")
             assert eventually(lambda: "e" in topics(lookupd))

@@ -67,7 +67,7 @@ class Promised:
 
 def fill(engine: Engine) -> Promised:
     """Some of everything: full and stray segments, deferred and fired, staged and decided."""
-    _, kept_pattern, _ = engine.components.patterns.leave("p", PATTERN, "me", ("p*",), ())
+    _, kept_pattern, _ = engine.components.patterns.register("p", PATTERN, "me", ("p*",), ())
     assert engine.done(kept_pattern) is None
     first = Client(engine, "a", "x", ready_count=500)
     Client(engine, "a", "y", ready_count=500, msg_timeout_ns=HOUR).ready(0)

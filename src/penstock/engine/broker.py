@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 
 
 class Broker:
-    """Topics by name; ``attend`` creates the channels of matching patterns in a new topic."""
+    """Topics by name; ``add_channels`` creates the channels of matching patterns in a new topic."""
 
     def __init__(
         self,
         shared: Shared,
         topics: dict[str, BaseTopic],
         by_instance: dict[int, BaseTopic],
-        attend: Callable[[Topic], None],
+        add_channels: Callable[[Topic], None],
     ) -> None:
         context = self._context = shared.context
         self._shared = shared
@@ -42,7 +42,7 @@ class Broker:
         self._supervisor = context.supervisor
         self._deferred = shared.deferred
         self._by_instance = by_instance
-        self._attend = attend
+        self._add_pattern_channels = add_channels
         self.topics = topics
         self.appenders: dict[bytes, Appender] = {}
         self.start_time = context.clock.wall_ns() // 1_000_000_000
@@ -69,7 +69,7 @@ class Broker:
         node_id = self._context.options.node_id
         if is_ephemeral(name):
             topic = EphemeralTopic(self._shared, name, node_id, base)
-            self._ask_channels(topic)
+            self._query_channels(topic)
             self.add_topic(topic)
             return topic, settled()
         instance = random_number()
@@ -83,14 +83,14 @@ class Broker:
             instance,
         )
         durable.created = Ticket()
-        self._ask_channels(durable)
+        self._query_channels(durable)
         self.add_topic(durable)
-        self._attend(durable)
+        self._add_pattern_channels(durable)
         self._creation.add(durable)
         return durable, durable.created
 
-    def _ask_channels(self, topic: BaseTopic) -> None:
-        if self._hooks.ask_channels(topic):
+    def _query_channels(self, topic: BaseTopic) -> None:
+        if self._hooks.query_channels(topic):
             topic.await_channels()
 
     def add_topic(self, topic: BaseTopic) -> None:
@@ -120,7 +120,7 @@ class Broker:
         del self.topics[topic.name]
         self.appenders.pop(topic.name.encode(), None)  # a stop has cleared them already
         del self._by_instance[topic.instance]
-        self._shared.identity.saw(topic.appender.next_index)
+        self._shared.identity.reached(topic.appender.next_index)
         topic.close()
         self._shared.changed(topic.name)
         self._hooks.on_change(topic, False)
@@ -131,7 +131,7 @@ class Broker:
         """Start delivery; the broker is recovered and no client is connected yet."""
         for topic in list(self.topics.values()):
             # The last process ended before it knew the channels of a new topic.
-            if topic.awaiting_channels and not self._hooks.ask_channels(topic):
+            if topic.awaiting_channels and not self._hooks.query_channels(topic):
                 topic.know_channels(())
         self._shared.turn.start()
 

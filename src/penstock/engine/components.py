@@ -79,7 +79,7 @@ class Components:
         )
         self.pulls = Pulls(context)
         self.patterns = Patterns(context, self.health, self.damage, self.pulls, topics)
-        self.broker = Broker(self.shared, topics, by_instance, self.patterns.attend)
+        self.broker = Broker(self.shared, topics, by_instance, self.patterns.add_channels)
         self.staging = Staging(self.shared, topics, self.broker.create_topic)
         self.reads = Reads(context, self.retries, self.polls)
         self._data_path_check = DataPathCheck(context, self.health)

@@ -2,7 +2,7 @@
 
 Rule 1: work ends with a result or an ``Exception``.  Any other BaseException (SystemExit,
         KeyboardInterrupt) becomes an OSError here, so that it never settles a ticket as success.
-Rule 2: work that arrives in large numbers uses a lane, which leaves threads free for the rest.  A
+Rule 2: work that arrives in large numbers uses a lane, which keeps threads free for others.  A
         hundred tasks that seal at once are a hundred syncs of large files; submitted directly, they
         would delay every other write.
 """

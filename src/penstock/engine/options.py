@@ -2,7 +2,7 @@
 
 Attributes have the option's name in NSQ's config file; durations end in ``_ns`` and are integer
 nanoseconds, lists are tuples.  ``option=`` and ``flag=`` stand where NSQ's names differ from one
-another.  Ranges are wider than sense wherever NSQ would start with such a value.
+another.  Ranges are wider than useful wherever NSQ would start with such a value.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STATS = "Statistics"
 BODY_SIZE_MAX = 2**31 - 1
 MESSAGE_SIZE_MAX = BODY_SIZE_MAX - 30
 
-# With ports 100 apart from 4150 on, all of them lie below those the kernel gives out (32768).
+# With ports 100 apart from 4150 on, all of them are below those that the kernel assigns (32768).
 PROCESS_COUNT_MAX = 256
 
 
@@ -58,7 +58,7 @@ def hostname_node_id() -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """What nsqd was told.  ``checked`` judges how the options go together."""
+    """The options of nsqd.  ``checked`` validates their combination."""
 
     tcp_address: str = string(
         LISTEN, "0.0.0.0:4150", "address:port for TCP clients, or the path of a unix socket"
@@ -390,5 +390,5 @@ def _check_lookupd_tls(options: Options) -> None:
     if bool(options.lookupd_tls_cert) != bool(options.lookupd_tls_key):
         raise OptionError("--lookupd-tls-cert and --lookupd-tls-key go together")
     if (options.lookupd_tls_cert or options.lookupd_tls_root_ca_file) and not options.lookupd_tls:
-        # Whoever names certificates does not want them unused.
+        # Certificates without --lookupd-tls would be unused.
         raise OptionError("--lookupd-tls-cert and --lookupd-tls-root-ca-file need --lookupd-tls")

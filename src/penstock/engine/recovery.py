@@ -89,7 +89,7 @@ def open_data_path(components: Components) -> None:
             topic.keeper.rewrite()
         if not found.journal.size:
             # It was being created, or its journal is lost: create its first channels again.
-            components.patterns.attend(topic)
+            components.patterns.add_channels(topic)
             topic.save()
         if topic.log.segments():
             # Its tail may be unsynced, and finished segments may still exist.

@@ -193,7 +193,7 @@ class Rounds:
             self._used[self.damaged.popleft()] = None
         used, self._used = self._used, {}
         self._each(iter(used), self._retire)
-        self._identity.saw(0)
+        self._identity.reached(0)
         self._checkpoint()
         for check in self._checks:
             check()
@@ -201,7 +201,7 @@ class Rounds:
     def _retire(self, topic: TendedTopic) -> None:
         if topic.retire():
             self._used[topic] = None
-        self._identity.saw(topic.appender.next_index)
+        self._identity.reached(topic.appender.next_index)
 
     def _checkpoint(self) -> None:
         """Sync the logs that deferred messages went to, then checkpoint their slots (R16)."""

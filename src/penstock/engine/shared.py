@@ -62,7 +62,7 @@ class Hooks:
         self.on_change: Callable[[BaseTopic | Channel, bool], None] = lambda _what, _exists: None
         # Whether nsqlookupds may know channels of a new topic.  If so, ``know_channels`` is called
         # with them later; until then no message is delivered.
-        self.ask_channels: Callable[[BaseTopic], bool] = lambda _topic: False
+        self.query_channels: Callable[[BaseTopic], bool] = lambda _topic: False
         # An ephemeral topic has lost its last channel.
         self.on_deserted: Callable[[BaseTopic], None] = lambda _topic: None
 

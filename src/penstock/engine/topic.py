@@ -137,12 +137,12 @@ class Topic(BaseTopic):
         """Deleted, or about to be: missing files are then no error."""
         return self.closed or self.deletion is not None
 
-    def stay(self) -> None:
+    def undelete(self) -> None:
         """The deletion failed: the topic stays in use."""
         self.deletion = None
         self.log.forget_damage()  # of files that were renamed for a moment
         self.appender.closed = self.shared.context.supervisor.exiting
-        if self.awaiting_channels and not self.shared.hooks.ask_channels(self):
+        if self.awaiting_channels and not self.shared.hooks.query_channels(self):
             self.know_channels(())
         self.journal_later()
 

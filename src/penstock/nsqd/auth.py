@@ -1,15 +1,15 @@
-"""AUTH: asking the auth servers, and what one client may do according to them.
+"""AUTH: requests to the auth servers, and what they allow a client to do.
 
     AUTH secret  ->  GET http://<auth-http-address>/auth?common_name=&remote_ip=&secret=&tls=
                      200 {"ttl": 3600, "identity": ..., "authorizations": [...]}
 
-With several servers a random one is asked first, then the others in order, until one answers.
+With several servers a random one is queried first, then the others in order, until one answers.
 
-Rule 1: the loop never waits.  The commands of the client that asks wait, nobody else's.
-Rule 2: publishing costs nothing more.  A client has a table of its own of the topics that it may
-        publish to; the scanner asks only for topics that are not in it.  When the TTL is over the
-        table is emptied, and the next question goes to the servers again.
-Rule 3: why a server could not be asked is logged and not told to the client.
+Rule 1: the loop never waits.  Only the commands of the client that authenticates wait.
+Rule 2: publishing costs nothing extra.  Each client has a table of the topics that it may publish
+        to; only topics not in it are checked.  When the TTL expires, the table is cleared and the
+        next check queries the servers again.
+Rule 3: the failure of a server is logged, not sent to the client.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from penstock.core.appender import Appender
     from penstock.engine.options import Options
 
-# Requests at once; a thousand clients that come back together wait for one another.
+# Requests at once; if a thousand clients reconnect together, some wait.
 REQUEST_COUNT_MAX = 128
 _JSON_HEADERS = {**ACCEPT, "Content-Type": "application/json"}
 
 
 @record
 class AuthRequest:
-    """Who asks."""
+    """What a client authenticates with."""
 
     secret: bytes
     remote_ip: str
@@ -51,7 +51,7 @@ class AuthRequest:
     common_name: str
 
     def fields(self) -> dict[str, bytes]:
-        """What a server is told, in order of names."""
+        """The parameters of the request, ordered by name."""
         return {
             "common_name": self.common_name.encode(),
             "remote_ip": self.remote_ip.encode(),
@@ -72,33 +72,33 @@ class AuthServers:
         self._slots = asyncio.Semaphore(REQUEST_COUNT_MAX)
 
     def permit(self, loop: asyncio.AbstractEventLoop) -> Permit:
-        """For a new client, who has not said anything yet."""
+        """The permit of a new client, which has not authenticated yet."""
         return Permit(self, loop)
 
-    async def ask(self, question: AuthRequest) -> Authorizations:
+    async def query(self, request: AuthRequest) -> Authorizations:
         """Return the first valid reply.  Raises AuthError with every server's failure."""
         first = random.randrange(len(self._urls))
         failures = []
         async with self._slots:
             for url in (*self._urls[first:], *self._urls[:first]):
                 try:
-                    return await self._ask(url, question)
+                    return await self._query(url, request)
                 except (AuthError, HttpClientError) as failure:
                     failures.append(str(failure))
         raise AuthError("; ".join(failures))
 
-    async def _ask(self, url: str, question: AuthRequest) -> Authorizations:
-        answer = await self._request(url, question)
+    async def _query(self, url: str, request: AuthRequest) -> Authorizations:
+        answer = await self._send(url, request)
         if answer.status == 403 and not url.startswith("https"):
-            # The server wants TLS and says where.
+            # The server requires TLS and states the port.
             url = https_url(url, answer.body)
-            answer = await self._request(url, question)
+            answer = await self._send(url, request)
         if answer.status != 200:
             raise AuthError(f"{url}: status {answer.status}")
         return read_reply(answer.body)
 
-    async def _request(self, url: str, question: AuthRequest) -> Answer:
-        fields = question.fields()
+    async def _send(self, url: str, request: AuthRequest) -> Answer:
+        fields = request.fields()
         context = await self._tls() if url.startswith("https") else None
         if self._post:
             body = gojson.encode({k: [v.decode("utf-8", "replace")] for k, v in fields.items()})
@@ -117,16 +117,16 @@ class AuthServers:
 
 
 class Permit:
-    """What one client may do, as far as it is known."""
+    """What one client may do, according to the last reply."""
 
     def __init__(self, servers: AuthServers, loop: asyncio.AbstractEventLoop) -> None:
         self.appenders: dict[bytes, Appender] = {}
         self.granted: Authorizations | None = None
-        # Called when what the client may publish to has to be looked up again.
+        # Called when the TTL expires and the client's topics must be checked again.
         self.on_expired: Callable[[], None] = lambda: None
         self._servers = servers
         self._loop = loop
-        self._question: AuthRequest | None = None
+        self._request_sent: AuthRequest | None = None
         self._expired = True
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Authorizations] | None = None
@@ -144,23 +144,23 @@ class Permit:
         return self.granted.identity_url if self.granted is not None else ""
 
     def authenticate(self, secret: bytes, remote_ip: str, tls: bool, common_name: str) -> Ticket:
-        """Ask what the client may do who says this."""
-        self._question = AuthRequest(secret, remote_ip, tls, common_name)
-        return self._ask()
+        """Query the servers with the client's secret."""
+        self._request_sent = AuthRequest(secret, remote_ip, tls, common_name)
+        return self._query()
 
-    def _ask(self) -> Ticket:
-        assert self._question is not None and self._task is None
+    def _query(self) -> Ticket:
+        assert self._request_sent is not None and self._task is None
         ticket = Ticket()
-        self._task = self._loop.create_task(self._servers.ask(self._question))
+        self._task = self._loop.create_task(self._servers.query(self._request_sent))
         self._task.add_done_callback(lambda task: self._answered(task, ticket))
         return ticket
 
     def renew(self) -> Ticket:
-        """Ask again if the time is over."""
-        return self._ask() if self._expired else settled()
+        """Query the servers again if the TTL has expired."""
+        return self._query() if self._expired else settled()
 
     def reply(self) -> bytes:
-        """What AUTH is answered with."""
+        """The reply to AUTH."""
         assert self.granted is not None
         return gojson.encode(
             {
@@ -171,7 +171,7 @@ class Permit:
         )
 
     def judge(self, command: str, topic: str, channel: str = "") -> None:
-        """Raise the ProtocolError for something that is not allowed."""
+        """Raise ProtocolError if the command is not allowed."""
         assert self.granted is not None
         if not self.granted.allows(topic, channel):
             names = f"{quote(topic.encode())} {quote(channel.encode())}"
@@ -211,7 +211,7 @@ def url_of(address: str) -> str:
 
 
 def https_url(url: str, body: bytes) -> str:
-    """The address that a refusal of plain HTTP names.  Raises AuthError."""
+    """The HTTPS address from a 403 to plain HTTP.  Raises AuthError."""
     try:
         port = gojson.typed(gojson.members(gojson.decode(body)).get("https_port"), int)
     except ValueError:

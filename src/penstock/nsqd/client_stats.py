@@ -1,4 +1,4 @@
-"""What /stats shows of a client's connection."""
+"""What /stats shows for a client's connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ClientStats:
-    """The read-only side of a connection."""
+    """The statistics of a connection."""
 
     settings: identify.Settings
     consumer: Consumer | None
@@ -35,14 +35,14 @@ class ClientStats:
 
     @property
     def tls(self) -> Tls | None:
-        """None without TLS, and while it is being agreed upon."""
+        """None without TLS, and during the handshake."""
         upgrade = self._upgrade
         if upgrade is None or upgrade.tls is None or upgrade.handshaking:
             return None
         return upgrade.tls
 
     def stats(self, topic: str) -> dict[str, Any]:
-        """The connection in nsqd's order of fields; ``topic`` is the one asked for, or ""."""
+        """The connection, with fields in nsqd's order; ``topic`` is the request's filter, or ""."""
         settings, consumer = self.settings, self.consumer
         packing = self._upgrade.packing if self._upgrade is not None else None
         packed = packing.name if packing is not None else ""
@@ -78,7 +78,7 @@ class ClientStats:
             "tls_cipher_suite": tls.cipher_suite if tls is not None else "",
             "tls_version": tls.version if tls is not None else "",
             "tls_negotiated_protocol": tls.protocol if tls is not None else "",
-            # Go calls every protocol mutual that came out of a handshake.
+            # Go calls every protocol that a handshake negotiated mutual.
             "tls_negotiated_protocol_is_mutual": tls is not None,
         }
         return stats

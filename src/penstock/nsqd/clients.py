@@ -1,4 +1,4 @@
-"""The clients of an nsqd: those that are connected, and what is counted of those that are gone."""
+"""The clients of an nsqd: those connected, and counts of those that are gone."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ class Clients:
     def __init__(self) -> None:
         self.connected: set[Client] = set()
         self.left_command_count = 0  # commands of clients that are gone
-        self.stuck_count = 0  # clients cut off because they did not read
+        self.stuck_count = 0  # clients disconnected because they did not read

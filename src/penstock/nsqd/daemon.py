@@ -1,8 +1,8 @@
-"""nsqd as a process: opens the data path, listens, serves, and ends cleanly.
+"""nsqd as a process: opens the data path, listens, serves, and exits cleanly.
 
 Start:  lock and recover the data path, then listen, then run.
-End:    stop accepting, close the clients, write down all there is, unlock, in seconds.  The exit
-        code is 0 if everything was written, else 1.
+End:    stop accepting, close the clients, save all state, unlock, within seconds.  The exit code
+        is 0 if everything was written, else 1.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long the end may take before the process leaves anyway; what was answered OK is in the
-# logs by then in any case, only finishes of the last moment could be missing.
+# How long the shutdown may take before the process exits anyway; acknowledged messages are in the
+# logs by then, only the last finishes could be missing.
 EXIT_TIMEOUT_S = 10.0
 CLIENT_TIMEOUT_S = 0.5
-# How long what was being published may hold up the start; after that it goes on beside the rest.
+# How long unfinished publications may delay the start; after that they continue in the background.
 START_TIMEOUT_S = 10.0
 
-# Gives the options as they would be at a start now; SIGHUP asks it.
+# Returns the options that a start would use now; called at SIGHUP.
 Reader = Callable[[], Options] | None
 
 
@@ -118,7 +118,7 @@ class Daemon:
         self._http.lookout = self._lookout
         LogApi(components).add_routes(self._api.router)
         PeekApi(components).add_routes(self._api.router)
-        self._lookupds = Registration(
+        self._registration = Registration(
             components,
             lambda: self._api.options,
             self._identity,
@@ -131,21 +131,21 @@ class Daemon:
             self._api,
             self._http,
             self._tcp_quota,
-            self._lookupds,
+            self._registration,
         )
         self._garbage_collection = GarbageCollection(components.broker, self._clients, loop)
         self._tcp: Listeners | None = None
 
     async def serve(self) -> int:
-        """Run until a signal says otherwise; return the exit code."""
-        # Before anything else: a signal during the start must not end it halfway.
+        """Run until a signal; return the exit code."""
+        # Before anything else: a signal must not interrupt the start halfway.
         stopped = stop_signals(self._loop)
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         open_data_path(self._components)
         await self._complete()
-        self._lookupds.attach()
+        self._registration.attach()
         await self._listen()
-        self._lookupds.start()
+        self._registration.start()
         self._monitoring.start()
         self._garbage_collection.start()
         self._components.start()
@@ -154,7 +154,7 @@ class Daemon:
         return await self._end()
 
     async def _complete(self) -> None:
-        """Batches that were being published are so before anybody looks, if that is soon (R19)."""
+        """Wait, for a limited time, until interrupted publications are complete (R19)."""
         try:
             await asyncio.wait_for(
                 self._settled(self._components.staging.recovered), START_TIMEOUT_S
@@ -176,7 +176,7 @@ class Daemon:
             api.http_port = await listen_http(self._http, options.http_address)
 
     def _identity(self) -> Identity:
-        """What nsqlookupd tells others of this node."""
+        """The identity of this node that nsqlookupd distributes."""
         from penstock.wire.lookup import Identity
 
         options, api = self._api.options, self._api
@@ -208,12 +208,12 @@ class Daemon:
         )
 
     async def _end(self) -> int:
-        """Leave, and save everything whatever any client or part does on the way."""
+        """Shut down and save everything, whatever a client or component does meanwhile."""
         guard = self._supervisor.guard
-        # First of all, so that consumers look elsewhere.
-        guard("nsqlookupd", self._lookupds.close)
-        guard("watching", self._monitoring.stop)
-        guard("collecting", self._garbage_collection.stop)
+        # First, so that consumers are sent elsewhere.
+        guard("nsqlookupd", self._registration.close)
+        guard("monitoring", self._monitoring.stop)
+        guard("garbage collection", self._garbage_collection.stop)
         if self._tcp is not None:
             guard("TCP", self._tcp.close)
         self._http.stopping = True
@@ -226,22 +226,22 @@ class Daemon:
         try:
             saved = await asyncio.wait_for(self._save(), EXIT_TIMEOUT_S)
         except TimeoutError:
-            log.error("NSQ: the disk did not answer in %g s, leaving", EXIT_TIMEOUT_S)
+            log.error("NSQ: the disk did not respond in %g s, exiting", EXIT_TIMEOUT_S)
             log.info("NSQ: bye")
-            # A thread waits for the disk, and the interpreter would wait for the thread.
+            # A disk thread is blocked, and the interpreter would wait for it.
             os._exit(1)
         self._files.close()
         log.info("NSQ: bye")
         return 0 if saved else 1
 
     async def _save(self) -> bool:
-        """Write everything and let the disk's threads end; whether all is written."""
+        """Write everything and end the disk threads; whether everything is written."""
         saved = await self._settled(self._components.broker.save_all())
         await self._loop.run_in_executor(None, self._disk.close)
         return saved
 
     async def _close_clients(self) -> None:
-        """Let replies go out, then cut off whoever does not leave."""
+        """Send pending replies, then disconnect clients that have not closed."""
         for client in list(self._clients.connected):
             self._supervisor.guard("client", client.close)
         deadline_s = self._loop.time() + CLIENT_TIMEOUT_S
@@ -251,7 +251,7 @@ class Daemon:
             self._supervisor.guard("client", client.abort)
 
     async def _settled(self, ticket: Ticket) -> bool:
-        """Wait for ``ticket``; whether all is written."""
+        """Wait for ``ticket``; whether it succeeded."""
         done = asyncio.Event()
         ticket.add(lambda _: done.set())
         await done.wait()
@@ -261,7 +261,7 @@ class Daemon:
 
 
 def _outgoing_count(options: Options) -> int:
-    """Connections that nsqd itself may have open: to nsqlookupds, and to auth servers."""
+    """The connections that nsqd itself may open: to nsqlookupds and auth servers."""
     count = 0
     if options.nsqlookupd_tcp_addresses:
         from penstock.nsqd import lookupds
@@ -275,8 +275,8 @@ def _outgoing_count(options: Options) -> int:
 
 
 def run(options: Options, read: Reader = None) -> int:
-    """Serve until told to stop; return the exit code."""
-    # A disk thread in the middle of Python code gives way to the loop after this, not after 5 ms.
+    """Serve until a signal; return the exit code."""
+    # A disk thread that runs Python code yields to the loop after this, not after 5 ms.
     sys.setswitchinterval(0.0005)
     keep_freed_memory()
     return run_daemon("nsqd", _serve(options, read))

@@ -1,8 +1,8 @@
 """Keeps garbage collections short.
 
-A full collection walks every object there is: with 10,000 channels it holds the loop for 100 ms.
-Topics, channels and clients live long, so they are frozen (moved out of the collector's sight)
-each time a good many have come.  When most of them have gone again they are let out and collected.
+A full collection walks all objects: with 10,000 channels it blocks the loop for 100 ms.  Topics,
+channels and clients live long, so they are frozen (hidden from the collector) after many new ones.
+When most of them are gone again, everything is unfrozen and collected.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from penstock.engine.broker import Broker
 from penstock.nsqd.clients import Clients
 
 INTERVAL_S = 5.0
-# What may come before it is frozen: a collection that walks this much takes about 5 ms.
+# New objects before the next freeze: a collection of this many takes about 5 ms.
 GROWTH_COUNT = 500
 
 
 class GarbageCollection:
-    """Freezes what lives long, as it comes and goes."""
+    """Freezes long-lived objects from time to time."""
 
     def __init__(self, broker: Broker, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
         self._topics = broker.topics
@@ -29,9 +29,9 @@ class GarbageCollection:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """The broker is recovered; whatever is there will stay."""
+        """Freeze the recovered broker, and start the timer."""
         self._freeze(self._count())
-        self._timer = self._loop.call_later(INTERVAL_S, self._look)
+        self._timer = self._loop.call_later(INTERVAL_S, self._check)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -42,8 +42,8 @@ class GarbageCollection:
         channel_count = sum(len(topic.channels) for topic in topics)
         return len(topics) + channel_count + len(self._clients)
 
-    def _look(self) -> None:
-        self._timer = self._loop.call_later(INTERVAL_S, self._look)
+    def _check(self) -> None:
+        self._timer = self._loop.call_later(INTERVAL_S, self._check)
         count = self._count()
         if count > self._frozen_count + GROWTH_COUNT:
             self._freeze(count)

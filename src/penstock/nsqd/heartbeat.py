@@ -1,10 +1,10 @@
-"""A client's heart: heartbeats, and when it is given up.
+"""Heartbeats of a client, and timeouts that disconnect it.
 
-A client is given up when it completes no command for two heartbeat intervals (it is silent), or
-takes nothing of what is sent to it for a while (it is stuck): a heartbeat interval if its output is
-full, as in nsqd, and --client-write-timeout whatever its heartbeats and however little is unsent.
+A client is disconnected when it completes no command for two heartbeat intervals (silent), or reads
+none of its output for a while (stuck): for a heartbeat interval if its output is full, as in nsqd,
+and for --client-write-timeout in any case, however little is unsent.
 
-One timer a client does all of it.
+One timer per client does all of it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from penstock.wire import frames, identify
 
 log = logging.getLogger(__name__)
 
-# How long a connection may take to say that it speaks V2, and then for its first command; nsqd
-# waits for ever, and as long as heartbeats allow.
+# How long a connection may take to send the magic, and then its first command; nsqd waits forever
+# for the first, and as long as heartbeats allow for the second.
 FIRST_COMMAND_TIMEOUT_NS = int(FIRST_COMMAND_TIMEOUT_S * 1e9)
 
 
 class Heartbeat(Session):
-    """The side of a connection that watches whether its client is alive."""
+    """The part of a connection that checks whether its client is alive."""
 
     settings: identify.Settings
 
@@ -43,8 +43,8 @@ class Heartbeat(Session):
         self.remote_address = ""
         self._timer: asyncio.TimerHandle | None = None
         self._beat_ns = 0
-        # When the client last took something of what was sent; what was unsent when it was last
-        # looked at, and the same without the replies since.
+        # When the client last read some output; the unsent size at the last check, and the same
+        # without the replies since.
         self._taken_ns = 0
         self._unsent_size = 0
         self._unsent_mark = 0
@@ -55,7 +55,7 @@ class Heartbeat(Session):
         raise NotImplementedError
 
     def _start_beating(self) -> None:
-        """Heartbeats at each interval from now; the first IDENTIFY sets the period."""
+        """Send heartbeats from now on; the first IDENTIFY sets the interval."""
         first = self._identified or self.settings
         self._beat_ns = self._clock.monotonic_ns() + first.heartbeat_interval_ns
         self._arm()
@@ -67,7 +67,7 @@ class Heartbeat(Session):
         if self._transport is None:
             return
         now_ns = self._clock.monotonic_ns()
-        # Often enough to see whether what is unsent becomes less.
+        # Often enough to notice whether the unsent size shrinks.
         unsent = self._blocked or self._unsent_size
         next_ns = now_ns + (self._patience_ns() // 4 if unsent else self._write_timeout_ns // 2)
         if not self._closed:
@@ -78,10 +78,10 @@ class Heartbeat(Session):
         self._timer = self._loop.call_later(max(0, next_ns - now_ns) / 1e9, self._beat)
 
     def _deadline_ns(self) -> int:
-        """When a client that completes no command is given up."""
+        """When a client that completes no command is disconnected."""
         interval_ns = self.settings.heartbeat_interval_ns
         if not interval_ns or self._stopped or self._held or self._noted:
-            # A body on its way has a time of its own (body_budget.py).
+            # An incomplete body has its own timeout (body_budget.py).
             return NEVER_NS
         patience_ns = 2 * interval_ns
         if not self._scanner.command_count:
@@ -89,14 +89,14 @@ class Heartbeat(Session):
         return self._waiting_since_ns + patience_ns
 
     def _patience_ns(self) -> int:
-        """How long a client may take nothing of what is sent: as in nsqd a heartbeat interval."""
+        """How long a client may read none of its output: as in nsqd, a heartbeat interval."""
         interval_ns = self.settings.heartbeat_interval_ns
         if interval_ns and self._blocked:
             return min(interval_ns, self._write_timeout_ns)
         return self._write_timeout_ns
 
     def _begin_blocked(self) -> None:
-        """The output is full: from now on the client has to take something."""
+        """The output is full: from now on the client must read some of it."""
         self._blocked = True
         self._replied_size = 0
         self._unsent_size = self._unsent_mark = self._transport.get_write_buffer_size()
@@ -107,7 +107,7 @@ class Heartbeat(Session):
     def _is_stuck(self, now_ns: int) -> bool:
         size = self._unsent_size = self._transport.get_write_buffer_size()
         before, self._unsent_mark = self._unsent_mark, size - self._replied_size
-        # To an output that is full only replies are added; to another one messages are too.
+        # Only replies are added to a full output; otherwise messages are too.
         took = self._unsent_mark < before or (self._unsent_mark > before and not self._blocked)
         if took or not size:
             self._taken_ns = now_ns

@@ -1,10 +1,10 @@
 """nsqd's HTTP API, except publishing.
 
-Texts and the order of checks are nsqd's.  Note its two spellings: topic routes and publishing
-say INVALID_TOPIC, channel routes INVALID_ARG_TOPIC.  An invalid name that is only looked up is
-TOPIC_NOT_FOUND.
+Texts and the order of checks are nsqd's.  Note its two spellings: topic routes and publishing use
+INVALID_TOPIC, channel routes INVALID_ARG_TOPIC.  Routes that only find a topic return
+TOPIC_NOT_FOUND for an invalid name.
 
-What changes something is answered when it is on disk.
+Changes are answered when they are on disk.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class NsqdApi:
     def _post(self, pattern: str, handler: Handler) -> None:
         self.router.add("POST", pattern, Route(handler, logged=True))
 
-    # Looking
+    # Status
 
     def ping(self, request: Request) -> Response:
         health = self._components.health
@@ -137,7 +137,7 @@ class NsqdApi:
 
     def topic_create(self, request: Request) -> Pending:
         topic, created = self._broker.create_topic(request.name("topic", "INVALID_TOPIC"))
-        # As with NSQ, the channels that nsqlookupd knows are there when this is answered.
+        # As in NSQ, the channels that nsqlookupd knows exist before the response.
         return _when(created if topic.channels_known.done else after(created, topic.channels_known))
 
     def topic_delete(self, request: Request) -> Pending:
@@ -199,9 +199,9 @@ class NsqdApi:
         return topic, channel
 
     def _guard(self, request: Request, refusal: HttpError | None) -> None:
-        """Nobody removes messages under a reader without saying so (R45).
+        """Removing messages that a reader needs requires ``force`` (R45).
 
-        Without pull channels ``force`` is ignored, as every parameter is that nsqd does not know.
+        Without pull channels ``force`` is ignored, like every parameter unknown to nsqd.
         """
         if refusal is None:
             return
@@ -222,7 +222,7 @@ class NsqdApi:
         return text_response(value) if isinstance(value, str) else json_response(value)
 
     def put_config(self, request: Request) -> Response:
-        """Change an option of the running daemon, until it ends."""
+        """Change an option of the running daemon; a restart resets it."""
         if request.oversize or not request.body:
             raise HttpError(413, "INVALID_VALUE")
         option = request.params["opt"]
@@ -236,7 +236,7 @@ class NsqdApi:
         return self.get_config(request)
 
     def statsd_prefix(self) -> str:
-        """The prefix as it is sent: ``%s`` stands for this node, a dot ends it unless empty."""
+        """The prefix as sent: ``%s`` becomes this node, and a dot is added unless it is empty."""
         options = self.options
         port = options.broadcast_http_port or self.http_port
         node = f"{options.broadcast_address}:{port}".replace(".", "_").replace(":", "_")

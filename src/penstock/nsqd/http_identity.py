@@ -1,8 +1,8 @@
-"""Who reads a pull channel, in requests and in answers (R45).
+"""The reader of a pull channel, in requests and responses (R45).
 
 409 CHANNEL_HAS_READER    the channel is bound to another identity
-409 TAKE_OVER_REFUSED     the channel is not bound to the identity that is to be replaced
-409 PULL_CHANNEL          messages would be removed under a reader, and ``force`` is not set
+409 TAKE_OVER_REFUSED     the channel is not bound to the identity to be replaced
+409 PULL_CHANNEL          a reader would lose messages, and ``force`` is not set
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.engine.pull.channel import HasReaderError, PullChannel, ReaderErro
 from penstock.net.http_message import HttpError, Request
 from penstock.storage.channel_reader import ChannelReader, is_identity, short_name
 
-# So many readers are named in a detail: one line that a person reads.
+# Readers listed in a detail, which is one line of text.
 READER_COUNT_MAX = 5
 
 
@@ -31,7 +31,7 @@ def body_identity(body: Mapping[str, Any], name: str = "identity") -> str | None
 
 
 def body_reader(body: Mapping[str, Any]) -> str | None:
-    """The name of a reader in a body, cut to what fits."""
+    """The name of a reader in a body, truncated to the maximum length."""
     name = body.get("reader")
     if name is not None and not isinstance(name, str):
         raise HttpError(400, "INVALID_READER")
@@ -48,7 +48,7 @@ def _identity(value: object, name: str) -> str | None:
 
 
 def refusal(error: ReaderError) -> HttpError:
-    """The answer to somebody who is not the reader: who is, and since when."""
+    """The response to a call from another reader: who is the reader, and since when."""
     channel, reader = error.channel, error.channel.reader
     code = "CHANNEL_HAS_READER" if isinstance(error, HasReaderError) else "TAKE_OVER_REFUSED"
     return HttpError(
@@ -63,7 +63,7 @@ def refusal(error: ReaderError) -> HttpError:
 
 
 def admit(channel: PullChannel, identity: str | None) -> None:
-    """Refuse everybody but the channel's reader, if it has one."""
+    """Refuse all but the channel's reader, if it has one."""
     try:
         channel.admit(identity)
     except HasReaderError as error:
@@ -71,7 +71,7 @@ def admit(channel: PullChannel, identity: str | None) -> None:
 
 
 def guard_channel(topic: BaseTopic, channel: Channel, done: str) -> HttpError | None:
-    """The refusal to do ``done``, such as "emptied", to a pull channel; None if it is plain."""
+    """The refusal of an operation (``done``: "emptied") on a pull channel; None if it is plain."""
     if channel.pull is None:
         return None
     return _guard(
@@ -79,12 +79,12 @@ def guard_channel(topic: BaseTopic, channel: Channel, done: str) -> HttpError | 
         [channel],
         f"channel {channel.name} of topic {topic.name} is a pull channel, {_by(channel)};"
         f" if it is {done}, its reader loses what it has not read."
-        f" With force=true it is {done} all the same",
+        f" With force=true it is {done} anyway",
     )
 
 
 def guard_topic(topic: BaseTopic, done: str) -> HttpError | None:
-    """The refusal to do ``done`` to a topic that has pull channels; None if it has none."""
+    """The refusal of an operation on a topic with pull channels; None if it has none."""
     pulled = [channel for channel in topic.channels.values() if channel.pull is not None]
     if not pulled:
         return None
@@ -95,23 +95,22 @@ def guard_topic(topic: BaseTopic, done: str) -> HttpError | None:
         pulled[:READER_COUNT_MAX],
         f"topic {topic.name} has pull channels: {some}{f'; and {more} more' if more > 0 else ''}."
         f" If it is {done}, their readers lose what they have not read."
-        f" With force=true it is {done} all the same",
+        f" With force=true it is {done} anyway",
     )
 
 
 def _guard(topic: BaseTopic, channels: Iterable[Channel], detail: str) -> HttpError:
-    readers = [{"channel": channel.name, **_told(channel)} for channel in channels]
+    readers = [{"channel": channel.name, **_reader(channel)} for channel in channels]
     return HttpError(409, "PULL_CHANNEL", detail=detail, topic=topic.name, readers=readers)
 
 
-def _told(channel: Channel) -> dict[str, Any]:
+def _reader(channel: Channel) -> dict[str, Any]:
     pull = channel.pull or {}
     return {key: pull.get(key) for key in ("identity", "reader", "reader_since_ms")}
 
 
 def _by(channel: Channel) -> str:
-    told = _told(channel)
-    if told["identity"] is None:
+    identity, name, since_ms = _reader(channel).values()
+    if identity is None:
         return "not bound to a reader yet"
-    reader = ChannelReader(told["identity"], told["reader"], told["reader_since_ms"])
-    return f"read by {reader}"
+    return f"read by {ChannelReader(identity, name, since_ms)}"

@@ -1,12 +1,12 @@
 """Reading topics by index over HTTP, as Spark does: /log and below, /channel/pull and /commit.
 
-    pull     POST /channel/pull         make the query's channel, learn where it starts
-    ends     POST /log/ends             wait until there is more; how far one may read (R18)
-    read     GET  /log/read             ranges, in batches as they lie in the log
-    commit   POST /channel/commit       what is below is finished and may go
+    pull     POST /channel/pull         create the query's channel, get its start
+    ends     POST /log/ends             wait for more messages; get how far to read (R18)
+    read     GET  /log/read             ranges, in batches as stored in the log
+    commit   POST /channel/commit       finish everything below an index
 
-Indexes and times are plain JSON numbers; an instance is 16 hex digits.  Every number from outside
-is judged before it is used.
+Indexes and times are plain JSON numbers; an instance is 16 hex digits.  Every number of a request
+is checked before it is used.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ class LogApi:
         add("GET", "/log/count", self.count)
         add("POST", "/log/counts", self.counts)
         add("GET", "/log/read", self.read)
-        # Readers come once a second or so: in the log they would drown all the rest.
+        # Not logged: readers call these about once a second.
         limited = Route(self.pull_limited)
         router.add("POST", "/channel/pull", Route(self.pull, limited=limited))
         add("POST", "/channel/commit", self.commit)
 
-    # Looking
+    # Status
 
     def show(self, request: Request) -> Response:
         topic = self._topic(request)
@@ -139,16 +139,16 @@ class LogApi:
         return json_response({"count": topic.log.count_between(start, min(end, topic.end))})
 
     def counts(self, request: Request) -> Response:
-        """``count`` of many ranges; null where there is no such log."""
+        """``count`` of many ranges; null for a log that does not exist."""
         ranges = json_object(request).get("ranges")
         if not isinstance(ranges, list) or not 1 <= len(ranges) <= RANGE_COUNT_MAX:
             raise HttpError(400, "INVALID_RANGES")
-        counts = [self._count(_object(told, "INVALID_RANGES")) for told in ranges]
+        counts = [self._count(_object(each, "INVALID_RANGES")) for each in ranges]
         return json_response({"node": self._identity.uuid, "counts": counts})
 
-    def _count(self, told: Mapping[str, Any]) -> int | None:
-        name, instance = told.get("topic"), _instance(told.get("instance"))
-        start, end = _index(told.get("start")), _index(told.get("end"))
+    def _count(self, entry: Mapping[str, Any]) -> int | None:
+        name, instance = entry.get("topic"), _instance(entry.get("instance"))
+        start, end = _index(entry.get("start")), _index(entry.get("end"))
         if not isinstance(name, str) or not is_valid_name(name):
             raise HttpError(400, "INVALID_RANGES")
         if start > end:
@@ -173,7 +173,7 @@ class LogApi:
         for name in topics:
             if is_ephemeral(name):
                 raise HttpError(400, "EPHEMERAL_TOPIC", topic=name)
-        # Whoever names a channel that is not there, or somebody else's, does not wait.
+        # Fail at once if the channel does not exist or has another reader.
         self._ends(topics, channel, identity)
         reader = _reader(request, channel)
         poll = self._polls.wait(topics, channel, wait_ms * MS_NS, reader, identity)
@@ -281,7 +281,7 @@ class LogApi:
             )
         except InUseError:
             raise HttpError(409, "CHANNEL_IN_USE") from None
-        # Synced too, so that where it starts is never beyond the end.
+        # Sync too, so that its start is never above the readable end.
         tickets += [created, topic.channels_known, ticket]
         if readable_end(topic, None) < topic.end:
             tickets.append(topic.writer.sync())
@@ -291,7 +291,7 @@ class LogApi:
         )
 
     def _admit(self, topic_name: str, name: str, identity: str | None) -> None:
-        """Before anything is made: a pull channel of this name may have another reader."""
+        """Before anything is created: refuse if the pull channel has another reader."""
         topic = self._broker.topics.get(topic_name)
         channel = None if topic is None else topic.channels.get(name)
         if isinstance(channel, PullChannel):
@@ -307,7 +307,7 @@ class LogApi:
     def _pulled(
         self, channel: PullChannel, topic: Topic, made: bool, identity: str | None
     ) -> dict[str, Any]:
-        admit(channel, identity)  # somebody may have taken it over meanwhile
+        admit(channel, identity)  # it may have been taken over meanwhile
         return {
             "node": self._identity.uuid,
             "topic": topic.name,
@@ -321,15 +321,15 @@ class LogApi:
         }
 
     def commit(self, request: Request) -> Response:
-        """All of it or nothing: what is named must be there before anything moves."""
+        """All or nothing: all topics and channels are checked before any is committed."""
         body = json_object(request)
         channel_name = _channel_name(body)
         progress = _progress(body["progress"]) if body.get("progress") is not None else None
         identity, reader = body_identity(body), body_reader(body)
         moves: list[tuple[PullChannel, int]] = []
         for name, value in _topics(body).items():
-            told = _object(value, "INVALID_TOPICS")
-            index, instance = _index(told.get("index")), _instance(told.get("instance"))
+            entry = _object(value, "INVALID_TOPICS")
+            index, instance = _index(entry.get("index")), _instance(entry.get("instance"))
             topic = self._named(name)
             channel = _pulled(topic, channel_name)
             if instance != topic.instance:
@@ -360,7 +360,7 @@ class LogApi:
 
 
 def ends_entry(topic: Topic, channel: PullChannel | None) -> dict[str, Any]:
-    """How far a reader may go in a log; of a channel, how far it has come."""
+    """How far a reader may read in a log; with a channel, also its low-water mark."""
     entry = _place(topic)
     if channel is not None:
         entry |= {"low": channel.low, "paused": channel.paused}
@@ -391,7 +391,7 @@ def _pull_channels(topic: Topic) -> dict[str, Any]:
 
 
 def _whole_from(topic: Topic, name: str | None, identity: str | None) -> int:
-    """From where on nothing was removed that a reader, of channel ``name`` if any, has not had."""
+    """The index at and above which nothing was removed before the reader of ``name`` had it."""
     if name is None:
         return topic.whole_from
     channel = _pulled(topic, name)
@@ -400,7 +400,7 @@ def _whole_from(topic: Topic, name: str | None, identity: str | None) -> int:
 
 
 def _visited(topic: Topic, name: str, identity: str | None) -> PullChannel:
-    """The pull channel ``name``, named by its reader."""
+    """The pull channel ``name``, for a call of its reader."""
     channel = _pulled(topic, name)
     admit(channel, identity)
     channel.visit()
@@ -408,7 +408,7 @@ def _visited(topic: Topic, name: str, identity: str | None) -> PullChannel:
 
 
 def _reader(request: Request, channel: str | None) -> tuple[str, bytes, str]:
-    """Who shares what there is with others: a program, as far as it can be told from others."""
+    """Identifies a client program, to share resources fairly, as well as a request shows it."""
     host = request.remote_address.rpartition(":")[0]
     return host, request.headers.get(b"authorization", b""), channel or ""
 
@@ -426,7 +426,7 @@ def _unless(ticket: Ticket, answer: Callable[[], dict[str, Any]]) -> Response:
     return INTERNAL_ERROR if ticket.error is not None else json_response(answer())
 
 
-# What comes in the query
+# Query arguments
 
 
 def _index_argument(request: Request, name: str) -> int:
@@ -440,7 +440,7 @@ def _start(request: Request) -> str | int | None:
     return _index_argument(request, "start")
 
 
-# What comes in the body
+# Bodies
 
 
 def _object(value: object, code: str) -> dict[str, Any]:
@@ -463,8 +463,8 @@ def _channel_name(body: Mapping[str, Any]) -> str:
     return name
 
 
-def _known(told: Mapping[str, Any]) -> Known:
-    instance, index = told.get("instance"), told.get("after")
+def _known(entry: Mapping[str, Any]) -> Known:
+    instance, index = entry.get("instance"), entry.get("after")
     return Known(
         None if instance is None else _instance(instance),
         None if index is None else _index(index),

@@ -1,8 +1,8 @@
-"""Patterns over HTTP (R47): the topics that get a reader's pull channel as soon as they are made.
+"""Patterns over HTTP (R47): topic names whose new topics get a reader's pull channel.
 
-POST /channel/pattern            leave a pattern, or renew it; which topics have the channel
-GET  /channel/patterns           all of them
-POST /channel/pattern/delete     an admin: forget one
+POST /channel/pattern            register or renew a pattern; returns the topics with the channel
+GET  /channel/patterns           list all patterns
+POST /channel/pattern/delete     for admins: delete one
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ class PatternApi:
         self._patterns = components.patterns
 
     def add_routes(self, router: Router) -> None:
-        # Renewed every few seconds, so it is not in the log.
-        limited = Route(self.leave_limited)
-        router.add("POST", "/channel/pattern", Route(self.leave, limited=limited))
+        # Not logged: readers renew their patterns every few seconds.
+        limited = Route(self.register_limited)
+        router.add("POST", "/channel/pattern", Route(self.register, limited=limited))
         router.add("GET", "/channel/patterns", Route(self.list))
         router.add("POST", "/channel/pattern/delete", Route(self.delete, logged=True))
 
-    def leave_limited(self, request: Request) -> Pending:
-        """``leave`` for the role read: without a take-over."""
+    def register_limited(self, request: Request) -> Pending:
+        """``register`` for the role read: without a take-over."""
         if json_object(request).get("take_over") is not None:
             raise HttpError(403, "FORBIDDEN")
-        return self.leave(request)
+        return self.register(request)
 
-    def leave(self, request: Request) -> Pending:
+    def register(self, request: Request) -> Pending:
         body = json_object(request)
         channel, identity = _channel(body), body_identity(body)
         if identity is None:
@@ -77,7 +77,7 @@ class PatternApi:
         if self._broker.exiting:
             raise HttpError(503, "EXITING")
         try:
-            pattern, ticket, made = self._patterns.leave(
+            pattern, ticket, made = self._patterns.register(
                 channel, identity, reader, topics, excepted, old
             )
         except PatternError as error:
@@ -85,7 +85,7 @@ class PatternApi:
         return gather_after(ticket, self._pieces(pattern, made), (JSON, V1), _failed)
 
     def _pieces(self, pattern: Pattern, made: bool) -> Iterator[bytes]:
-        """The topics that match and have the channel, each as POST /log/ends tells of it."""
+        """The topics that match and have the channel, in the format of POST /log/ends."""
         head = gojson.encode({"node": self._identity.uuid, "made": made, "topics": {}})
         yield head.removesuffix(b"}}")
         comma = b""
@@ -147,7 +147,9 @@ def _texts(
     if not isinstance(values, list):
         raise HttpError(400, code, detail=f"{name} must be a list")
     if len(values) > count_max:
-        raise HttpError(400, code, detail=f"{name} has {len(values)} entries, {count_max} may be")
+        raise HttpError(
+            400, code, detail=f"{name} has {len(values)} entries, more than {count_max}"
+        )
     for value in values:
         if not isinstance(value, str) or not valid(value):
             detail = f"{name}: {str(value)[:100]!r} is not a name of letters, digits, ., _ and -"

@@ -1,4 +1,4 @@
-"""GET /channel/peek and /deferred: what waits, for people who look (nsqadmin does).
+"""GET /channel/peek and /deferred: waiting messages, for people (nsqadmin uses it).
 
     {"messages":[{"id":"..","timestamp":ns,"attempts":1,"state":"queued","size":5,"body":"aGVsbG8="}]}
 
@@ -7,7 +7,7 @@ A deferred message also has ``due``, in ns.  ``body`` is base64 of at most ``siz
     {"total":3,"counted":true,"topics":[{"topic_name":"orders","count":3,
       "due":[{"start":1794718800,"length":3600,"count":2},{"start":1794787200,"length":86400,..}]}]}
 
-Published with a delay and not due yet, by when: hour by hour for two days, then day by day.
+Deferred publishes that are not due yet, by due time: by hour for two days, then by day.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from penstock.wire import gojson
 COUNT = 10
 SIZE = 4 * 1024
 SIZE_MAX = 64 * 1024
-# Looks that wait for the disk at the same time: they share its threads with everything else.
-LOOK_COUNT_MAX = 4
+# Peeks that wait for the disk at once: they share its threads with everything else.
+PEEK_COUNT_MAX = 4
 
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
@@ -52,7 +52,7 @@ class PeekApi:
         self._disk = components.context.disk
         self._topics = components.broker.topics
         self._deferred = components.deferred
-        self._look_count = 0
+        self._peek_count = 0
 
     def add_routes(self, router: Router) -> None:
         router.add("GET", "/channel/peek", Route(self.peek, logged=True))
@@ -62,14 +62,14 @@ class PeekApi:
         channel = self._channel(request)
         count = request.number("count", COUNT_MAX, minimum=1, absent=COUNT)
         size_max = request.number("size_max", SIZE_MAX, minimum=1, absent=SIZE)
-        if self._look_count >= LOOK_COUNT_MAX:
+        if self._peek_count >= PEEK_COUNT_MAX:
             raise HttpError(503, "TOO_MANY_REQUESTS")
-        self._look_count += 1
+        self._peek_count += 1
         ticket = Ticket()
         found: list[Peeked] = []
 
         def done(peeked: list[Peeked] | None, error: Exception | None) -> None:
-            self._look_count -= 1
+            self._peek_count -= 1
             found.extend(peeked or ())
             ticket.settle(error)
 
@@ -99,14 +99,14 @@ class PeekApi:
             topic = self._topics.get(name)
             hours = deferred.due_hours(topic.instance) if topic is not None else None
             if hours:
-                due = stretches(hours, now_s)
+                due = due_periods(hours, now_s)
                 shown = {"topic_name": name, "count": sum(hours.values()), "due": due}
                 yield (b"" if first else b",") + gojson.encode(shown)
                 first = False
         yield b"]}"
 
 
-def stretches(hours: Mapping[int, int], now_s: int) -> list[dict[str, int]]:
+def due_periods(hours: Mapping[int, int], now_s: int) -> list[dict[str, int]]:
     """Counts by hour (Unix seconds of its start), those beyond two days by day."""
     near = {start: count for start, count in hours.items() if start < now_s + HOURS_S}
     days: dict[int, int] = {}

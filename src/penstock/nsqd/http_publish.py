@@ -1,7 +1,7 @@
 """POST /pub and /mpub.
 
-The order of checks is nsqd's: /pub judges its body before its topic, /mpub its declared size
-first and its contents last, and both create the topic before anything else can fail.
+The order of checks is nsqd's: /pub checks its body before its topic, /mpub its declared size first
+and its contents last, and both create the topic before anything else can fail.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PublishApi:
             raise HttpError(413, "BODY_TOO_BIG")
         binary = request.flag("binary", absent=False)
         try:
-            # A CR belongs to its line, and nsqd answers 413 to whatever is wrong.
+            # As in nsqd, a CR belongs to its line, and every error is a 413.
             publish = topic.publish_multi if binary else topic.publish_lines
             ticket = publish(request.body)
         except ValueError as error:
@@ -78,7 +78,7 @@ class PublishApi:
         return _pending(created, ticket)
 
     def _topic(self, request: Request) -> tuple[BaseTopic, Ticket | None]:
-        """The topic to publish to; the ticket if it had to be created."""
+        """The topic to publish to, and a ticket if it was created."""
         name = request.argument("topic")
         topic = self._broker.topics.get(name)
         if topic is not None:
@@ -99,7 +99,7 @@ class PublishApi:
 
 
 def _pending(created: Ticket | None, published: Ticket) -> Pending:
-    """A new topic must be as durable as its first message before either is answered for."""
+    """Respond when both the message and, if it is new, its topic are durable."""
     return Pending(published if created is None else after(created, published), _published)
 
 

@@ -1,17 +1,17 @@
-"""Staging over HTTP (R19): rows of a Spark query come in parts, and are published as a batch.
+"""Staging over HTTP (R19): rows of a Spark query arrive in parts and are published as a batch.
 
     PUT  /staging/part        a part of the rows of one task
-    POST /staging/seal        they are all there: keep them
-    POST /staging/decide      which stagings of a batch count, asked of the query's coordinator
+    POST /staging/seal        all parts are sent: make them durable
+    POST /staging/decide      record the winners of a batch, at the query's coordinator
     GET  /staging/decision    the newest decision of a query
-    POST /staging/publish     publish those that are here
-    POST /staging/abort       they will never be
-    POST /staging/give-up     an admin: publish a batch without those that are lost
-    POST /staging/reset       an admin: forget a query
+    POST /staging/publish     publish the winners on this node
+    POST /staging/abort       discard stagings
+    POST /staging/give-up     for admins: publish a batch without lost stagings
+    POST /staging/reset       for admins: forget a query
     POST, GET /staging/coordinator   which node decides for a query
     GET  /staging             what is staged
 
-Errors carry a second field: {"message":"MISSING_PARTS","detail":"parts [3, 4]"}.
+Errors have a second field: {"message":"MISSING_PARTS","detail":"parts [3, 4]"}.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from penstock.wire import gojson
 from penstock.wire.names import is_ephemeral, is_valid_name
 
 PART_SIZE_MAX = 8 << 20
-# Small messages grow by their frames: 8 MiB of one-byte rows would be a log batch of 58 MiB.
+# Frames make small messages larger: 8 MiB of one-byte rows would be a log batch of 58 MiB.
 FRAMES_SIZE_MAX = 16 << 20
 # The winners of 10,000 tasks.
 BODY_SIZE_MAX = 2 << 20
 WINNER_COUNT_MAX = 20_000
-# With a note, each of whose characters may be escaped.
+# With a note, in which every character may be escaped.
 DECIDE_SIZE_MAX = 8 << 20
 NOTE_SIZE_MAX = 1 << 20
 LISTED_COUNT_MAX = 1000
@@ -69,7 +69,7 @@ _QUERY = re.compile(r"[!-~]{1,200}")
 _ADDRESS = re.compile(r"[ -~]{0,300}")
 _ATTEMPT = re.compile(r"[0-9a-f]{32}")
 _INT64_MAX = (1 << 63) - 1
-# Every JSON reader can tell it from the next.
+# Exact in every JSON parser.
 _BATCH_MAX = (1 << 53) - 1
 _PARTITION_MAX = (1 << 31) - 1
 _PART_MAX = (1 << 16) - 1
@@ -127,16 +127,16 @@ class StagingApi:
         return _pending(ticket, {"node": self._identity.uuid, "count": count})
 
     def decide(self, request: Request) -> Pending:
-        told = json_object(request)
-        query, batch = _query(told), _integer(told, "batch", _BATCH_MAX)
-        winners = tuple(_winner(winner) for winner in _list(told, "winners"))
+        body = json_object(request)
+        query, batch = _query(body), _integer(body, "batch", _BATCH_MAX)
+        winners = tuple(_winner(winner) for winner in _list(body, "winners"))
         if len({(winner.node, winner.partition) for winner in winners}) < len(winners):
             raise HttpError(400, "INVALID_WINNERS")
         state = self._staging.ledger.queries.get(query)
         coordinator = state.coordinator if state is not None else None
         if coordinator is not None and coordinator.node != self._identity.uuid:
             raise StagingError("NOT_COORDINATOR", f"{coordinator.node} decides")
-        decision = Decision(batch, winners, _note(told))
+        decision = Decision(batch, winners, _note(body))
         newest, recorded, ticket = self._staging.ledger.decide(query, decision)
         if newest.batch > batch:
             return _pending(ticket, {"winners": [], "recorded": False, "old": True})
@@ -149,7 +149,7 @@ class StagingApi:
         if state is None or state.decision is None:
             raise HttpError(404, "NO_DECISION")
         decision, done = state.decision, state.published
-        # What other nodes have published is not known here.
+        # This node does not know what other nodes have published.
         elsewhere = any(winner.node != self._identity.uuid for winner in decision.winners)
         done_batch = done.batch if done is not None else -1
         here = done_batch == decision.batch and not elsewhere
@@ -164,9 +164,9 @@ class StagingApi:
         return _pending(self._staging.ledger.save(), answer)
 
     def publish(self, request: Request) -> Pending:
-        told = json_object(request)
-        query, batch = _query(told), _integer(told, "batch", _BATCH_MAX)
-        winners = [_name(winner) for winner in _list(told, "winners")]
+        body = json_object(request)
+        query, batch = _query(body), _integer(body, "batch", _BATCH_MAX)
+        winners = [_name(winner) for winner in _list(body, "winners")]
         if len({partition for partition, _ in winners}) < len(winners):
             raise HttpError(400, "INVALID_WINNERS")
         ticket, outcome = self._staging.publish(query, batch, winners)
@@ -176,33 +176,33 @@ class StagingApi:
         return _pending(ticket, answer)
 
     def abort(self, request: Request) -> Pending:
-        told = json_object(request)
-        query, batch = _query(told), _integer(told, "batch", _BATCH_MAX)
-        names = [_name(name) for name in _list(told, "stagings")]
+        body = json_object(request)
+        query, batch = _query(body), _integer(body, "batch", _BATCH_MAX)
+        names = [_name(name) for name in _list(body, "stagings")]
         return _pending(settled(), {"discarded": self._staging.abort(query, batch, names)})
 
     def give_up(self, request: Request) -> Pending:
-        told = json_object(request)
-        query, batch = _query(told), _integer(told, "batch", _BATCH_MAX)
-        names = [_name(name) for name in _list(told, "stagings")]
+        body = json_object(request)
+        query, batch = _query(body), _integer(body, "batch", _BATCH_MAX)
+        names = [_name(name) for name in _list(body, "stagings")]
         ticket = self._staging.losses.give_up(query, batch, names)
         return _pending(ticket, {"given_up": len(names)})
 
     def reset(self, request: Request) -> Pending:
-        told = json_object(request)
-        query, published = _query(told), None
-        if "published" in told:
-            published = _integer(told, "published", _BATCH_MAX)
+        body = json_object(request)
+        query, published = _query(body), None
+        if "published" in body:
+            published = _integer(body, "published", _BATCH_MAX)
         count, ticket = self._staging.losses.reset(query, published)
         return _pending(ticket, {"discarded": count, "published": published})
 
     def coordinator(self, request: Request) -> Pending:
-        told = json_object(request)
-        query = _query(told)
-        address = told.get("address", "")
+        body = json_object(request)
+        query = _query(body)
+        address = body.get("address", "")
         if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
             raise HttpError(400, "INVALID_ADDRESS")
-        named = Coordinator(_node(told.get("coordinator"), "INVALID_COORDINATOR"), address)
+        named = Coordinator(_node(body.get("coordinator"), "INVALID_COORDINATOR"), address)
         return _coordinator(*self._staging.ledger.coordinate(query, named))
 
     def get_coordinator(self, request: Request) -> Pending:
@@ -228,11 +228,11 @@ class StagingApi:
         )
 
 
-# Answers
+# Responses
 
 
 def _guarded(handler: Handler) -> Handler:
-    """A refusal of the engine becomes an answer."""
+    """Turn a StagingError into a response."""
 
     def guarded(request: Request) -> Response | Pending:
         try:
@@ -245,8 +245,8 @@ def _guarded(handler: Handler) -> Handler:
 
 def _refusal(error: Exception) -> Response:
     if isinstance(error, StagingError):
-        told = {"message": error.code, "detail": error.text}
-        return Response(_STATUS.get(error.code, 409), gojson.encode(told), (JSON, V1))
+        body = {"message": error.code, "detail": error.text}
+        return Response(_STATUS.get(error.code, 409), gojson.encode(body), (JSON, V1))
     if is_full(error):
         return Response(507, gojson.encode({"message": "DISK_FULL", "detail": ""}), (JSON, V1))
     return INTERNAL_ERROR
@@ -263,7 +263,7 @@ def _coordinator(known: Coordinator, ticket: Ticket) -> Pending:
     return _pending(ticket, {"coordinator": known.node, "address": known.address})
 
 
-# What is asked
+# Requests
 
 
 def _key(request: Request) -> Key:
@@ -284,19 +284,19 @@ def _checked_query(query: object, code: str = "INVALID_QUERY") -> str:
     return query
 
 
-def _query(told: dict[str, Any]) -> str:
-    return _checked_query(told.get("query"))
+def _query(body: dict[str, Any]) -> str:
+    return _checked_query(body.get("query"))
 
 
-def _integer(told: dict[str, Any], name: str, maximum: int) -> int:
-    value = told.get(name)
+def _integer(body: dict[str, Any], name: str, maximum: int) -> int:
+    value = body.get(name)
     if type(value) is not int or not 0 <= value <= maximum:
         raise HttpError(400, f"INVALID_{name.upper()}")
     return value
 
 
-def _list(told: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    values = told.get(name)
+def _list(body: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    values = body.get(name)
     if not isinstance(values, list) or len(values) > WINNER_COUNT_MAX:
         raise HttpError(400, f"INVALID_{name.upper()}")
     if not all(isinstance(value, dict) for value in values):
@@ -304,16 +304,16 @@ def _list(told: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return values
 
 
-def _name(told: dict[str, Any]) -> tuple[int, str]:
-    partition = _integer(told, "partition", _PARTITION_MAX)
-    attempt = told.get("attempt")
+def _name(body: dict[str, Any]) -> tuple[int, str]:
+    partition = _integer(body, "partition", _PARTITION_MAX)
+    attempt = body.get("attempt")
     if not isinstance(attempt, str) or not _ATTEMPT.fullmatch(attempt.lower()):
         raise HttpError(400, "INVALID_ATTEMPT")
     return partition, attempt.lower()
 
 
-def _note(told: dict[str, Any]) -> str | None:
-    note = told.get("note")
+def _note(body: dict[str, Any]) -> str | None:
+    note = body.get("note")
     if note is None:
         return None
     try:
@@ -325,15 +325,15 @@ def _note(told: dict[str, Any]) -> str | None:
     return str(note)
 
 
-def _winner(told: dict[str, Any]) -> Winner:
-    node = _node(told.get("node"), "INVALID_NODE")
-    return Winner(node, *_name(told), _integer(told, "count", _INT64_MAX))
+def _winner(body: dict[str, Any]) -> Winner:
+    node = _node(body.get("node"), "INVALID_NODE")
+    return Winner(node, *_name(body), _integer(body, "count", _INT64_MAX))
 
 
 def _node(value: object, code: str) -> str:
     if not isinstance(value, str):
         raise HttpError(400, code)
-    import uuid  # takes 2 ms to load, which a start without staged writes need not pay
+    import uuid  # takes 2 ms to load, not needed without staged writes
 
     try:
         return str(uuid.UUID(value))

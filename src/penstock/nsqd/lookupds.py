@@ -1,12 +1,12 @@
-"""All nsqlookupds of one nsqd: tells them what it has, and asks them what others have.
+"""All nsqlookupds of one nsqd: registers topics and channels, and queries channels of new topics.
 
-    topic or channel comes or goes -> REGISTER, UNREGISTER to each
-    a topic is new                 -> GET /channels?topic= of each; their channels are made here
-                                      before its first message flows
-    the addresses change           -> connections are added and removed
+    topic or channel created, deleted -> REGISTER, UNREGISTER to each
+    topic created                     -> GET /channels?topic= of each; their channels are created
+                                         here before its first message is delivered
+    addresses changed                 -> connections are added and removed
 
-Asking is bounded by the HTTP client's limits, counted from the topic's creation: a topic never
-waits longer than that, whoever is down.
+Queries are limited by the HTTP client's timeouts, counted from the topic's creation: a topic never
+waits longer than that, even if an nsqlookupd is down.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from penstock.wire.url import lookupd_url
 
 log = logging.getLogger(__name__)
 
-# How often the options are looked at for other addresses.
+# How often the options are checked for changed addresses.
 FOLLOW_INTERVAL_S = 0.2
-# More are cut off: each is a connection.
+# Further addresses are ignored: each is a connection.
 ADDRESS_COUNT_MAX = 100
-# Requests to nsqlookupds at once; ten thousand new topics take turns.
+# Requests to nsqlookupds at once; those of ten thousand new topics wait.
 REQUEST_COUNT_MAX = 16
-# An answer's size: room for twice as many names of 64 bytes as are taken of it.
+# The maximum size of a response: twice as many names of 64 bytes as are accepted.
 ANSWER_SIZE_MIN = 64 << 10
 NAME_SIZE = 2 * 67
-# An answer has one list in one or two objects; names have no brackets.  Parsing a megabyte of
-# brackets would hold the loop for a tenth of a second.
+# A response has one list in one or two objects; names have no brackets.  Parsing a megabyte of
+# brackets would block the loop for a tenth of a second.
 BRACKET_COUNT_MAX = 64
 
 
 class Lookupds:
-    """The peers, by address; ``options`` gives the current ones."""
+    """The peers, by address; ``options`` returns the current options."""
 
     def __init__(
         self,
@@ -59,24 +59,24 @@ class Lookupds:
         self._topics = components.broker.topics
         self._hooks = components.shared.hooks
         self._options = options
-        self.unmade_channel_count = 0  # named to us: too many, or names that are not valid
+        self.unmade_channel_count = 0  # listed by nsqlookupds: too many, or invalid names
         self._identity = identity
         self._tls = tls
         self._peers: dict[str, LookupPeer] = {}
         self._addresses: tuple[str, ...] = ()
         self._started = False
         self._timer: asyncio.TimerHandle | None = None
-        self._asking: set[asyncio.Task[None]] = set()
+        self._queries: set[asyncio.Task[None]] = set()
         self._requests = asyncio.Semaphore(REQUEST_COUNT_MAX)
 
     def attach(self) -> None:
-        """Hear of changes from now on; nothing is said before ``start``."""
+        """Track changes from now on; nothing is sent before ``start``."""
         self._hooks.on_change = self._changed
-        self._hooks.ask_channels = self._ask
+        self._hooks.query_channels = self._query_channels
         self._take_addresses()
 
     def start(self) -> None:
-        """Connect; the ports that others are told are known."""
+        """Connect; called when the ports to announce are known."""
         self._started = True
         for peer in self._peers.values():
             peer.start()
@@ -87,7 +87,7 @@ class Lookupds:
             self._timer.cancel()
         for peer in self._peers.values():
             peer.close()
-        for task in self._asking:
+        for task in self._queries:
             task.cancel()
 
     # ---- addresses
@@ -114,10 +114,10 @@ class Lookupds:
                 if self._started:
                     peer.start()
 
-    # ---- telling
+    # ---- registering
 
     def _snapshot(self) -> Iterator[bytes]:
-        """REGISTER of everything; what changes meanwhile is said afterwards."""
+        """REGISTER of everything; changes meanwhile are sent afterwards."""
         for topic in list(self._topics.values()):
             if topic.closed:
                 continue
@@ -131,14 +131,14 @@ class Lookupds:
             for peer in self._peers.values():
                 peer.change(command)
 
-    # ---- asking
+    # ---- querying
 
-    def _ask(self, topic: BaseTopic) -> bool:
+    def _query_channels(self, topic: BaseTopic) -> bool:
         if not self._peers:
             return False
         task = asyncio.get_running_loop().create_task(self._find(topic))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._queries.add(task)
+        task.add_done_callback(self._queries.discard)
         return True
 
     async def _find(self, topic: BaseTopic) -> None:
@@ -152,7 +152,7 @@ class Lookupds:
                 for peer in self._peers.values():
                     group.create_task(self._find_at(peer, topic.name, timeouts, found))
         except TimeoutError:
-            log.warning("topic=%s: not every nsqlookupd told its channels in time", topic.name)
+            log.warning("topic=%s: not all nsqlookupds returned its channels in time", topic.name)
         topic.know_channels(found)
 
     async def _find_at(
@@ -160,7 +160,7 @@ class Lookupds:
     ) -> None:
         await peer.tried.wait()
         if not peer.http_url:
-            log.warning("topic=%s: lookupd=%s was not asked for channels", topic, peer.address)
+            log.warning("topic=%s: lookupd=%s was not queried for channels", topic, peer.address)
             return
         url = lookupd_url(peer.http_url, "/channels", topic=topic)
         try:
@@ -176,10 +176,10 @@ class Lookupds:
                 )
             found.update(dict.fromkeys(self._accepted(names, peer, topic)))
         except (HttpClientError, ValueError) as error:
-            log.warning("topic=%s: channels are not known from %s", topic, error)
+            log.warning("topic=%s: cannot query channels: %s", topic, error)
 
     def _accepted(self, names: list[str], peer: LookupPeer, topic: str) -> list[str]:
-        """The channels to make of those that an nsqlookupd names."""
+        """The channels to create of those that an nsqlookupd lists."""
         limit = self._options().max_lookupd_channels
         durable = [name for name in names if not is_ephemeral(name)]
         accepted: list[str] = []
@@ -195,8 +195,8 @@ class Lookupds:
         if unmade_count:
             self.unmade_channel_count += unmade_count
             log.warning(
-                "topic=%s: lookupd=%s names %d channels: %d with invalid names and %d beyond"
-                " --max-lookupd-channels=%d are not made",
+                "topic=%s: lookupd=%s lists %d channels: %d with invalid names and %d beyond"
+                " --max-lookupd-channels=%d are not created",
                 topic,
                 peer.address,
                 len(durable),
@@ -208,9 +208,9 @@ class Lookupds:
 
 
 def decode_channels(body: bytes) -> list[str]:
-    """The names in nsqlookupd's answer to /channels; ValueError if it is something else."""
+    """The names in nsqlookupd's response to /channels; raises ValueError if it is invalid."""
     if body.count(b"[") + body.count(b"{") > BRACKET_COUNT_MAX:
-        raise ValueError("an answer with too many lists")
+        raise ValueError("a response with too many lists")
     return names_in({"channels": [], **gojson.members(gojson.decode(body))}, "channels")
 
 
@@ -220,7 +220,7 @@ def _commands(what: BaseTopic | Channel, exists: bool) -> Iterator[bytes]:
         yield encode_command(verb, what.topic.name, what.name)
         return
     if not exists:
-        # Without this the names of its ephemeral channels would stay behind.
+        # Without this its ephemeral channels would stay registered.
         for channel in what.channels:
             yield encode_command(verb, what.name, channel)
     yield encode_command(verb, what.name)

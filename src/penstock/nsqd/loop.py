@@ -1,4 +1,4 @@
-"""The event loop and its threads, in the form the engine wants them."""
+"""The event loop and the disk threads, with the engine's interfaces."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.engine.disk import Done, run
 
 T = TypeVar("T")
 
-# Writes, syncs and cold reads of all topics share these; a stuck one leaves others to go on.  The
-# lanes and the rounds of the engine can take nine of them.
+# Writes, syncs and cold reads of all topics share these; if one is stuck, the others continue.  The
+# lanes and the rounds of the engine can use nine of them.
 THREAD_COUNT = 12
 
 
@@ -32,8 +32,8 @@ class LoopTurns:
 class ThreadDisk:
     """``Disk`` on a few threads.
 
-    Not concurrent.futures: a submission to its pool takes the loop ten times as long, and whoever
-    waits for a work here is told by ``done``.
+    Not concurrent.futures: submitting to its pool takes the loop ten times as long, and ``done``
+    is all the notification needed here.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -41,11 +41,11 @@ class ThreadDisk:
         self._works: SimpleQueue[tuple[Callable[[], Any], Done[Any]] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self._busy_count = 0  # works that were submitted and are not done, by the loop's count
+        self._busy_count = 0  # tasks submitted and not done, counted on the loop
 
     def submit(self, work: Callable[[], T], done: Done[T]) -> None:
         if self._closed:
-            return  # all is written, the process is about to end
+            return  # everything is written, the process is about to exit
         self._busy_count += 1
         if self._busy_count > len(self._threads) < THREAD_COUNT:
             number = len(self._threads)
@@ -55,7 +55,7 @@ class ThreadDisk:
         self._works.put((work, done))
 
     def close(self) -> None:
-        """Wait until all that was submitted is done; what comes later is not."""
+        """Wait until all submitted work is done; later submissions are ignored."""
         self._closed = True
         for _ in self._threads:
             self._works.put(None)
@@ -66,11 +66,11 @@ class ThreadDisk:
         while (submitted := self._works.get()) is not None:
             work, done = submitted
             result, error = run(work)
-            self._tell(done, result, error)
-            del submitted, work, done, result, error  # nothing is kept alive until the next work
+            self._notify(done, result, error)
+            del submitted, work, done, result, error  # keep nothing alive until the next task
 
-    def _tell(self, done: Done[Any], result: Any, error: Exception | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    def _notify(self, done: Done[Any], result: Any, error: Exception | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._done, done, result, error)
 
     def _done(self, done: Done[Any], result: Any, error: Exception | None) -> None:

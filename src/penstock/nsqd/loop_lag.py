@@ -1,7 +1,7 @@
-"""How late the event loop is: the one figure that says whether this node has had enough.
+"""Event loop lag: the one number that shows whether this node is overloaded.
 
-A timer asks to be called every 100 ms; by how much it is called later is how long something
-else held the loop.  Ten calls a second cost a hundred-thousandth of a core.
+A timer runs every 100 ms; how late it runs is how long something else blocked the loop.  Ten calls
+a second cost a hundred-thousandth of a core.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from penstock.core.latency import Histogram, Latency
 
 INTERVAL_S = 0.1
-# The maximum is taken over the last minute or so: a scraper sees a spike between two scrapes.
+# The maximum covers the last one to two minutes, so that a scraper does not miss a spike.
 MAXIMUM_WINDOW_NS = 120_000_000_000
 
 
@@ -32,13 +32,13 @@ class LoopLag:
             self._timer.cancel()
 
     def maximum_ns(self) -> int:
-        """The longest of the last one to two minutes."""
+        """The maximum of the last one to two minutes."""
         total = Histogram()
         self._recent.merge_into(total, time.monotonic_ns())
         return total.maximum
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Not loop.time(): uvloop's has a step of a millisecond, and its timers too.
+        # Not loop.time(): uvloop's clock and timers have a resolution of a millisecond.
         due_ns = time.monotonic_ns() + round(INTERVAL_S * 1e9)
         self._timer = loop.call_later(INTERVAL_S, self._called, loop, due_ns)
 

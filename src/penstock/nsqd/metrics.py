@@ -1,9 +1,9 @@
-"""GET /metrics: everything there is to watch, for Prometheus.
+"""GET /metrics: all metrics, for Prometheus.
 
-Names begin with ``penstock_`` and end with their unit; counters end with ``_total`` and begin at
-0 with the process.  The page is made in pieces, as /stats is, so that 10,000 channels do not hold
-the loop: first the numbers of all channels are taken, then family by family is written, because
-the format wants families whole.
+Names begin with ``penstock_`` and end with their unit; counters end with ``_total`` and start at 0
+with the process.  The page is made in pieces, like /stats, so that 10,000 channels do not block the
+loop: first the numbers of all channels are collected, then the families are written one by one,
+because the format requires the samples of a family together.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FD_FOLDER = Path("/proc/self/fd")
 
 
 class Traffic(NamedTuple):
-    """What the servers have counted."""
+    """Counts of the TCP and HTTP servers."""
 
     tcp_connections: int
     http_connections: int
@@ -55,11 +55,11 @@ class Traffic(NamedTuple):
     connection_count_max: int
     quotas: Sequence[Quota]
     bodies: BodyBudget
-    unmade_channels: int  # named by nsqlookupds: too many, or names that are not valid
+    unmade_channels: int  # listed by nsqlookupds: too many, or invalid names
 
 
 class Column(NamedTuple):
-    """A family with one sample a channel, or a topic."""
+    """A family with one sample per channel or topic."""
 
     name: str
     kind: str
@@ -87,22 +87,22 @@ TOPIC_COLUMNS = (
     Column("message_bytes_total", COUNTER, "Bytes of the messages published."),
 )
 PULL_COLUMNS = (
-    Column("idle_seconds", GAUGE, "Time since the channel's reader was heard of."),
+    Column("idle_seconds", GAUGE, "Time since the last call of the channel's reader."),
     Column("held_bytes", GAUGE, "Bytes of the log that wait for the channel's reader."),
 )
 LOG_COLUMNS = (
     Column("log_bytes", GAUGE, "Bytes of the topic's log on disk."),
     Column("log_segments", GAUGE, "Files of the topic's log."),
-    Column("log_unsynced_messages", GAUGE, "Messages a power cut could take."),
+    Column("log_unsynced_messages", GAUGE, "Messages that a power cut could lose."),
     Column("log_unsynced_bytes", GAUGE, "Bytes written and not synced."),
     Column("journal_bytes", GAUGE, "Bytes of the topic's ack journal."),
     Column("log_corrupt_total", COUNTER, "Damaged places found in synced data."),
-    Column("log_torn_total", COUNTER, "Unsynced tails cut off at the start."),
+    Column("log_torn_total", COUNTER, "Unsynced tails truncated at start."),
 )
 
 
 class Metrics:
-    """The page and what it is made of."""
+    """Makes the page."""
 
     def __init__(
         self,
@@ -144,12 +144,12 @@ class Metrics:
             "python": sys.version.partition(" ")[0],
         }
         yield from family(
-            "penstock_build_info", GAUGE, "What is running here.", [(labels(build), 1)]
+            "penstock_build_info", GAUGE, "Versions of the running process.", [(labels(build), 1)]
         )
-        yield _gauge("start_time_seconds", "When it began, Unix time.", broker.start_time)
+        yield _gauge("start_time_seconds", "Start of the process, Unix time.", broker.start_time)
         yield _gauge(
             "healthy",
-            "0 while something fails to be written or read.",
+            "0 while a write or read fails.",
             int(health.problem is None),
         )
         yield _counter("cpu_seconds_total", "CPU time of all threads.", time.process_time())
@@ -176,12 +176,12 @@ class Metrics:
         yield _counter("tcp_commands_total", "Commands received over TCP.", commands)
         yield _counter(
             "lookupd_channels_unmade_total",
-            "Channels named by nsqlookupds and not made: too many, or invalid names.",
+            "Channels listed by nsqlookupds and not created: too many, or invalid names.",
             traffic.unmade_channels,
         )
         yield _counter(
             "tcp_stuck_clients_total",
-            "Clients cut off because they took nothing of what was sent to them.",
+            "Clients disconnected because they did not read.",
             clients.stuck_count,
         )
         yield _gauge("http_connections", "HTTP connections open.", traffic.http_connections)
@@ -200,9 +200,7 @@ class Metrics:
             traffic.connection_count_max,
         )
         bodies = traffic.bodies
-        yield _gauge(
-            "unfinished_body_bytes", "Bytes of bodies that are not here whole.", bodies.size
-        )
+        yield _gauge("unfinished_body_bytes", "Bytes of incomplete request bodies.", bodies.size)
         yield _gauge(
             "unfinished_bodies_held", "Bodies not read for lack of room.", bodies.held_count
         )
@@ -234,7 +232,7 @@ class Metrics:
             yield from family(f"penstock_damage_{name}", COUNTER, help, samples)
         yield _gauge(
             "damage_records",
-            "Damage that nobody has cleared yet, of earlier runs too; see GET /damage.",
+            "Damage records not cleared yet, including earlier runs; see GET /damage.",
             len(damage.records),
         )
 
@@ -273,7 +271,7 @@ class Metrics:
         )
         yield _counter(
             "deferred_torn_total",
-            "Deferred records half-written by a crash, never synced.",
+            "Deferred records torn by a crash, never synced.",
             table.torn_count,
         )
         yield _counter(
@@ -281,13 +279,13 @@ class Metrics:
         )
         yield histogram(
             "penstock_deferred_lateness_seconds",
-            "By how much deferred publishes were fired after they were due.",
+            "How long after their due time deferred publishes were fired.",
             self._components.turn.lateness,
         )
 
     def _staging(self) -> Iterator[bytes]:
         staging = self._components.staging
-        yield _gauge("stagings", "Stagings that are kept.", staging.staging_count)
+        yield _gauge("stagings", "Stagings on this node.", staging.staging_count)
         yield _gauge("staging_bytes", "Bytes of staged rows.", staging.size)
         yield _gauge(
             "staging_publications",
@@ -308,7 +306,7 @@ class Metrics:
         )
         yield _counter(
             "staging_expired_total",
-            "Stagings dropped because nobody came for them.",
+            "Stagings dropped after --staging-timeout.",
             staging.expired_count,
         )
         yield _counter(
@@ -349,13 +347,13 @@ class Metrics:
             yield from family(
                 "penstock_channel_local_deliveries_total",
                 COUNTER,
-                "Messages sent, by where the client stands.",
+                "Messages sent, by locality of the client.",
                 _by_locality(channels),
             )
         yield from self._latencies("channel", channels, _channel_labels)
 
     def _readers(self) -> Iterator[bytes]:
-        """Those who read the log by index."""
+        """Readers of logs by index."""
         components, pulls = self._components, self._components.pulls
         rows: list[tuple[str, tuple[float, ...]]] = []
         for channel in sorted(pulls.channels, key=lambda c: (c.topic.name, c.name)):
@@ -366,18 +364,18 @@ class Metrics:
         yield from family(
             "penstock_pull_channel_lapses_total",
             COUNTER,
-            "Pull channels deleted because their reader was gone, by what ran out.",
+            "Pull channels deleted because their reader was gone, by limit exceeded.",
             [(labels({"cause": c}), count) for c, count in pulls.lapse_counts.items()],
         )
         yield from family(
             "penstock_pull_refusals_total",
             COUNTER,
-            "Requests refused for the sake of a pull channel's reader, by reason.",
+            "Requests refused to protect a pull channel's reader, by reason.",
             [(labels({"reason": r}), count) for r, count in pulls.refusal_counts.items()],
         )
         yield _counter(
             "pull_losses_total",
-            "Answers that told a reader of messages that are gone.",
+            "Responses that reported lost messages to a reader.",
             pulls.loss_count,
         )
         patterns = components.patterns
@@ -389,7 +387,7 @@ class Metrics:
         )
         yield _counter(
             "pull_pattern_channels_total",
-            "Pull channels made together with a topic.",
+            "Pull channels created together with a topic.",
             patterns.made_count,
         )
         yield _gauge(
@@ -414,9 +412,9 @@ class Metrics:
 
 
 def open_files() -> int:
-    """How many descriptors are open; -1 if the system does not tell."""
+    """The number of open descriptors; -1 if unknown."""
     try:
-        # Since Linux 6.2 the folder's size is the answer; listing 10,000 takes milliseconds.
+        # Since Linux 6.2 the folder's size is the number; listing 10,000 takes milliseconds.
         return _FD_FOLDER.stat().st_size or len(os.listdir(_FD_FOLDER))  # noqa: PTH208
     except OSError:
         return -1

@@ -1,4 +1,4 @@
-"""What lets an operator watch a running nsqd: /metrics, /debug and pushes to statsd."""
+"""Monitoring of a running nsqd: /metrics, /debug and statsd."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Monitoring:
         api: NsqdApi,
         http: HttpServer,
         tcp_quota: Quota,
-        lookups: Registration,
+        registration: Registration,
     ) -> None:
-        self._lookupds = lookups
+        self._registration = registration
         self._http = http
         self._tcp_quota = tcp_quota
         self._memory = memory
         self._lag = LoopLag()
         self._statsd: Statsd | None = None
         if components.context.options.statsd_address:
-            # Loaded where it is wanted: every module more makes every start longer.
+            # Loaded only if used: every module makes a start slower.
             from penstock.nsqd.statsd import Statsd
 
             self._statsd = Statsd(components, memory, api.statsd_prefix)
@@ -69,5 +69,5 @@ class Monitoring:
             http.admission.count_max,
             http.admission.quotas,
             http.bodies,
-            self._lookupds.unmade_channel_count,
+            self._registration.unmade_channel_count,
         )

@@ -1,7 +1,7 @@
 """nsqd's side of nsqlookupd, loaded with the first address.
 
-Most nsqds that stand alone never have one, and every module more makes every start longer.
-Addresses may come at any time, by PUT /config or SIGHUP.
+A standalone nsqd never has one, and every module loaded makes a start slower.  Addresses can be
+added at any time, by PUT /config or SIGHUP.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from penstock.nsqd.lookupds import Lookupds
     from penstock.wire.lookup import Identity
 
-# How often the options are looked at for a first address.
+# How often the options are checked for a first address.
 FOLLOW_INTERVAL_S = 0.2
 
 
 class Registration:
-    """No nsqlookupds, or all of them."""
+    """Loads and starts ``Lookupds`` once there is an address."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Registration:
         return self._lookupds.unmade_channel_count if self._lookupds is not None else 0
 
     def attach(self) -> None:
-        """Hear of changes from now on; nothing is said before ``start``."""
+        """Track changes from now on; nothing is sent before ``start``."""
         if self._options().nsqlookupd_tcp_addresses:
             from penstock.nsqd.lookupds import Lookupds
 
@@ -52,7 +52,7 @@ class Registration:
             self._lookupds.attach()
 
     def start(self) -> None:
-        """Connect; the ports that others are told are known."""
+        """Connect; called when the ports to announce are known."""
         if self._lookupds is None:
             self.attach()
         if self._lookupds is not None:

@@ -1,4 +1,4 @@
-"""What all connections of one nsqd share to be safe: certificate, auth servers, HTTP tokens."""
+"""Security of all connections of one nsqd: certificate, auth servers, HTTP tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Security:
-    """Made of the options once; ``read_again`` and ``renew`` look at the files again."""
+    """Created from the options once; ``read_again`` and ``renew`` reload the files."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -28,7 +28,7 @@ class Security:
         self.lookupd_tls = lookupd_context(options)
         self.auth: AuthServers | None = None
         if options.auth_http_addresses:
-            # Loaded where it is wanted: every module more makes every start longer.
+            # Loaded only if used: every module makes a start slower.
             from penstock.nsqd.auth import AuthServers
 
             self.auth = AuthServers(options)
@@ -39,19 +39,19 @@ class Security:
 
     @property
     def reloads(self) -> bool:
-        """Whether there is anything to read again."""
+        """Whether there are files to reload."""
         return bool(self.tls or self.lookupd_tls or self.tokens)
 
     @property
     def offers(self) -> frozenset[str]:
-        """The upgrades that a client may be given."""
+        """The upgrades that a client may negotiate."""
         always = frozenset(("snappy", "deflate"))
         return always if self.tls is None else always | {"tls_v1"}
 
     def read_again(self) -> list[tuple[str, bytes]]:
-        """Look whether certificate and tokens could be used; return the tokens.
+        """Check that certificate and tokens are valid; return the tokens.
 
-        Not on the loop: it waits for the disk.  Raises OptionError.
+        Blocking.  Raises OptionError.
         """
         server_context(self._options)
         lookupd_context(self._options)
@@ -59,9 +59,9 @@ class Security:
         return read_tokens(path) if path else []
 
     def renew(self, tokens: list[tuple[str, bytes]] | None, error: Exception | None) -> None:
-        """Take over what ``read_again`` found; if it failed all stays as it was.
+        """Apply what ``read_again`` read; if it failed, keep everything as it was.
 
-        On the loop, because OpenSSL's contexts are not to be changed while others use them.
+        On the loop, because OpenSSL's contexts must not change while they are in use.
         """
         try:
             if error is not None:
@@ -81,12 +81,12 @@ class Security:
     # HTTP
 
     def refuse_plain_http(self, https_port: int) -> None:
-        """With --tls-required=true plain HTTP only tells where HTTPS is."""
+        """With --tls-required=true plain HTTP only returns the HTTPS port."""
         if self._options.tls_required == "true":
             self._plain_http_refusal = plain_http_refusal(https_port)
 
     def gate(self, secure: bool) -> Gate | None:
-        """What the requests of an HTTP connection have to pass, if anything."""
+        """The check that requests of an HTTP connection must pass, if any."""
         refusal = self._plain_http_refusal
         if refusal is not None and not secure:
             return lambda _request, _route: refusal
@@ -94,7 +94,7 @@ class Security:
 
 
 def lookupd_context(options: Options) -> SSLContext | None:
-    """The context for connections to nsqlookupds; None: they are plain.  Raises OptionError."""
+    """The context for connections to nsqlookupds; None without TLS.  Raises OptionError."""
     if not options.lookupd_tls:
         return None
     return client_context(

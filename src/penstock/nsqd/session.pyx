@@ -1,16 +1,16 @@
-# What a connection does for every packet and every reply: receive, execute, hold back, answer.
+# What a connection does for every packet and every reply: receive, execute, pause reading, reply.
 #
-# The class on top (nsqd/stream.py) has the rest of a connection's life, and the commands that the
-# scanner does not execute itself.
+# The subclasses (nsqd/stream.py, nsqd/tcp.py) have everything else of a connection, and the
+# commands that the scanner does not execute itself.
 #
-# Rule 1: commands run in order.  While one waits, nothing is executed; what comes is kept.
-# Rule 2: while what was received cannot be executed, or what was published cannot be written, and
-#         either is more than a bound, the socket is not read.
-# Rule 3: one client's commands hold the loop for a slice of time; the rest of a packet is executed
-#         in later turns, with everybody else's in between.
-# Rule 4: a client that does not read its replies is not read either: past a bound nothing more is
-#         executed.  Commands that have no reply go on being so: a consumer that is slow to read
-#         large messages must get its FINs through, or they would time out.
+# Rule 1: commands run in order.  While one waits, none is executed; input is buffered.
+# Rule 2: while too much input waits to be executed, or too much published data waits to be written,
+#         the socket is not read.
+# Rule 3: one client's commands run for a slice of time; the remainder of a packet is executed in
+#         later turns, with other clients' in between.
+# Rule 4: a client that does not read its replies is not read either: above a limit nothing more is
+#         executed.  Commands without a reply still are: a consumer that reads large messages slowly
+#         must get its FINs through, or they would time out.
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -21,52 +21,52 @@ from penstock.net.lookout cimport monotonic_ns
 
 cdef enum:
     INPUT_SIZE = 256 << 10
-    # Received and not yet executed, while a command waits: past this the socket is not read.
+    # Input buffered while a command waits: above this the socket is not read.
     BUFFERED_SIZE_MAX = 1 << 20
-    # Bytes of a topic, or of all deferred messages, that may wait to be written before whoever
-    # publishes more is held back.
+    # Bytes of a topic, or of all deferred messages, that wait to be written: above this their
+    # producers are not read.
     PENDING_SIZE_MAX = 8 << 20
-    # Replies added to an output that is full already, before the client is choked.
+    # Replies added to an output that is already full, before the client is choked.
     REPLIES_SIZE_MAX = 64 << 10
-    # How long one turn executes commands in Python for one client; the scanner counts its own.
-    # Unsliced, a packet of 2,000 PUBs to new topics held the loop for seconds.
+    # How long one turn executes commands in Python for one client; the scanner has its own
+    # limit.  Without it, a packet of 2,000 PUBs to new topics blocked the loop for seconds.
     SLICE_NS = 1_000_000
-    # What is kept of an unfinished command counts from here on.  The end of a packet full of small
-    # messages is less.
+    # The buffered part of an incomplete command counts in the budget from this size on.  The end
+    # of a packet of small messages is smaller.
     NOTED_SIZE_MIN = 4 << 10
 
-# All connections receive here, one after the other: what one has not executed when its turn is over
-# it copies.  A bytes object for each read would be one more copy of everything published.
+# All connections receive into this buffer, one after the other, and copy what they have not
+# executed at the end of their turn.  A bytes object per read would be one more copy of everything.
 cdef bytearray INPUT = bytearray(INPUT_SIZE)
 
 
 cdef class Session:
     """One client's packets and replies."""
 
-    # ---- what the class on top does
+    # ---- implemented by the subclass
 
     def _received(self, bytes data):
-        """Take in what comes before the first command, encrypted or compressed."""
+        """Handle input before the first command, and encrypted or compressed input."""
         raise NotImplementedError
 
     def _execute_after_owed(self, command):
-        """Execute one command, after the replies that are owed for earlier ones."""
+        """Execute one command, after the replies of earlier publishes."""
         raise NotImplementedError
 
     def _held_up(self, bint full):
-        """Whether to read on, for a stream that is encrypted or compressed."""
+        """Whether to pause reading, for an encrypted or compressed stream."""
         raise NotImplementedError
 
     def _rest_later(self):
-        """Have the commands that are left executed in a later turn."""
+        """Execute the remaining commands in a later turn."""
         raise NotImplementedError
 
     def _note_body(self):
-        """Note in the budget for bodies what is kept of one that is not whole."""
+        """Update the budget for bodies with the size of the incomplete command."""
         raise NotImplementedError
 
     def _settled(self, failed):
-        """Go on after replies: one failed, a command waited for them, or reading did."""
+        """Continue after replies: one failed, or a command or reading waited for them."""
         raise NotImplementedError
 
     # ---- receiving
@@ -93,14 +93,14 @@ cdef class Session:
 
     @property
     def _stopped(self):
-        """Whether what was received has to wait."""
+        """Whether received commands have to wait."""
         return self.is_stopped()
 
     cdef bint is_stopped(self) noexcept:
         return self._waiting or self._resting or self._choked
 
     cpdef _run(self):
-        """Execute what is complete, up to a command that has to wait or the end of the slice."""
+        """Execute complete commands, until one has to wait or the slice ends."""
         cdef Scanner scanner = self._scanner
         cdef int64_t now_ns = self._clock.monotonic_ns()
         cdef int64_t end_ns = monotonic_ns() + SLICE_NS
@@ -129,7 +129,7 @@ cdef class Session:
                 self._lookout.answered()
 
     cpdef _hold_back(self):
-        """Do not read on while what was read cannot be executed or stored."""
+        """Pause reading while input cannot be executed or stored."""
         cdef Scanner scanner = self._scanner
         cdef bint full = self._choked or (
             self.is_stopped() and scanner.end - scanner.at > BUFFERED_SIZE_MAX)
@@ -148,7 +148,7 @@ cdef class Session:
     # ---- answering
 
     cpdef _write(self, bytes frame):
-        """Send one frame or several, whole."""
+        """Send one or several complete frames."""
         if not self._closed and self._transport is not None:
             if self._upgrade is not None:
                 frame = self._upgrade.wrap((frame,))
@@ -158,7 +158,7 @@ cdef class Session:
                 self._choked = self._replied_size > REPLIES_SIZE_MAX
 
     def _settle(self, _ticket):
-        """Answer the publishes whose tickets are settled, in the order they came."""
+        """Reply to publishes whose tickets are settled, in order."""
         cdef Scanner scanner = self._scanner
         cdef int64_t count = 0
         cdef Owed failed = scanner.take_settled(&count)

@@ -3,13 +3,14 @@
     nsq.127_0_0_1_4151.topic.orders.channel.billing.depth:12|g
 
 Rule 1: a line is never split over packets; packets are spread evenly over the interval less a
-        second, so that a statsd's small buffer takes them.
-Rule 2: counters are differences since the push before; the first since the start.
-Rule 3: the loop is not held: lines are made a slice a turn, names are resolved elsewhere.
-Rule 4: a statsd that is away is tried again at every interval, and told about once.
+        second, so that they do not overflow statsd's small buffer.
+Rule 2: counters are differences since the last push; in the first push, since the start.
+Rule 3: the loop is not blocked: lines are made in slices, one per turn, and names resolved on a
+        thread.
+Rule 4: an unreachable statsd is retried at every interval, and logged once.
 
-One push of 10,000 channels is about 5 MB of packets; that is what it holds at most, since the
-next push begins after the last packet of this one.
+One push of 10,000 channels is about 5 MB of packets; memory is limited to one push, since the next
+one starts after the last packet.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from penstock.wire.names import is_ephemeral
 
 LOGGER = logging.getLogger(__name__)
 
-# How long one turn may make lines.
+# Time for making lines in one turn.
 SLICE_NS = 2_000_000
 RESOLVE_TIMEOUT_S = 5.0
-# What is left of an interval for the statsd to take in.
-REST_S = 1.0
+# Time at the end of an interval without packets, for statsd to catch up.
+QUIET_S = 1.0
 
 MEMORY_KEYS = (
     "heap_objects",
@@ -50,7 +51,7 @@ Counters = dict[str, int]
 
 
 class Lines:
-    """Makes the lines of one push after another; remembers the counters of the last."""
+    """Makes the lines of each push; keeps the counters of the last one."""
 
     def __init__(self, components: Components, memory: Memory, prefix: Callable[[], str]) -> None:
         self._options = components.context.options
@@ -76,7 +77,7 @@ class Lines:
                 yield from self._channel(key, channel)
         if options.statsd_mem_stats:
             yield from self._figures(f"{prefix}mem.", self._memory.figures())
-        # Keys of what is gone are forgotten with it.
+        # This also drops the keys of deleted topics and channels.
         self._before = self._now
 
     def _topic(self, key: str, topic: BaseTopic) -> Iterator[str]:
@@ -105,7 +106,7 @@ class Lines:
     def _counter(self, key: str, value: int) -> str:
         self._now[key] = value
         before = self._before.get(key, 0)
-        # Less than before: the topic or channel was deleted and made again, from 0.
+        # Less than before: the topic or channel was deleted and created again.
         return f"{key}:{value - before if value >= before else value}|c\n"
 
 
@@ -119,7 +120,7 @@ def _latency(key: str, latency: Percentiles) -> Iterator[str]:
 
 
 def pack(lines: Iterable[str], size_max: int) -> Iterator[bytes | None]:
-    """Packets of whole lines, and None after each line that filled none.
+    """Packets of complete lines, and None after each line that completed no packet.
 
     A line longer than ``size_max`` is a packet of its own.
     """
@@ -159,13 +160,13 @@ class Statsd:
         interval_s = self._options.statsd_interval_ns / 1e9
         next_s = loop.time()
         while True:
-            # A push that took too long leaves one out rather than making two in a row.
+            # After a push that took too long, skip one instead of making two in a row.
             next_s = max(next_s + interval_s, loop.time())
             await asyncio.sleep(next_s - loop.time())
             try:
                 await self._push(interval_s)
             except (OSError, UnicodeError) as error:
-                self._heard(error)
+                self._report(error)
 
     async def _push(self, interval_s: float) -> None:
         packets = await self._pack()
@@ -174,15 +175,15 @@ class Statsd:
         with sock:
             loop = asyncio.get_running_loop()
             start_s = loop.time()
-            pause_s = max(0.0, interval_s - REST_S) / max(1, len(packets))
+            pause_s = max(0.0, interval_s - QUIET_S) / max(1, len(packets))
             for number, packet in enumerate(packets):
                 await asyncio.sleep(max(0.0, start_s + number * pause_s - loop.time()))
                 try:
                     sock.send(packet)
                 except OSError as failure:
-                    # A refusal of an earlier packet, or a full buffer: this one is lost.
+                    # An earlier packet was refused, or the buffer is full: this one is lost.
                     error = failure
-        self._heard(error)
+        self._report(error)
 
     async def _pack(self) -> list[bytes]:
         packets: list[bytes] = []
@@ -196,7 +197,7 @@ class Statsd:
         return packets
 
     async def _connect(self) -> socket.socket:
-        """A socket to the statsd; its name is looked up each time, as it may move."""
+        """A socket to statsd; its name is resolved each time, since the address may change."""
         address = self._options.statsd_address
         host, _, port = address.rpartition(":")
         lookup = asyncio.get_running_loop().getaddrinfo(
@@ -212,7 +213,7 @@ class Statsd:
             raise
         return sock
 
-    def _heard(self, error: Exception | None) -> None:
+    def _report(self, error: Exception | None) -> None:
         address = self._options.statsd_address
         if error is not None and not self._failing:
             LOGGER.error("statsd=%s: cannot push: %s", address, str(error) or type(error).__name__)

@@ -1,15 +1,15 @@
-"""The outer side of a client's TCP connection: its bytes, its flow, its heart, its end.
+"""A client's TCP connection: its bytes, flow control, TLS and compression, and its end.
 
     transport  <->  [Upgrade]  <->  Scanner  <->  Connection (nsqd/tcp.py), which has the commands
 
-What happens with every packet and reply is compiled (nsqd/session.pyx).  What is received is
-executed as far as it goes, for a slice of time; the rest comes in later turns.  While a command
-waits, what follows it is kept, up to a bound; then the socket is not read.  What is sent is bounded
-by the transport: past that the client gets no messages, what it asks for more is not read, and if
-it takes nothing for a while it is cut off.
+The work for every packet and reply is compiled (nsqd/session.pyx).  Received commands are executed
+for a slice of time, and then in later turns.  While a command waits, the following ones are
+buffered up to a limit; above it the socket is not read.  Output is limited by the transport: above
+its limit the client gets no messages and its commands are not read, and if it reads nothing for a
+while it is disconnected.
 
-All that was received is executed, also if the connection is lost before its turn comes: a producer
-may send and close.
+Everything received is executed, even if the connection is lost before: a producer may send and
+close.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from penstock.wire import frames, identify
 log = logging.getLogger(__name__)
 
 MAGIC = b"  V2"
-# Sent and not yet taken by the kernel: past this no more messages are given to the client.
+# Output not yet accepted by the kernel: above this the client gets no more messages.
 OUTPUT_SIZE_MAX = 1 << 20
-# What is read of a lost connection: about what the kernel keeps of one.
+# What is still read from a lost connection: about what the kernel buffers.
 LEFT_READ_SIZE = 256 << 10
 LEFT_READ_COUNT_MAX = 24
-# Received in compressed form and not yet unpacked: past this the socket is not read.
+# Compressed input that is not decompressed yet: above this the socket is not read.
 PACKED_SIZE_MAX = 256 << 10
-# How long a refused client may go on sending before it is cut off.
+# How long a refused client may continue to send before it is disconnected.
 LINGER_S = 1.0
 MS_NS = 1_000_000
 
 
 class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
-    """One client; what it commands is up to the class on top."""
+    """One client; the subclass executes its commands."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
         super().__init__(components, clients, loop)
         self._admission = admission
         self._bodies = bodies
-        self._short = False  # not read on because the budget for bodies is exhausted
+        self._short = False  # not read because the budget for bodies is exhausted
         self._security = security
         self._lookout = lookout
         self._transport: asyncio.Transport | None = None
@@ -98,14 +98,14 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
         if self._permit is not None:
             self._permit.on_expired = self._scanner.forget_topic
 
-    # ---- what the class on top does
+    # ---- implemented by the subclass
 
     def _fail(self, failure: ProtocolError) -> None:
-        """Tell the client; the end, if it is fatal."""
+        """Send the error to the client; close if it is fatal."""
         raise NotImplementedError
 
     def _go_on(self) -> None:
-        """Execute what was received and had to wait."""
+        """Execute received commands that had to wait."""
         raise NotImplementedError
 
     # ---- admission
@@ -116,7 +116,7 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
 
     @property
     def idle_since_s(self) -> float:
-        """Heartbeats tell whether a client is still there."""
+        """Never: heartbeats detect clients that are gone."""
         return inf
 
     # ---- the transport
@@ -147,7 +147,7 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
             self._hold_back()
 
     def eof_received(self) -> bool:
-        """The client sends no more; what it sent is executed, what it is owed goes out."""
+        """The client sends no more: execute what it sent, and send the replies."""
         self._ended = True
         if self._upgrade is not None and self._upgrade.handshaking:
             self._break("unexpected EOF")
@@ -158,11 +158,11 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
 
     @property
     def _busy(self) -> bool:
-        """Whether there is more to execute of what was received."""
+        """Whether received commands are still to be executed."""
         return self._stopped or (self._upgrade is not None and self._upgrade.pending)
 
     def _end(self) -> None:
-        """All that the client sent is executed, and it sends no more."""
+        """The client sends no more, and everything it sent is executed."""
         if not self._closed and self._greeted:
             failure = self._scanner.eof()
             if isinstance(failure, ProtocolError):
@@ -203,7 +203,7 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
             self._end()
 
     def _read_left(self) -> bytes:
-        """What was received and not read before an answer met a closed connection."""
+        """Read what the kernel had received before a reply found the connection closed."""
         parts: list[bytes] = []
         with contextlib.suppress(OSError):
             while len(parts) < LEFT_READ_COUNT_MAX:
@@ -213,7 +213,7 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
         return b"".join(parts)
 
     def _leave(self) -> None:
-        """The connection is lost and all that came over it is executed, or will not be."""
+        """The connection is lost, and no more of its commands will be executed."""
         self._closed = True
         self._detach()
         if self._permit is not None:
@@ -221,12 +221,12 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
         if self in self._clients.connected:
             self._clients.connected.discard(self)
             self._clients.left_command_count += self._scanner.command_count
-            # The scanner knows the connection: only a collection would find that both are gone.
+            # Break the reference cycle with the scanner, so that no collection is needed.
             self._scanner.drop_held()
             log.debug("client=%s: disconnected", self.remote_address)
 
     def _detach(self) -> None:
-        """Leave the channel; its messages come back."""
+        """Leave the channel, which requeues the client's messages."""
         channel, self.channel = self.channel, None
         if channel is not None and self.consumer is not None:
             self._scanner.consumer = None
@@ -259,10 +259,10 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
                 self._transport.writelines(parts)
 
     def close(self) -> None:
-        """Close after what is written has gone out.
+        """Close after pending output is sent.
 
-        The peer may still be sending.  Closing at once would reset the connection, and the last
-        frame might never be read; so the rest is read and dropped for a moment.
+        The peer may still be sending.  Closing at once would reset the connection, and the peer
+        might never read the last frame; so input is read and dropped for a moment.
         """
         if self._closed:
             return
@@ -310,9 +310,9 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
             self._unpack_soon()
         elif (self._held or self._short) and self._transport is not None:
             self._held = False
-            # What is only dropped needs no room.
+            # Input that is dropped needs no memory.
             self._short = self._short and not self._closed
-            # While nothing was read, silence said nothing.
+            # The time while nothing was read does not count as silence.
             self._waiting_since_ns = self._clock.monotonic_ns()
             if not self._short:
                 self._transport.resume_reading()
@@ -324,7 +324,7 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
         self._loop.call_soon(self._resume)
 
     def _resume(self) -> None:
-        """The next slice of what was received."""
+        """Execute the next slice of received commands."""
         self._resting = False
         try:
             if not self._closed and not self._stopped:
@@ -334,7 +334,7 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
             self.abort()
 
     def _greet(self, data: bytes) -> bytes:
-        """Take the magic off the stream; what is left is the first commands."""
+        """Remove the magic from the stream; returns the bytes after it."""
         self._magic += data
         if len(self._magic) < len(MAGIC):
             if not MAGIC.startswith(self._magic):
@@ -350,7 +350,7 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
         self._start_beating()
         return data
 
-    # ---- bodies that are not here whole
+    # ---- incomplete bodies
 
     def _note_body(self) -> None:
         gone = self._closed or self._transport is None
@@ -369,9 +369,9 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def end_body(self, *, late: bool) -> None:
-        """As if the client had stopped sending there."""
+        """Fail the command, as if the client had stopped sending there."""
         if late and (self._stopped or self._held):
-            return  # it is we who make it wait
+            return  # the delay is ours
         failure = self._scanner.eof()
         why = "is too late" if late else "has no room"
         log.info("client=%s: gave up, its body %s", self.remote_address, why)
@@ -386,8 +386,8 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
     def _start_upgrade(self, settings: identify.Settings) -> None:
         """Set up what IDENTIFY negotiated.
 
-        What was received behind IDENTIFY belongs to the new stream.  nsqd loses it; were it
-        executed, anyone on the way could put commands in front of those that TLS protects.
+        Bytes received after IDENTIFY belong to the new stream.  nsqd loses them; executing them
+        would let a man in the middle insert commands before those that TLS protects.
         """
         if self._transport is None:
             self.close()
@@ -401,7 +401,7 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
             self._unwrap(rest)
 
     def _unwrap(self, data: bytes) -> None:
-        """As data_received, for what comes encrypted or compressed."""
+        """As data_received, for encrypted or compressed input."""
         upgrade = self._upgrade
         assert upgrade is not None
         shaking = upgrade.handshaking
@@ -428,19 +428,19 @@ class Stream(ClientStats, Accepted, Heartbeat, asyncio.BufferedProtocol):
                 self.eof_received()
 
     def _unpack_soon(self) -> None:
-        """Go on in another turn with what was received and holds more than one may unpack."""
+        """Continue in another turn with input that is too large to decompress in one."""
         if not self._unpacking:
             self._unpacking = True
             self._loop.call_soon(self._unpack)
 
     def _unpack(self) -> None:
         self._unpacking = False
-        # A command that waits comes back through _read_on.
+        # If a command waits, _read_on calls this again.
         if not self._closed and not self._stopped:
             self._unwrap(b"")
 
     def _break(self, reason: str) -> None:
-        """The client's stream cannot be read; only during the handshake it can be told why."""
+        """The stream cannot be decoded; an error can be sent only during the handshake."""
         upgrade = self._upgrade
         assert upgrade is not None
         upgrade.cancel()

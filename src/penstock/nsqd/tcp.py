@@ -1,11 +1,11 @@
-"""A client's TCP connection: its commands, executed.
+"""Executes the commands of a client's TCP connection.
 
-The compiled Scanner executes what runs per message; what it returns is executed here.  Commands
-of one connection run strictly in order: while a reply waits for the disk, later commands that
-are not publishes wait too.
+The compiled Scanner executes what runs per message, and returns the other commands to this module.
+Commands of one connection run strictly in order: while a reply waits for the disk, later commands
+that are not publishes wait too.
 
-A connection whose client must AUTH has a Permit, and its scanner a table of its own of the topics
-that the client may publish to.
+If clients must AUTH, a connection has a Permit, and its scanner a table of the topics that the
+client may publish to.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Connection(Stream):
     # ---- executing
 
     def _execute_after_owed(self, command: Any) -> None:
-        """Replies owed for earlier publishes come first, unless this is a publish as well."""
+        """Send the replies of earlier publishes first, unless this is a publish too."""
         publishes = isinstance(command, tuple) and command[0] in ("TOPIC", "DPUB")
         if publishes and self._permit is not None:
-            # It may turn out to be forbidden.
+            # TOPIC may turn out to be forbidden.
             publishes = command[0] == "DPUB"
         if self._scanner.owed and not publishes:
             self._waiting = True
@@ -46,7 +46,7 @@ class Connection(Stream):
             self._execute(command)
 
     def _wait(self, ticket: Ticket, then: Callable[[Ticket], None]) -> None:
-        """Go on with ``then``, and with the commands behind it, when ``ticket`` is settled."""
+        """Call ``then``, and continue with later commands, when ``ticket`` is settled."""
         if ticket.done:
             then(ticket)
             return
@@ -66,7 +66,7 @@ class Connection(Stream):
         ticket.add(settled)
 
     def _go_on(self) -> None:
-        """What was waited for has come."""
+        """Continue with received commands."""
         self._waiting = False
         if not self._closed:
             self._run()
@@ -100,7 +100,7 @@ class Connection(Stream):
     # ---- publishing
 
     def _do_topic(self, command: str, name: str) -> None:
-        """A publish names a topic that does not exist yet; the scanner then tries again."""
+        """Create the topic of a publish; the scanner then retries the publish."""
         if self._broker.exiting:
             raise ProtocolError(f"E_{command}_FAILED", f"{command} failed exiting")
         self._permitted(command, name, "", partial(self._open_topic, name))
@@ -135,13 +135,13 @@ class Connection(Stream):
     def _do_identify(self, body: bytes) -> None:
         offers = self._security.offers
         if self._upgrade is not None:
-            # A second IDENTIFY may add compression to TLS, and nothing else to anything.
+            # A second IDENTIFY may add only compression, and only to TLS.
             offers -= {"tls_v1"} if self._upgrade.packing is None else offers
         settings, reply = identify.negotiate(body, self._options, self.settings, offers)
         self.settings = settings
         self._scanner.msg_timeout_ns = settings.msg_timeout_ns
         if self._identified is None:
-            # What concerns delivery stays as the first IDENTIFY set it, as in nsqd.
+            # As in nsqd, the first IDENTIFY sets the parameters of delivery.
             self._identified = settings
             self._start_beating()
         self._write(frames.response(reply))
@@ -169,7 +169,7 @@ class Connection(Stream):
         self._write(frames.response(permit.reply()))
 
     def _permitted(self, command: str, topic: str, channel: str, then: Callable[[], None]) -> None:
-        """Go on with ``then`` if the client may do this; it may have to be asked for again."""
+        """Call ``then`` if the client may do this; this may query the auth servers again."""
         permit = self._permit
         if permit is None:
             then()

@@ -1,11 +1,11 @@
-"""What stands between a connection's frames and its socket once it was negotiated.
+"""TLS and compression between a connection's frames and its socket.
 
     socket  <->  Tls  <->  Snappy or Deflate  <->  frames
 
-A connection without any of it has no Upgrade and pays nothing for the possibility.
+A plain connection has no Upgrade and no extra cost.
 
-After IDENTIFY's reply, in clear, each layer answers OK when it stands: with TLS and deflate there
-are two.  What is sent in one call is compressed and encrypted as one piece.
+IDENTIFY's reply is sent in clear; then an OK is sent when each layer is ready: with TLS and deflate
+there are two.  The data of one call is compressed and encrypted as one piece.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Upgrade:
 
     @property
     def pending(self) -> bool:
-        """Whether there is more to get from what was received already."""
+        """Whether received bytes are still to be decompressed."""
         return self.packing is not None and self.packing.pending
 
     @property
     def pending_size(self) -> int:
-        """Bytes received and not unpacked yet."""
+        """Bytes received and not decompressed yet."""
         return self.packing.pending_size if self.packing is not None else 0
 
     @property
@@ -54,9 +54,9 @@ class Upgrade:
     def begin(
         self, wanted: Settings, loop: asyncio.AbstractEventLoop, late: Callable[[], None]
     ) -> None:
-        """Set up what was negotiated; TLS takes until ``handshaking`` is over.
+        """Set up what was negotiated; TLS is ready when ``handshaking`` is False.
 
-        ``late`` is called if the client does not come to an agreement in time.
+        ``late`` is called if the client does not complete the handshake in time.
         """
         self._wanted = wanted
         if wanted.tls_v1:
@@ -68,7 +68,7 @@ class Upgrade:
             self._pack(wanted)
 
     def receive(self, data: bytes) -> bytes:
-        """Return the clear bytes in ``data``; StreamError if it makes no sense."""
+        """Return the decoded bytes of ``data``; raises StreamError if it is invalid."""
         tls = self.tls
         if tls is not None:
             if not self.handshaking:
@@ -89,21 +89,21 @@ class Upgrade:
         return bytes(parts[0]) if self.tls is None else self.tls.send(parts)
 
     def flush(self) -> None:
-        """Send what TLS itself has to say."""
+        """Send pending TLS records."""
         if self.tls is not None and (output := self.tls.take_output()):
             self._write(output)
 
     def close(self) -> None:
-        """Say goodbye in the way of TLS."""
+        """Send TLS's close_notify."""
         if self.tls is not None and not self.handshaking:
             self._write(self.tls.close())
 
     def lose(self) -> None:
-        """The connection is lost: what is received goes on being read, nothing is sent."""
+        """The connection is lost: received bytes are still decoded, nothing is sent."""
         self._transport = None
 
     def cancel(self) -> None:
-        """Stop waiting for the client."""
+        """Cancel the handshake timeout."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -18,7 +18,7 @@ class AskingEngine(Engine):
     def hook(self, hooks: Hooks) -> None:
         self.asked: list[str] = []
         if self.asking:
-            hooks.ask_channels = self._ask
+            hooks.query_channels = self._ask
 
     def _ask(self, topic: BaseTopic) -> bool:
         self.asked.append(topic.name)

@@ -138,7 +138,7 @@ def test_used_up_ids_refuse_publishes_and_lose_nothing() -> None:
     works(engine, b"x")
     client = Client(engine, "t", "c", ready_count=0)
     assert engine.publish("t", b"kept") is None
-    engine.components.identity.saw(INDEX_MAX - 5)
+    engine.components.identity.reached(INDEX_MAX - 5)
     assert (
         engine.components.health.problem is not None and "used up" in engine.components.health.text
     )

@@ -27,12 +27,12 @@ def test_topics_that_came_are_frozen_and_let_go_with_them() -> None:
     start_count = gc.get_freeze_count()
     for number in range(2 * GROWTH_COUNT):
         engine.broker.create_topic(f"t{number}#ephemeral")
-    collecting._look()
+    collecting._check()
     full_count = gc.get_freeze_count()
     assert full_count > start_count + 2 * GROWTH_COUNT
     for number in range(2 * GROWTH_COUNT):
         engine.broker.delete_topic(f"t{number}#ephemeral")
-    collecting._look()
+    collecting._check()
     assert gc.get_freeze_count() < full_count - 2 * GROWTH_COUNT
     collecting.stop()
     loop.close()

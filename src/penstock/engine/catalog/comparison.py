@@ -40,7 +40,7 @@ def compare(
     lost = _lost(entry, found)
     if lost:
         problems.append(f"channels listed in nsqd.dat were not in it: {', '.join(lost)}")
-    changed = entry is not None and _believe(entry, found, lost)
+    changed = entry is not None and _apply_listing(entry, found, lost)
     if not problems:
         return changed
     if found.log.segment_count:
@@ -84,7 +84,7 @@ def _lost(entry: TopicEntry | None, found: RecoveredTopic) -> list[str]:
     return [n for n in names if n not in known and is_valid_name(n) and not is_ephemeral(n)]
 
 
-def _believe(entry: TopicEntry, found: RecoveredTopic, lost: list[str]) -> bool:
+def _apply_listing(entry: TopicEntry, found: RecoveredTopic, lost: list[str]) -> bool:
     """Apply nsqd.dat's state; whether the journal's was different."""
     state, first = found.state, found.log.first
     changed = bool(lost) or state.paused != entry.paused
@@ -94,7 +94,7 @@ def _believe(entry: TopicEntry, found: RecoveredTopic, lost: list[str]) -> bool:
         paused = listed[name].paused if name in listed else channel.paused
         changed = changed or channel.paused != paused
         channel.paused = paused
-        changed = _believe_reader(channel, listed.get(name)) or changed
+        changed = _apply_reader(channel, listed.get(name)) or changed
     for name in lost:
         state.channel_id_max += 1
         lost_entry = listed[name]
@@ -108,7 +108,7 @@ def _believe(entry: TopicEntry, found: RecoveredTopic, lost: list[str]) -> bool:
     return changed
 
 
-def _believe_reader(channel: ChannelState, entry: ChannelEntry | None) -> bool:
+def _apply_reader(channel: ChannelState, entry: ChannelEntry | None) -> bool:
     """Apply nsqd.dat's reader: a damaged or truncated journal may have lost it."""
     if entry is None or entry.reader is None or not channel.pulled:
         return False

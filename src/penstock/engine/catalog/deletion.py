@@ -5,7 +5,7 @@
     forget     consumers are disconnected, deferred messages are void, the name is free
     empty      its files are removed, which makes room on a full disk
     nsqd.dat   no longer lists it
-    remove     the folder.  Until then it tells a start that the topic in nsqd.dat was deleted
+    remove     the folder.  Until then it shows a start that the topic in nsqd.dat was deleted
 
 If the rename fails, the topic stays as it was.
 """
@@ -53,7 +53,7 @@ class Deletion:
         self, topic: Topic, ticket: Ticket, gone: str | None, error: Exception | None
     ) -> None:
         if gone is None:
-            topic.stay()
+            topic.undelete()
             report(f"topic={topic.name}: not deleted", error)
             ticket.settle(error)
             return

@@ -102,7 +102,7 @@ class Identity:
     def raise_stamp(self, stamp: int) -> None:
         self._stamp = max(self._stamp, stamp)
 
-    def saw(self, end: int) -> None:
+    def reached(self, end: int) -> None:
         """A topic has reached ``end``; 0 only keeps the floor ahead of the clock."""
         assert self._node is not None
         node = self._node

@@ -56,7 +56,7 @@ Range = tuple[Slot, int, int, int, int]
 class DeferredQueue:
     """All deferred messages of a broker.
 
-    ``void_before(instance)`` gives the stamp before which messages of a topic instance are void: 0
+    ``void_before(instance)`` is the stamp before which messages of a topic instance are void: 0
     if none are, FOREVER if there is no such instance.  The topic's journal keeps it; ``purge`` is
     called when it changes.
     """

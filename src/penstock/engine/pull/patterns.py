@@ -131,7 +131,7 @@ class Patterns:
     def __len__(self) -> int:
         return len(self._patterns)
 
-    def attend(self, topic: Topic) -> None:
+    def add_channels(self, topic: Topic) -> None:
         """Create the channels of matching patterns in a new topic."""
         for name, pattern in self._patterns.items():
             if name not in topic.channels and pattern.matches(topic.name):
@@ -143,7 +143,7 @@ class Patterns:
 
     # Readers
 
-    def leave(
+    def register(
         self,
         channel: str,
         identity: str,

@@ -40,7 +40,7 @@ STRETCH_SIZE_MIN = 1 << 20
 STRETCH_COUNT_MAX = 128
 
 
-_NOBODY = object()
+_NONE = object()
 
 
 class UnsyncedError(PenstockError):
@@ -102,7 +102,7 @@ class Reads:
     @property
     def pressed(self) -> bool:
         """Whether reads wait because others hold too much."""
-        return bool(self._waiting) and self._next() is _NOBODY
+        return bool(self._waiting) and self._next() is _NONE
 
     def read(
         self,
@@ -177,7 +177,7 @@ class Reads:
     def _start_next(self) -> None:
         while self._waiting and self._running_count < AT_ONCE_MAX:
             reader = self._next()
-            if reader is _NOBODY or self._paused or self._pause():
+            if reader is _NONE or self._paused or self._pause():
                 return
             own = self._waiting.pop(reader)
             read = own.popleft()
@@ -194,7 +194,7 @@ class Reads:
             for reader in self._waiting:
                 if ample or self._held_by.get(reader, 0) <= left_size:
                     return reader
-        return _NOBODY
+        return _NONE
 
     def _start(self, read: Read) -> None:
         log, raw = read.topic.log, read.raw

@@ -135,7 +135,7 @@ class Staging:
             staged = self._make(key)
         staged.incoming[part] = incoming
         self.pending_size += incoming.weight
-        self._weigh(staged, incoming.weight, 1)
+        self._adjust_totals(staged, incoming.weight, 1)
         if not staged.writing:
             self._write(staged)
         return incoming.ticket
@@ -175,7 +175,7 @@ class Staging:
         self.size += staged.size
         self.kept_part_count += len(staged.parts)
 
-    def _weigh(self, staged: Staged, size: int, count: int) -> None:
+    def _adjust_totals(self, staged: Staged, size: int, count: int) -> None:
         """Adjust the totals by size and count, unless the staging was discarded."""
         staged.size += size
         if self._is_kept(staged):
@@ -230,7 +230,7 @@ class Staging:
             self._drop_empty(staged)
 
     def _not_written(self, staged: Staged, batch: list[IncomingPart], failure: Exception) -> None:
-        self._weigh(staged, -sum(incoming.weight for incoming in batch), -len(batch))
+        self._adjust_totals(staged, -sum(incoming.weight for incoming in batch), -len(batch))
         self._end(staged, batch, failure)
 
     def _end(self, staged: Staged, batch: list[IncomingPart], failure: Exception | None) -> None:
@@ -311,7 +311,7 @@ class Staging:
         elif bad:
             staged.seal = None
             for part in bad:
-                self._weigh(staged, -staged.parts.pop(part).weight, -1)
+                self._adjust_totals(staged, -staged.parts.pop(part).weight, -1)
             failure = StagingError("MISSING_PARTS", f"parts {bad} were torn")
         else:
             staged.seal = seal

@@ -28,7 +28,7 @@ ONE, TWO = "1" * 32, "2" * 32
 def leave(
     engine: Engine, *topics: str, channel: str = "q", identity: str = ONE
 ) -> Exception | None:
-    _, ticket, _ = engine.components.patterns.leave(channel, identity, "me", topics, ())
+    _, ticket, _ = engine.components.patterns.register(channel, identity, "me", topics, ())
     return engine.done(ticket)
 
 
@@ -73,7 +73,7 @@ def test_the_channel_and_the_topic_are_one_creation(seed: int, mode: str) -> Non
 def test_messages_wait_for_the_channels_of_nsqlookupd_and_are_in_all_of_them() -> None:
     engine = Engine()
     assert leave(engine, "*") is None
-    engine.components.shared.hooks.ask_channels = lambda _topic: True
+    engine.components.shared.hooks.query_channels = lambda _topic: True
     assert engine.publish("t", b"a") is None
     topic = engine.topic("t")
     assert channel_of(engine, "t").depth == 0, "held back like everybody's"
@@ -163,7 +163,7 @@ def test_a_crash_at_any_write_is_no_damage() -> None:
         answered: list[list[str]] = []
         asked = [["a"], ["a", "b"], ["b"]]
         for topics in asked:
-            _, ticket, _ = engine.components.patterns.leave("q", ONE, None, tuple(topics), ())
+            _, ticket, _ = engine.components.patterns.register("q", ONE, None, tuple(topics), ())
             for _ in range(steps):
                 if engine.turns.calls:
                     engine.turns.calls.popleft()()
