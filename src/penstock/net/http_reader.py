@@ -180,7 +180,7 @@ class RequestReader:
         if upgraded_at is not None:
             self._ignore_upgrade(data[upgraded_at:])
 
-    def _ignore_upgrade(self, rest: bytes) -> None:
+    def _ignore_upgrade(self, after: bytes) -> None:
         """Serve a request that offers an upgrade (Java's client offers h2c) without upgrading.
 
         The parser stops at such a head.  A new parser is fed the body's framing and continues.
@@ -200,8 +200,8 @@ class RequestReader:
         self._resuming = True
         self._feed(head + b"\r\n")
         self._resuming = False
-        if rest and self.state is not _ENDED:
-            self._feed(rest)
+        if after and self.state is not _ENDED:
+            self._feed(after)
 
     # httptools' callbacks
 
@@ -369,7 +369,7 @@ def plain(status: int, text: str = "") -> Response:
 
 def _origin_form(raw_path: bytes) -> bytes:
     """The path of a target in the form sent to proxies, ``http://host/path``; otherwise "*"."""
-    _, separator, rest = raw_path.partition(b"://")
+    _, separator, after = raw_path.partition(b"://")
     if not separator:
         return b"*"
-    return b"/" + rest.partition(b"/")[2]
+    return b"/" + after.partition(b"/")[2]
