@@ -21,7 +21,7 @@ SCHEMA = "id bigint NOT NULL, total double"
 WRONG = {
     b"hello": "not JSON: Expecting value: line 1 column 1 (char 0)",
     b'{"total":1}': "id: missing",
-    b'{"id":"x"}': 'id: "x" is no bigint',
+    b'{"id":"x"}': 'id: "x" is not of type bigint',
     b'{"id":1}{"id":2}': "not JSON: Extra data: line 1 column 9 (char 8)",
     b'{"id":1,"total":"\xff"}': "not UTF-8: byte 0xff at 17",
 }

@@ -140,7 +140,7 @@ def test_a_node_that_comes_later_is_given_the_pattern(tmp_path: Path) -> None:
 
 def test_another_reader_is_refused_with_who_reads(nsqd: Nsqd) -> None:
     discovery(nsqd, "orders.*").topics()
-    read_by = r"channel archive is read by pipeline archive on .*1111.*: stop the other one, or"
+    read_by = r"channel archive is read by pipeline archive on .*1111.*: stop the other one, use"
     with pytest.raises(NodeError, match=read_by):
         discovery(nsqd, "orders.*", identity=TWO).topics()
     source = pipeline("orders.*", nsqd_http_addresses=f"127.0.0.1:{nsqd.http_port}")
