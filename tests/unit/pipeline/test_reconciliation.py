@@ -195,6 +195,24 @@ def test_a_checkpoint_without_a_batch_that_begins_in_an_older_log_is_begun_anew(
         assert begins(settle(pipeline)) == {"t": Position(NEW.instance, 150)}
 
 
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_log_of_which_nothing_was_read_is_known_when_spark_has_forgotten_its_beginning(
+    tmp_path: Path, deleted: bool
+) -> None:
+    """A table of before it was found was put back; nobody knew later that it lacks nothing."""
+    pipeline = pipeline_of(tmp_path)
+    settle(pipeline)
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.batch(0, OLD, 50, begin=50)
+    checkpoint.batch(1, OLD, INDEX_MAX if deleted else 50)
+    settle(pipeline, **({"accept_loss": stopped(pipeline)} if deleted else {}))
+    for name in ("offsets/0", "commits/0"):
+        checkpoint.folder.remove(name)
+    checkpoint.batch(2, OLD, INDEX_MAX if deleted else 50)
+    settled = settle(pipeline)
+    assert list(settled.targets[0].ledger.coverage) == [Span(OLD, 50, 50, 0)]
+
+
 @pytest.mark.parametrize("done", [True, False])
 def test_a_table_that_has_another_batch_of_the_next_number_is_gone_on_from(
     tmp_path: Path, done: bool
