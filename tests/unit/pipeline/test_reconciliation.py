@@ -253,6 +253,33 @@ def test_a_batch_that_a_table_has_and_its_checkpoint_has_not_done_comes_again(
     assert not list(tmp_path.glob("checkpoint.aside-*"))
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_table_of_before_a_topic_was_made_again_twice_lacks_what_another_has_of_it(
+    tmp_path: Path, later: bool
+) -> None:
+    """Unless it begins later.  The rest of what was put back knows nothing of it."""
+    pipeline = pipeline_of(tmp_path, 2)
+    settled = settle(pipeline)
+    newest = NEW._replace(instance="00000000000000cc")
+    if not later:
+        write(settled, Span(OLD, 10, 50))
+    write(settled, Span(newest, 200, 250))
+    write(settled, Span(OLD, 10, 50), Span(NEW, 100, 150), Span(newest, 200, 250), tables=(1,))
+    for number, logs in enumerate(((OLD,), (OLD, NEW))):
+        rest = tuple(Accepted("x", 0, Span(each, 0, INDEX_MAX)) for each in logs)
+        ledger = settled.targets[number].ledger
+        ledger.commit(ledger.record(LOSS, losses=rest))
+    if later:
+        settle(pipeline)
+        return
+    settled = settle(pipeline, accept_loss=stopped(pipeline))
+    ledger = settled.targets[0].ledger
+    told = [loss.span for loss in ledger.head.losses if loss.span.log == NEW]
+    assert told == [Span(NEW, 100, 150, 0), Span(NEW, 150, INDEX_MAX, 0)]
+    assert list(ledger.coverage.logs) == [OLD, NEW, newest]
+    settle(pipeline)
+
+
 def test_of_two_tables_the_one_that_knows_a_topic_made_again_says_where_to_go_on(
     tmp_path: Path,
 ) -> None:
