@@ -163,6 +163,7 @@ class Settling:
             if found:
                 lacking[target.name] = found
         if not lacking:
+            self._note_found(done)
             return
         every = {span for found in lacking.values() for span in found}
         spans = tuple(sorted(every, key=lambda span: span[:3]))
@@ -171,6 +172,7 @@ class Settling:
         if same and self._questions.answer == ACCEPT:
             for target in self._targets:
                 _lose(waiting, done, target.ledger, lacking.get(target.name, ()))
+            self._note_found(done)
             self._questions.answered()
             return
         if same and self._questions.answer == READ_AGAIN:
@@ -187,6 +189,15 @@ class Settling:
         )
         flags = (ACCEPT,) if self._stateful else (READ_AGAIN, ACCEPT)
         raise self._questions.stop(waiting, text, flags)
+
+    def _note_found(self, done: Done) -> None:
+        """Keep where logs were found of which nothing was read: Spark forgets its first batches."""
+        for target in self._targets:
+            ledger = target.ledger
+            new = [each for each in done.reached.items() if each[0] not in ledger.coverage.logs]
+            if new:
+                spans = [Span(found, index, index, 0) for found, index in new]
+                ledger.commit(ledger.record(BEGUN, spans=_in_order(done, ledger, spans)))
 
     def _coverages(self) -> list[Coverage]:
         """What tables have, and what they had at the last start."""

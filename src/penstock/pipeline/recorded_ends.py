@@ -11,7 +11,7 @@ Rule 1: a log that was deleted, or created again, ends with a recorded loss.  No
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from penstock.pipeline.coverage import Coverage, Log, Span
 from penstock.pipeline.ledger import Ledger
@@ -28,11 +28,12 @@ class Done:
 
     def __init__(self, offsets: OffsetLog, coverages: Iterable[Coverage] = ()) -> None:
         self._offsets = offsets
+        self._coverages = list(coverages)
         committed = offsets.committed()
         self._batches = self._with_begin(committed)
         self.last = self._at(self._batches[-1]) if self._batches else {}
         self.reached = self.reached_by(self._batches[-1]) if self._batches else {}
-        self.newest = newest_logs(self.reached, *(each.ends() for each in coverages))
+        self.newest = newest_logs(self.reached, *(each.ends() for each in self._coverages))
 
     def _with_begin(self, batches: list[int]) -> list[int]:
         begins = self._offsets.has_begin and (not batches or batches[0] == 0)
@@ -78,7 +79,29 @@ class Done:
         for span in known:
             if span.log not in self.reached and self.is_replaced(span.log):
                 found += [part for part in coverage.lacking(span) if part.start < part.end]
+        losses = Coverage(loss.span for loss in ledger.head.losses)
+        for span in self._passed_over(ledger, {*self.reached, *known.logs}):
+            found += losses.lacking(span) if span.start < span.end else []
+            found += _unrecorded(ledger, span.log, span.end) if strict else []
         return [*found, *self._tails(ledger, known)] if strict else found
+
+    def _passed_over(self, ledger: Ledger, judged: Collection[Log]) -> list[Span]:
+        """What others cover of logs that were replaced, found after one that the ledger knows.
+
+        It was put back from before then, and nothing else of it remembers them.  A ledger that
+        began later knows none of the logs before its own.
+        """
+        found: dict[Log, Span] = {}
+        for coverage in self._coverages:
+            begun: set[Place] = set()
+            for log in coverage.logs:
+                if log in ledger.coverage.logs:
+                    begun.add(place_of(log))
+                elif place_of(log) in begun and log not in judged and self.is_replaced(log):
+                    start, end = coverage.start(log), coverage.end(log)
+                    assert start is not None and end is not None
+                    found.setdefault(log, Span(log, start, end))
+        return list(found.values())
 
     def _tails(self, ledger: Ledger, known: Coverage) -> list[Span]:
         """Rule 1; before there was a ledger no loss was recorded."""

@@ -195,6 +195,24 @@ def test_a_checkpoint_without_a_batch_that_begins_in_an_older_log_is_begun_anew(
         assert begins(settle(pipeline)) == {"t": Position(NEW.instance, 150)}
 
 
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_log_of_which_nothing_was_read_is_known_when_spark_has_forgotten_its_beginning(
+    tmp_path: Path, deleted: bool
+) -> None:
+    """A table of before it was found was put back; nobody knew later that it lacks nothing."""
+    pipeline = pipeline_of(tmp_path)
+    settle(pipeline)
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.batch(0, OLD, 50, begin=50)
+    checkpoint.batch(1, OLD, INDEX_MAX if deleted else 50)
+    settle(pipeline, **({"accept_loss": stopped(pipeline)} if deleted else {}))
+    for name in ("offsets/0", "commits/0"):
+        checkpoint.folder.remove(name)
+    checkpoint.batch(2, OLD, INDEX_MAX if deleted else 50)
+    settled = settle(pipeline)
+    assert list(settled.targets[0].ledger.coverage) == [Span(OLD, 50, 50, 0)]
+
+
 @pytest.mark.parametrize("done", [True, False])
 def test_a_table_that_has_another_batch_of_the_next_number_is_gone_on_from(
     tmp_path: Path, done: bool
@@ -233,6 +251,33 @@ def test_a_batch_that_a_table_has_and_its_checkpoint_has_not_done_comes_again(
     checkpoint.folder.remove("commits/1")
     settle(pipeline)
     assert not list(tmp_path.glob("checkpoint.aside-*"))
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_table_of_before_a_topic_was_made_again_twice_lacks_what_another_has_of_it(
+    tmp_path: Path, later: bool
+) -> None:
+    """Unless it begins later.  The rest of what was put back knows nothing of it."""
+    pipeline = pipeline_of(tmp_path, 2)
+    settled = settle(pipeline)
+    newest = NEW._replace(instance="00000000000000cc")
+    if not later:
+        write(settled, Span(OLD, 10, 50))
+    write(settled, Span(newest, 200, 250))
+    write(settled, Span(OLD, 10, 50), Span(NEW, 100, 150), Span(newest, 200, 250), tables=(1,))
+    for number, logs in enumerate(((OLD,), (OLD, NEW))):
+        rest = tuple(Accepted("x", 0, Span(each, 0, INDEX_MAX)) for each in logs)
+        ledger = settled.targets[number].ledger
+        ledger.commit(ledger.record(LOSS, losses=rest))
+    if later:
+        settle(pipeline)
+        return
+    settled = settle(pipeline, accept_loss=stopped(pipeline))
+    ledger = settled.targets[0].ledger
+    told = [loss.span for loss in ledger.head.losses if loss.span.log == NEW]
+    assert told == [Span(NEW, 100, 150, 0), Span(NEW, 150, INDEX_MAX, 0)]
+    assert list(ledger.coverage.logs) == [OLD, NEW, newest]
+    settle(pipeline)
 
 
 def test_of_two_tables_the_one_that_knows_a_topic_made_again_says_where_to_go_on(
