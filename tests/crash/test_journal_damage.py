@@ -254,7 +254,7 @@ def test_channels_that_a_cut_journal_has_lost_are_restored_with_a_warning(
             edge = max(found.start for found in records(data) if found.start <= 130)
             journal.write_bytes(data[:edge])
         nsqd.start()
-        nsqd.wait_for_log(r"WARN.*topic=t channel=c: not in the journal")
+        nsqd.wait_for_log(r"WARN.*topic=t channel=c: lost from the journal")
         nsqd.wait_for_log(r"ERROR.*topic=t: damaged \(journal\): .*journal")
         assert nsqd.get("/ping").status == 200
         assert nsqd.stats()["damage"]["kinds"] == {"journal": 1}

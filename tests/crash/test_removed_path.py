@@ -28,7 +28,7 @@ def test_a_data_path_that_is_removed_is_noticed_and_publishes_are_refused(
         assert nsqd.post("/pub?topic=t", b"one").status == 200
         shutil.rmtree(nsqd.data_path / removed)
         wait_until(lambda: not healthy(nsqd), 10, lambda: nsqd.log)
-        assert "was removed or replaced while nsqd runs" in nsqd.get("/ping").text
+        assert "was removed or replaced while nsqd was running" in nsqd.get("/ping").text
         assert str(nsqd.data_path / removed).rstrip("/") in nsqd.get("/ping").text
         assert nsqd.post("/pub?topic=t", b"two").status == 503
         assert nsqd.post("/pub?topic=new", b"two").status == 503

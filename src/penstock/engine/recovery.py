@@ -40,10 +40,10 @@ AHEAD_COUNT_MIN = 100_000
 
 def open_data_path(components: Components) -> None:
     """Lock the data path and recover everything in it."""
-    context, broker = components.context, components.broker
+    context, broker, damage = components.context, components.broker, components.damage
     context.data.open()
     check_versions(components.staging)
-    components.damage.open()
+    damage.open()
     floor = components.identity.open()
     components.patterns.open()
     _report_folders(components)
@@ -66,15 +66,13 @@ def open_data_path(components: Components) -> None:
         for note in found.notes:
             log.warning("topic=%s: %s", folder.topic, note)
         for loss in found.losses:
-            components.damage.report(
+            damage.report(
                 loss.kind, loss.text, topic=folder.topic, path=loss.path, messages=loss.messages
             )
         for slot, ordinals in found.fired.items():
             fired.setdefault(slot, []).extend(ordinals)
         entry = listed.get(folder.topic)
-        doubtful = compare(
-            components.damage, folder.topic, entry, found, listed=bool(metadata.version)
-        )
+        doubtful = compare(damage, folder.topic, entry, found, listed=bool(metadata.version))
         if found.journal.size and is_new(entry, found):
             # A killed process may have left it unsynced; nsqd.dat is about to rely on it.
             context.files.sync(found.journal.path)

@@ -118,12 +118,8 @@ class Daemon:
         self._http.lookout = self._lookout
         LogApi(components).add_routes(self._api.router)
         PeekApi(components).add_routes(self._api.router)
-        self._registration = Registration(
-            components,
-            lambda: self._api.options,
-            self._identity,
-            lambda: self._security.lookupd_tls,
-        )
+        current, tls = (lambda: self._api.options), (lambda: self._security.lookupd_tls)
+        self._registration = Registration(components, current, self._identity, tls)
         self._monitoring = Monitoring(
             components,
             self._clients,
@@ -156,9 +152,8 @@ class Daemon:
     async def _complete(self) -> None:
         """Wait, for a limited time, until interrupted publications are complete (R19)."""
         try:
-            await asyncio.wait_for(
-                self._settled(self._components.staging.recovered), START_TIMEOUT_S
-            )
+            recovered = self._components.staging.recovered
+            await asyncio.wait_for(self._settled(recovered), START_TIMEOUT_S)
         except TimeoutError:
             log.warning("NSQ: batches are still being published")
 
