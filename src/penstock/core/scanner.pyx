@@ -3,16 +3,17 @@
 #     NAME[ SP param]*[CR]LF             every command
 #     size i32, then size bytes          after IDENTIFY, AUTH, PUB, DPUB, MPUB
 #
-# Commands that run per message (PUB, MPUB, FIN, REQ, TOUCH, RDY) are executed here, on the topic's
-# Appender and the channel's Window.  All others are returned by next() and executed in Python: a
-# tuple whose first item is the name, or a ProtocolError.
+# Commands that run per message (PUB, MPUB, FIN, REQ, TOUCH, RDY; also NOP and DPUB 0) are executed
+# here, on the topic's Appender and the channel's Window.  All others are returned by advance() and
+# executed in Python: a tuple whose first item is the name, or a ProtocolError.  next() is advance()
+# for Python.
 #
 # Rule 1: no I/O, no clock, no logging.  The result is a function of the input.
 # Rule 2: where the kernel splits the stream never changes the result.
 # Rule 3: a peer that sends one byte a packet costs O(n), not O(n^2).
 # Rule 4: sizes are checked when declared, before anything is buffered.
-# Rule 5: commands run strictly in order: after next() returned one, the following ones wait until
-#         next() is called again.
+# Rule 5: commands run strictly in order: after advance() returned one, the following ones wait
+#         until it is called again.
 # Rule 6: advance() returns after a bounded amount of work, so that the caller, who has a clock, can
 #         end the turn.
 

@@ -1,6 +1,6 @@
 # The in-memory index of the deferred queue: which record is due when, and how many are pending.
 #
-# A schedule is one binary heap of 32-byte entries over all slot files that are due soon ("near"). 
+# A schedule is one binary heap of 32-byte entries over all slot files that are due soon ("near").
 # A record of a slot file is in exactly one of these states:
 #
 #     unindexed   its bit in ``known`` is clear: only in the file, due at Slot.next_ns or later

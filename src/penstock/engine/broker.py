@@ -128,7 +128,7 @@ class Broker:
     # ---- start and end
 
     def start(self) -> None:
-        """Start delivery; the broker is recovered and no client is connected yet."""
+        """Start delivery; the broker is recovered."""
         for topic in list(self.topics.values()):
             # The last process ended before it knew the channels of a new topic.
             if topic.awaiting_channels and not self._hooks.query_channels(topic):

@@ -109,7 +109,7 @@ class Components:
         )
 
     def start(self) -> None:
-        """Start; everything is recovered and no client is connected yet."""
+        """Start; everything is recovered.  The listeners are open already (R17)."""
         self.broker.start()
         self.rounds.start(
             (

@@ -79,6 +79,8 @@ class Connection(Stream):
         if isinstance(command, ProtocolError):
             self._fail(command)
             return
+        # _do_topic, _do_dpub, _do_identify, _do_auth, _do_sub, _do_cls, _do_bad_name and
+        # _do_line_too_long.
         try:
             getattr(self, f"_do_{command[0].lower()}")(*command[1:])
         except ProtocolError as failure:

@@ -1,13 +1,14 @@
 # What changes in a topic log with each batch: its last segment, and its ends.
 #
-#     Written.write()   the writer, on any thread: the bytes are in the file    
-#     storage/log_writer.py Shown.commit()    the loop: the log takes the batch over                
-#       storage/topic_log.py
+#     Written.write()   the writer, on any thread: the bytes are in the file
+#                       (the other half: LogWriter in storage/log_writer.py)
+#     Shown.commit()    the loop: the batch becomes part of the log
+#                       (the other half: TopicLog in storage/topic_log.py)
 #
 # A committed batch can be read from the log, but consumers and HTTP readers stop at the topic's
 # `shown_end`, which the engine moves after the commit (docs/ARCHITECTURE.md, "The ends of a log").
 #
-# These are the compiled halves of the classes named there, which have everything else.
+# The other halves have everything that is not done for every batch.
 #
 # Rule 1: compiled code holds the interpreter's lock throughout, so code that calls no Python is
 #         atomic to other threads.

@@ -3,10 +3,9 @@
 #     [side] [ sealed ] [ sealed ] [ active ]      index ->
 #
 # Three kinds of callers, and what each may call:
-#   the loop     everything without "blocking" in its first line; only the loop changes what is
-#   there. the writer   write, roll (blocking): one at a time per log.  sync, rewrite_unsynced
-#   (blocking): one
-#                at a time, and may run concurrently with a write (log_writer.py).
+#   the loop     everything without "blocking" in its docstring; only the loop changes the state
+#   the writer   write, roll (blocking): one at a time per log.  sync, rewrite_unsynced (blocking):
+#                one at a time, and may run concurrently with a write (log_writer.py)
 #   readers      read, read_range, frame, seek, relocate (blocking with wait=True): any number of
 #                threads.
 #

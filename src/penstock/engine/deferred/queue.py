@@ -1,8 +1,8 @@
 """The deferred queue: messages accepted now, fired into their topic's log when they are due.
 
-    defer() -> batch -> slot file -> schedule (when near) -> take() -> topic log -> fired()
-                                                                          |
-                              slot file removed <- .fired <- checkpoint() <- log synced
+    writer.defer() -> batch -> slot file -> schedule (when near) -> take() -> topic log -> fired()
+                                                                                  |
+             slot file removed <- .fired <- checkpoints.write() <- log synced (engine/rounds.py)
 
 Rule 1: never early.  ``take`` compares wall-clock due times with the time it is given; no timer is
         set per message, so a clock that steps back delays messages and one that steps ahead makes

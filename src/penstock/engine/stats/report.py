@@ -8,7 +8,7 @@ exporters decode into typed structures:
     producers  null: not wanted, or none
 
 With 10,000 channels this is 7 MB and a third of a second of work, so /stats makes it in pieces,
-and the loop delivers messages in between (R9).
+and the loop delivers messages in between.
 """
 
 from __future__ import annotations
