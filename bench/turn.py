@@ -1,0 +1,410 @@
+"""What a packet costs: clients that await each answer, beside Redis, Go's nsqd and the floor.
+
+    python -m bench.turn                                 every row, about fifteen minutes
+    python -m bench.turn --quick alone fifty             a short look at two rows
+    python -m bench.turn --go-nsqd ~/bin/nsqd            with Go's nsqd
+    python -m bench.turn --old /elsewhere/.venv/bin/nsqd with another build of ours, as "old"
+
+Peers take turns within a row; a figure is the median of the rounds.  A peer that is not installed
+is left out, and the first lines say which.  The data path has to be on a real file system: on a
+tmpfs a sync costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import peers
+from bench.broker import Make
+from bench.compiled import native
+from bench.peers import Exchange, NsqPeer, Peer
+from bench.run import RESULTS_PATH, allow_open_files, progress
+from penstock.cli.usage import settle, usage
+
+BODY = bytes(200)
+TMPFS = 0x01021994
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure: ``run`` on each of ``peers``, with ``flags`` for nsqds."""
+
+    name: str
+    title: str
+    run: Callable[..., dict[str, float]]
+    full: dict[str, Any]
+    quick: dict[str, Any]
+    peers: tuple[str, ...] = ("penstock", "old", "redis", "go", "floor")
+    synced: bool = False
+
+
+# A client that awaits each answer
+
+
+def publish(peer: Peer, *, connections: int, messages: int) -> dict[str, float]:
+    exchange = peer.publish(BODY)
+    with connected(peer.port, exchange, connections) as sockets:
+        awaited(sockets, exchange, messages // 10)
+        before = usage(peer.pid).cpu_us
+        seconds, times_ns = awaited(sockets, exchange, messages)
+        cpu_us = usage(peer.pid).cpu_us - before
+    return {"rate": messages / seconds, "cpu_us": cpu_us / messages, **quantiles(times_ns)}
+
+
+@contextlib.contextmanager
+def connected(port: int, exchange: Exchange, count: int) -> Iterator[list[socket.socket]]:
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        for _ in range(count):
+            each = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            each.settimeout(None)
+            each.sendall(exchange.greeting)
+            sockets.append(each)
+        time.sleep(0.1)
+        yield sockets
+
+
+def awaited(
+    sockets: list[socket.socket], exchange: Exchange, count: int
+) -> tuple[float, list[int]]:
+    fds = [each.fileno() for each in sockets]
+    rule = (exchange.reply_size, exchange.reply_lines)
+    seconds, times_ns = native().await_replies(fds, exchange.request, *rule, count)
+    return seconds, times_ns
+
+
+def quantiles(times_ns: list[int]) -> dict[str, float]:
+    cuts = statistics.quantiles(times_ns, n=100)
+    return {"p50_us": cuts[49] / 1e3, "p99_us": cuts[98] / 1e3}
+
+
+# A consumer that finishes one message a packet
+
+
+def finish(peer: NsqPeer, *, messages: int) -> dict[str, float]:
+    peer.broker.fill(messages + 5_000)
+    peer.broker.settle()
+    with socket.create_connection(("127.0.0.1", peer.port), 10) as consumer:
+        consumer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        consumer.settimeout(None)
+        before = usage(peer.pid).cpu_us
+        consumer.sendall(b"  V2SUB bench bench\nRDY 200\n")
+        seconds = native().finish_singly(consumer.fileno(), messages)
+        cpu_us = settle(peer.pid).cpu_us - before
+    return {"rate": messages / seconds, "cpu_us": cpu_us / messages}
+
+
+# Fairness: others beside a flood
+
+
+def flooded(peer: NsqPeer, *, seconds: float) -> dict[str, float]:
+    """A paced publisher and GET /ping, 100 a second each, beside 50 that pipeline and never wait."""
+    stop = multiprocessing.Event()
+    floods = [
+        multiprocessing.Process(target=flood, args=(peer.port, 25, stop), daemon=True)
+        for _ in range(2)
+    ]
+    for each in floods:
+        each.start()
+    try:
+        time.sleep(1)
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+            paced = pool.submit(pace_publisher, peer.port, seconds)
+            pinged = pool.submit(pace_ping, peer.broker.http_port, seconds)
+            paced_ms, pinged_ms = paced.result(seconds + 30), pinged.result(seconds + 30)
+    finally:
+        stop.set()
+        for each in floods:
+            each.join(10)
+            each.kill()
+    return {"p99_pub_ms": p99(paced_ms), "p99_ping_ms": p99(pinged_ms)}
+
+
+def flood(port: int, connections: int, stop: Any) -> None:
+    """Send PUBs as fast as the sockets take them, and read what comes back."""
+    import selectors
+
+    chunk = memoryview(peers.pub(BODY) * 100)
+    sockets = []
+    chosen = selectors.DefaultSelector()
+    sent: dict[int, int] = {}
+    for _ in range(connections):
+        each = socket.create_connection(("127.0.0.1", port), 10)
+        each.sendall(b"  V2")
+        each.setblocking(False)
+        chosen.register(each, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        sockets.append(each)
+        sent[each.fileno()] = 0
+    while not stop.is_set():
+        for key, events in chosen.select(0.1):
+            each = key.fileobj
+            assert isinstance(each, socket.socket)
+            if events & selectors.EVENT_READ:
+                each.recv(1 << 16)
+            if events & selectors.EVENT_WRITE:
+                at = sent[key.fd]
+                with contextlib.suppress(BlockingIOError):
+                    at += each.send(chunk[at:])
+                sent[key.fd] = at % len(chunk)
+
+
+def pace_publisher(port: int, seconds: float) -> list[float]:
+    with socket.create_connection(("127.0.0.1", port), 10) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.sendall(b"  V2")
+        return paced(seconds, lambda: round_trip(client, peers.pub(BODY), 10))
+
+
+def pace_ping(port: int, seconds: float) -> list[float]:
+    request = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), 10) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return paced(seconds, lambda: round_trip(client, request, 1))
+
+
+def round_trip(client: socket.socket, request: bytes, size_min: int) -> None:
+    client.sendall(request)
+    got = 0
+    while got < size_min:
+        data = client.recv(1 << 16)
+        if not data:
+            raise RuntimeError("the connection was closed")
+        got += len(data)
+
+
+def paced(seconds: float, once: Callable[[], None], rate: float = 100.0) -> list[float]:
+    """Milliseconds of each call, from when it was due."""
+    times_ms = []
+    start_s = time.monotonic()
+    for number in range(int(seconds * rate)):
+        due_s = start_s + number / rate
+        if time.monotonic() > start_s + 2 * seconds:
+            break
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        once()
+        times_ms.append((time.monotonic() - due_s) * 1e3)
+    return times_ms
+
+
+def p99(times_ms: list[float]) -> float:
+    return statistics.quantiles(times_ms, n=100)[98]
+
+
+# Connections that do nothing
+
+
+def idle(peer: NsqPeer, *, connections: int, seconds: float) -> dict[str, float]:
+    exchange = Exchange(b"  V2", b"")
+    before = settle(peer.pid)
+    with connected(peer.port, exchange, connections):
+        settle(peer.pid)
+        start = usage(peer.pid)
+        time.sleep(seconds)
+        end = usage(peer.pid)
+    cpu_percent = (end.cpu_us - start.cpu_us) / (end.wall_ns - start.wall_ns) * 1e5
+    return {
+        "cpu_percent": cpu_percent,
+        "connection_kib": (end.rss_size - before.rss_size) / 1024 / connections,
+    }
+
+
+NSQDS = ("penstock", "old", "go")
+ROWS = (
+    Row(
+        "alone",
+        "PUB of 200 bytes, one connection, each OK awaited",
+        publish,
+        full={"connections": 1, "messages": 100_000},
+        quick={"messages": 20_000},
+    ),
+    Row(
+        "fifty",
+        "PUB of 200 bytes, 50 connections, each OK awaited",
+        publish,
+        full={"connections": 50, "messages": 400_000},
+        quick={"messages": 100_000},
+    ),
+    Row(
+        "alone-synced",
+        "the same on one connection, each OK after a sync (--sync-every=1, appendfsync always)",
+        publish,
+        full={"connections": 1, "messages": 10_000},
+        quick={"messages": 2_000},
+        peers=("penstock", "old", "redis", "floor"),
+        synced=True,
+    ),
+    Row(
+        "fifty-synced",
+        "the same on 50 connections, each OK after a sync",
+        publish,
+        full={"connections": 50, "messages": 100_000},
+        quick={"messages": 20_000},
+        peers=("penstock", "old", "redis", "floor"),
+        synced=True,
+    ),
+    Row(
+        "finish",
+        "a consumer that finishes one message a packet, RDY 200",
+        finish,
+        full={"messages": 300_000},
+        quick={"messages": 60_000},
+        peers=NSQDS,
+    ),
+    Row(
+        "flooded",
+        "PUB and GET /ping at 100 a second beside 50 flooding publishers",
+        flooded,
+        full={"seconds": 20.0},
+        quick={"seconds": 5.0},
+        peers=NSQDS,
+    ),
+    Row(
+        "idle",
+        "5,000 idle connections",
+        idle,
+        full={"connections": 5000, "seconds": 20.0},
+        quick={"connections": 1000, "seconds": 5.0},
+        peers=NSQDS,
+    ),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
+    allow_open_files()
+    native()
+    found = find_peers(options)
+    record: dict[str, Any] = {"quick": options.quick, "rows": {}}
+    for row in ROWS:
+        if options.rows and row.name not in options.rows:
+            continue
+        rounds = measure(row, [name for name in row.peers if name in found], options)
+        medians = {
+            name: {metric: statistics.median(r[metric] for r in each) for metric in each[0]}
+            for name, each in rounds.items()
+        }
+        record["rows"][row.name] = {"title": row.title, "rounds": rounds, "median": medians}
+        print(table(row, medians), flush=True)
+    path = Path(options.json or RESULTS_PATH / f"turn-{time.strftime('%Y%m%d-%H%M%S')}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    names = [row.name for row in ROWS]
+    parser = argparse.ArgumentParser(
+        prog="bench.turn",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="rows:\n" + "\n".join(f"  {row.name:<14}{row.title}" for row in ROWS),
+    )
+    add = parser.add_argument
+    add("rows", nargs="*", metavar="row", help="names; without any, all of them")
+    add("--quick", action="store_true", help="smaller numbers")
+    add("--rounds", type=int, default=5, help="rounds of each row (5)")
+    add("--go-nsqd", default=os.environ.get("GO_NSQD", ""), metavar="FILE", help="Go's nsqd")
+    add("--old", default="", metavar="FILE", help="nsqd of another build of Penstock")
+    add("--data-path", help="folder for the servers' files (the current folder)")
+    add("--json", metavar="FILE", help="where to write the result (bench/results/turn-<time>.json)")
+    options = parser.parse_args(argv)
+    for name in options.rows:
+        if name not in names:
+            parser.error(f"no row is called {name!r}; there are {', '.join(names)}")
+    for flag, file in (("--go-nsqd", options.go_nsqd), ("--old", options.old)):
+        if file and not shutil.which(file):
+            parser.error(f"{flag}: {file} is not a program")
+    return options
+
+
+def find_peers(options: argparse.Namespace) -> list[str]:
+    """The peers that there are; says which are left out, and why."""
+    found = ["penstock", "floor"]
+    if options.old:
+        found.append("old")
+    if options.go_nsqd:
+        found.append("go")
+    else:
+        print("Go's nsqd is left out: --go-nsqd names its program")
+    if shutil.which(peers.REDIS):
+        found.append("redis")
+    else:
+        print(f"Redis is left out: there is no {peers.REDIS}")
+    return found
+
+
+def measure(
+    row: Row, names: list[str], options: argparse.Namespace
+) -> dict[str, list[dict[str, float]]]:
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    parameters = {**row.full, **(row.quick if options.quick else {})}
+    for number in range(options.rounds):
+        for name in names:
+            progress(f"{row.name}: {name}, round {number + 1} of {options.rounds}")
+            folder = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=options.data_path or "."))
+            try:
+                with started(name, folder, options, synced=row.synced) as peer:
+                    rounds[name].append(row.run(peer, **parameters))
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    progress("")
+    return rounds
+
+
+def started(
+    name: str, folder: Path, options: argparse.Namespace, *, synced: bool
+) -> contextlib.AbstractContextManager[Any]:
+    if name == "redis":
+        return peers.redis(folder, synced=synced)
+    if name == "floor":
+        return peers.floor(folder, synced=synced)
+    programs = {
+        "penstock": str(Path(sys.executable).parent / "nsqd"),
+        "old": options.old,
+        "go": options.go_nsqd,
+    }
+    make = Make(name, str(Path(programs[name]).resolve(strict=True).absolute()))
+    if name != "go":
+        # A link in a virtual environment is not what it points to.
+        make = Make(name, str(Path(programs[name]).absolute()))
+    flags = ("--sync-every=1",) if synced else ()
+    return peers.nsqd(make, folder, *flags)
+
+
+def table(row: Row, medians: dict[str, dict[str, float]]) -> str:
+    """A line a peer, and ours as a multiple of each."""
+    lines = ["", f"{row.title}  [{row.name}]"]
+    metrics = list(next(iter(medians.values())))
+    lines.append("  " + "".ljust(10) + "".join(metric.rjust(14) for metric in metrics))
+    for name, figures in medians.items():
+        cells = "".join(f"{figures[metric]:14,.2f}" for metric in metrics)
+        lines.append(f"  {name:<10}{cells}")
+    ours = medians["penstock"]
+    for name, figures in medians.items():
+        if name != "penstock":
+            cells = "".join(
+                f"{ours[metric] / figures[metric]:14.2f}" if figures[metric] else " " * 14
+                for metric in metrics
+            )
+            lines.append(f"  {'to ' + name:<10}{cells}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
