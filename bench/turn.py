@@ -114,7 +114,7 @@ def finish(peer: NsqPeer, *, messages: int) -> dict[str, float]:
 
 
 def flooded(peer: NsqPeer, *, seconds: float) -> dict[str, float]:
-    """A paced publisher and GET /ping, 100 a second each, beside 50 that pipeline and never wait."""
+    """A paced publisher and GET /ping, 100 per second each, beside 50 that pipeline PUBs."""
     stop = multiprocessing.Event()
     floods = [
         multiprocessing.Process(target=flood, args=(peer.port, 25, stop), daemon=True)
