@@ -225,7 +225,7 @@ def test_a_strange_answer_of_an_nsqlookupd_is_told_and_bounded(
         with Nsqd(tmp_path, f"--lookupd-tcp-address={lookupd.address}") as nsqd:
             assert nsqd.post("/topic/create?topic=t").status == 200
             wait_for(lambda: channels(nsqd, "t"), made)
-            nsqd.wait_for_log(r"WARNING: topic=t: (lookupd=\S+ names|channels are not known)")
+            nsqd.wait_for_log(r"WARNING: topic=t: (lookupd=\S+ lists|cannot query channels)")
             assert nsqd.post("/pub?topic=t", json.dumps(made).encode()).body == b"OK"
     finally:
         lookupd.close()

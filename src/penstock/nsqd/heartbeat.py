@@ -9,8 +9,8 @@ One timer per client does all of it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from asyncio import AbstractEventLoop, TimerHandle
 
 from penstock.core.deadlines import NEVER_NS
 from penstock.engine.components import Components
@@ -31,9 +31,7 @@ class Heartbeat(Session):
 
     settings: identify.Settings
 
-    def __init__(
-        self, components: Components, clients: Clients, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, components: Components, clients: Clients, loop: AbstractEventLoop) -> None:
         self._broker = components.broker
         self._options = components.context.options
         self._clock = components.context.clock
@@ -41,7 +39,7 @@ class Heartbeat(Session):
         self._loop = loop
         self._identified: identify.Settings | None = None  # by the first IDENTIFY
         self.remote_address = ""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: TimerHandle | None = None
         self._beat_ns = 0
         # When the client last read some output; the unsent size at the last check, and the same
         # without the replies since.

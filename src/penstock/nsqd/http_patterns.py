@@ -147,9 +147,7 @@ def _texts(
     if not isinstance(values, list):
         raise HttpError(400, code, detail=f"{name} must be a list")
     if len(values) > count_max:
-        raise HttpError(
-            400, code, detail=f"{name} has {len(values)} entries, more than {count_max}"
-        )
+        raise HttpError(400, code, detail=f"{name} has {len(values)} entries, over {count_max}")
     for value in values:
         if not isinstance(value, str) or not valid(value):
             detail = f"{name}: {str(value)[:100]!r} is not a name of letters, digits, ., _ and -"

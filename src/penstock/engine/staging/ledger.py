@@ -123,7 +123,7 @@ class Ledger:
         """Distinguish damaged from torn bytes; returns whether any are damaged."""
         synced_size = self._notes.ledger_size
         if found.torn_size and found.good_size >= synced_size:
-            log.info("%s: torn, %d bytes truncated", self._path, found.torn_size)
+            log.info("%s: torn, %d bytes cut off", self._path, found.torn_size)
             self._files.truncate(self._path, found.good_size)
         elif found.torn_size:
             found.bad.append((found.good_size, len(data)))
