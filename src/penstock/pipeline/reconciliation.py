@@ -191,12 +191,16 @@ class Settling:
         raise self._questions.stop(waiting, text, flags)
 
     def _note_found(self, done: Done) -> None:
-        """Keep where logs were found of which nothing was read: Spark forgets its first batches."""
+        """Keep where logs were found that ended unread: Spark forgets its first batches."""
         for target in self._targets:
             ledger = target.ledger
-            new = [each for each in done.reached.items() if each[0] not in ledger.coverage.logs]
-            if new:
-                spans = [Span(found, index, index, 0) for found, index in new]
+            spans = [
+                Span(found, index, index, 0)
+                for found, index in done.reached.items()
+                if found not in ledger.coverage.logs
+                and (done.is_ended(found) or is_dropped(ledger, found, index))
+            ]
+            if spans:
                 ledger.commit(ledger.record(BEGUN, spans=_in_order(done, ledger, spans)))
 
     def _coverages(self) -> list[Coverage]:

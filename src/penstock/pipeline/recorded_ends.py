@@ -32,6 +32,8 @@ class Done:
         committed = offsets.committed()
         self._batches = self._with_begin(committed)
         self.last = self._at(self._batches[-1]) if self._batches else {}
+        numbers = offsets.planned()
+        self._planned = self._at(numbers[-1]) if numbers else {}
         self.reached = self.reached_by(self._batches[-1]) if self._batches else {}
         self.newest = newest_logs(self.reached, *(each.ends() for each in self._coverages))
 
@@ -60,6 +62,16 @@ class Done:
     def is_replaced(self, log: Log) -> bool:
         """Whether the topic was created again since: then its old messages no longer exist."""
         return self.newest.get(place_of(log), log) != log
+
+    def is_ended(self, log: Log) -> bool:
+        """Whether it was deleted; a planned batch that says so comes again and is not judged."""
+        place = place_of(log)
+        last, planned = self.last.get(place), self._planned.get(place)
+        if self.is_replaced(log) or (last is not None and last.is_deleted):
+            return True
+        if last is None or planned is None or last.instance != log.instance:
+            return False
+        return planned.is_deleted or planned.instance != log.instance
 
     def lacking(self, ledger: Ledger, known: Coverage, *, strict: bool) -> list[Span]:
         """Ranges that were done and that a table does not cover; ``known`` is what it covered.
@@ -107,9 +119,7 @@ class Done:
         """Rule 1; before there was a ledger no loss was recorded."""
         found: list[Span] = []
         for log in dict.fromkeys((*self.reached, *known.logs, *ledger.coverage.logs)):
-            position = self.last.get(place_of(log))
-            is_ended = (position is not None and position.is_deleted) or self.is_replaced(log)
-            if not is_ended or log in ledger.head.before.logs:
+            if not self.is_ended(log) or log in ledger.head.before.logs:
                 continue
             reached = (self.reached.get(log), known.end(log), ledger.coverage.end(log))
             end = max(index for index in reached if index is not None)

@@ -195,20 +195,27 @@ def test_a_checkpoint_without_a_batch_that_begins_in_an_older_log_is_begun_anew(
         assert begins(settle(pipeline)) == {"t": Position(NEW.instance, 150)}
 
 
-@pytest.mark.parametrize("deleted", [True, False])
+@pytest.mark.parametrize("told_before", [True, False])
 def test_a_log_of_which_nothing_was_read_is_known_when_spark_has_forgotten_its_beginning(
-    tmp_path: Path, deleted: bool
+    tmp_path: Path, told_before: bool
 ) -> None:
     """A table of before it was found was put back; nobody knew later that it lacks nothing."""
     pipeline = pipeline_of(tmp_path)
-    settle(pipeline)
+    settled = settle(pipeline)
     checkpoint = Checkpoint(tmp_path)
     checkpoint.batch(0, OLD, 50, begin=50)
-    checkpoint.batch(1, OLD, INDEX_MAX if deleted else 50)
-    settle(pipeline, **({"accept_loss": stopped(pipeline)} if deleted else {}))
+    if told_before:
+        ledger = settled.targets[0].ledger
+        rest = Accepted("x", 0, Span(OLD, 50, INDEX_MAX))
+        ledger.commit(ledger.record(LOSS, losses=(rest,)))
+        settle(pipeline)
+        checkpoint.batch(1, OLD, INDEX_MAX)
+    else:
+        checkpoint.batch(1, OLD, INDEX_MAX)
+        settle(pipeline, accept_loss=stopped(pipeline))
     for name in ("offsets/0", "commits/0"):
         checkpoint.folder.remove(name)
-    checkpoint.batch(2, OLD, INDEX_MAX if deleted else 50)
+    checkpoint.batch(2, OLD, INDEX_MAX)
     settled = settle(pipeline)
     assert list(settled.targets[0].ledger.coverage) == [Span(OLD, 50, 50, 0)]
 

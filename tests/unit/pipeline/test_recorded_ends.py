@@ -123,6 +123,17 @@ def test_a_deleted_topic_ends_with_a_recorded_loss(checkpoint: Checkpoint, ledge
     assert lacking(checkpoint, ledger) == []
 
 
+@pytest.mark.parametrize(("log", "index"), [(OLD, INDEX_MAX), (NEW, 100)])
+def test_a_planned_batch_that_says_that_a_topic_was_deleted_is_not_judged_again(
+    checkpoint: Checkpoint, ledger: Ledger, log: Log, index: int
+) -> None:
+    """The loss was recorded before it was planned, and the table with the record is gone."""
+    checkpoint.batch(0, OLD, 50, begin=10)
+    checkpoint.batch(1, log, index)
+    checkpoint.folder.remove("commits/1")
+    assert lacking(checkpoint, ledger) == [Span(OLD, 10, 50), Span(OLD, 50, INDEX_MAX)]
+
+
 def test_before_there_was_a_ledger_no_loss_was_recorded(
     checkpoint: Checkpoint, ledger: Ledger
 ) -> None:
