@@ -164,6 +164,7 @@ def test_a_stopped_process_goes_on_where_it_was(nsqd: Nsqd) -> None:
     """SIGSTOP and SIGCONT, as SIGTSTP from a terminal."""
     with Client.of(nsqd).sub("t", "c", ready=10) as client, Client.of(nsqd) as producer:
         nsqd.signal(signal.SIGTSTP)
+        nsqd.signal(signal.SIGSTOP)  # the kernel drops SIGTSTP if no shell could continue it
         wait_until(lambda: state(nsqd.pid) == "T")
         nsqd.signal(signal.SIGCONT)
         producer.pub("t", b"m")

@@ -89,4 +89,4 @@ def test_a_run_is_written_as_json_table_and_picture(
 def test_a_work_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["scans"])
-    assert "no work is called 'scans'" in capsys.readouterr().err
+    assert "unknown work 'scans'" in capsys.readouterr().err
