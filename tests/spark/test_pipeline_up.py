@@ -28,7 +28,7 @@ def test_all_of_it_starts_fills_a_table_and_stops(
     with Up(tmp_path / "data", "--pipeline=archive", "--demo") as up:
         up.wait_for_log(r"^up .*starting Spark, which takes .* about 800 MB")
         folder = up.wait_for_log(r"pipeline archive: see `penstock pipeline status` and (\S+)")[1]
-        up.wait_for_log(r"^demo .*publishing 20 messages a second")
+        up.wait_for_log(r"^demo .*publishing 20 messages per second")
         assert Path(folder) == tmp_path / "data" / "archive"
         wait_until(lambda: archived(Path(folder)), RUN_SECONDS_MAX, lambda: up.log)
         parts = children(up.pid)
