@@ -379,12 +379,8 @@ def started(
         "old": options.old,
         "go": options.go_nsqd,
     }
-    make = Make(name, str(Path(programs[name]).resolve(strict=True).absolute()))
-    if name != "go":
-        # A link in a virtual environment is not what it points to.
-        make = Make(name, str(Path(programs[name]).absolute()))
     flags = ("--sync-every=1",) if synced else ()
-    return peers.nsqd(make, folder, *flags)
+    return peers.nsqd(Make(name, str(Path(programs[name]).absolute())), folder, *flags)
 
 
 def table(row: Row, medians: dict[str, dict[str, float]]) -> str:

@@ -56,4 +56,4 @@ class Lookup:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
+        self._thread.join(10)
