@@ -322,8 +322,6 @@ def overrides_of(options: FileOptions) -> list[str]:
 
 def _stop_on_signals(life: Run) -> None:
     """The first signal stops after the current batch, the second at once."""
-    from penstock.pipeline.attempts import Interrupted
-
     again_s = float("inf")
 
     def received(number: int, frame: object) -> None:
@@ -337,8 +335,6 @@ def _stop_on_signals(life: Run) -> None:
         again_s = time.monotonic() + SAME_STOP_S
         _write_stderr(f"{life.stopping()}; press Ctrl-C again to stop immediately")
         life.stop.set()
-        if life.starting:
-            raise Interrupted
 
     signal.signal(signal.SIGINT, received)
     signal.signal(signal.SIGTERM, received)

@@ -27,6 +27,7 @@ from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.status import StatusFile
 from penstock.progress import PipelineState
 from penstock.spark import jvm
+from penstock.spark.session import Interrupted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,12 +36,6 @@ log = logging.getLogger("penstock.pipeline")
 
 # A signal to the whole process group may reach Spark's processes before this one.
 STOP_GRACE_S = 0.5
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was stopped while Spark starts.  Spark's start cannot be cancelled, so the signal
-    handler raises this.
-    """
 
 
 class Attempts:
@@ -65,7 +60,7 @@ class Attempts:
         self._retries = Retries(finite=pipeline.trigger.available_now or pipeline.trigger.once)
         self.locks = Locks(pipeline)
         self.begun = False  # has held all locks
-        self.starting = False  # Spark is starting, which cannot be cancelled
+        self.starting = False  # Spark is starting
 
     def run(self, work: Callable[[SparkSession], None]) -> None:
         """Run ``work`` until it returns, or until a fault needs a person."""
@@ -89,6 +84,8 @@ class Attempts:
         """Whether the work is over; if not, try again."""
         try:
             work(self._ready())
+        except Interrupted:
+            raise
         except Exception as error:
             fault = fault_of(error)
             if self._was_stopped(fault):
@@ -107,12 +104,12 @@ class Attempts:
         if self._session is None:
             self.starting = True
             try:
-                if self._stop.is_set():
-                    raise Interrupted
                 log.info("pipeline=%s: starting Spark, which takes 10 to 30 s", self._name)
                 self._session = self._open()
             finally:
                 self.starting = False
+            if self._stop.is_set():
+                raise Interrupted
             log.info("pipeline=%s: Spark %s is running", self._name, self._session.version)
         self.locks.take_others(self._session)
         self.begun = True

@@ -26,7 +26,7 @@ from penstock.errors import (
     PipelineError,
 )
 from penstock.pipeline import checkpoints
-from penstock.pipeline.attempts import Attempts, Interrupted
+from penstock.pipeline.attempts import Attempts
 from penstock.pipeline.batch_ranges import BatchRanges
 from penstock.pipeline.batches import Batches
 from penstock.pipeline.bodies import infer_schema, schema_of
@@ -52,7 +52,7 @@ from penstock.pipeline.stream_options import place_options, stream_options
 from penstock.pipeline.user_code import load
 from penstock.progress import PipelineState
 from penstock.spark.loss import ADVICE, find
-from penstock.spark.session import SessionPlan, open_session
+from penstock.spark.session import Interrupted, SessionPlan, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -159,7 +159,8 @@ class Run:
         self._attempts.run(self._live)
 
     def _open_session(self) -> SparkSession:
-        return open_session(session_plan(self.pipeline, self.log_level), self.screen.log)
+        plan = session_plan(self.pipeline, self.log_level)
+        return open_session(plan, self.screen.log, self.stop)
 
     def _live(self, spark: SparkSession) -> None:
         pipeline = self.pipeline
@@ -177,7 +178,7 @@ class Run:
 
     @property
     def starting(self) -> bool:
-        """Whether Spark is starting, which only ``Interrupted`` ends."""
+        """Whether Spark is starting."""
         return self._attempts.starting
 
     def stopping(self) -> str:

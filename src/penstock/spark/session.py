@@ -42,6 +42,8 @@ STREAMING = "org.apache.spark.sql.execution.streaming"
 BUFFER_SIZE = 512 << 10
 DAEMON = "penstock.spark.daemon"
 
+STOP_POLL_S = 0.05
+
 LAST_LINES_MAX = 5
 TRACEBACK = "Traceback (most recent call last):"
 TRACEBACK_LINES_MAX = 200
@@ -54,6 +56,10 @@ NOISE = (
     "NOTE: Picked up JDK_JAVA_OPTIONS",
     "Picked up JAVA_TOOL_OPTIONS",
 )
+
+
+class Interrupted(Exception):
+    """The caller's ``stop`` was set while Spark starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +151,15 @@ def check_pyspark() -> str:
     return found
 
 
-def open_session(plan: SessionPlan, show: Callable[[str], None] | None = None) -> SparkSession:
+def open_session(
+    plan: SessionPlan,
+    show: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
+) -> SparkSession:
     """Start Spark, or return the existing session of this process.
 
     ``show`` gets each line that the JVM and the Python workers write; by default they go to
-    standard error.
+    standard error.  ``stop`` ends the wait for Spark: raises Interrupted.
     """
     check_pyspark()
     from pyspark.sql import SparkSession
@@ -168,10 +178,37 @@ def open_session(plan: SessionPlan, show: Callable[[str], None] | None = None) -
     settings = settings_of(plan)
     if plan.ship and not plan.local:
         settings.update(archive_settings(settings, make_archive()))
-    _start_context(settings, show or _to_stderr)
+    if stop is None:
+        _start_context(settings, show or _to_stderr)
+    else:
+        _start_until(stop, settings, show or _to_stderr)
     spark = SparkSession.builder.config(map=dict(settings)).getOrCreate()
     share(spark)
     return spark
+
+
+def _start_until(
+    stop: threading.Event, settings: Mapping[str, str], show: Callable[[str], None]
+) -> None:
+    """Start Spark in a thread: the start cannot be cancelled, only left.  Its JVM ends with this
+    process.
+    """
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            _start_context(settings, show)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start, name="start-spark", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        if stop.is_set():
+            raise Interrupted
+        thread.join(STOP_POLL_S)
+    if errors:
+        raise errors[0]
 
 
 def _start_context(settings: Mapping[str, str], show: Callable[[str], None]) -> None:
@@ -198,9 +235,9 @@ def _start_context(settings: Mapping[str, str], show: Callable[[str], None]) -> 
         SparkContext(conf=conf, gateway=gateway)
     except Exception as error:
         raise SparkSetupError(f"Spark does not start: {reason_of(error)}") from None
-    # Spark installs its own handler: keep it instead of Python's default, but not of a custom one.
-    chosen = before not in (None, signal.default_int_handler)
-    if chosen and signal.getsignal(signal.SIGINT) != before:
+    # In the main thread Spark installs its own handler: keep it instead of Python's default, but
+    # not of a custom one.
+    if before not in (None, signal.default_int_handler, signal.getsignal(signal.SIGINT)):
         signal.signal(signal.SIGINT, before)
 
 
