@@ -16,7 +16,9 @@ from penstock.engine.components import Components
 from penstock.engine.context import Context, Supervisor
 from penstock.engine.options import Options
 from penstock.engine.recovery import open_data_path
-from penstock.nsqd.loop import LoopTurns, ThreadDisk
+from penstock.net.lookout import Lookout
+from penstock.net.poller import Poller
+from penstock.nsqd.loop import ThreadDisk
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files
 from tests.crash.lossy import KEEP, LOSE, LossyFiles
@@ -171,9 +173,9 @@ async def _publish_beside_a_slow_topic(folder: Path) -> list[float]:
     disk = ThreadDisk(loop)
     options = Options(data_path=str(folder))
     data = DataPath(files, str(folder))
-    components = Components(
-        Context(options, data, files, disk, LoopTurns(loop), Clock(), Supervisor())
-    )
+    supervisor = Supervisor()
+    turns = Poller(loop, Lookout(loop.call_soon), supervisor)
+    components = Components(Context(options, data, files, disk, turns, Clock(), supervisor))
     open_data_path(components)
     components.start()
 

@@ -1,7 +1,7 @@
 """The states of a client's TCP connection to nsqd: what each command is answered in each of them.
 
-The code has these states in several flags today (`nsqd/session.pyx`, `stream.py`, `tcp.py`,
-`upgrade.py`, `core/scanner.pyx`).  docs/connections.md shows this table, and
+The code has these states in several flags (`nsqd/client.pyx`, `upgrade.py`, `core/scanner.pyx`).
+docs/connections.md shows this table, and
 tests/conformance/test_tcp_states.py holds it against a real nsqd.
 
 A reply that begins with ``E_`` is an error frame, every other one a response; ``...`` stands for

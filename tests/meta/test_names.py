@@ -66,7 +66,7 @@ def replaced_words(text: str) -> set[str]:
 
 # The way of a packet is rebuilt as a whole, with its names.
 KEPT = {
-    *("net/lookout", "nsqd/session", "nsqd/stream", "nsqd/tcp"),
+    "net/lookout",
     *("engine/writer", "engine/flushing", "engine/arrivals", "engine/turn"),
 }
 # What net/lookout is called with, and the flag --begin-anew.

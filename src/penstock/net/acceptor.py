@@ -37,6 +37,8 @@ LOG_SPACING_S = 10.0
 
 # What is sent to a peer for which there is no slot.
 Refusal = Callable[[], bytes]
+# Gives a connection its socket.  Raises OSError if that is gone already.
+Serve = Callable[[Any, socket.socket], None]
 
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
@@ -66,7 +68,11 @@ class Accepted:
 
 
 class Listener:
-    """One listening socket.  ``connection`` makes asyncio protocols that are ``Accepted`` too."""
+    """One listening socket.
+
+    ``connection`` makes asyncio protocols that are ``Accepted`` too; with ``serve``, connections
+    that have a socket instead of a transport.
+    """
 
     def __init__(
         self,
@@ -77,6 +83,7 @@ class Listener:
         *,
         tls: SSLContext | None = None,
         refusal: Refusal = bytes,
+        serve: Serve | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sock = sock
@@ -85,6 +92,7 @@ class Listener:
         self._quota = quota
         self._tls = tls
         self._refusal = refusal
+        self._serve = serve
         self._accept_count_max = max(1, accept_count_max(admission.count_max) // LISTENER_COUNT)
         self._timer: asyncio.TimerHandle | None = None
         self._log_after_s = 0.0
@@ -132,6 +140,14 @@ class Listener:
         if not self._admission.admit(self._quota, connection, self._loop.time()):
             _refuse(sock, self._refusal())
             return
+        if self._serve is not None:
+            try:
+                self._serve(connection, sock)
+            except OSError as error:
+                self._admission.remove(connection)
+                sock.close()
+                self._log_lost(error)
+            return
         sock.setblocking(False)
         task = self._loop.create_task(self._begin(sock, connection))
         self._tasks.add(task)
@@ -147,9 +163,12 @@ class Listener:
             )
         except OSError as error:
             self._admission.remove(connection)
-            log.debug("%s: a connection was lost before it was set up: %s", self._quota.name, error)
+            self._log_lost(error)
         finally:
             connection.handshake = None
+
+    def _log_lost(self, error: OSError) -> None:
+        log.debug("%s: a connection was lost before it was set up: %s", self._quota.name, error)
 
     def _pause(self, error: OSError) -> None:
         now_s = self._loop.time()

@@ -18,7 +18,7 @@ from typing import Any
 import uvloop
 
 from penstock.errors import OptionError, PenstockError
-from penstock.net.acceptor import Accepted, Listener, bind, bind_unix
+from penstock.net.acceptor import Listener, Serve, bind, bind_unix
 from penstock.net.admission import Admission, Quota
 from penstock.net.http_server import HttpServer
 from penstock.version import version_line
@@ -62,17 +62,22 @@ class Listeners:
 
 
 async def listen_tcp(
-    make: Callable[[], Accepted], given: str, admission: Admission, quota: Quota
+    make: Callable[[], Any],
+    given: str,
+    admission: Admission,
+    quota: Quota,
+    serve: Serve | None = None,
 ) -> tuple[Listeners, int]:
     """Accept connections on an address or a unix socket; return the port, -1 for a unix socket."""
     try:
         host, port = split_address(given)
         if port is None:
             remove_stale_socket(host)
-            listeners = [Listener(bind_unix(host), make, admission, quota)]
+            listeners = [Listener(bind_unix(host), make, admission, quota, serve=serve)]
             log.info("TCP: listening on %s", host)
             return Listeners(listeners), -1
-        listeners = [Listener(sock, make, admission, quota) for sock in await bind(host, port)]
+        socks = await bind(host, port)
+        listeners = [Listener(sock, make, admission, quota, serve=serve) for sock in socks]
     except (OSError, OptionError) as error:
         raise listen_error(given, error) from error
     address = listeners[0].address[:2]

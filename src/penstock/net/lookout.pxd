@@ -12,6 +12,14 @@ cdef class Lookout:
     cpdef int heard(self, int fd) except -1
     cpdef int answered(self) except -1
     cpdef int expect(self) except -1
+    cdef void replied(self) noexcept
+    cdef bint due(self) noexcept
+    cdef void polled(self, bint ready) noexcept
+
+
+cdef enum:
+    # How long to poll for the client's next packet.
+    PATIENCE_NS = 100_000
 
 
 cdef int64_t monotonic_ns() noexcept nogil

@@ -25,7 +25,6 @@ cdef enum:
     QUICK_NS = 500_000
     RUN_COUNT = 8
     RUN_COUNT_MAX = 8192
-    PATIENCE_NS = 100_000
 
 
 cdef class Lookout:
@@ -45,20 +44,34 @@ cdef class Lookout:
 
     cpdef int answered(self) except -1:
         """The reply to the packet is sent when the loop's turn ends."""
+        self.replied()
+        return self.expect()
+
+    cpdef int expect(self) except -1:
+        """The client is about to send: its next packet, or more of this one."""
+        if self.due() and not self._looking:
+            self._looking = True
+            self._soon(self.look)
+        return 0
+
+    cdef void replied(self) noexcept:
         cdef int64_t now_ns = monotonic_ns()
         if now_ns - self._answered_ns > QUICK_NS:
             self._count = 0
         else:
             self._count += 1
         self._answered_ns = now_ns
-        return self.expect()
 
-    cpdef int expect(self) except -1:
-        """The client is about to send: its next packet, or more of this one."""
-        if self._count >= self._needed and not self._looking:
-            self._looking = True
-            self._soon(self.look)
-        return 0
+    cdef bint due(self) noexcept:
+        # Whether polling is worthwhile.
+        return self._count >= self._needed
+
+    cdef void polled(self, bint ready) noexcept:
+        if ready:
+            self._needed = RUN_COUNT
+        else:
+            self._count = 0
+            self._needed = min(2 * self._needed, RUN_COUNT_MAX)
 
     def look(self):
         """Poll until the client has sent something, or is late."""
@@ -66,7 +79,7 @@ cdef class Lookout:
         cdef int ready
         cdef int64_t end_ns = monotonic_ns() + PATIENCE_NS
         self._looking = False
-        if self._count < self._needed:
+        if not self.due():
             return  # another client was active in the same turn
         client.fd = self._fd
         client.events = POLLIN
@@ -74,11 +87,7 @@ cdef class Lookout:
             ready = poll(&client, 1, 0)
             while not ready and monotonic_ns() < end_ns:
                 ready = poll(&client, 1, 0)
-        if ready:
-            self._needed = RUN_COUNT
-        else:
-            self._count = 0
-            self._needed = min(2 * self._needed, RUN_COUNT_MAX)
+        self.polled(ready != 0)
 
 
 cdef int64_t monotonic_ns() noexcept nogil:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import asyncio
 import fcntl
 import socket
 import termios
@@ -11,17 +10,16 @@ import termios
 from penstock.wire.address import peer_address
 
 
-def peer_of(transport: asyncio.Transport) -> tuple[str, str]:
-    """(host, address) of the other side; a unix socket has neither."""
-    peer = transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) else "", peer_address(peer)
+def set_up_peer(sock: socket.socket) -> tuple[str, str]:
+    """Send small replies at once; return the host and the address of the other side.
 
-
-def set_no_delay(transport: asyncio.Transport) -> None:
-    """Send small replies at once; a unix socket has no such option."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+    A unix socket has neither.
+    """
+    sock.setblocking(False)
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer = sock.getpeername()
+    return str(peer[0]) if isinstance(peer, tuple) else "", peer_address(peer)
 
 
 def unsent_size(fd: int) -> int:

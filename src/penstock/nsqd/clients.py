@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 
-class Client(Protocol):
-    """A connected client, as the daemon and its statistics see it."""
+class ConnectedClient(Protocol):
+    """A client, as the daemon and its statistics see it."""
 
     @property
     def command_count(self) -> int: ...
@@ -21,6 +21,6 @@ class Clients:
     """All clients of one nsqd."""
 
     def __init__(self) -> None:
-        self.connected: set[Client] = set()
+        self.connected: set[ConnectedClient] = set()
         self.left_command_count = 0  # commands of clients that are gone
         self.stuck_count = 0  # clients disconnected because they did not read

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ from penstock.net.listeners import (
     stop_signals,
 )
 from penstock.net.lookout import Lookout
+from penstock.net.poller import Poller
+from penstock.nsqd.client import Client
 from penstock.nsqd.clients import Clients
 from penstock.nsqd.garbage import GarbageCollection
 from penstock.nsqd.http_api import NsqdApi
@@ -46,11 +49,11 @@ from penstock.nsqd.http_log import LogApi
 from penstock.nsqd.http_patterns import PatternApi
 from penstock.nsqd.http_peek import PeekApi
 from penstock.nsqd.http_staging import StagingApi
-from penstock.nsqd.loop import LoopTurns, ThreadDisk
+from penstock.nsqd.loop import ThreadDisk
 from penstock.nsqd.monitoring import Monitoring
 from penstock.nsqd.registration import Registration
 from penstock.nsqd.security import Security
-from penstock.nsqd.tcp import Connection
+from penstock.nsqd.services import Services
 from penstock.settings.daemon import hostname
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files
@@ -83,13 +86,15 @@ class Daemon:
         self._files = Files(shares.files)
         self._disk = ThreadDisk(loop)
         self._supervisor = Supervisor()
+        self._lookout = Lookout(loop.call_soon)
+        self._poller = Poller(loop, self._lookout, self._supervisor)
         components = self._components = Components(
             Context(
                 options,
                 DataPath(self._files, options.data_path or "."),
                 self._files,
                 self._disk,
-                LoopTurns(loop),
+                self._poller,
                 Clock(),
                 self._supervisor,
             )
@@ -97,7 +102,6 @@ class Daemon:
         components.reads.stretch_count_max = shares.reads
         self._clients = Clients()
         self._security = Security(options)
-        self._lookout = Lookout(loop.call_soon)
         self._admission = Admission(shares.connections)
         self._tcp_quota, http_quota = tcp_and_http(self._admission)
         self._memory = Memory()
@@ -130,6 +134,15 @@ class Daemon:
             self._registration,
         )
         self._garbage_collection = GarbageCollection(components.broker, self._clients, loop)
+        self._services = Services(
+            components,
+            self._clients,
+            loop,
+            self._poller,
+            self._security,
+            self._admission,
+            self._bodies,
+        )
         self._tcp: Listeners | None = None
 
     async def serve(self) -> int:
@@ -161,7 +174,11 @@ class Daemon:
         options, api = self._options, self._api
         self._http.start_sweeping()
         self._tcp, api.tcp_port = await listen_tcp(
-            self._connection, options.tcp_address, self._admission, self._tcp_quota
+            partial(Client, self._services),
+            options.tcp_address,
+            self._admission,
+            self._tcp_quota,
+            Client.open,
         )
         tls, https_port = self._security.tls, 0
         if tls is not None and options.https_address:
@@ -190,17 +207,6 @@ class Daemon:
             live_options.reload(self._api, self._read, SETTINGS)
         if self._security.reloads:
             self._disk.submit(self._security.read_again, self._security.renew)
-
-    def _connection(self) -> Connection:
-        return Connection(
-            self._components,
-            self._clients,
-            self._loop,
-            self._security,
-            self._lookout,
-            self._admission,
-            self._bodies,
-        )
 
     async def _end(self) -> int:
         """Shut down and save everything, whatever a client or component does meanwhile."""

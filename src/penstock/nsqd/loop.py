@@ -1,4 +1,4 @@
-"""The event loop and the disk threads, with the engine's interfaces."""
+"""The disk threads, with the engine's interface."""
 
 from __future__ import annotations
 
@@ -16,17 +16,6 @@ T = TypeVar("T")
 # Writes, syncs and cold reads of all topics share these; if one is stuck, the others continue.  The
 # lanes and the rounds of the engine can use nine of them.
 THREAD_COUNT = 12
-
-
-class LoopTurns:
-    """``Turns`` on asyncio."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.soon: Callable[[Callable[[], None]], object] = loop.call_soon
-
-    def after(self, delay_ns: int, call: Callable[[], None]) -> asyncio.TimerHandle:
-        return self._loop.call_later(delay_ns / 1e9, call)
 
 
 class ThreadDisk:

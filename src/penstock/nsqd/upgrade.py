@@ -26,11 +26,12 @@ HANDSHAKE_TIMEOUT_S = 5.0
 class Upgrade:
     """The layers of one connection."""
 
-    def __init__(self, transport: asyncio.Transport, context: SSLContext | None) -> None:
+    def __init__(self, write: Callable[[bytes], None], context: SSLContext | None) -> None:
+        """``write`` sends bytes as they are."""
         self.tls: Tls | None = None
         self.packing: Packing | None = None
         self.handshaking = False
-        self._transport: asyncio.Transport | None = transport
+        self._write_raw: Callable[[bytes], None] | None = write
         self._context = context
         self._wanted: Settings | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -100,7 +101,7 @@ class Upgrade:
 
     def lose(self) -> None:
         """The connection is lost: received bytes are still decoded, nothing is sent."""
-        self._transport = None
+        self._write_raw = None
 
     def cancel(self) -> None:
         """Cancel the handshake timeout."""
@@ -125,5 +126,5 @@ class Upgrade:
         self._write(self.wrap((frames.OK,)))
 
     def _write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+        if self._write_raw is not None:
+            self._write_raw(data)

@@ -132,9 +132,9 @@ def test_the_level_changes_while_running() -> None:
     before = log.LOGGER.level
     try:
         log.set_level("error")
-        assert not logging.getLogger("penstock.nsqd.tcp").isEnabledFor(logging.WARNING)
+        assert not logging.getLogger("penstock.nsqd.client").isEnabledFor(logging.WARNING)
         log.set_level("debug")
-        assert logging.getLogger("penstock.nsqd.tcp").isEnabledFor(logging.DEBUG)
+        assert logging.getLogger("penstock.nsqd.client").isEnabledFor(logging.DEBUG)
     finally:
         log.LOGGER.setLevel(before)
 

@@ -1,11 +1,11 @@
-"""Executes the commands of a client's TCP connection.
+"""Executes the commands of a client that the scanner does not execute.
 
-The compiled Scanner executes what runs per message, and returns the other commands to this module.
-Commands of one connection run strictly in order: while a reply waits for the disk, later commands
-that are not publishes wait too.
+The compiled Scanner executes what runs per message, and returns the other commands; the client
+calls ``Commands`` with them (nsqd/client.pyx).  Commands of one client run strictly in order: while
+a reply waits for the disk, later commands that are not publishes wait too.
 
-If clients must AUTH, a connection has a Permit, and its scanner a table of the topics that the
-client may publish to.
+If clients must AUTH, a client has a Permit, and its scanner a table of the topics that it may
+publish to.
 """
 
 from __future__ import annotations
@@ -13,88 +13,80 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.core.scanner import CLOSING, SUBSCRIBED, Owed
+from penstock.core.scanner import CLOSING, SUBSCRIBED
 from penstock.core.ticket import Ticket
 from penstock.core.window import Consumer
 from penstock.engine.topology import locality
 from penstock.errors import ProtocolError
-from penstock.nsqd.stream import MS_NS, Stream
+from penstock.nsqd.services import Services
 from penstock.wire import frames, identify
 from penstock.wire.names import is_valid_name
 from penstock.wire.quote import quote
 
+if TYPE_CHECKING:
+    from penstock.nsqd.client import Client
+
 log = logging.getLogger(__name__)
 
+MS_NS = 1_000_000
 
-class Connection(Stream):
-    """One client."""
 
-    # ---- executing
+class Commands:
+    """The commands of one client, and what it negotiated."""
 
-    def _execute_after_owed(self, command: Any) -> None:
-        """Send the replies of earlier publishes first, unless this is a publish too."""
-        publishes = isinstance(command, tuple) and command[0] in ("TOPIC", "DPUB")
-        if publishes and self._permit is not None:
-            # TOPIC may turn out to be forbidden.
-            publishes = command[0] == "DPUB"
-        if self._scanner.owed and not publishes:
-            self._waiting = True
-            self._parked = command
-        else:
-            self._execute(command)
+    settings: identify.Settings
 
-    def _wait(self, ticket: Ticket, then: Callable[[Ticket], None]) -> None:
-        """Call ``then``, and continue with later commands, when ``ticket`` is settled."""
-        if ticket.done:
-            then(ticket)
-            return
-        self._waiting = True
+    def __init__(self, client: Client, services: Services) -> None:
+        self._client = client
+        self._broker = services.components.broker
+        self._options = services.components.context.options
+        self._security = services.security
+        self._identified: identify.Settings | None = None  # by the first IDENTIFY
+        auth = services.security.auth
+        self.permit = None if auth is None else auth.permit(services.loop)
+        self.appenders = self._broker.appenders if self.permit is None else self.permit.appenders
 
-        def settled(ticket: Ticket) -> None:
-            if self._closed:
-                return
-            self._waiting = False
-            try:
-                then(ticket)
-            except ProtocolError as failure:
-                self._fail(failure)
-            if not self._waiting:
-                self._go_on()
+    def begin(self) -> None:
+        """The client is connected."""
+        client = self._client
+        if self.permit is not None:
+            self.permit.on_expired = client.scanner.forget_topic
+        self._use(identify.initial(self._options, client.host))
+        client.beat(self.settings.heartbeat_interval_ns)
 
-        ticket.add(settled)
+    def end(self) -> None:
+        """The client is gone."""
+        if self.permit is not None:
+            self.permit.close()
 
-    def _go_on(self) -> None:
-        """Continue with received commands."""
-        self._waiting = False
-        if not self._closed:
-            self._run()
-        if not self._stopped:
-            self._read_on()
-            if self._ended and not self._busy:
-                self._end()
+    def _use(self, settings: identify.Settings) -> None:
+        self.settings = settings
+        self._client.scanner.msg_timeout_ns = settings.msg_timeout_ns
+        self._client.expect_within(settings.heartbeat_interval_ns)
 
-    def _execute(self, command: Any) -> None:
+    def is_publish(self, command: Any) -> bool:
+        """Whether the command publishes, and nothing of it can be refused."""
+        if not isinstance(command, tuple):
+            return False
+        # TOPIC may turn out to be forbidden.
+        return command[0] == "DPUB" or (command[0] == "TOPIC" and self.permit is None)
+
+    def execute(self, command: Any) -> None:
         if isinstance(command, ProtocolError):
-            self._fail(command)
+            self._client.fail(command)
             return
         # _do_topic, _do_dpub, _do_identify, _do_auth, _do_sub, _do_cls, _do_bad_name and
         # _do_line_too_long.
         try:
             getattr(self, f"_do_{command[0].lower()}")(*command[1:])
         except ProtocolError as failure:
-            self._fail(failure)
-
-    def _fail(self, failure: ProtocolError) -> None:
-        self._write(frames.error(failure))
-        if failure.fatal:
-            log.info("client=%s: %s", self.remote_address, failure)
-            self.close()
+            self._client.fail(failure)
 
     def _do_line_too_long(self) -> None:
         # nsqd closes without an error frame here.
-        self.close()
+        self._client.close()
 
     def _do_bad_name(self, code: str, what: str, name: bytes) -> None:
         raise ProtocolError(code, f"{what} {quote(name)} is not valid")
@@ -109,70 +101,53 @@ class Connection(Stream):
 
     def _open_topic(self, name: str) -> None:
         topic, _ = self._broker.create_topic(name)
-        if self._permit is not None:
-            self._permit.appenders[name.encode()] = topic.appender
+        if self.permit is not None:
+            self.permit.appenders[name.encode()] = topic.appender
 
     def _do_dpub(self, name: str, delay_ms: int, body: bytes) -> None:
         ticket = self._broker.topics[name].defer(body, delay_ms * MS_NS)
-        self._scanner.owe_ticket(ticket, "DPUB")
-
-    def _settled(self, failed: Owed | None) -> None:
-        if failed is not None:
-            command, error = failed.command, failed.ticket.error
-            self._fail(ProtocolError(f"E_{command}_FAILED", f"{command} failed {error}"))
-            return
-        if self._scanner.owed or self._closed:
-            return
-        parked, self._parked = self._parked, None
-        if parked is not None:
-            self._waiting = False
-            self._execute(parked)
-            if not self._waiting:
-                self._go_on()
-        elif not self._stopped and not self._running:
-            self._go_on()
+        self._client.scanner.owe_ticket(ticket, "DPUB")
 
     # ---- the other commands
 
     def _do_identify(self, body: bytes) -> None:
         offers = self._security.offers
-        if self._upgrade is not None:
+        if self._client.upgrade is not None:
             # A second IDENTIFY may add only compression, and only to TLS.
-            offers -= {"tls_v1"} if self._upgrade.packing is None else offers
+            offers -= {"tls_v1"} if self._client.upgrade.packing is None else offers
         settings, reply = identify.negotiate(body, self._options, self.settings, offers)
-        self.settings = settings
-        self._scanner.msg_timeout_ns = settings.msg_timeout_ns
+        self._use(settings)
         if self._identified is None:
             # As in nsqd, the first IDENTIFY sets the parameters of delivery.
             self._identified = settings
-            self._start_beating()
-        self._write(frames.response(reply))
+            self._client.beat(settings.heartbeat_interval_ns)
+        self._client.write(frames.response(reply))
         upgrades = settings.tls_v1 or settings.snappy or settings.deflate
         if settings.feature_negotiation and upgrades:
-            self._start_upgrade(settings)
+            self._client.start_upgrade(settings)
 
     def _do_auth(self, secret: bytes) -> None:
-        permit = self._permit
+        permit = self.permit
         if permit is None:
             raise ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
         if permit.authed:
             raise ProtocolError("E_INVALID", "AUTH already set")
-        tls = self._upgrade.tls if self._upgrade is not None else None
+        tls = self._client.upgrade.tls if self._client.upgrade is not None else None
         common_name = tls.common_name if tls is not None else ""
-        ticket = permit.authenticate(secret, self._host, tls is not None, common_name)
-        self._wait(ticket, self._authed)
+        ticket = permit.authenticate(secret, self._client.host, tls is not None, common_name)
+        self._client.wait(ticket, self._authed)
 
     def _authed(self, ticket: Ticket) -> None:
-        permit = self._permit
+        permit = self.permit
         assert permit is not None
         self._judge_answer(ticket)
         if not permit.authed:
             raise ProtocolError("E_UNAUTHORIZED", "AUTH no authorizations found")
-        self._write(frames.response(permit.reply()))
+        self._client.write(frames.response(permit.reply()))
 
     def _permitted(self, command: str, topic: str, channel: str, then: Callable[[], None]) -> None:
         """Call ``then`` if the client may do this; this may query the auth servers again."""
-        permit = self._permit
+        permit = self.permit
         if permit is None:
             then()
             return
@@ -184,11 +159,11 @@ class Connection(Stream):
             permit.judge(command, topic, channel)
             then()
 
-        self._wait(permit.renew(), judge)
+        self._client.wait(permit.renew(), judge)
 
     def _judge_answer(self, ticket: Ticket) -> None:
         if ticket.error is not None:
-            log.warning("client=%s: AUTH failed: %s", self.remote_address, ticket.error)
+            log.warning("client=%s: AUTH failed: %s", self._client.remote_address, ticket.error)
             raise ProtocolError("E_AUTH_FAILED", "AUTH failed")
 
     def _do_sub(self, params: list[bytes]) -> None:
@@ -223,25 +198,24 @@ class Connection(Stream):
                 f"SUB failed consumers for {topic.name}:{channel.name} exceeds limit of {limit}",
             )
         first = self._identified or self.settings
-        self.consumer = Consumer(self, first.msg_timeout_ns, first.sample_rate)
-        self.consumer.writable = not self._blocked and self._transport is not None
-        self.consumer.locality = locality(self._options, self._identified)
-        self.channel = channel
-        channel.join(self.consumer)
-        self._wait(ticket, self._subscribed)
+        consumer = Consumer(self._client, first.msg_timeout_ns, first.sample_rate)
+        consumer.locality = locality(self._options, self._identified)
+        self._client.subscribe(channel, consumer)
+        self._client.wait(ticket, self._subscribed)
 
     def _subscribed(self, ticket: Ticket) -> None:
         if ticket.error is not None:
-            self._fail(ProtocolError("E_SUB_FAILED", f"SUB failed {ticket.error}"))
+            self._client.fail(ProtocolError("E_SUB_FAILED", f"SUB failed {ticket.error}"))
             return
-        assert self.channel is not None
-        self._scanner.window = self.channel.window
-        self._scanner.consumer = self.consumer
-        self._scanner.state = SUBSCRIBED
-        self._write(frames.OK)
+        client = self._client
+        assert client.channel is not None
+        client.scanner.window = client.channel.window
+        client.scanner.consumer = client.consumer
+        client.scanner.state = SUBSCRIBED
+        self._client.write(frames.OK)
 
     def _do_cls(self) -> None:
-        assert self.consumer is not None
-        self.consumer.ready_count = 0
-        self._scanner.state = CLOSING
-        self._write(frames.CLOSE_WAIT)
+        assert self._client.consumer is not None
+        self._client.consumer.ready_count = 0
+        self._client.scanner.state = CLOSING
+        self._client.write(frames.CLOSE_WAIT)

@@ -1,0 +1,240 @@
+# The turn of the sockets: an epoll set of our own, whose descriptor is one reader of the loop.
+#
+#     turn:   receive   each ready socket: read, execute
+#             call      what was asked for meanwhile: write batches, answer, deliver (engine/turn.py)
+#             send      each client with output: one system call
+#
+# Rule 1: the order is fixed (R28): all that is received in one turn shares one write a topic, and
+#         all output of one client in a turn is sent at once.
+# Rule 2: a turn is bounded (R29): bytes, and time.  Sockets that are left over come first in the
+#         next turn, after HTTP and timers had theirs.
+# Rule 3: a descriptor is removed from the set before it is closed.
+
+import os
+
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport int64_t, uint32_t
+from posix.unistd cimport close
+
+from penstock.net.lookout cimport PATIENCE_NS, Lookout, monotonic_ns
+
+cdef extern from "<sys/epoll.h>" nogil:
+    int epoll_create1(int flags)
+    int epoll_ctl(int set, int operation, int fd, epoll_event* event)
+    int epoll_wait(int set, epoll_event* events, int count_max, int timeout_ms)
+    enum:
+        EPOLL_CLOEXEC
+        EPOLL_CTL_ADD
+        EPOLL_CTL_DEL
+        EPOLL_CTL_MOD
+
+cdef enum:
+    # What one turn reads from all sockets together, about; each gets an equal share.
+    TURN_SIZE_MAX = 1 << 20
+    SHARE_SIZE_MIN = 16 << 10
+    TURN_NS = 2_000_000
+
+
+cdef class Endpoint:
+    """A socket in the set, and what to do when it is ready."""
+
+    cdef int ready(self, uint32_t events, Py_ssize_t size_max) except -1:
+        # ``events`` of epoll; read at most ``size_max`` bytes.
+        return 0
+
+    cdef int flush(self) except -1:
+        # Send what can be sent.
+        return 0
+
+
+cdef int check(int result) except -1:
+    if result < 0:
+        raise OSError(errno, os.strerror(errno))
+    return result
+
+
+cdef class Poller:
+    """The sockets of all plain clients; also ``Turns`` for the engine."""
+
+    def __init__(self, loop, Lookout lookout not None, supervisor):
+        self._loop = loop
+        self._lookout = lookout
+        self._supervisor = supervisor
+        self._set = check(epoll_create1(EPOLL_CLOEXEC))
+        self._endpoints = []
+        self._calls = []
+        self._unsent = []
+        loop.add_reader(self._set, self.run)
+
+    def close(self):
+        """Stop; the sockets are closed by their owners."""
+        if self._set >= 0:
+            self._loop.remove_reader(self._set)
+            close(self._set)
+            self._set = -1
+
+    # ---- Turns
+
+    def soon(self, call):
+        """Call in this turn, after received data is handled."""
+        self._calls.append(call)
+        self._ask()
+
+    def after(self, int64_t delay_ns, call):
+        """Call once, ``delay_ns`` from now or a little later."""
+        return self._loop.call_later(delay_ns / 1e9, call)
+
+    # ---- sockets
+
+    cdef int add(self, int fd, Endpoint endpoint, uint32_t events) except -1:
+        cdef epoll_event event
+        event.events = events
+        event.data.fd = fd
+        while len(self._endpoints) <= fd:
+            self._endpoints.append(None)
+        check(epoll_ctl(self._set, EPOLL_CTL_ADD, fd, &event))
+        self._endpoints[fd] = endpoint
+        return 0
+
+    cdef int change(self, int fd, uint32_t events) except -1:
+        cdef epoll_event event
+        event.events = events
+        event.data.fd = fd
+        check(epoll_ctl(self._set, EPOLL_CTL_MOD, fd, &event))
+        return 0
+
+    cdef int remove(self, int fd) except -1:
+        cdef epoll_event event
+        self._endpoints[fd] = None
+        check(epoll_ctl(self._set, EPOLL_CTL_DEL, fd, &event))
+        return 0
+
+    cdef int flush_later(self, Endpoint endpoint) except -1:
+        # At the end of this turn.
+        if not endpoint.unsent_noted:
+            endpoint.unsent_noted = True
+            self._unsent.append(endpoint)
+            self._ask()
+        return 0
+
+    # ---- the turn
+
+    cdef int _ask(self) except -1:
+        if not self._running and not self._asked:
+            self._asked = True
+            self._loop.call_soon(self._run_asked)
+        return 0
+
+    def _run_asked(self):
+        self._asked = False
+        self.run()
+
+    def run(self):
+        """One turn, or several while a lone client sends again at once."""
+        cdef int64_t end_ns = monotonic_ns() + TURN_NS
+        if self._running:
+            return
+        self._running = True
+        try:
+            self._turn()
+            while self.expecting and self._expect() and monotonic_ns() < end_ns:
+                self._turn()
+        finally:
+            self._running = False
+        if self._calls or self._unsent:
+            self._ask()
+
+    cdef int _turn(self) except -1:
+        self.expecting = False
+        self._receive()
+        self._call()
+        self._send()
+        return 0
+
+    cdef int _receive(self) except -1:
+        cdef Endpoint endpoint
+        cdef int count = 0, fd
+        cdef uint32_t events
+        cdef Py_ssize_t share
+        cdef int64_t end_ns
+        if self._event_at == self._event_count:
+            self._event_at = 0
+            self._event_count = 0
+            if self._set < 0:
+                return 0
+            count = epoll_wait(self._set, self._events, EVENT_COUNT_MAX, 0)
+            if count <= 0:
+                if count < 0 and errno != EINTR:
+                    check(count)
+                return 0
+            self._event_count = count
+        share = max(<Py_ssize_t>SHARE_SIZE_MIN, TURN_SIZE_MAX // (self._event_count - self._event_at))
+        end_ns = monotonic_ns() + TURN_NS
+        while self._event_at < self._event_count:
+            fd = self._events[self._event_at].data.fd
+            events = self._events[self._event_at].events
+            self._event_at += 1
+            endpoint = <Endpoint>self._endpoints[fd]
+            if endpoint is None:
+                continue    # closed since
+            self._lookout.heard(fd)
+            try:
+                endpoint.ready(events, share)
+            except Exception:
+                self._supervisor.defect(f"fd={fd}")
+            count += 1
+            if count & 7 == 0 and monotonic_ns() >= end_ns:
+                break
+        return 0
+
+    cdef int _call(self) except -1:
+        # Twice, as a written batch makes channels ask for another call.
+        cdef list calls
+        cdef int i
+        for i in range(2):
+            if not self._calls:
+                break
+            calls, self._calls = self._calls, []
+            for call in calls:
+                try:
+                    call()
+                except Exception:
+                    self._supervisor.defect("turn")
+        return 0
+
+    cdef int _send(self) except -1:
+        cdef list unsent
+        cdef Endpoint endpoint
+        if not self._unsent:
+            return 0
+        unsent, self._unsent = self._unsent, []
+        self.expecting = True
+        self._lookout.replied()
+        for endpoint in unsent:
+            endpoint.unsent_noted = False
+            try:
+                endpoint.flush()
+            except Exception:
+                self._supervisor.defect("output")
+        return 0
+
+    # ---- busy polling
+
+    cdef bint _expect(self) except -1:
+        # Whether a lone client has sent again, after at most PATIENCE_NS.
+        cdef Lookout lookout = self._lookout
+        cdef int count
+        cdef int64_t end_ns
+        if not lookout.due() or self._event_at < self._event_count or self._calls or self._unsent:
+            return False
+        end_ns = monotonic_ns() + PATIENCE_NS
+        with nogil:
+            count = epoll_wait(self._set, self._events, EVENT_COUNT_MAX, 0)
+            while count == 0 and monotonic_ns() < end_ns:
+                count = epoll_wait(self._set, self._events, EVENT_COUNT_MAX, 0)
+        lookout.polled(count != 0)
+        if count <= 0:
+            return False
+        self._event_at = 0
+        self._event_count = count
+        return True
