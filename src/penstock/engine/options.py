@@ -259,6 +259,12 @@ class Options:
         minimum="100ms",
         own=True,
     )
+    busy_poll: bool = boolean(
+        CLIENTS,
+        False,
+        "keep a core busy while a lone client sends one command after the other, for its latency",
+        own=True,
+    )
     max_channel_consumers: int = integer(
         CLIENTS, 0, "most clients of a channel on this node; 0: no limit", minimum=0
     )

@@ -66,6 +66,10 @@ cdef class Lookout:
         # Whether polling is worthwhile.
         return self._count >= self._needed
 
+    cdef bint lone(self, int64_t within_ns) noexcept:
+        # Whether a lone client got a quick reply a moment ago.
+        return self._count >= RUN_COUNT and monotonic_ns() - self._answered_ns < within_ns
+
     cdef void polled(self, bint ready) noexcept:
         if ready:
             self._needed = RUN_COUNT

@@ -31,6 +31,7 @@ cdef class Poller:
     cdef object _loop
     cdef object _supervisor
     cdef Lookout _lookout
+    cdef bint _busy_poll              # --busy-poll
     cdef int _set                     # descriptor of the epoll set
     cdef list _endpoints              # Endpoint by descriptor, or None
     cdef list _calls                  # to be called in this turn, after received data is handled
@@ -51,4 +52,5 @@ cdef class Poller:
     cdef int _receive(self) except -1
     cdef int _call(self) except -1
     cdef int _send(self) except -1
+    cdef bint _is_busy(self) noexcept
     cdef bint _expect(self) except -1

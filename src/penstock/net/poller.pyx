@@ -33,6 +33,8 @@ cdef enum:
     TURN_SIZE_MAX = 1 << 20
     SHARE_SIZE_MIN = 16 << 10
     TURN_NS = 2_000_000
+    # With --busy-poll: how long to poll for a lone client's next packet.
+    BUSY_NS = 10_000_000
 
 
 cdef class Endpoint:
@@ -56,10 +58,11 @@ cdef int check(int result) except -1:
 cdef class Poller:
     """The sockets of all plain clients; also ``Turns`` for the engine."""
 
-    def __init__(self, loop, Lookout lookout not None, supervisor):
+    def __init__(self, loop, Lookout lookout not None, supervisor, bint busy_poll=False):
         self._loop = loop
         self._lookout = lookout
         self._supervisor = supervisor
+        self._busy_poll = busy_poll
         self._set = check(epoll_create1(EPOLL_CLOEXEC))
         self._endpoints = []
         self._calls = []
@@ -137,11 +140,11 @@ cdef class Poller:
         self._running = True
         try:
             self._turn()
-            while self.expecting and self._expect() and monotonic_ns() < end_ns:
+            while self._expect() and monotonic_ns() < end_ns:
                 self._turn()
         finally:
             self._running = False
-        if self._calls or self._unsent:
+        if self._calls or self._unsent or self._is_busy():
             self._ask()
 
     cdef int _turn(self) except -1:
@@ -220,19 +223,26 @@ cdef class Poller:
 
     # ---- busy polling
 
+    cdef bint _is_busy(self) noexcept:
+        return self._busy_poll and self._lookout.lone(BUSY_NS)
+
     cdef bint _expect(self) except -1:
         # Whether a lone client has sent again, after at most PATIENCE_NS.
         cdef Lookout lookout = self._lookout
         cdef int count
         cdef int64_t end_ns
-        if not lookout.due() or self._event_at < self._event_count or self._calls or self._unsent:
+        cdef bint busy = self._is_busy()
+        if not busy and not (self.expecting and lookout.due()):
+            return False
+        if self._event_at < self._event_count or self._calls or self._unsent:
             return False
         end_ns = monotonic_ns() + PATIENCE_NS
         with nogil:
             count = epoll_wait(self._set, self._events, EVENT_COUNT_MAX, 0)
             while count == 0 and monotonic_ns() < end_ns:
                 count = epoll_wait(self._set, self._events, EVENT_COUNT_MAX, 0)
-        lookout.polled(count != 0)
+        if not busy:
+            lookout.polled(count != 0)
         if count <= 0:
             return False
         self._event_at = 0

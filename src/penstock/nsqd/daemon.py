@@ -87,7 +87,7 @@ class Daemon:
         self._disk = ThreadDisk(loop)
         self._supervisor = Supervisor()
         self._lookout = Lookout(loop.call_soon)
-        self._poller = Poller(loop, self._lookout, self._supervisor)
+        self._poller = Poller(loop, self._lookout, self._supervisor, options.busy_poll)
         components = self._components = Components(
             Context(
                 options,
@@ -231,6 +231,7 @@ class Daemon:
             log.info("NSQ: bye")
             # A disk thread is blocked, and the interpreter would wait for it.
             os._exit(1)
+        self._poller.close()
         self._files.close()
         log.info("NSQ: bye")
         return 0 if saved else 1
