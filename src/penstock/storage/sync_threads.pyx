@@ -1,0 +1,172 @@
+# Threads that sync files and never take the interpreter's lock.
+#
+#     loop                       thread                       loop
+#     submit(fd, done)  ------>  fdatasync  --- eventfd --->  drain(): done(error)
+#
+# A thread that runs Python code waits for the interpreter's lock before and after the system call,
+# and the loop waits for that thread: together that costs more than the sync of a fast disk.
+#
+# Rule 1: submit(), drain() and close() are called on the loop.
+# Rule 2: the descriptor stays open until ``done`` is called; the caller sees to that.
+# Rule 3: threads start when they are needed.  One job is never behind another that waits for the
+#         disk, up to THREAD_COUNT_MAX jobs.
+
+import os
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport free, malloc
+from posix.unistd cimport close, fdatasync, read, write
+
+cdef extern from "<pthread.h>" nogil:
+    int pthread_mutex_init(pthread_mutex_t* mutex, const void* attributes)
+    int pthread_mutex_destroy(pthread_mutex_t* mutex)
+    int pthread_mutex_lock(pthread_mutex_t* mutex)
+    int pthread_mutex_unlock(pthread_mutex_t* mutex)
+    int pthread_cond_init(pthread_cond_t* condition, const void* attributes)
+    int pthread_cond_destroy(pthread_cond_t* condition)
+    int pthread_cond_wait(pthread_cond_t* condition, pthread_mutex_t* mutex)
+    int pthread_cond_signal(pthread_cond_t* condition)
+    int pthread_cond_broadcast(pthread_cond_t* condition)
+    int pthread_create(pthread_t* thread, const void* attributes, void* (*run)(void*) noexcept nogil,
+                       void* argument)
+    int pthread_join(pthread_t thread, void** result)
+
+cdef extern from "<signal.h>" nogil:
+    ctypedef struct sigset_t:
+        pass
+    int sigfillset(sigset_t* set)
+    int pthread_sigmask(int how, const sigset_t* set, sigset_t* before)
+    int SIG_SETMASK
+
+cdef extern from "<sys/eventfd.h>" nogil:
+    int eventfd(unsigned int value, int flags)
+    enum:
+        EFD_CLOEXEC
+        EFD_NONBLOCK
+
+
+cdef void* run(void* threads) noexcept nogil:
+    (<SyncThreads>threads).serve()
+    return NULL
+
+
+cdef class SyncThreads:
+    """A few threads that call fdatasync."""
+
+    def __cinit__(self):
+        pthread_mutex_init(&self._mutex, NULL)
+        pthread_cond_init(&self._submitted, NULL)
+        self.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        if self.fd < 0:
+            raise OSError(errno, os.strerror(errno))
+
+    def __dealloc__(self):
+        self.close()
+        pthread_cond_destroy(&self._submitted)
+        pthread_mutex_destroy(&self._mutex)
+
+    cpdef submit(self, int fd, done):
+        """Sync ``fd``; drain() then calls ``done(error)``, with None if there was none."""
+        cdef Job* job = <Job*>malloc(sizeof(Job))
+        cdef bint busy
+        if job == NULL:
+            raise MemoryError
+        Py_INCREF(done)
+        job.next = NULL
+        job.done = <PyObject*>done
+        job.fd = fd
+        job.error = 0
+        pthread_mutex_lock(&self._mutex)
+        if self._first == NULL:
+            self._first = job
+        else:
+            self._last.next = job
+        self._last = job
+        self._queued += 1
+        busy = self._queued > self._waiting
+        pthread_mutex_unlock(&self._mutex)
+        if busy and self._thread_count < THREAD_COUNT_MAX:
+            self._start()
+        pthread_cond_signal(&self._submitted)
+
+    def drain(self):
+        """Call back for all syncs that have ended."""
+        cdef uint64_t count
+        cdef Job* job
+        cdef Job* first = NULL
+        cdef Job* after
+        read(self.fd, &count, sizeof(count))
+        pthread_mutex_lock(&self._mutex)
+        job, self._done = self._done, NULL
+        pthread_mutex_unlock(&self._mutex)
+        while job != NULL:      # oldest first
+            after = job.next
+            job.next = first
+            first = job
+            job = after
+        while first != NULL:
+            job = first
+            first = job.next
+            done = <object>job.done
+            Py_DECREF(done)
+            error = None if not job.error else OSError(job.error, os.strerror(job.error))
+            free(job)
+            done(error)
+
+    def close(self):
+        """Wait until all syncs have ended, and end the threads."""
+        cdef int i
+        if self.fd < 0:
+            return
+        pthread_mutex_lock(&self._mutex)
+        self._stopping = True
+        pthread_cond_broadcast(&self._submitted)
+        pthread_mutex_unlock(&self._mutex)
+        with nogil:
+            for i in range(self._thread_count):
+                pthread_join(self._threads[i], NULL)
+        self._thread_count = 0
+        self.drain()
+        close(self.fd)
+        self.fd = -1
+
+    def _start(self):
+        cdef sigset_t every, before
+        cdef int error
+        # Signals are for the main thread.
+        sigfillset(&every)
+        pthread_sigmask(SIG_SETMASK, &every, &before)
+        error = pthread_create(&self._threads[self._thread_count], NULL, run, <void*>self)
+        pthread_sigmask(SIG_SETMASK, &before, NULL)
+        if not error:
+            self._thread_count += 1
+        elif not self._thread_count:
+            raise OSError(error, os.strerror(error))
+
+    cdef void serve(self) noexcept nogil:
+        cdef Job* job
+        cdef uint64_t one = 1
+        pthread_mutex_lock(&self._mutex)
+        while True:
+            while self._first == NULL and not self._stopping:
+                self._waiting += 1
+                pthread_cond_wait(&self._submitted, &self._mutex)
+                self._waiting -= 1
+            job = self._first
+            if job == NULL:
+                break
+            self._first = job.next
+            self._queued -= 1
+            pthread_mutex_unlock(&self._mutex)
+            job.error = 0
+            while fdatasync(job.fd) < 0:
+                if errno != EINTR:
+                    job.error = errno
+                    break
+            pthread_mutex_lock(&self._mutex)
+            job.next = self._done
+            self._done = job
+            write(self.fd, &one, sizeof(one))
+        pthread_mutex_unlock(&self._mutex)
