@@ -91,7 +91,8 @@ def open_data_path(components: Components) -> None:
             topic.save()
         if topic.log.segments():
             # Its tail may be unsynced, and finished segments may still exist.
-            components.rounds.written(topic)
+            components.rounds.unsynced.add(topic)
+            components.rounds.used.add(topic)
         end = max(end, found.log.end)
     _lease(components, end)
     components.deferred.recover(fired)

@@ -160,14 +160,15 @@ class Topic(BaseTopic):
             self.shared.health.working(self._journal_source)
         else:
             self.shared.health.record_journal(self._journal_source, error)
-            self._rounds.progressed(self)  # write it again
+            self._rounds.progressed.add(self)  # write it again
 
     def _visible(self, batch: Batch) -> None:
         self.show(batch, self.log.node_id)
         if batch.dues is not None:
             self.skip_void(batch.dues, batch.first)
             self.shared.deferred.fired(batch.dues)
-        self._rounds.written(self)
+        self._rounds.unsynced.add(self)
+        self._rounds.used.add(self)
         if self.log._segments is not self.inventory.seen:  # checked for every batch
             self.journal_later()
         self._arrived(self.name)
@@ -324,7 +325,7 @@ class Topic(BaseTopic):
     # ---- journal
 
     def journal_later(self) -> None:
-        self._rounds.progressed(self)
+        self._rounds.progressed.add(self)
 
     def rename_reader(self, channel: Channel) -> None:
         """Journal the new display name of a channel's reader, together with progress."""
@@ -348,7 +349,7 @@ class Topic(BaseTopic):
         for record in (self._topic_record(), *then):
             self.keeper.add(record)
         # The change may have freed segments; without traffic nothing else would check.
-        self._rounds.used(self)
+        self._rounds.used.add(self)
         self.shared.changed(self.name)
         synced = self.listing.needs_sync(self.log.first)
         listed = self.listing.save(self.keeper.flush(sync=synced))
@@ -609,7 +610,7 @@ class Topic(BaseTopic):
             if self.closed:
                 self.shared.retries.worked(self._relocating)
             else:
-                self._rounds.used(self)
+                self._rounds.used.add(self)
 
         self.shared.retries.failed(self._relocating, error, again)
 
