@@ -73,7 +73,6 @@ class Topic(BaseTopic):
         self.whole_from = 0
         self._removed_end = 0
         self._removed_journaled = 0
-        self.shown_end = log.end
         self._journal_source = f"topic={name}: journal"
         log.on_damage = partial(shared.rounds.damaged.append, self)
         self.writer = LogWriter(
@@ -95,10 +94,6 @@ class Topic(BaseTopic):
         )
 
     # ---- publishing
-
-    @property
-    def end(self) -> int:
-        return self.shown_end
 
     def begin(self) -> tuple[Journal, bytes]:
         """The journal and its first records, for the creation of a new topic's folder."""
@@ -163,7 +158,7 @@ class Topic(BaseTopic):
             self._rounds.progressed.add(self)  # write it again
 
     def _visible(self, batch: Batch) -> None:
-        self.show(batch, self.log.node_id)
+        self.feed.show(batch, self.log.node_id)
         if batch.dues is not None:
             self.skip_void(batch.dues, batch.first)
             self.shared.deferred.fired(batch.dues)
@@ -178,7 +173,7 @@ class Topic(BaseTopic):
 
     def block_at(self, index: int, size_max: int, *, wait: bool) -> Block | None:
         if not wait:
-            block = self.tail.find(index)
+            block = self.feed.tail.find(index)
             if block is not None:
                 return block
         return self.log.read(index, size_max, wait)
@@ -306,17 +301,16 @@ class Topic(BaseTopic):
     # ---- operations
 
     def pause(self, paused: bool) -> Ticket:
-        self.paused = paused
+        self.feed.pause(paused)
         self.release()
         return self.save()
 
     def empty(self) -> Ticket:
-        end = self.shown_end
-        if self.released < end:
+        start, end = self.released, self.end
+        if start < end:
             for channel in self.channels.values():
-                channel.skip_range(self.released, end)
-            self.released = end
-        self.held_count = 0
+                channel.skip_range(start, end)
+        self.feed.release()
         self.void_stamp = self.shared.identity.stamp()
         self.shared.deferred.purge(self.instance, self.void_stamp)
         self._add_progress()
@@ -414,7 +408,7 @@ class Topic(BaseTopic):
         self.keeper.fail(error)
 
     def _topic_record(self) -> bytes:
-        frozen = records.AWAITING if self.awaiting_channels else self.frozen
+        frozen = records.AWAITING if self.awaiting_channels else self.feed.frozen
         return records.encode_topic(self.released, frozen, self.paused, self.void_stamp)
 
     def _channel_record(self, channel: Channel, start: int) -> bytes:
