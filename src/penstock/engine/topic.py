@@ -33,8 +33,9 @@ from penstock.storage import journal as records
 from penstock.storage.damage import DamageKind
 from penstock.storage.journal import Journal
 from penstock.storage.log_reader import Damage
+from penstock.storage.log_records import SegmentRecord
 from penstock.storage.relocation import Relocation
-from penstock.storage.topic_log import SegmentRecord, TopicLog
+from penstock.storage.topic_log import TopicLog
 from penstock.wire.names import is_ephemeral
 
 # A sealed segment with fewer unfinished messages than both of these is removed, after they are
@@ -164,7 +165,7 @@ class Topic(BaseTopic):
             self.shared.deferred.fired(batch.dues)
         self._rounds.unsynced.add(self)
         self._rounds.used.add(self)
-        if self.log._segments is not self.inventory.seen:  # checked for every batch
+        if self.log.files is not self.inventory.seen:  # checked for every batch
             self.journal_later()
         self._arrived(self.name)
         batch.ticket.settle()
