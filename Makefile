@@ -19,7 +19,7 @@ WORKERS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 DIST := dist
-CORE := $(wildcard src/penstock/*/*.pyx src/penstock/*/*.pxd)
+CORE := $(wildcard $(addprefix src/penstock/,*.pyx *.pxd */*.pyx */*.pxd))
 
 WALKS ?= 5000
 
@@ -84,4 +84,4 @@ bench: build
 
 clean:
 	rm -rf $(VENV) build dist data src/*.egg-info
-	rm -f src/penstock/*/*.c src/penstock/*/*.so
+	rm -f src/penstock/*.c src/penstock/*.so src/penstock/*/*.c src/penstock/*/*.so

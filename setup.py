@@ -9,7 +9,10 @@ CORES = os.cpu_count() or 1
 setup(
     ext_modules=cythonize(
         # Without debugging symbols, which would make the wheel four times as large.
-        [Extension("*", ["src/penstock/*/*.pyx"], extra_compile_args=["-O3", "-g0"])],
+        [
+            Extension("*", [place], extra_compile_args=["-O3", "-g0"])
+            for place in ("src/penstock/*.pyx", "src/penstock/*/*.pyx")
+        ],
         nthreads=CORES,
         language_level=3,
         compiler_directives={

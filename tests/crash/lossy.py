@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from penstock.errors import LockedError, UncutError
-from penstock.storage.files import locked_text
+from penstock.storage.files import Files, locked_text
 from tests.support.faults import Faults
 
 # What of the unsynced changes survives a power cut.
@@ -42,8 +42,8 @@ class _Folder:
         self.synced: dict[str, _Inode | _Folder] = {}
 
 
-class LossyFiles:
-    """The interface of penstock.storage.files.Files."""
+class LossyFiles(Files):
+    """Files in memory."""
 
     def __init__(self, space: int = ENDLESS) -> None:
         self._root = _Folder()

@@ -183,7 +183,7 @@ def test_a_message_that_cannot_be_read_does_not_hold_up_the_others() -> None:
     for received in taken:
         if received not in wanted:
             assert client.finish(received.index) == 0
-    engine.topic("t").tail.clear()
+    engine.topic("t").feed.tail.clear()
     files.faults.add(first, errno.EIO, "pread")
     files.cold = True
     for received in wanted:

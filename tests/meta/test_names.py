@@ -66,8 +66,7 @@ def replaced_words(text: str) -> set[str]:
 
 # The way of a packet is rebuilt as a whole, with its names.
 KEPT = {
-    "net/lookout",
-    *("engine/writer", "engine/flushing", "engine/arrivals", "engine/turn"),
+    *("net/lookout", "engine/writer", "engine/flushing"),
 }
 # What net/lookout is called with, and the flag --begin-anew.
 KEPT_NAMES = {"heard", "begin_anew", "BEGIN_ANEW"}

@@ -15,7 +15,7 @@ WITHOUT_STUB = {"penstock.core.entries"}
 
 def compiled_modules() -> set[str]:
     folder = ROOT / "src"
-    paths = (folder / "penstock").glob("*/*.pyx")
+    paths = (folder / "penstock").rglob("*.pyx")
     return {".".join(path.relative_to(folder).with_suffix("").parts) for path in paths}
 
 

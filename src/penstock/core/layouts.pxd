@@ -21,7 +21,7 @@
 #     16 ordinal u32 | 20 topic size u8, zeros | 24 instance u64 | 32 timestamp_ns i64
 #     40 due_ns i64 | 48 stamp i64 | 56 topic name, then the body
 #
-# Header and trailer of a segment file are in storage/segment.py.
+# Header and trailer of a segment file are in storage/segment_format.py.
 
 cdef enum:
     FRAME_TYPE = 4

@@ -13,7 +13,7 @@ cdef class Pins:
     def __cinit__(self, *_args, **_named):
         self.kept = True
 
-    def take(self):
+    cpdef bint take(self) except -1:
         """Start using it; False if it was dropped."""
         if not self.kept:
             return False
@@ -21,7 +21,7 @@ cdef class Pins:
         self.recent = True
         return True
 
-    def give(self):
+    cpdef bint give(self) except -1:
         """Stop using it; return whether to release it now."""
         assert self.users > 0
         self.users -= 1

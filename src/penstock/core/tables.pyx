@@ -5,7 +5,7 @@
 #     origins  offsets of the batches of deferred messages
 #
 # They grow with each batch that is written or scanned, and become the footer when the file is
-# sealed (storage/segment.py).
+# sealed (storage/segment_format.py).
 #
 # Rule 1: no I/O.  A tally belongs to the thread that writes or scans the file.
 # Rule 2: a Visible is immutable, because other threads read it.

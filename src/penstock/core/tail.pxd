@@ -14,4 +14,5 @@ cdef class Tail:
     cdef int64_t size       # bytes of them
 
     cpdef add(self, Block block)
+    cpdef Block find(self, int64_t index)
     cdef int trim(self, int64_t size_max) except -1

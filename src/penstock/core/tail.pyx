@@ -37,7 +37,7 @@ cdef class Tail:
         if self.budget.size > self.budget.size_max:
             self.trim(0)
 
-    def find(self, int64_t index):
+    cpdef Block find(self, int64_t index):
         """The block with ``index`` or the next existing one; None: read it from the log."""
         cdef Py_ssize_t low = 0, high = len(self.blocks), middle
         if not high or index < (<Block>self.blocks[0]).first_index():

@@ -62,6 +62,9 @@ cdef class Window(Entries):
     cdef int requeue(self, Consumer consumer, int64_t index, int node_id, int64_t due_ns) except -1
     cdef int touch(self, Consumer consumer, int64_t index, int node_id, int64_t now_ns,
                    int64_t timeout_ns, int64_t timeout_max_ns) except -1
+    cpdef load(self, Block block)
+    cdef object give(self, Consumer consumer, Py_ssize_t count_max, Py_ssize_t size_max,
+                     int64_t limit, int64_t now_ns, Py_ssize_t* given_count)
     cdef bint holds(self, Consumer consumer) noexcept
     cdef int32_t owned(self, Consumer consumer, int64_t index, int node_id, int* status) noexcept
     cdef int forget(self, int32_t slot) except -1

@@ -212,7 +212,7 @@ cdef class Window(Entries):
 
     # ---- first deliveries
 
-    def load(self, Block block):
+    cpdef load(self, Block block):
         """Continue in ``block``, which has the cursor's index or the next existing one."""
         self.block = block
         self.settle_cursor()
@@ -230,6 +230,13 @@ cdef class Window(Entries):
         nothing is left.  Each message is in flight before the caller can send its first byte
         (S0-1).
         """
+        cdef Py_ssize_t count = 0
+        frames = self.give(consumer, count_max, size_max, limit, now_ns, &count)
+        return None if frames is None else (frames, count)
+
+    cdef object give(self, Consumer consumer, Py_ssize_t count_max, Py_ssize_t size_max,
+                     int64_t limit, int64_t now_ns, Py_ssize_t* given_count):
+        # deliver(), for compiled callers: the frames or None, and their count.
         cdef const unsigned char* data
         cdef Py_ssize_t start, at, end, next_at, count = 0
         cdef int64_t stop
@@ -265,10 +272,11 @@ cdef class Window(Entries):
         self.offset = at
         if self.cursor >= stop:
             self.settle_cursor()
+        given_count[0] = count
         # A view keeps the whole block in memory until it is sent; small ones are copied.
         if at - start <= VIEW_SIZE_MIN:
-            return PyBytes_FromStringAndSize(<const char*>data + start, at - start), count
-        return memoryview(block.data)[start:at], count
+            return PyBytes_FromStringAndSize(<const char*>data + start, at - start)
+        return memoryview(block.data)[start:at]
 
     def deliver_sampled(self, Consumer consumer not None, Py_ssize_t count_max,
                         Py_ssize_t scan_max, int64_t limit, int64_t now_ns):

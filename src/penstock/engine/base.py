@@ -8,12 +8,11 @@ from functools import partial
 
 from penstock.core.appender import Appender
 from penstock.core.block import Block
-from penstock.core.tail import Tail
 from penstock.core.ticket import Ticket, after, settled
-from penstock.engine.arrivals import Arrivals
 from penstock.engine.channel import Channel
 from penstock.engine.deferred.queue import Due
 from penstock.engine.disk import failed
+from penstock.engine.feed import Feed
 from penstock.engine.shared import Shared
 from penstock.engine.stats.latency import OFF, Percentiles, measured
 
@@ -21,11 +20,10 @@ from penstock.engine.stats.latency import OFF, Percentiles, measured
 KNOWN_COUNT_MAX = 32
 
 
-class BaseTopic(Arrivals, ABC):
+class BaseTopic(ABC):
     """Channels, counters and the appender that collects publishes."""
 
     ephemeral: bool
-    channels: dict[str, Channel]
 
     def __init__(self, shared: Shared, name: str, instance: int, node_id: int, first: int) -> None:
         self.shared = shared
@@ -34,19 +32,46 @@ class BaseTopic(Arrivals, ABC):
         self.name = name
         self.instance = instance
         self.closed = False
-        self.released = first
         self.void_stamp = 0
         self.created: Ticket = settled()
         # A new topic that awaits channels stays frozen until the channels that nsqlookupds know
         # exist here too, so that all of them get its first message.
         self.channels_known: Ticket = settled()
-        self.tail = Tail(shared.tail_budget)
+        self.feed = Feed(shared.tail_budget, first)
+        self.channels: dict[str, Channel] = self.feed.channels
         self.appender = Appender(name, node_id, first, partial(shared.turn.flush_later, self))
+
+    @property
+    def end(self) -> int:
+        """The index after the last message shown to channels; written ones may follow."""
+        return self.feed.shown_end
+
+    @property
+    def released(self) -> int:
+        """The index after the last message that channels may read."""
+        return self.feed.released
+
+    @property
+    def paused(self) -> bool:
+        return self.feed.paused
+
+    @property
+    def awaiting_channels(self) -> bool:
+        return self.feed.awaiting_channels
+
+    @property
+    def message_count(self) -> int:
+        """All messages that ever arrived."""
+        return self.feed.message_count
+
+    @property
+    def message_bytes(self) -> int:
+        return self.feed.message_bytes
 
     @property
     def depth(self) -> int:
         """Messages that no channel may read yet."""
-        return self.held_count
+        return self.feed.held_count
 
     @property
     def backend_depth(self) -> int:
@@ -115,18 +140,18 @@ class BaseTopic(Arrivals, ABC):
 
     def release(self) -> None:
         """Move ``released`` to the end, unless the topic is frozen."""
-        if self.frozen:
+        feed = self.feed
+        if feed.frozen:
             return
-        start, end = self.released, self.end
+        start, end, count = feed.released, feed.shown_end, feed.held_count
+        feed.release()
         if start < end:
-            self.released = end
             for channel in self.channels.values():
-                channel.release(start, end, self.held_count)
-        self.held_count = 0
+                channel.release(start, end, count)
 
     def await_channels(self) -> None:
         """Hold back all messages until ``know_channels`` is called."""
-        self.awaiting_channels = True
+        self.feed.await_channels(True)
         self.channels_known = Ticket()
 
     def know_channels(self, names: Iterable[str]) -> None:
@@ -146,7 +171,7 @@ class BaseTopic(Arrivals, ABC):
             self.shared.context.turns.soon(partial(self._make_known, names, end, made))
             return
         known = self.channels_known
-        self.awaiting_channels = False
+        self.feed.await_channels(False)
         self.release()
         after(*made, self.save()).add(lambda saved: known.settle(saved.error))
 
@@ -158,9 +183,9 @@ class BaseTopic(Arrivals, ABC):
         """Stop for good: refuse publishes and disconnect consumers."""
         self.closed = self.appender.closed = True
         if self.awaiting_channels:
-            self.awaiting_channels = False
+            self.feed.await_channels(False)
             self.channels_known.settle(OSError("exiting"))
-        self.tail.clear()
+        self.feed.tail.clear()
         for channel in list(self.channels.values()):
             channel.close()
 
@@ -181,11 +206,6 @@ class BaseTopic(Arrivals, ABC):
     def sync_log(self) -> Ticket:
         """Sync what is written to the log."""
         return settled()
-
-    @property
-    @abstractmethod
-    def end(self) -> int:
-        """The index after the last message shown to channels; written ones may follow."""
 
     @abstractmethod
     def flush(self) -> None:

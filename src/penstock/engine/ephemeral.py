@@ -167,11 +167,6 @@ class EphemeralTopic(BaseTopic):
         self._waiting: deque[Block] = deque()
         self._waiting_size = 0
         self._fired: deque[list[Due]] = deque()
-        self._end = first
-
-    @property
-    def end(self) -> int:
-        return self._end
 
     @property
     def backend_depth(self) -> int:
@@ -186,45 +181,42 @@ class EphemeralTopic(BaseTopic):
                     self.appender.add(due.body, due.timestamp_ns)
             batch = self.appender.seal(0)
             block = batch.block(self.appender.node_id)
-            self._end = block.end
-            if self.frozen:
-                self._wait(block)
-                self.message_count += batch.count
-                self.message_bytes += batch.body_size
+            if self.feed.frozen:
+                self.feed.hold(block, batch.body_size, self._wait(block))
             else:
-                self.count_in(block, batch.body_size)
+                self.feed.count_in(block, batch.body_size)
             self.skip_void(dues, batch.first)
             batch.ticket.settle()
             if dues:
                 self.shared.deferred.fired(dues)
 
-    def _wait(self, block: Block) -> None:
+    def _wait(self, block: Block) -> int:
+        """Keep as many messages as there is room for; return how many."""
         memory, block_count = self._memory, block.count
-        count = min(block_count, self._options.mem_queue_size - self.held_count)
+        count = min(block_count, self._options.mem_queue_size - self.depth)
         if block.size > memory.room(self._waiting_size):
             count = min(count, block.count_within(memory.room(self._waiting_size)))
         if count < block_count:
             memory.dropped_count += block_count - max(0, count)
             if count <= 0:
-                return
+                return 0
             block = block.head(count)
         self._waiting.append(block)
         self._resize(block.size)
-        self.held_count += count
+        return count
 
     def _resize(self, size: int) -> None:
         self._waiting_size += size
         self._memory.size += size
 
     def release(self) -> None:
-        if not self.frozen:
-            self.released = self._end
+        if not self.feed.frozen:
+            self.feed.release()
             while self._waiting:
                 block = self._waiting.popleft()
                 self._resize(-block.size)
                 for channel in self.channels.values():
                     channel.arrive(block)
-            self.held_count = 0
 
     def _defer(self, body: bytes, now_ns: int, due_ns: int, stamp: int) -> Ticket:
         # Beyond the limit it is dropped, like a publish.
@@ -256,7 +248,7 @@ class EphemeralTopic(BaseTopic):
         return settled()
 
     def pause(self, paused: bool) -> Ticket:
-        self.paused = paused
+        self.feed.pause(paused)
         self.release()
         return settled()
 
@@ -273,7 +265,7 @@ class EphemeralTopic(BaseTopic):
     def _forget(self) -> None:
         self._waiting.clear()
         self._resize(-self._waiting_size)
-        self.held_count = 0
+        self.feed.drop_held()
 
     def block_at(self, index: int, size_max: int, *, wait: bool) -> Block | None:
         return None

@@ -1,11 +1,11 @@
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Appender, Batch
-from penstock.storage.growth cimport Shown
+from penstock.storage.topic_log cimport TopicLog
 
 
 cdef class Flushing:
-    cdef public Shown log
+    cdef public TopicLog log
     cdef public Appender _appender
     cdef public object _clock
     cdef public object _reserve

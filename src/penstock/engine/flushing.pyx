@@ -5,7 +5,7 @@
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Appender, Batch
-from penstock.storage.growth cimport Shown
+from penstock.storage.topic_log cimport TopicLog
 
 from penstock.errors import PenstockError
 
@@ -82,7 +82,7 @@ cdef class Flushing:
 
     def flush(self):
         """Write pending batches, as far as possible without waiting."""
-        cdef Shown log = self.log
+        cdef TopicLog log = self.log
         while not self._busy and (
                 self._appender.count or self._fired or self._parts or self._lost is not None):
             if self._lost is not None:
@@ -93,7 +93,7 @@ cdef class Flushing:
                 if self._syncing:
                     return
                 self._roll()
-            elif log._writer.extent.unsynced_bytes() > DIRTY_SIZE_MAX:
+            elif log.writer.extent.unsynced_bytes() > DIRTY_SIZE_MAX:
                 self.start_sync()
                 return
             else:
@@ -120,7 +120,7 @@ cdef class Flushing:
             return 0
         try:
             if part is None:
-                self.log._writer.write(batch)
+                self.log.writer.write(batch)
             else:
                 self._put(batch)
         except (OSError, PenstockError) as error:
@@ -143,5 +143,5 @@ cdef class Flushing:
             return
         self._visible(batch)
         if (now_ns - self._sync_ns >= sync_spacing_ns
-                and self.log._writer.extent.unsynced_messages() >= self._sync_every):
+                and self.log.writer.extent.unsynced_messages() >= self._sync_every):
             self.start_sync()

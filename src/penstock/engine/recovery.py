@@ -91,7 +91,8 @@ def open_data_path(components: Components) -> None:
             topic.save()
         if topic.log.segments():
             # Its tail may be unsynced, and finished segments may still exist.
-            components.rounds.written(topic)
+            components.rounds.unsynced.add(topic)
+            components.rounds.used.add(topic)
         end = max(end, found.log.end)
     _lease(components, end)
     components.deferred.recover(fired)
@@ -245,17 +246,18 @@ def _restore(components: Components, folder: TopicFolder, found: RecoveredTopic)
     state, topic_log = found.state, found.log
     topic = Topic(components.shared, folder.topic, topic_log, found.journal, folder.instance)
     topic.listing.journaled = found.journal.size > 0
-    topic.paused = topic.listing.paused = state.paused
+    topic.feed.pause(state.paused)
+    topic.listing.paused = state.paused
     topic.void_stamp = state.void_stamp
     if state.frozen == AWAITING:
         topic.await_channels()
-    topic.released = _released(state, topic)
+    topic.feed.restore(_released(state, topic))
     topic.recover(state.whole_from, state.channel_id_max)
     topic.recover_files(state.files)
     for channel_state in state.channels.values():
         channel = _restore_channel(components, topic, channel_state)
         topic.add_recovered(channel)
-    topic.held_count = topic_log.count_between(topic.released, topic_log.end)
+    topic.feed.restore_held(topic_log.count_between(topic.released, topic_log.end))
     topic.open()
     return topic
 

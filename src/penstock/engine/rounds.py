@@ -17,6 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from penstock.core.appender import Appender
+from penstock.core.marks import Marks
 from penstock.core.ticket import Ticket, after
 from penstock.engine.catalog.identity import Identity
 from penstock.engine.context import Context
@@ -117,11 +118,11 @@ class Rounds:
         self._deferred = deferred
         self._by_instance = by_instance
         self._checks: Sequence[Callable[[], None]] = ()
-        # Ordered sets, so that runs are deterministic.
-        self._progressed: dict[TendedTopic, None] = {}
-        self._unsynced: dict[TendedTopic, None] = {}
-        self._finished: dict[TendedTopic, None] = {}  # with unsynced progress in the journal
-        self._used: dict[TendedTopic, None] = {}
+        # Topics with work for the next round.
+        self.progressed = Marks()  # channels have something to journal
+        self.unsynced = Marks()  # messages were added to the log
+        self.used = Marks()  # there may be segments to remove
+        self._finished = Marks()  # with unsynced progress in the journal
         self.damaged: deque[TendedTopic] = deque()  # reads found damage, on any thread
         self._writes = LimitedQueue(context, WRITE_COUNT_MAX)
         self._syncs = LimitedQueue(context, SYNC_COUNT_MAX)
@@ -132,19 +133,6 @@ class Rounds:
         self._every(JOURNAL_INTERVAL_NS, self._journal)
         self._every(self._sync_timeout_ns, self._sync)
         self._every(UPKEEP_INTERVAL_NS, self._upkeep)
-
-    def written(self, topic: TendedTopic) -> None:
-        """Messages were added to the log of ``topic``."""
-        self._unsynced[topic] = None
-        self._used[topic] = None
-
-    def used(self, topic: TendedTopic) -> None:
-        """``topic`` may have segments to remove."""
-        self._used[topic] = None
-
-    def progressed(self, topic: TendedTopic) -> None:
-        """Channels of ``topic`` have something to journal."""
-        self._progressed[topic] = None
 
     def _every(self, interval_ns: int, call: Callable[[], None]) -> None:
         def again() -> None:
@@ -164,35 +152,31 @@ class Rounds:
                     return
 
     def _journal(self) -> None:
-        progressed, self._progressed = self._progressed, {}
-        for topic in progressed:
+        for topic in self.progressed.take():
             self._writes.add(topic.write_progress).add(partial(self._written, topic))
 
     def _written(self, topic: TendedTopic, _: Ticket) -> None:
-        self._finished[topic] = None
-        self._used[topic] = None
+        self._finished.add(topic)
+        self.used.add(topic)
 
     def _sync(self) -> None:
         """Sync what --sync-timeout limits: messages, finishes and deferred publishes."""
-        unsynced, self._unsynced = self._unsynced, {}
-        finished, self._finished = self._finished, {}
-        for topic in unsynced:
+        for topic in self.unsynced.take():
             # Then journal the synced offset: without it, damage there would pass for a torn tail.
             self._syncs.add(topic.sync_log).add(partial(self._synced, topic))
-        for topic in finished:
+        for topic in self._finished.take():
             self._syncs.add(topic.sync_journal)
         syncing = self._deferred.writer.syncing
         if syncing.unsynced_count:
             syncing.sync()
 
     def _synced(self, topic: TendedTopic, _: Ticket) -> None:
-        self.progressed(topic)
+        self.progressed.add(topic)
 
     def _upkeep(self) -> None:
         while self.damaged:
-            self._used[self.damaged.popleft()] = None
-        used, self._used = self._used, {}
-        self._each(iter(used), self._retire)
+            self.used.add(self.damaged.popleft())
+        self._each(iter(self.used.take()), self._retire)
         self._identity.reached(0)
         self._checkpoint()
         for check in self._checks:
@@ -200,7 +184,7 @@ class Rounds:
 
     def _retire(self, topic: TendedTopic) -> None:
         if topic.retire():
-            self._used[topic] = None
+            self.used.add(topic)
         self._identity.reached(topic.appender.next_index)
 
     def _checkpoint(self) -> None:

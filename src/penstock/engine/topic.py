@@ -33,8 +33,9 @@ from penstock.storage import journal as records
 from penstock.storage.damage import DamageKind
 from penstock.storage.journal import Journal
 from penstock.storage.log_reader import Damage
+from penstock.storage.log_records import SegmentRecord
 from penstock.storage.relocation import Relocation
-from penstock.storage.topic_log import SegmentRecord, TopicLog
+from penstock.storage.topic_log import TopicLog
 from penstock.wire.names import is_ephemeral
 
 # A sealed segment with fewer unfinished messages than both of these is removed, after they are
@@ -73,7 +74,6 @@ class Topic(BaseTopic):
         self.whole_from = 0
         self._removed_end = 0
         self._removed_journaled = 0
-        self.shown_end = log.end
         self._journal_source = f"topic={name}: journal"
         log.on_damage = partial(shared.rounds.damaged.append, self)
         self.writer = LogWriter(
@@ -95,10 +95,6 @@ class Topic(BaseTopic):
         )
 
     # ---- publishing
-
-    @property
-    def end(self) -> int:
-        return self.shown_end
 
     def begin(self) -> tuple[Journal, bytes]:
         """The journal and its first records, for the creation of a new topic's folder."""
@@ -160,15 +156,16 @@ class Topic(BaseTopic):
             self.shared.health.working(self._journal_source)
         else:
             self.shared.health.record_journal(self._journal_source, error)
-            self._rounds.progressed(self)  # write it again
+            self._rounds.progressed.add(self)  # write it again
 
     def _visible(self, batch: Batch) -> None:
-        self.show(batch, self.log.node_id)
+        self.feed.show(batch, self.log.node_id)
         if batch.dues is not None:
             self.skip_void(batch.dues, batch.first)
             self.shared.deferred.fired(batch.dues)
-        self._rounds.written(self)
-        if self.log._segments is not self.inventory.seen:  # checked for every batch
+        self._rounds.unsynced.add(self)
+        self._rounds.used.add(self)
+        if self.log.files is not self.inventory.seen:  # checked for every batch
             self.journal_later()
         self._arrived(self.name)
         batch.ticket.settle()
@@ -177,7 +174,7 @@ class Topic(BaseTopic):
 
     def block_at(self, index: int, size_max: int, *, wait: bool) -> Block | None:
         if not wait:
-            block = self.tail.find(index)
+            block = self.feed.tail.find(index)
             if block is not None:
                 return block
         return self.log.read(index, size_max, wait)
@@ -305,17 +302,16 @@ class Topic(BaseTopic):
     # ---- operations
 
     def pause(self, paused: bool) -> Ticket:
-        self.paused = paused
+        self.feed.pause(paused)
         self.release()
         return self.save()
 
     def empty(self) -> Ticket:
-        end = self.shown_end
-        if self.released < end:
+        start, end = self.released, self.end
+        if start < end:
             for channel in self.channels.values():
-                channel.skip_range(self.released, end)
-            self.released = end
-        self.held_count = 0
+                channel.skip_range(start, end)
+        self.feed.release()
         self.void_stamp = self.shared.identity.stamp()
         self.shared.deferred.purge(self.instance, self.void_stamp)
         self._add_progress()
@@ -324,7 +320,7 @@ class Topic(BaseTopic):
     # ---- journal
 
     def journal_later(self) -> None:
-        self._rounds.progressed(self)
+        self._rounds.progressed.add(self)
 
     def rename_reader(self, channel: Channel) -> None:
         """Journal the new display name of a channel's reader, together with progress."""
@@ -348,7 +344,7 @@ class Topic(BaseTopic):
         for record in (self._topic_record(), *then):
             self.keeper.add(record)
         # The change may have freed segments; without traffic nothing else would check.
-        self._rounds.used(self)
+        self._rounds.used.add(self)
         self.shared.changed(self.name)
         synced = self.listing.needs_sync(self.log.first)
         listed = self.listing.save(self.keeper.flush(sync=synced))
@@ -413,7 +409,7 @@ class Topic(BaseTopic):
         self.keeper.fail(error)
 
     def _topic_record(self) -> bytes:
-        frozen = records.AWAITING if self.awaiting_channels else self.frozen
+        frozen = records.AWAITING if self.awaiting_channels else self.feed.frozen
         return records.encode_topic(self.released, frozen, self.paused, self.void_stamp)
 
     def _channel_record(self, channel: Channel, start: int) -> bytes:
@@ -609,7 +605,7 @@ class Topic(BaseTopic):
             if self.closed:
                 self.shared.retries.worked(self._relocating)
             else:
-                self._rounds.used(self)
+                self._rounds.used.add(self)
 
         self.shared.retries.failed(self._relocating, error, again)
 

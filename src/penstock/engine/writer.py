@@ -37,7 +37,7 @@ from penstock.engine.deferred.queue import Due
 from penstock.engine.disk import Disk
 from penstock.engine.flushing import SLOW_FOR_NS, SLOW_NS, Flushing
 from penstock.engine.health import refused_by
-from penstock.storage.log_writer import SyncToken
+from penstock.storage.log_records import SyncToken
 from penstock.storage.reserve import Reserve
 from penstock.storage.topic_log import TopicLog
 

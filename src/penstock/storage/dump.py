@@ -26,7 +26,7 @@ from penstock.storage.files import Files
 from penstock.storage.metadata import decode_metadata
 from penstock.storage.node import decode_node
 from penstock.storage.patterns import decode_patterns
-from penstock.storage.segment import (
+from penstock.storage.segment_format import (
     MAGIC,
     TRAILER_SIZE,
     Trailer,

@@ -1,12 +1,11 @@
 # An open file, and the one system call that every batch makes.
 #
-# Only storage/files.py makes these.
+# Only storage/files.pyx makes these.
 #
 # Rule 1: an append is all or nothing.
-# Rule 2: appends to one handle are serialised; the interpreter's lock is released during the write.
+# Rule 2: changes of one file are serialised; the interpreter's lock is released during a write.
 
 import os
-import threading
 
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
@@ -39,7 +38,7 @@ cdef Py_ssize_t put(int fd, const iovec* pieces, int count, int64_t offset) exce
         PyErr_CheckSignals()
 
 
-def write_all(int fd, parts, int64_t offset):
+cpdef int64_t write_all(int fd, parts, int64_t offset) except -1:
     """Write ``parts`` at ``offset``, all of them, and return where they end."""
     cdef iovec[PIECES_MAX] pieces
     cdef Py_ssize_t size = 0, done = 0, skipped
@@ -70,16 +69,15 @@ cdef class Handle(Pins):
         self.path = path
         self.fd = fd
         self.size = -1
-        self.lock = threading.Lock()
         self.users = 1      # the creator
 
-    cpdef int64_t end(self) except -1:
-        """The size; under the lock, and not earlier: another handle may have been used before."""
+    cdef int64_t end(self) except -1:
+        # The size; under the lock, and not earlier: another handle may have been used before.
         if self.size < 0:
             self.size = os.fstat(self.fd).st_size
         return self.size
 
-    def append(self, parts):
+    cpdef int64_t append(self, parts) except -1:
         """Append ``parts``, or truncate the file to what it was; return the new size."""
         cdef int64_t old_size
         with self.lock:
@@ -92,4 +90,25 @@ cdef class Handle(Pins):
                 except OSError as second:
                     raise UncutError(f"{self.path}: {error}; and cutting back: {second}") from error
                 raise
-            return self.size
+        return self.size
+
+    cdef int cut(self, int64_t size) except -1:
+        # Truncate the file to ``size``.
+        with self.lock:
+            os.ftruncate(self.fd, size)
+            self.size = size
+        return 0
+
+    cdef int allocate(self, int64_t size) except -1:
+        # Allocate disk space up to ``size``, durably.
+        cdef int64_t old_size
+        with self.lock:
+            old_size = self.end()
+            try:
+                os.posix_fallocate(self.fd, 0, size)
+                os.fsync(self.fd)
+            except OSError:
+                os.ftruncate(self.fd, old_size)
+                raise
+            self.size = max(size, old_size)
+        return 0

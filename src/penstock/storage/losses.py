@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from penstock.storage.damage import DamageKind
 from penstock.storage.journal import FileState, TopicState
-from penstock.storage.segment import Segment, segment_path, side_path
+from penstock.storage.segment import Segment
+from penstock.storage.segment_format import segment_path, side_path
 from penstock.storage.topic_log import TopicLog
 
 

@@ -27,11 +27,11 @@ from penstock.storage.journal import Journal, TopicState, replay
 from penstock.storage.log_reader import LogReader
 from penstock.storage.log_writer import SEGMENT_SIZE_MAX
 from penstock.storage.losses import Loss, find_missing
-from penstock.storage.segment import (
+from penstock.storage.segment import Segment
+from penstock.storage.segment_format import (
     TRAILER_SIZE,
     VERSION,
     Header,
-    Segment,
     Trailer,
     decode_header,
     decode_trailer,
@@ -94,7 +94,7 @@ def recover_topic(
         log.resume(segments[-1], recovery.synced)
         recovery.settle_holes(log)
     losses = find_missing(folder, state, segments, log, recovery.losses)
-    log.torn_count, log.corrupt_count = recovery.torn_count, recovery.corrupt_count
+    log.count_damage(recovery.torn_count, recovery.corrupt_count)
     return RecoveredTopic(
         log,
         state,

@@ -16,7 +16,8 @@ from penstock.core.tables import Tally
 from penstock.record import record
 from penstock.storage.files import Files
 from penstock.storage.log_reader import Damage, LogReader
-from penstock.storage.segment import Segment, encode_header, footer, side_path
+from penstock.storage.segment import Segment
+from penstock.storage.segment_format import encode_header, footer, side_path
 
 
 @record

@@ -65,7 +65,7 @@ def test_a_topic_nobody_knows_waits_for_its_first_channel_as_ever(engine: Engine
     topic.publish([b"1"])
     topic.know_channels([])
     engine.settle()
-    assert topic.frozen and topic.depth == 1
+    assert topic.feed.frozen and topic.depth == 1
     client = Client(engine, "t", "late", ready_count=9)
     engine.settle()
     assert bodies(client) == [b"1"]
@@ -76,7 +76,7 @@ def test_without_anybody_to_ask_nothing_waits() -> None:
     topic, _ = engine.broker.create_topic("t")
     assert topic.channels_known.done
     topic.create_channel("c")
-    assert not topic.frozen
+    assert not topic.feed.frozen
 
 
 def test_only_the_first_answer_counts(engine: Engine) -> None:
@@ -133,7 +133,7 @@ def test_a_crash_while_waiting_asks_again(engine: AskingEngine, mode: str, own: 
     engine.start()
     found = engine.topic("t")
     assert engine.asked == ["t"]
-    assert found.frozen and found.depth == 1
+    assert found.feed.frozen and found.depth == 1
     found.know_channels(["a"])
     engine.settle()
     assert {name: channel.depth for name, channel in found.channels.items()} == dict.fromkeys(

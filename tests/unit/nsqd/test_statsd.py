@@ -99,26 +99,25 @@ def test_topics_and_channels_come_by_name_with_the_prefix() -> None:
 
 def test_counters_are_differences_since_the_push_before() -> None:
     engine = engine_of()
-    topic, _ = engine.broker.create_topic("t")
     lines = lines_of(engine)
-    topic.message_count = 5
+    engine.publish("t", *[b"x"] * 5)
     assert pushed(lines)[0] == "topic.t.message_count:5|c"
     assert pushed(lines)[0] == "topic.t.message_count:0|c"
-    topic.message_count = 12
+    engine.publish("t", *[b"x"] * 7)
     assert pushed(lines)[0] == "topic.t.message_count:7|c"
 
 
 def test_a_topic_made_again_counts_from_zero() -> None:
     engine = engine_of()
     lines = lines_of(engine)
-    engine.broker.create_topic("t")[0].message_count = 100
+    engine.publish("t", *[b"x"] * 100)
     pushed(lines)
     engine.done(engine.broker.delete_topic("t"))
-    engine.broker.create_topic("t")[0].message_count = 3
+    engine.publish("t", *[b"x"] * 3)
     assert pushed(lines)[0] == "topic.t.message_count:3|c"
     engine.done(engine.broker.delete_topic("t"))
     pushed(lines)
-    engine.broker.create_topic("t")[0].message_count = 4
+    engine.publish("t", *[b"x"] * 4)
     assert pushed(lines)[0] == "topic.t.message_count:4|c", "what is gone is forgotten"
 
 

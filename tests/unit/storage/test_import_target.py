@@ -157,7 +157,8 @@ def test_a_failure_at_any_step_leaves_nothing_or_all(
             return original(self, *arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Files, failing, fail)
+            broken = type("Broken", (Files,), {failing: fail})
+            patch.setattr("penstock.storage.import_nsqd.Files", broken)
             try:
                 take(source, target)
                 break

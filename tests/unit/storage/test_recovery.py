@@ -18,7 +18,7 @@ from penstock.storage.journal import (
     encode_topic,
 )
 from penstock.storage.recovery import recover_topic
-from penstock.storage.segment import encode_header, footer
+from penstock.storage.segment_format import encode_header, footer
 from penstock.storage.topic_log import TopicLog
 from tests.crash.lossy import KEEP, LOSE, LossyFiles
 from tests.support.logs import gaps

@@ -14,9 +14,9 @@ import pytest
 from penstock.core.batches import HEADER_SIZE
 from penstock.errors import UncutError
 from penstock.storage.files import Files
-from penstock.storage.log_writer import SyncToken
+from penstock.storage.log_records import SyncToken
 from penstock.storage.recovery import recover_topic
-from penstock.storage.segment import decode_header
+from penstock.storage.segment_format import decode_header
 from penstock.storage.topic_log import TopicLog
 from tests.crash.lossy import LossyFiles
 from tests.support.logs import gaps

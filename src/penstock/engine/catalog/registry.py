@@ -29,11 +29,13 @@ from penstock.version import NSQ_VERSION
 class ListedChannel(Protocol):
     """A channel as nsqd.dat lists it."""
 
-    name: str
     paused: bool
     named: bool
     pulled: bool
     reader: ChannelReader | None
+
+    @property
+    def name(self) -> str: ...
 
 
 class ListedTopic(Protocol):

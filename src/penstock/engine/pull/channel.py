@@ -250,10 +250,6 @@ class PullChannel(Channel):
             self.window.clear(end)
             self.touched()
 
-    def pump(self, now_ns: int) -> None:
-        """Nothing to deliver."""
-        self._woken = False
-
     def empty(self) -> Ticket:
         """Finish all released messages."""
         self.window.clear(self.topic.released)

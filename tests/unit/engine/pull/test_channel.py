@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -419,15 +420,18 @@ def test_a_relocation_under_way_spares_what_a_new_channel_wants() -> None:
         client.finish(message.index)
     topic = engine.topic("t")
     made = []
-    relocate = topic.log.relocate
+    submit = engine.disk.submit
 
-    def relocate_slowly(base: int, indexes: list[int]) -> Relocation:
-        relocation = relocate(base, indexes)
-        if not made:
-            made.append(engine.components.pulls.open(topic, "q", topic.log.first)[0])
-        return relocation
+    def submit_slowly(work: Callable[[], Any], done: Callable[..., None]) -> None:
+        def work_slowly() -> Any:
+            result = work()
+            if isinstance(result, Relocation) and not made:
+                made.append(engine.components.pulls.open(topic, "q", topic.log.first)[0])
+            return result
 
-    topic.log.relocate = relocate_slowly  # type: ignore[method-assign]
+        submit(work_slowly, done)
+
+    engine.disk.submit = submit_slowly  # type: ignore[method-assign]
     engine.advance(20 * SECOND)
     assert made[0].depth == 100 and topic.whole_from == 0
     assert not any(name.endswith(".side") for name in engine.files.list(topic.log.folder))

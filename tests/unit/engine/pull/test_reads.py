@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from penstock.engine.pull import reads
@@ -137,11 +139,7 @@ def test_of_too_many_reads_the_greedy_reader_s_are_refused(
 def test_a_disk_error_is_told() -> None:
     engine = Engine()
     topic = filled(engine)
-
-    def broken(*_: int) -> None:
-        raise OSError("gone")
-
-    topic.log.read_range = broken  # type: ignore[assignment]
+    engine.files.faults.add("*.log", errno.EIO, "pread")
     asked = read(engine, topic)
     assert isinstance(engine.done(asked), OSError)
 

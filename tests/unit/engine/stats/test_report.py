@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from penstock.core.window import Consumer
 from penstock.engine.stats import report
 from penstock.engine.stats.latency import format_ns
 from penstock.engine.stats.memory import Memory
 from penstock.engine.stats.report import Selection, StatsSource
+from penstock.engine.topology import ZONE
 from tests.support.engine import SECOND, Engine
 from tests.unit.nsqd.worker import Worker
 
@@ -142,7 +144,8 @@ def test_the_text_is_nsqds(engine: Engine) -> None:
     topic, _ = engine.broker.create_topic("paused")
     producer = Worker(engine, "paused", "c", hostname="p", pub_counts={"orders": 7})
     topic.channels["c"].leave(producer.consumer)
-    topic.paused = topic.channels["c"].paused = True
+    topic.pause(True)
+    topic.channels["c"].pause(True)
     shown = text(engine, START_NS + 2_419_151_120, include_memory=True)
     first, *lines = shown.split("\n")
     assert first.startswith("nsqd v1.3.0 (built w/go")
@@ -229,7 +232,10 @@ def test_deliveries_by_locality_stand_behind_the_message_count_unless_zero(
     engine: Engine,
 ) -> None:
     channel = engine.topic("orders").channels["billing"]
-    channel._left_counts = [0, 0, 7]
+    near = Consumer(None, SECOND)
+    near.locality, near.message_count = ZONE, 7
+    channel.join(near)
+    channel.leave(near)
     told = snapshot(engine)["topics"][0]["channels"][0]
     names = list(told)
     at = names.index("message_count")

@@ -4,28 +4,28 @@
 # Rule 1: files are named by path (str, absolute or as the data path was given).  This module owns
 #         the descriptors: at most `open_max` stay open, the least recently used are closed first,
 #         and one in use by another thread is never closed.
-# Rule 2: an append is all or nothing (in storage/handle.pyx, since every batch is one).
+# Rule 2: an append is all or nothing (storage/handle.pyx).
 # Rule 3: nothing is durable before `sync` of the file and, for its name, `sync_folder`.
 # Rule 4: all methods may be called from any thread; appends to one file are serialised.
 #
-# tests/crash/lossy.py has the same interface in memory, with power cuts and failing disks; both
-# pass tests/crash/test_files.py.
+# A subclass can stand in its place, or between it and its callers, and sees every write and sync.
+# tests/crash/lossy.py is in memory, with power cuts and failing disks; both pass
+# tests/crash/test_files.py.
 
 # Paths are str because a pathlib call costs more than the system call it wraps.
-# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH112, PTH114, PTH116, PTH120, PTH208
-
-from __future__ import annotations
 
 import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+
+from libc.stdint cimport int64_t
+
+from penstock.storage.handle cimport Handle, write_all
 
 from penstock.errors import LockedError
 from penstock.page_cache import is_cached
-from penstock.storage.handle import Handle, write_all
 
 MODE_FILE = 0o600
 MODE_FOLDER = 0o700
@@ -36,33 +36,38 @@ BUFFER_SIZE = 512 * 1024
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
-class Files:
+cdef class Files:
     """The files of a data path, on the real disk."""
 
-    def __init__(self, open_max: int = 256, *, read_only: bool = False) -> None:
+    def __init__(self, int open_max=256, *, bint read_only=False):
         self._open_max = open_max
         self._access = os.O_RDONLY if read_only else os.O_RDWR
-        self._handles: dict[str, Handle] = {}
-        self._lock = threading.Lock()  # for changes of _handles, not for lookups
-        self._name_changes = 0
-        self._folder_locks: dict[str, int] = {}
-        self._barred: OSError | None = None
+        self._handles = {}
+        self._lock = threading.Lock()
+        self._folder_locks = {}
         self._nowait = bool(_NOWAIT)
         self._buffer = bytearray(BUFFER_SIZE)
 
     # Reading
 
-    def pread(self, path: str, offset: int, size: int, wait: bool = True) -> bytes | None:
+    def pread(self, path, offset, size, bint wait=True):
         """Up to ``size`` bytes at ``offset``; fewer only at the end of the file.
 
         With ``wait`` false the call never touches the disk: it returns None if the bytes are not in
         the page cache, are too many, or the file is not open, and fewer bytes if only some of them
         are cached.
         """
+        cdef Handle handle, handle_open
         if wait:
-            with self._using(path, create=False) as handle:
+            handle = self.pin(path, False)
+            try:
                 return _pread_all(handle.fd, offset, size)
-        handle_open = self._pin_open(path) if self._nowait and size <= BUFFER_SIZE else None
+            except OSError as error:
+                _name(error, path)
+                raise
+            finally:
+                self.unpin(handle)
+        handle_open = self.pin_open(path) if self._nowait and size <= BUFFER_SIZE else None
         if handle_open is None:
             return None
         # Only the loop reads without waiting: one buffer is enough, and is not zeroed each time.
@@ -77,12 +82,12 @@ class Files:
             self._nowait = False  # not supported by this file system; every read goes to a thread
             return None
         finally:
-            self._unpin(handle_open)
+            self.unpin(handle_open)
         return bytes(view[:count])
 
-    def lend(self, path: str, offset: int, size: int) -> int | None:
+    def lend(self, path, offset, size):
         """A new descriptor, if these bytes are in the page cache, otherwise None."""
-        handle = self._pin_open(path)
+        cdef Handle handle = self.pin_open(path)
         if handle is None:
             return None
         try:
@@ -90,18 +95,30 @@ class Files:
         except OSError:
             return None  # no descriptor is left
         finally:
-            self._unpin(handle)
+            self.unpin(handle)
 
-    def read(self, path: str) -> bytes:
+    def read(self, path):
         """The whole file."""
-        with self._using(path, create=False) as handle:
+        cdef Handle handle = self.pin(path, False)
+        try:
             return _pread_all(handle.fd, 0, os.fstat(handle.fd).st_size)
+        except OSError as error:
+            _name(error, path)
+            raise
+        finally:
+            self.unpin(handle)
 
-    def size(self, path: str) -> int:
-        with self._using(path, create=False) as handle:
+    def size(self, path):
+        cdef Handle handle = self.pin(path, False)
+        try:
             return os.fstat(handle.fd).st_size
+        except OSError as error:
+            _name(error, path)
+            raise
+        finally:
+            self.unpin(handle)
 
-    def exists(self, path: str) -> bool:
+    def exists(self, path):
         """Whether the path exists; raises OSError if that cannot be determined."""
         try:
             os.lstat(path)
@@ -109,46 +126,47 @@ class Files:
             return False
         return True
 
-    def list(self, folder: str) -> list[str]:
+    def list(self, folder):
         """The names in ``folder``, sorted; empty if there is no such folder."""
         try:
             return sorted(os.listdir(folder))
         except FileNotFoundError:
             return []
 
-    def free_size(self, path: str) -> int:
+    def free_size(self, path):
         """The free bytes on the file system of ``path``."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
     # Writing
 
-    def append(self, path: str, parts: Sequence[bytes]) -> int:
+    cpdef int64_t append(self, str path, parts) except -1:
         """Append ``parts`` to the file, which is created if it is missing; return its new size.
 
         If not everything can be written, the file is truncated to its old size before the error is
         raised.  UncutError means that this failed as well: there may be bytes of a partial batch
         after the old end, and nothing more should be appended.
         """
-        # Not _using(): a context manager would cost a tenth of the whole append.
-        handle = self._handles.get(path)
-        if handle is None or not handle.take():
-            handle = self._pin_new(path, create=True)
+        cdef Handle handle = self.pin(path, True)
         try:
             return handle.append(parts)
         except OSError as error:
             _name(error, path)
             raise
         finally:
-            if handle.give():
-                os.close(handle.fd)
+            self.unpin(handle)
 
-    def truncate(self, path: str, size: int) -> None:
-        with self._using(path, create=False) as handle, handle.lock:
-            os.ftruncate(handle.fd, size)
-            handle.size = size
+    def truncate(self, path, size):
+        cdef Handle handle = self.pin(path, False)
+        try:
+            handle.cut(size)
+        except OSError as error:
+            _name(error, path)
+            raise
+        finally:
+            self.unpin(handle)
 
-    def write_new(self, path: str, data: bytes) -> None:
+    def write_new(self, path, data):
         """Replace the file by ``data`` atomically and durably."""
         self._check_place()
         temporary = f"{path}.{os.urandom(6).hex()}.tmp"
@@ -166,32 +184,38 @@ class Files:
             raise
         self.sync_folder(os.path.dirname(path))
 
-    def allocate(self, path: str, size: int) -> None:
+    def allocate(self, path, size):
         """Allocate disk space for the file, up to ``size`` bytes."""
-        with self._using(path, create=True) as handle, handle.lock:
-            old_size = handle.end()
-            try:
-                os.posix_fallocate(handle.fd, 0, size)
-                os.fsync(handle.fd)
-            except OSError:
-                os.ftruncate(handle.fd, old_size)
-                raise
-            handle.size = max(size, old_size)
+        cdef Handle handle = self.pin(path, True)
+        try:
+            handle.allocate(size)
+        except OSError as error:
+            _name(error, path)
+            raise
+        finally:
+            self.unpin(handle)
 
-    def sync(self, path: str) -> None:
-        with self._using(path, create=False) as handle:
+    cpdef sync(self, str path):
+        """Make the bytes of the file durable."""
+        cdef Handle handle = self.pin(path, False)
+        try:
             os.fdatasync(handle.fd)
+        except OSError as error:
+            _name(error, path)
+            raise
+        finally:
+            self.unpin(handle)
 
     # Names
 
-    def sync_folder(self, folder: str) -> None:
+    def sync_folder(self, folder):
         fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
 
-    def make_folder(self, folder: str) -> None:
+    def make_folder(self, folder):
         """Create ``folder`` and its missing parents."""
         self._check_place()
         above = os.path.dirname(folder)
@@ -202,7 +226,7 @@ class Files:
         if not os.path.isdir(folder):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old, new):
         self._check_place()
         try:
             os.rename(old, new)
@@ -210,7 +234,7 @@ class Files:
             self._forget(old)
             self._forget(new)
 
-    def unlink(self, path: str) -> None:
+    def unlink(self, path):
         """Remove a file, if it exists."""
         self._check_place()
         try:
@@ -220,7 +244,7 @@ class Files:
         finally:
             self._forget(path)
 
-    def remove_tree(self, folder: str) -> None:
+    def remove_tree(self, folder):
         """Remove ``folder`` and the files in it."""
         for name in self.list(folder):
             path = f"{folder}/{name}"
@@ -233,7 +257,7 @@ class Files:
         except FileNotFoundError:
             return
 
-    def lock(self, folder: str, *, shared: bool = False) -> None:
+    def lock(self, folder, *, bint shared=False):
         """Lock ``folder`` until unlock(), or raise LockedError with nsqd's text.
 
         A shared lock excludes exclusive ones, and needs no write permission.
@@ -249,21 +273,21 @@ class Files:
             raise LockedError(f"{folder} was removed or replaced while it was locked")
         self._folder_locks[folder] = fd
 
-    def unlock(self, folder: str) -> None:
+    def unlock(self, folder):
         os.close(self._folder_locks.pop(folder))
 
-    def place(self, path: str) -> tuple[int, int] | None:
+    def place(self, path):
         """(device, inode) of a path; None if it does not exist."""
         try:
             return _place(os.stat(path))
         except FileNotFoundError:
             return None
 
-    def bar(self, reason: OSError | None) -> None:
+    def bar(self, reason):
         """Fail every open, create, rename and remove with ``reason``, until ``bar(None)``."""
         self._barred = reason
 
-    def _check_place(self) -> None:
+    def _check_place(self):
         """Raise if the locked folder was replaced by another one of the same name."""
         if self._barred is not None:
             raise self._barred
@@ -271,7 +295,7 @@ class Files:
             if _place(os.fstat(fd)) != self.place(folder):
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), folder)
 
-    def close(self) -> None:
+    def close(self):
         """Close all descriptors and release all locks."""
         with self._lock:
             handles = list(self._handles.values())
@@ -282,41 +306,37 @@ class Files:
 
     # Descriptors
 
-    def is_open(self, path: str) -> bool:
+    def is_open(self, path):
         """Whether the file is open: then an append needs no path lookup, which may block."""
         return path in self._handles
 
     @property
-    def open_count(self) -> int:
+    def open_count(self):
         return len(self._handles)
 
-    @contextmanager
-    def _using(self, path: str, create: bool) -> Iterator[Handle]:
-        handle = self._pin_open(path) or self._pin_new(path, create)
-        try:
-            yield handle
-        except OSError as error:
-            _name(error, path)
-            raise
-        finally:
-            self._unpin(handle)
+    cdef Handle pin(self, str path, bint create):
+        # The open file, in use until unpin(); opened if it is not.
+        cdef Handle handle = self.pin_open(path)
+        return handle if handle is not None else self.pin_new(path, create)
 
-    def _pin_open(self, path: str) -> Handle | None:
-        handle = self._handles.get(path)
+    cdef Handle pin_open(self, str path):
+        cdef Handle handle = self._handles.get(path)
         return handle if handle is not None and handle.take() else None
 
-    def _pin_new(self, path: str, create: bool) -> Handle:
+    cdef Handle pin_new(self, str path, bint create):
         # open() may wait for the disk, so it is called without the lock.  If a name changed
         # meanwhile, the descriptor may be that of a removed or renamed file: open again.
+        cdef Handle handle, fresh
+        cdef int64_t changes
         if self._barred is not None:
             raise self._barred
         flags = self._access | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         while True:
             changes = self._name_changes
             fresh = Handle(path, os.open(path, flags, MODE_FILE))
-            surplus: Sequence[Handle] = [fresh]  # if another thread was faster
+            surplus = [fresh]  # if another thread was faster
             with self._lock:
-                handle = self._pin_open(path)
+                handle = self.pin_open(path)
                 if handle is None and changes == self._name_changes:
                     handle = self._handles[path] = fresh
                     surplus = self._take_surplus()
@@ -324,7 +344,12 @@ class Files:
             if handle is not None:
                 return handle
 
-    def _take_surplus(self) -> Sequence[Handle]:
+    cdef int unpin(self, Handle handle) except -1:
+        if handle.give():
+            os.close(handle.fd)
+        return 0
+
+    def _take_surplus(self):
         count = len(self._handles) - self._open_max
         if count <= 0:
             return []
@@ -339,11 +364,7 @@ class Files:
             handle.recent = False
         return surplus
 
-    def _unpin(self, handle: Handle) -> None:
-        if handle.give():
-            os.close(handle.fd)
-
-    def _forget(self, path: str) -> None:
+    def _forget(self, path):
         # A renamed or removed file, or all files of a renamed folder: an open descriptor would keep
         # a deleted topic's bytes on the disk.  Reads in progress finish on the old descriptor.
         with self._lock:
@@ -353,24 +374,24 @@ class Files:
         _close_all([handle for handle in handles if handle.drop()])
 
 
-def _place(status: os.stat_result) -> tuple[int, int]:
+def _place(status):
     return status.st_dev, status.st_ino
 
 
-def _name(error: OSError, path: str) -> None:
+def _name(error, path):
     """Add the file name, which errors of calls on descriptors lack."""
     if error.filename is None:
         error.filename = path
 
 
-def _close_all(handles: Sequence[Handle]) -> None:
+def _close_all(handles):
     # Never with the lock held: closing a removed segment frees its pages, 12 ms for 100 MB, and the
     # loop would wait for the lock.
     for handle in handles:
         os.close(handle.fd)
 
 
-def locked_text(folder: str) -> str:
+def locked_text(folder):
     # nsqd's text, with Go's spelling of EAGAIN.
     return (
         f"failed to lock data-path: cannot flock directory {folder} - resource temporarily"
@@ -378,7 +399,7 @@ def locked_text(folder: str) -> str:
     )
 
 
-def _pread_all(fd: int, offset: int, size: int) -> bytes:
+def _pread_all(fd, offset, size):
     piece = os.pread(fd, size, offset)
     if len(piece) in (0, size):
         return piece

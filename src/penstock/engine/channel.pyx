@@ -1,22 +1,26 @@
-"""A channel: a cursor over its topic's log, and the consumers that share its messages."""
-
-from __future__ import annotations
+# A channel: a cursor over its topic's log, and the consumers that share its messages.
+#
+#     offer     a consumer answered or changed RDY: it waits among the ready ones
+#     wake      there may be something to deliver: the turn calls pump()
+#     pump      ready consumers get a share each, first deliveries from the block at the cursor,
+#               and messages to be sent again
+#
+# Ephemeral and pull channels are subclasses.  What runs for every FIN and every batch of a plain
+# channel calls no Python.
 
 import logging
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
-from penstock.core.block import Block
+from libc.stdint cimport INT64_MAX, int64_t
+
+from penstock.core.block cimport Block
+from penstock.core.window cimport Consumer, Window
+
 from penstock.core.latency import Latency
-from penstock.core.ticket import Ticket, settled
-from penstock.core.window import Consumer, Window
-from penstock.engine.stats.latency import Percentiles, measured
+from penstock.core.ticket import settled
+from penstock.engine.stats.latency import measured
 from penstock.engine.topology import EXPERIMENT, LOCALITIES, NearestFirst
-
-if TYPE_CHECKING:
-    from penstock.engine.base import BaseTopic
-    from penstock.storage.channel_reader import ChannelReader
 
 log = logging.getLogger(__name__)
 
@@ -35,85 +39,79 @@ LOST_WAIT_NS = 1_000_000_000
 PASS_COUNT_MAX = 16
 UNREADABLE_COUNT_MAX = 1024
 
+cdef Py_ssize_t turn_count_max = TURN_COUNT_MAX
+cdef Py_ssize_t share_count_max = SHARE_COUNT_MAX
+cdef Py_ssize_t chunk_size_max = CHUNK_SIZE_MAX
 
-class Channel:
+
+cdef class Channel:
     """Delivery of one topic to one group of consumers."""
 
     ephemeral = False
     pulled = False  # see pull/channel.py
     plain = True  # new messages are only counted, and sent from the log
-    named = False  # created because an nsqlookupd listed it, and not used since
-    partial = False  # a pull channel created at an index where messages had been removed
-    reader: ChannelReader | None = None  # of a pull channel bound to one
 
-    def __init__(self, topic: BaseTopic, name: str, window: Window, *, id: int = 0) -> None:
+    def __init__(self, topic, str name not None, Window window not None, *, id=0):
         shared = topic.shared
         self.topic = topic
         self.name = name
         self.number = next(shared.channel_numbers)
         self.id = id
         self.window = window
-        self.paused = False
-        self.closed = False
-        self.defer_stamp = 0
-        self.created: Ticket = settled()
-        self.consumers: list[Consumer] = []
+        self.created = settled()
+        self.consumers = []
         self._shared = shared
+        self._feed = topic.feed
         self._turn = shared.turn
+        self._progressed = shared.rounds.progressed
         options = shared.context.options
-        near = EXPERIMENT in options.enable_experiment
-        self.ready: deque[Consumer] | NearestFirst = NearestFirst() if near else deque()
+        self.ready = NearestFirst() if EXPERIMENT in options.enable_experiment else deque()
         if options.e2e_processing_latency_percentiles:
             window.latency = Latency(options.e2e_processing_latency_window_time_ns)
-        # Messages sent to consumers that have left, by locality.
         self._left_counts = [0] * len(LOCALITIES)
-        self._woken = False
-        self._reading = False
-        self._odd_to_fresh = 1  # who gets the odd message of a share
-        self.held_skip_count = 0
-        self._redelivery: Block | None = None
-        self._cold_frame: tuple[int, bytes] | None = None
-        self._stuck_cursor = -1  # where a read failed, until it succeeds
-        self._unreadable: dict[int, None] = {}  # messages to redeliver whose read failed
+        self._odd_to_fresh = 1
+        self._stuck_cursor = -1
+        self._unreadable = {}
+        self._watched_ns = self._watched_wall_ns = INT64_MAX
 
     # ---- what /stats shows
 
     @property
-    def message_count(self) -> int:
+    def message_count(self):
         return self.window.message_count
 
     @property
-    def depth(self) -> int:
+    def depth(self):
         return self.window.depth
 
     @property
-    def backend_depth(self) -> int:
+    def backend_depth(self):
         """What NSQ would have on disk: the depth beyond its memory queue."""
         return max(0, self.depth - self._shared.context.options.mem_queue_size)
 
     @property
-    def in_flight_count(self) -> int:
+    def in_flight_count(self):
         return self.window.in_flight_count
 
     @property
-    def deferred_count(self) -> int:
+    def deferred_count(self):
         """Messages requeued with a delay, and the topic's deferred publishes for this channel."""
         return self.window.deferred_count + self.topic.deferred_pending(self.defer_stamp)
 
     @property
-    def requeue_count(self) -> int:
+    def requeue_count(self):
         return self.window.requeue_count
 
     @property
-    def timeout_count(self) -> int:
+    def timeout_count(self):
         return self.window.timeout_count
 
     @property
-    def finish_count(self) -> int:
+    def finish_count(self):
         return self.window.finish_count
 
     @property
-    def delivery_counts(self) -> list[int]:
+    def delivery_counts(self):
         """Messages sent, redeliveries included, by locality of the consumer."""
         counts = self._left_counts.copy()
         for consumer in self.consumers:
@@ -121,17 +119,17 @@ class Channel:
         return counts
 
     @property
-    def latency(self) -> Percentiles:
+    def latency(self):
         """Times from publish to finish."""
         shares = self._shared.context.options.e2e_processing_latency_percentiles
         return measured((self.window.latency,), shares, self._shared.context.clock.wall_ns())
 
     @property
-    def pull(self) -> dict[str, Any] | None:
+    def pull(self):
         """What /stats shows for a pull channel; None for other channels."""
         return None
 
-    def announce(self, exists: bool) -> None:
+    def announce(self, exists):
         """The channel was created or deleted: log it and notify nsqlookupd."""
         verb = "created" if exists else "deleted"
         log.info("topic=%s channel=%s: %s", self.topic.name, self.name, verb)
@@ -141,11 +139,11 @@ class Channel:
 
     # ---- consumers
 
-    def join(self, consumer: Consumer) -> None:
+    def join(self, Consumer consumer not None):
         self.window.join(consumer)
         self.consumers.append(consumer)
 
-    def leave(self, consumer: Consumer) -> None:
+    def leave(self, Consumer consumer not None):
         """Remove a consumer and requeue its messages (R14)."""
         context = self._shared.context
         self.consumers.remove(consumer)
@@ -160,186 +158,209 @@ class Channel:
             0 if context.supervisor.exiting else LOST_WAIT_NS,
         )
         if not self.closed:
-            self._turn.watch(self)
+            self.watch()
             self.touched()
             self.wake()
         self.left()
 
-    def left(self) -> None:
+    def left(self):
         """Hook for ephemeral channels, which are deleted with their last consumer."""
 
-    def offer(self, consumer: Consumer) -> None:
+    cpdef offer(self, Consumer consumer):
         """``consumer`` answered or changed RDY; serve it if it has room."""
         self.touched()
-        if consumer.ready and not consumer.offered:
+        if not consumer.offered and consumer.is_ready():
             consumer.offered = True
             self.ready.append(consumer)
         if self.ready:
             self.wake()
         else:
-            self._turn.watch(self)
+            self.watch()
 
-    def wake(self) -> None:
+    cpdef wake(self):
         """Schedule pump() in this turn of the loop."""
         if not self._woken and not self.closed:
             self._woken = True
             self._turn.wake(self)
 
-    def touched(self) -> None:
+    cpdef touched(self):
         """The channel has progress to journal."""
-        self.topic.journal_later()
+        self._progressed.add(self.topic)
+
+    cdef int watch(self) except -1:
+        # Let the scan know the earliest deadlines.  What it knows stays a lower bound until it
+        # visits the channel (expire, fire), so later deadlines are not reported.
+        cdef int64_t deadline_ns = self.window.deadlines.soonest()
+        cdef int64_t deferral_ns = self.window.deferrals.soonest()
+        if deadline_ns < self._watched_ns or deferral_ns < self._watched_wall_ns:
+            self._watched_ns = min(self._watched_ns, deadline_ns)
+            self._watched_wall_ns = min(self._watched_wall_ns, deferral_ns)
+            self._turn.watch(self)
+        return 0
 
     # ---- delivery
 
-    def arrive(self, block: Block) -> None:
+    cpdef arrive(self, Block block):
         """New messages were released to this channel."""
-        self.window.queued_count += block.count
-        self.window.message_count += block.count
+        self.window.queued_count += block.message_count()
+        self.window.message_count += block.message_count()
         if self.ready:
             self.wake()
 
-    def release(self, start: int, end: int, count: int) -> None:
+    def release(self, int64_t start, int64_t end, int64_t count):
         """The topic released messages that it held back."""
         self.window.queued_count += count - self.held_skip_count
         self.window.message_count += count - self.held_skip_count
         self.held_skip_count = 0
         self.wake()
 
-    def skip(self, index: int) -> None:
+    def skip(self, index):
         """Finish a message before its first delivery."""
         if index >= self.window.cursor:
-            released = index < self.topic.released
+            released = index < self._feed.released
             self.window.skip(index, index + 1, int(released))
             self.held_skip_count += not released
             self.touched()
 
-    def skip_range(self, start: int, end: int) -> None:
+    def skip_range(self, start, end):
         """Finish messages that were never released to this channel."""
         self.window.skip(start, end, 0)
         self.held_skip_count = 0
         self.touched()
 
-    def pump(self, now_ns: int) -> None:
+    cpdef pump(self, int64_t now_ns):
         """Deliver a bounded amount to the ready consumers, round-robin."""
+        cdef Window window = self.window
+        cdef Consumer consumer
+        cdef Py_ssize_t budget = turn_count_max, round_count = 0, count, size
+        cdef int64_t even = 0
         self._woken = False
-        budget = TURN_COUNT_MAX
-        round_count = even = 0
-        while self.ready and budget > 0 and not self.paused and not self.closed:
+        while budget > 0 and not self.paused and not self.closed and self.ready:
             if not round_count:
                 # A round: each ready consumer gets an equal share of the depth.
                 round_count = len(self.ready)
-                even = -(-self.window.depth // round_count)
+                even = (window.queued_count + window.ready_count + round_count - 1) // round_count
             round_count -= 1
             consumer = self.ready.popleft()
+            count = size = 0
             try:
-                count, size = self._serve(consumer, even, now_ns) if consumer.ready else (0, 0)
+                if consumer.is_ready():
+                    count = self.serve(consumer, even, now_ns, &size)
             except BaseException:
                 # Keep the consumer in the rotation.
                 self.ready.appendleft(consumer)
                 self._shared.context.retry(self.wake)
                 raise
             budget -= max(count, size >> 10)
-            if not consumer.ready:
+            if not consumer.is_ready():
                 consumer.offered = False
             elif count:
                 self.ready.append(consumer)
             else:
                 self.ready.appendleft(consumer)
                 break
-        self._turn.watch(self)
-        if self.ready and budget <= 0:
+        self.watch()
+        if budget <= 0 and self.ready:
             self.wake()
 
-    def _serve(self, consumer: Consumer, even: int, now_ns: int) -> tuple[int, int]:
-        """Send ``consumer`` up to ``even`` messages; return their count and size.
-
-        While both fresh and requeued messages wait, each get half of the share (R13).  As in NSQ,
-        a requeued message comes after waiting ones, here after at least one.
-        """
-        window = self.window
-        share = min(consumer.room, SHARE_COUNT_MAX, even)
+    cdef Py_ssize_t serve(self, Consumer consumer, int64_t even, int64_t now_ns,
+                          Py_ssize_t* size) except -1:
+        # Send ``consumer`` up to ``even`` messages; return their count, and their size.
+        #
+        # While both fresh and requeued messages wait, each get half of the share (R13).  As in NSQ,
+        # a requeued message comes after waiting ones, here after at least one.
+        cdef Window window = self.window
+        cdef Py_ssize_t share = min(
+            consumer.ready_count - consumer.in_flight_count, share_count_max, even)
+        cdef Py_ssize_t sent = 0, fresh
+        cdef list parts = []
         if share <= 0:
-            return 0, 0
-        parts: list[bytes | memoryview] = []
-        sent = 0
+            return 0
         try:
             if window.ready_count:
                 if window.queued_count:
                     fresh = (share + self._odd_to_fresh) // 2
                     self._odd_to_fresh ^= share & 1
-                    sent = self._send_fresh(
-                        consumer, max(fresh, share - window.ready_count), now_ns, parts
-                    )
+                    fresh = max(fresh, share - window.ready_count)
+                    sent = self.send_fresh(consumer, fresh, now_ns, parts)
                 again = min(share - sent, window.ready_count)
                 sent += self._send_again(consumer, again, now_ns, parts)
-            sent += self._send_fresh(consumer, share - sent, now_ns, parts)
+            sent += self.send_fresh(consumer, share - sent, now_ns, parts)
         finally:
             if parts:
                 consumer.client.send(parts)
-        return sent, sum(map(len, parts))
+        for part in parts:
+            size[0] += len(part)
+        return sent
 
-    def _send_fresh(
-        self, consumer: Consumer, want: int, now_ns: int, parts: list[bytes | memoryview]
-    ) -> int:
-        window = self.window
-        limit = self.topic.released
-        sent = size = 0
-        while sent < want and size < CHUNK_SIZE_MAX:
-            if not window.loaded and not self._load():
+    cdef Py_ssize_t send_fresh(self, Consumer consumer, Py_ssize_t want, int64_t now_ns,
+                               list parts) except -1:
+        cdef Window window = self.window
+        cdef int64_t limit = self._feed.released
+        cdef Py_ssize_t sent = 0, size = 0, count
+        while sent < want and size < chunk_size_max:
+            if window.block is None and not self._load():
                 break
-            given: tuple[bytes | memoryview, int] | None
+            count = 0
             if consumer.sample_rate:
-                given = window.deliver_sampled(consumer, want - sent, TURN_COUNT_MAX, limit, now_ns)
+                given = window.deliver_sampled(consumer, want - sent, turn_count_max, limit, now_ns)
+                frames = None
+                if given is not None:
+                    frames, count = given
             else:
-                room = CHUNK_SIZE_MAX - size
-                given = window.deliver(consumer, want - sent, room, limit, now_ns)
-            if given is None:
+                frames = window.give(
+                    consumer, want - sent, chunk_size_max - size, limit, now_ns, &count)
+            if frames is None:
                 if window.cursor >= limit:
                     break
                 continue
-            frames, count = given
             if count:
                 parts.append(frames)
             sent += count
             size += len(frames)
         return sent
 
-    def _load(self) -> bool:
+    cpdef bint _load(self) except -1:
         """Load the block at the cursor; False if there is none, or it is being read."""
-        window = self.window
-        while not window.loaded:
+        cdef Window window = self.window
+        cdef Block block
+        cdef int64_t cursor
+        while window.block is None:
             cursor = window.cursor
-            if cursor >= self.topic.released:
+            if cursor >= self._feed.released:
                 window.queued_count = 0
                 return False
             if self._reading or cursor == self._stuck_cursor:
                 return False
-            block = self.topic.block_at(cursor, READ_SIZE, wait=False)
+            block = self._feed.tail.find(cursor)
+            if block is None:
+                block = self.topic.block_at(cursor, READ_SIZE, wait=False)
             if block is None:
                 self._read_at(cursor)
                 return False
-            self._take_block(block)  # all of it may be skipped: then load the next one
+            self.take_block(block)  # all of it may be skipped: then load the next one
         return True
 
-    def _read_at(self, cursor: int) -> None:
+    def _read_at(self, cursor):
         self._reading = True
         self._shared.context.disk.submit(
             partial(self.topic.block_at, cursor, READ_SIZE, wait=True),
             partial(self._loaded, cursor),
         )
 
-    def _take_block(self, block: Block) -> None:
-        window = self.window
-        if block.count and block.end > window.cursor:
+    cdef int take_block(self, Block block) except -1:
+        cdef Window window = self.window
+        if block.span_count and block.end_index() > window.cursor:
             window.load(block)
         else:
             # Damage or retention removed everything there.  Continue after it.
-            window.advance(self.topic.released)
+            window.advance(self._feed.released)
             self.touched()
-        if window.cursor >= self.topic.released:
+        if window.cursor >= self._feed.released:
             window.queued_count = 0
+        return 0
 
-    def _loaded(self, cursor: int, block: Block | None, error: Exception | None) -> None:
+    def _loaded(self, cursor, block, error):
         self._reading = False
         if self.closed:
             return
@@ -354,10 +375,10 @@ class Channel:
             retries.worked(self._source)
         # The channel may have been emptied while the disk was read.
         if not self.window.loaded and self.window.cursor == cursor:
-            self._take_block(block)
+            self.take_block(block)
         self.wake()
 
-    def _load_again(self, cursor: int) -> None:
+    def _load_again(self, cursor):
         if self._stuck_cursor != cursor:
             return
         if self.window.cursor == cursor and not self.closed:
@@ -367,16 +388,14 @@ class Channel:
             self._shared.retries.worked(self._source)
 
     @property
-    def _source(self) -> str:
+    def _source(self):
         return f"topic={self.topic.name} channel={self.name}"
 
     @property
-    def _source_again(self) -> str:
+    def _source_again(self):
         return f"{self._source}, messages to be sent again"
 
-    def _send_again(
-        self, consumer: Consumer, want: int, now_ns: int, parts: list[bytes | memoryview]
-    ) -> int:
+    def _send_again(self, consumer, want, now_ns, parts):
         sent = size = passed = 0
         while sent < want and size < CHUNK_SIZE_MAX:
             index = self.window.next_ready
@@ -398,7 +417,7 @@ class Channel:
             size += len(frame)
         return sent
 
-    def _pass_over(self, passed: int) -> bool:
+    def _pass_over(self, passed):
         """Move an unreadable message to the end of the queue, if it is not alone."""
         count = len(self._unreadable)
         if count >= min(self.window.ready_count, UNREADABLE_COUNT_MAX):
@@ -409,7 +428,7 @@ class Channel:
         self.window.rotate_ready()
         return True
 
-    def _frame(self, index: int) -> bytes | None:
+    def _frame(self, index):
         """The frame of a message to redeliver; b"" if the log lost it, None while reading."""
         if self._redelivery is not None:
             frame = self._redelivery.frame(index)
@@ -431,13 +450,13 @@ class Channel:
             self._read_frame(index)
         return found
 
-    def _read_frame(self, index: int) -> None:
+    def _read_frame(self, index):
         self._reading = True
         self._shared.context.disk.submit(
             partial(self.topic.frame, index, wait=True), partial(self._frame_read, index)
         )
 
-    def _frame_read(self, index: int, found: bytes | None, error: Exception | None) -> None:
+    def _frame_read(self, index, found, error):
         self._reading = False
         if self.closed:
             return
@@ -456,14 +475,15 @@ class Channel:
                 retries.worked(self._source_again)
         self.wake()
 
-    def _frame_again(self, index: int) -> None:
+    def _frame_again(self, index):
         if index in self._unreadable and not self.closed:
             self._read_frame(index)
 
     # ---- time
 
-    def expire(self, now_ns: int) -> bool:
+    def expire(self, now_ns):
         """Requeue messages that timed out; whether there were any."""
+        self._watched_ns = INT64_MAX
         consumers = self.window.expire(now_ns, DUE_COUNT_MAX)
         for consumer in consumers:
             self.offer(consumer)
@@ -472,8 +492,9 @@ class Channel:
             self.wake()
         return bool(consumers)
 
-    def fire(self, wall_ns: int) -> bool:
+    def fire(self, wall_ns):
         """Make deferred messages that are due ready; whether there were any."""
+        self._watched_wall_ns = INT64_MAX
         fired = self.window.fire(wall_ns, DUE_COUNT_MAX)
         if fired:
             self.wake()
@@ -481,15 +502,15 @@ class Channel:
 
     # ---- operations
 
-    def pause(self, paused: bool) -> Ticket:
+    def pause(self, paused):
         self.paused = paused
         if not paused:
             self.wake()
         return self.topic.save_channel(self)
 
-    def empty(self) -> Ticket:
+    def empty(self):
         """Discard all messages: queued, in flight and deferred."""
-        self.window.clear(self.topic.released)
+        self.window.clear(self._feed.released)
         self._redelivery = self._cold_frame = None
         if self._unreadable:
             self._unreadable.clear()
@@ -500,7 +521,7 @@ class Channel:
             self.offer(consumer)
         return self.topic.save_channel(self)
 
-    def close(self) -> None:
+    def close(self):
         """Stop delivering and disconnect the consumers (channel or topic deleted)."""
         self.closed = True
         self._shared.scan.forget(self)
@@ -510,5 +531,5 @@ class Channel:
             consumer.client.close()
 
 
-def _reason(error: Exception | None) -> Exception:
+def _reason(error):
     return error if error is not None else OSError("not read")

@@ -2,35 +2,31 @@
 # them.
 #
 # Runs on the loop or on a disk thread.  It owns `active`, its tally and its counters; the loop
-# learns of its work from events, in order (topic_log.py).  Writes and rolls come one at a time; a
-# sync may run concurrently with a write, which waits for it only if a segment has to be sealed or
+# learns of its work from events, in order (topic_log.pyx): a batch was written and can be
+# committed, a segment was sealed, batches were moved.  Writes and rolls come one at a time; a sync
+# may run concurrently with a write, which waits for it only if a segment has to be sealed or
 # copied.
 #
 # Rule 1: a batch is written whole or not at all, and only after batches that were.
 # Rule 2: a segment and its folder are synced before the next segment is created.
 # Rule 3: batches that a failed sync should have covered are written to a new file.
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 
-from penstock.core.appender import Batch
+from libc.stdint cimport int64_t, uint64_t
+
+from penstock.core.appender cimport Batch
+from penstock.core.tables cimport Tally, Visible
+from penstock.storage.files cimport Files
+from penstock.storage.segment cimport Extent, Segment
+
 from penstock.core.batches import HEADER_SIZE
-from penstock.core.tables import Tally, Visible
 from penstock.errors import UncutError
-from penstock.record import record
 from penstock.storage.copies import copy_bytes
-from penstock.storage.files import Files
-from penstock.storage.growth import Extent, Written
-from penstock.storage.segment import (
-    TRAILER_SIZE,
-    Segment,
-    Trailer,
-    decode_trailer,
-    encode_header,
-    footer,
-    segment_path,
+from penstock.storage.log_records import Moved, Sealed, SyncToken
+from penstock.storage.segment_format import (
+    TRAILER_SIZE, decode_trailer, encode_header, footer, segment_path,
 )
 from penstock.storage.survey import survey
 
@@ -40,119 +36,108 @@ SEGMENT_SIZE_MAX = 64 * 1024 * 1024
 ROLL_SIZE_FINISHED = 4 * 1024 * 1024
 
 
-@record
-class SyncToken:
-    """What a sync covered; ``base`` and ``offset`` are for a SYNCED record."""
-
-    base: int
-    offset: int
-    end: int
-    count: int
-    size: int
-
-
-@record
-class Sealed:
-    """A segment was sealed."""
-
-    segment: Segment
-    size: int
-    trailer: Trailer | None
-
-
-@record
-class Moved:
-    """The batches of ``old`` after ``keep`` were moved to ``new`` (R8)."""
-
-    old: Segment
-    keep: Visible
-    new: Segment
-    visible: Visible
-
-
-# What the loop has to apply; a batch: it was written and can be committed.
-Event = Batch | Sealed | Moved
-
-
-class LogWriter(Written):
+cdef class LogWriter:
     """Appends to the last segment of a folder, and creates the next."""
 
-    def __init__(
-        self,
-        files: Files,
-        folder: str,
-        instance: int,
-        node_id: int,
-        end: int,
-        segment_size_max: int = SEGMENT_SIZE_MAX,
-    ) -> None:
+    def __init__(self, Files files not None, str folder not None, uint64_t instance, int node_id,
+                 int64_t end, int64_t segment_size_max=SEGMENT_SIZE_MAX):
         self._files = files
         self._folder = folder
         self._instance = instance
         self._node_id = node_id
         self.segment_size_max = segment_size_max
-        self.active: Segment | None = None
-        self.events: deque[Event] = deque()
-        self.cuts: deque[tuple[Segment, int]] = deque()
-        self.folder_dirty = False
+        self.events = deque()
+        self.cuts = deque()
         # Acquired in this order.  The first is held during fdatasync; the second protects the tally
         # and the events, and a sync does not hold it while it waits for the disk.
         self._sync_lock = threading.Lock()
-        self._lock = threading.RLock()
         self.extent = Extent(end)
 
-    def _prepare(self) -> None:
-        with self._sync_lock, self._lock:
-            self._mend()
-            if self.active is not None and self.active.closed:
-                self._seal(self.active)
+    def resume(self, Segment tail not None):
+        """Take over an unsealed last segment; its name may not be synced."""
+        self.active = tail
+        self._folder_dirty = True
 
-    def needs_roll(self, low: int = 0) -> bool:
+    cpdef write(self, Batch batch):
+        """Write a batch to the file; TopicLog.commit() makes it part of the log.  Blocking.
+
+        All or nothing: after an OSError or StorageError the batch is not in the log, and its
+        indexes must be given up with abandon().
+        """
+        cdef Segment segment = self.active
+        if segment is not None and (segment.closed or segment.failed):
+            self._prepare()
+        with self._lock:
+            segment = self.active
+            if segment is None:
+                segment = self._start_segment(batch)
+            else:
+                try:
+                    self._files.append(segment.path, [batch.header(), batch.payload])
+                except UncutError:
+                    segment.closed = True
+                    raise
+            segment.wrote(batch, self.extent)
+            self.events.append(batch)
+
+    def _prepare(self):
+        with self._sync_lock:
+            with self._lock:
+                self._mend()
+                if self.active is not None and self.active.closed:
+                    self._seal(self.active)
+
+    cpdef bint needs_roll(self, int64_t low=0) except -1:
         """Whether the active segment is full, or is all below ``low`` and worth removing."""
-        segment = self.active
+        cdef Segment segment = self.active
+        cdef int64_t size
         if segment is None or segment.tally is None:
             return False
-        if (
-            segment.closed
-        ):  # found at start, or its footer could not be written: it can only be sealed
+        if segment.closed:
+            # Found at start, or its footer could not be written: it can only be sealed.
             return segment.tally.end <= low
         size = segment.tally.size
         if size >= self.segment_size_max:
             return True
         return size >= ROLL_SIZE_FINISHED and segment.tally.end <= low
 
-    def sync(self) -> SyncToken:
+    def sync(self):
         """Make written batches durable; pass the token to synced().  Blocking.
 
         After an OSError the next sync, roll or write first copies the unsynced batches to a new
         file (R8).
         """
+        cdef Segment segment
+        cdef Visible reached = None
         with self._sync_lock:
             with self._lock:
                 self._mend()
                 segment = self.active
                 token = self._token()
-                reached = segment.tally.visible() if segment is not None and segment.tally else None
-            if segment is not None and reached is not None and segment.synced.size < reached.size:
+                if segment is not None and segment.tally is not None:
+                    reached = segment.tally.visible()
+            if reached is not None and segment.synced.size < reached.size:
                 self._sync_file(segment, reached)
             self._sync_folder()
         return token
 
-    def roll(self) -> SyncToken:
+    def roll(self):
         """Seal the active segment; pass the token to synced().  Blocking."""
-        with self._sync_lock, self._lock:
-            self._mend()
-            if self.active is not None:
-                self._seal(self.active)
-            self._sync_folder()
-            return self._token()
+        with self._sync_lock:
+            with self._lock:
+                self._mend()
+                if self.active is not None:
+                    self._seal(self.active)
+                self._sync_folder()
+                token = self._token()
+        return token
 
-    def _mend(self) -> None:
+    def _mend(self):
         self._cut_moved()
         if self.active is not None and self.active.failed:
             self._rewrite(self.active)
 
-    def _start_segment(self, batch: Batch) -> Segment:
+    def _start_segment(self, Batch batch):
         first = batch.first
         path = segment_path(self._folder, first)
         previous_end = self.extent.end or first
@@ -164,19 +149,19 @@ class LogWriter(Written):
         except (OSError, UncutError):
             self._files.unlink(path)
             raise
-        self.folder_dirty = True
+        self._folder_dirty = True
         segment = Segment.from_tally(path, first, self._node_id, Tally(first))
         self.active = segment
         return segment
 
-    def _token(self) -> SyncToken:
-        segment = self.active
+    def _token(self):
+        cdef Segment segment = self.active
         base = segment.base if segment is not None else 0
         offset = segment.tally.size if segment is not None and segment.tally is not None else 0
         extent = self.extent
         return SyncToken(base, offset, extent.end, extent.count, extent.size)
 
-    def _sync_file(self, segment: Segment, reached: Visible) -> None:
+    def _sync_file(self, Segment segment, Visible reached):
         try:
             self._files.sync(segment.path)
         except OSError:
@@ -184,18 +169,18 @@ class LogWriter(Written):
             raise
         segment.synced = reached
 
-    def _sync_folder(self) -> None:
+    def _sync_folder(self):
         # Cleared first: a segment created during the sync makes the folder dirty again.
-        with self._lock:
-            dirty, self.folder_dirty = self.folder_dirty, False
+        cdef bint dirty = self._folder_dirty
+        self._folder_dirty = False
         if dirty:
             try:
                 self._files.sync_folder(self._folder)
             except OSError:
-                self.folder_dirty = True
+                self._folder_dirty = True
                 raise
 
-    def _seal(self, segment: Segment) -> None:
+    def _seal(self, Segment segment):
         # The batches are synced before the footer is written, so if the footer survives a power
         # cut, the batches did too.  A lost footer costs a scan at start.
         tally = segment.tally
@@ -210,11 +195,12 @@ class LogWriter(Written):
         self._files.sync(segment.path)
         self._sync_folder()
         self.active = None
-        self.events.append(Sealed(segment, size, decode_trailer(ending[-TRAILER_SIZE:], size)))
+        trailer = decode_trailer(ending[len(ending) - TRAILER_SIZE:], size)
+        self.events.append(Sealed(segment, size, trailer))
 
     # A failed sync
 
-    def _rewrite(self, old: Segment) -> None:
+    def _rewrite(self, Segment old):
         # The kernel may have dropped the pages that a failed sync could not write, or marked them
         # clean: a second sync of the same file proves nothing.  So the bytes are copied to a new
         # file.  If nothing of the old one was synced, the copy replaces it.
@@ -228,7 +214,7 @@ class LogWriter(Written):
         if not whole:
             header = encode_header(old.node_id, base, base, tally.append_ns_last, self._instance)
         copy_bytes(self._files, old.path, path, start, tally.size, header)
-        self.folder_dirty = False
+        self._folder_dirty = False
         if whole:
             old.synced = tally.visible()
             old.failed = False
@@ -242,7 +228,7 @@ class LogWriter(Written):
         self.active = new
         self.events.append(Moved(old, old.synced, new, new.synced))
 
-    def _cut_moved(self) -> None:
+    def _cut_moved(self):
         # Recovery ignores moved batches in the old file, so a failed truncate is just retried.
         # Until it is synced, the new file must not be removed.
         while self.cuts:

@@ -1,8 +1,7 @@
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Batch
-from penstock.core.runs cimport Runs
-from penstock.core.tables cimport Tally, Visible
+from penstock.core.tables cimport Tables, Tally, Visible
 
 
 cdef class Extent:
@@ -16,37 +15,27 @@ cdef class Extent:
     cdef int64_t unsynced_bytes(self) noexcept
 
 
-cdef class Growth:
-    cdef public str path
+cdef class Segment:
+    cdef readonly str path
+    cdef readonly int64_t base           # in its name
+    cdef public int node_id              # of all messages in it
+    cdef public bint side                # a side file
+    cdef public int64_t generation       # of a side file: how many others it replaced, in turn
+    cdef public int64_t previous_end     # where the file before it ended
     cdef public Tally tally              # the writer's; None once sealed and dropped
     cdef public Visible visible          # committed, the loop's; replaced as a whole
     cdef public Visible synced           # of that, what a sync covered
     cdef public int64_t file_size        # bytes, the footer included
     cdef public int64_t first            # index of the first message, or the base
     cdef public int64_t append_ns_first  # of the first batch
+    cdef public Tables tables            # None: not loaded
+    cdef public object trailer           # Trailer of a sealed file, or None
+    cdef public set slots                # None: only the range in the trailer is known
+    cdef public int64_t slot_min
+    cdef public int64_t slot_max
+    cdef public bint sealed
     cdef public bint closed              # takes no more batches
-    cdef public bint failed              # a sync failed: it has to be copied
+    cdef public bint failed              # a sync failed: bytes after `synced` may be lost
 
     cpdef wrote(self, Batch batch, Extent extent)
     cpdef bint show(self, Batch batch) except -1
-
-
-cdef class Written:
-    cdef public Growth active  # the segment that is written to; None: none yet
-    cdef public Extent extent  # all that was written since the start
-    cdef public object events  # deque of what the loop has to take over, in order
-    cdef public object _files  # storage.files.Files
-    cdef public object _lock   # held while a write runs
-
-    cpdef write(self, Batch batch)
-
-
-cdef class Shown:
-    cdef public int64_t end                # one past the last index committed
-    cdef public bint full                  # the last segment is large enough to roll
-    cdef public tuple _segments            # ascending; replaced as a whole
-    cdef public Runs _runs                 # indexes that exist
-    cdef public Written _writer
-    cdef public int64_t _segment_size_max  # bytes at which a segment is full
-
-    cpdef commit(self, Batch batch)

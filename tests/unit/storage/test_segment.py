@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from penstock.core.appender import Batch
 from penstock.core.batches import BATCH_HEADER_SIZE, HEADER_SIZE
-from penstock.core.tables import Tally, Visible
-from penstock.storage.growth import Extent, Growth
+from penstock.core.tables import Tally
+from penstock.storage.segment import Extent, Segment
 
 # What happens next: a batch of so many messages is written, the oldest is shown, or all is synced.
 steps = st.lists(st.one_of(st.integers(1, 5), st.sampled_from(["show", "sync"])), max_size=30)
@@ -20,30 +20,32 @@ def size_of(batches: list[Batch]) -> int:
 
 @given(steps)
 def test_it_knows_what_is_written_shown_and_synced(what: list[int | str]) -> None:
-    growth, extent = Growth(), Extent(0)
-    growth.tally, growth.visible = Tally(100), Visible(0, 100, 0)
+    segment, extent = Segment("/a.log", 100, 5), Extent(0)
+    segment.tally = Tally(100)
     written: list[Batch] = []
     shown = synced = 0
     for step in what:
         if isinstance(step, int):
             first = written[-1].end if written else 100
             written.append(Batch(bytes(10 * step), first, step, 7 + len(written), 0))
-            growth.wrote(written[-1], extent)
-            assert written[-1].segment is growth
+            segment.wrote(written[-1], extent)
+            assert written[-1].segment is segment
         elif step == "sync":
             extent.reached(extent.count, extent.size)
             synced = len(written)
         elif shown < len(written):
-            assert growth.show(written[shown]) == (shown == 0)
+            assert segment.show(written[shown]) == (shown == 0)
             shown += 1
         assert extent.end == (written[-1].end if written else 0)
         assert extent.unsynced_count == sum(batch.count for batch in written[synced:])
         assert extent.unsynced_size == size_of(written[synced:])
-        assert growth.visible.count == sum(batch.count for batch in written[:shown])
+        assert segment.visible.count == sum(batch.count for batch in written[:shown])
         if shown:
-            assert growth.visible.size == growth.file_size == HEADER_SIZE + size_of(written[:shown])
-            assert growth.visible.end == written[shown - 1].end
-            assert (growth.first, growth.append_ns_first) == (100, 7)
+            assert (
+                segment.visible.size == segment.file_size == HEADER_SIZE + size_of(written[:shown])
+            )
+            assert segment.visible.end == written[shown - 1].end
+            assert (segment.first, segment.append_ns_first) == (100, 7)
 
 
 def test_an_older_sync_that_ends_later_takes_nothing_back() -> None:

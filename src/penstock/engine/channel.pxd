@@ -1,0 +1,53 @@
+from libc.stdint cimport int64_t
+
+from penstock.core.block cimport Block
+from penstock.core.marks cimport Marks
+from penstock.core.ticket cimport Ticket
+from penstock.core.window cimport Consumer, Window
+from penstock.engine.feed cimport Feed
+from penstock.engine.turn cimport Turn
+
+
+cdef class Channel:
+    cdef readonly object topic           # BaseTopic
+    cdef readonly str name
+    cdef readonly int number             # of this channel in the scan
+    cdef readonly int64_t id             # in the journal
+    cdef readonly Window window
+    cdef readonly list consumers
+    cdef readonly object ready           # deque or NearestFirst of consumers that have room
+    cdef readonly bint closed
+    cdef public bint paused
+    cdef public bint named               # an nsqlookupd listed it, and nothing used it since
+    cdef public bint partial             # a pull channel created where messages had been removed
+    cdef public object reader            # ChannelReader of a pull channel that is bound, or None
+    cdef public int64_t defer_stamp      # deferred publishes accepted before it are not delivered
+    cdef public int64_t held_skip_count  # messages that the topic holds back and this one skips
+    cdef public Ticket created           # settled when the channel is durable
+    cdef readonly object _shared
+    cdef readonly list _left_counts      # messages sent to consumers that have left, by locality
+    cdef Feed _feed                      # of the topic
+    cdef Turn _turn
+    cdef Marks _progressed               # topics to journal
+    cdef int64_t _watched_ns             # the earliest deadline that the scan knows, or later
+    cdef int64_t _watched_wall_ns        # the same for deferrals
+    cdef bint _woken
+    cdef bint _reading
+    cdef int _odd_to_fresh               # who gets the odd message of a share
+    cdef int64_t _stuck_cursor           # where a read failed, until it succeeds; -1: nowhere
+    cdef Block _redelivery
+    cdef tuple _cold_frame               # (index, frame)
+    cdef dict _unreadable                # messages to redeliver whose read failed
+
+    cpdef offer(self, Consumer consumer)
+    cpdef wake(self)
+    cpdef touched(self)
+    cpdef arrive(self, Block block)
+    cpdef pump(self, int64_t now_ns)
+    cpdef bint _load(self) except -1
+    cdef int watch(self) except -1
+    cdef Py_ssize_t serve(self, Consumer consumer, int64_t even, int64_t now_ns,
+                          Py_ssize_t* size) except -1
+    cdef Py_ssize_t send_fresh(self, Consumer consumer, Py_ssize_t want, int64_t now_ns,
+                               list parts) except -1
+    cdef int take_block(self, Block block) except -1

@@ -1,0 +1,22 @@
+from libc.stdint cimport int64_t
+
+from penstock.storage.handle cimport Handle
+
+
+cdef class Files:
+    cdef int _open_max
+    cdef int _access                # flags of open()
+    cdef dict _handles              # Handle by path
+    cdef object _lock               # for changes of _handles, not for lookups
+    cdef int64_t _name_changes
+    cdef dict _folder_locks         # descriptor by folder
+    cdef object _barred             # OSError, or None
+    cdef bint _nowait
+    cdef bytearray _buffer
+
+    cpdef int64_t append(self, str path, parts) except -1
+    cpdef sync(self, str path)
+    cdef Handle pin(self, str path, bint create)
+    cdef Handle pin_open(self, str path)
+    cdef Handle pin_new(self, str path, bint create)
+    cdef int unpin(self, Handle handle) except -1

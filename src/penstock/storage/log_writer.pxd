@@ -1,0 +1,24 @@
+cimport cython
+from libc.stdint cimport int64_t, uint64_t
+
+from penstock.core.appender cimport Batch
+from penstock.storage.files cimport Files
+from penstock.storage.segment cimport Extent, Segment
+
+
+cdef class LogWriter:
+    cdef readonly Segment active           # the segment that is written to; None: none yet
+    cdef readonly Extent extent            # all that was written since the start
+    cdef readonly object events            # deque of what the loop has to apply, in order
+    cdef readonly object cuts              # deque of (Segment, size) to truncate
+    cdef readonly int64_t segment_size_max  # bytes at which a segment is full
+    cdef Files _files
+    cdef str _folder
+    cdef uint64_t _instance
+    cdef int _node_id
+    cdef bint _folder_dirty
+    cdef object _sync_lock
+    cdef cython.pymutex _lock
+
+    cpdef write(self, Batch batch)
+    cpdef bint needs_roll(self, int64_t low=*) except -1

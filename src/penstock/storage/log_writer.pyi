@@ -1,0 +1,38 @@
+from collections import deque
+from typing import Final
+
+from penstock.core.appender import Batch
+from penstock.core.batches import HEADER_SIZE as HEADER_SIZE
+from penstock.storage.files import Files
+from penstock.storage.log_records import Moved, Sealed, SyncToken
+from penstock.storage.segment import Extent, Segment
+from penstock.storage.segment_format import TRAILER_SIZE as TRAILER_SIZE
+
+SEGMENT_SIZE_MAX: Final = 67_108_864
+ROLL_SIZE_FINISHED: Final = 4_194_304
+
+class LogWriter:
+    @property
+    def active(self) -> Segment | None: ...
+    @property
+    def extent(self) -> Extent: ...
+    @property
+    def events(self) -> deque[Batch | Sealed | Moved]: ...
+    @property
+    def cuts(self) -> deque[tuple[Segment, int]]: ...
+    @property
+    def segment_size_max(self) -> int: ...
+    def __init__(
+        self,
+        files: Files,
+        folder: str,
+        instance: int,
+        node_id: int,
+        end: int,
+        segment_size_max: int = ...,
+    ) -> None: ...
+    def resume(self, tail: Segment) -> None: ...
+    def write(self, batch: Batch) -> None: ...
+    def needs_roll(self, low: int = ...) -> bool: ...
+    def sync(self) -> SyncToken: ...
+    def roll(self) -> SyncToken: ...
