@@ -24,7 +24,7 @@ from urllib.parse import unquote_to_bytes
 
 from penstock.core.ticket import Ticket
 from penstock.errors import PenstockError
-from penstock.page_cache import Stretch
+from penstock.page_cache import FileSlice
 from penstock.wire import gojson
 from penstock.wire.names import is_valid_name
 
@@ -69,7 +69,7 @@ class Response:
         headers: Sequence[tuple[str, str]] = (),
         pieces: Sequence[bytes | memoryview] = (),
         done: Callable[[], None] | None = None,
-        file: Stretch | None = None,
+        file: FileSlice | None = None,
     ) -> None:
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
         lines += [f"{name}: {value}" for name, value in headers]

@@ -124,9 +124,9 @@ def _choose(main: _Read, other: _Read, path: str, copy: str) -> Node | None:
         if main.bad:  # a bit was corrected
             node.problems.append(main.bad)
         if other.bad:
-            node.problems.append(f"{other.bad}; kept as {copy}.bad and written anew")
+            node.problems.append(f"{other.bad}; kept as {copy}.bad and rewritten")
         elif copy and main.checked:
-            node.problems.append(f"{copy} is missing, written anew")
+            node.problems.append(f"{copy} is missing; rewritten")
     elif one.uuid == two.uuid:
         node.index_floor = max(one.index_floor, two.index_floor)
         node.problems += [found.bad for found in (main, other) if found.bad]

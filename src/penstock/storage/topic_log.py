@@ -29,7 +29,7 @@ from penstock.core.block import Block
 from penstock.core.runs import Runs
 from penstock.core.tables import Visible
 from penstock.errors import StorageError
-from penstock.page_cache import Stretch
+from penstock.page_cache import FileSlice
 from penstock.record import record
 from penstock.storage.evidence import keep_evidence
 from penstock.storage.files import Files
@@ -42,7 +42,7 @@ from penstock.storage.log_writer import (
     Sealed,
     SyncToken,
 )
-from penstock.storage.ranges import Range, read_range, stretch
+from penstock.storage.ranges import Range, file_slice, read_range
 from penstock.storage.relocation import Relocation, write_side
 from penstock.storage.segment import Segment
 
@@ -303,18 +303,18 @@ class TopicLog(Shown):
                 return block
         return Block(b"", [], self.node_id)
 
-    def stretch(self, start: int, end: int, size_max: int) -> tuple[Stretch, int] | None:
+    def file_slice(self, start: int, end: int, size_max: int) -> tuple[FileSlice, int] | None:
         """A slice of a file with messages of [start, end), and the first index after it.
 
         None if it is not in memory; see storage/ranges.py.
         """
-        return stretch(self._files, self._segments, start, end, size_max)
+        return file_slice(self._files, self._segments, start, end, size_max)
 
     def read_range(self, start: int, end: int, size_max: int, tables: bool = False) -> Range:
         """The batches with messages in [start, end), as stored.  Blocking.
 
         At least one if there is any, and about ``size_max`` bytes.  With ``tables`` the tables are
-        loaded, so that stretch() can serve the next range.
+        loaded, so that file_slice() can serve the next range.
         """
         for _ in range(STALE_MAX):
             segments = self._segments
