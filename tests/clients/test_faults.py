@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ from tests.support.client import publish
 from tests.support.daemon import Nsqd
 from tests.support.proxy import Proxy
 from tests.support.waits import until
-
-
-@pytest.fixture(scope="module")
-def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("nsqd")) as daemon:
-        yield daemon
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1000])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ from tests.support.client import Client
 from tests.support.daemon import Nsqd
 from tests.support.proxy import Proxy
 from tests.support.waits import until
-
-
-@pytest.fixture(scope="module")
-def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("nsqd")) as daemon:
-        yield daemon
 
 
 def producer_of(*nsqds: Nsqd | str, **options: Any) -> Producer:

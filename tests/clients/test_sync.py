@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,12 +14,6 @@ from tests.support.bodies import numbered
 from tests.support.client import publish
 from tests.support.daemon import Nsqd
 from tests.support.waits import eventually
-
-
-@pytest.fixture(scope="module")
-def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("nsqd")) as daemon:
-        yield daemon
 
 
 def address(nsqd: Nsqd) -> str:
