@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.client import Consumer, Message
-from tests.clients.running import QUICK, Received, run
+from tests.clients.harness import QUICK, Received, run
 from tests.support.bodies import numbered
 from tests.support.client import publish
 from tests.support.daemon import Nsqd

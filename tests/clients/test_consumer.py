@@ -12,7 +12,7 @@ import pytest
 
 from penstock.client import Message
 from penstock.client.backoff import State
-from tests.clients.running import LOOPS, Received, consumer_of, run
+from tests.clients.harness import LOOPS, Received, consumer_of, run
 from tests.support.bodies import numbered
 from tests.support.client import publish
 from tests.support.daemon import Nsqd

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.client import Consumer, Message, Producer
 from penstock.errors import UnknownOutcomeError
-from tests.clients.running import LOOPS, QUICK, Received, consumer_of, run
+from tests.clients.harness import LOOPS, QUICK, Received, consumer_of, run
 from tests.support.bodies import numbered
 from tests.support.client import publish
 from tests.support.daemon import Nsqd

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.client import Consumer, Producer, sync
 from penstock.errors import NotConnectedError, OptionError, RefusedError, StoppedError
-from tests.clients.running import LOOPS, QUICK, run
+from tests.clients.harness import LOOPS, QUICK, run
 from tests.support.bodies import numbered
 from tests.support.client import Client
 from tests.support.daemon import Nsqd

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.client import Message, sync
 from penstock.errors import NotConnectedError, RefusedError, StoppedError
-from tests.clients.running import QUICK
+from tests.clients.harness import QUICK
 from tests.support.bodies import numbered
 from tests.support.client import publish
 from tests.support.daemon import Nsqd

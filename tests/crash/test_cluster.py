@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.client import Consumer, Message, Producer
-from tests.clients.running import QUICK, run
+from tests.clients.harness import QUICK, run
 from tests.support.client import publish
 from tests.support.daemon import Daemon, Nsqd, Nsqlookupd
 from tests.support.waits import until
