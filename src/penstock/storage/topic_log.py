@@ -16,7 +16,7 @@
 # Invariants, see check():
 #  1. segments ascend and do not overlap; a batch is in exactly one of them.
 #  2. the runs are exactly the indexes in the segments, without damaged ones.
-#  3. first <= synced_end <= end; an index below end is final: it exists or is a gap for ever.
+#  3. first <= synced_end <= end; an index below end is final: it exists or is a gap forever.
 #  4. a file is created by the first append, never by opening a log: idle topics have no files.
 
 from __future__ import annotations
