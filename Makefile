@@ -65,7 +65,7 @@ test-slow: build
 	$(BIN)/python -m pytest -m slow
 
 walks: build
-	$(BIN)/python -m tests.spark.walking --walks=$(WALKS) $(if $(SEED),--seed=$(SEED))
+	$(BIN)/python -m tests.spark.walk --walks=$(WALKS) $(if $(SEED),--seed=$(SEED))
 
 check: build
 	$(BIN)/ruff check .

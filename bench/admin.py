@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.admin.running import Nsqadmin
+from tests.admin.cluster import Nsqadmin
 from tests.support.daemon import Nsqd, Nsqlookupd
 
 from penstock.cli.usage import Usage, usage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from bench.workloads import Workload
 
@@ -133,3 +134,13 @@ def placed(page: str, section: str, begin_mark: str = RUN_BEGIN, end_mark: str =
     head, begin, after = page.partition(begin_mark)
     _, end, tail = after.partition(end_mark)
     return f"{head}{begin}\n{section}{end}{tail}" if begin and end else section
+
+
+def write_page(name: str, section: str, *marks: str) -> None:
+    """Place ``section`` in the page ``name``; ``-`` prints it."""
+    if name == "-":
+        print(section)
+    elif name:
+        page = Path(name)
+        before = page.read_text() if page.exists() else ""
+        page.write_text(placed(before, section, *marks))

@@ -11,7 +11,6 @@ affects both; a figure is the median of its rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import resource
@@ -24,9 +23,9 @@ from typing import Any
 
 from bench import report
 from bench.broker import Broker, Make
+from bench.flags import Parser, write_record
 from bench.workloads import WORKLOADS, Workload
 
-RESULTS_PATH = Path(__file__).parent / "results"
 Found = dict[str, dict[str, float]]
 
 
@@ -57,30 +56,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    names = [workload.name for workload in WORKLOADS]
-    parser = argparse.ArgumentParser(
-        prog="bench.run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="workloads:\n" + "\n".join(f"  {w.name:<18}{w.title}" for w in WORKLOADS),
+    parser = Parser("bench.run", __doc__, "workload", {w.name: w.title for w in WORKLOADS})
+    parser.add_go()
+    parser.add_argument("--only-go", action="store_true", help="without ours")
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="rounds of each workload; default: its own"
     )
-    add = parser.add_argument
-    add("workloads", nargs="*", metavar="workload", help="names; default: all")
-    add("--quick", action="store_true", help="smaller numbers, about two minutes in total")
-    add("--rounds", type=int, default=0, help="rounds of each workload; default: its own")
-    add("--go-nsqd", default=os.environ.get("GO_NSQD", ""), metavar="FILE", help="Go's nsqd")
-    add("--only-go", action="store_true", help="without ours")
-    add("--data-path", help="folder for the brokers' files (the system's temporary folder)")
-    add("--json", metavar="FILE", help="file for the result (bench/results/<time>.json)")
-    add("--markdown", metavar="FILE", help="update the tables of this page; - prints them")
-    add("--plots", metavar="FOLDER", help="draw charts into this folder, as SVG")
-    add("--strict", action="store_true", help="exit status 1 if a target is missed")
-    options = parser.parse_args(argv)
-    for name in options.workloads:
-        if name not in names:
-            parser.error(f"unknown workload {name!r}; use {', '.join(names)}")
-    if options.go_nsqd and not shutil.which(options.go_nsqd):
-        parser.error(f"--go-nsqd: {options.go_nsqd} is not a program")
+    parser.add_report()
+    options = parser.parsed(argv)
     if options.only_go and not options.go_nsqd:
         parser.error("--only-go needs --go-nsqd")
     return options
@@ -151,15 +134,8 @@ def write_results(
     machine: dict[str, str],
     results: list[tuple[Workload, Found]],
 ) -> None:
-    path = Path(options.json or RESULTS_PATH / f"{time.strftime('%Y%m%d-%H%M%S')}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n")
-    if options.markdown == "-":
-        print(report.markdown(machine, results))
-    elif options.markdown:
-        page = Path(options.markdown)
-        before = page.read_text() if page.exists() else ""
-        page.write_text(report.placed(before, report.markdown(machine, results)))
+    write_record(options, record)
+    report.write_page(options.markdown, report.markdown(machine, results))
     if options.plots:
         from bench import plots
 

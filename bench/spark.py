@@ -11,7 +11,6 @@ all cores; each has a new nsqd on an empty folder.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
@@ -23,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench import spark_works as works
 from bench.broker import Broker
-from bench.report import WORDS, placed
-from bench.run import RESULTS_PATH, describe_machine, find_makes
+from bench.flags import Parser, write_record
+from bench.report import WORDS, write_page
+from bench.run import describe_machine, find_makes
 from penstock.spark.session import SessionPlan, open_session
 
 if TYPE_CHECKING:
@@ -224,14 +224,9 @@ def write(options: argparse.Namespace, results: Mapping[str, Metrics]) -> None:
     from importlib.metadata import version
 
     machine = {**describe_machine({}), "PySpark": version("pyspark")}
-    path = Path(options.json or RESULTS_PATH / f"spark-{time.strftime('%Y%m%d-%H%M%S')}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {"machine": machine, "quick": options.quick, "works": dict(results)}
-    path.write_text(json.dumps(record, indent=2) + "\n")
-    if options.markdown:
-        page = Path(options.markdown)
-        before = page.read_text() if page.exists() else ""
-        page.write_text(placed(before, markdown(machine, results), *MARKS))
+    write_record(options, record, "spark-")
+    write_page(options.markdown, markdown(machine, results), *MARKS)
     if options.plots:
         from bench import plots
 
@@ -239,25 +234,9 @@ def write(options: argparse.Namespace, results: Mapping[str, Metrics]) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="bench.spark",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    names = [work.name for work in WORKS]
-    add = parser.add_argument
-    add("works", nargs="*", metavar="work", help=f"{', '.join(names)}; default: all")
-    add("--quick", action="store_true", help="small numbers; too short for conclusions")
-    add("--data-path", help="folder for the brokers' data (the system's temporary folder)")
-    add("--json", metavar="FILE", help=f"file for the results; default: in {RESULTS_PATH}")
-    add("--markdown", metavar="FILE", help="page whose tables to update")
-    add("--plots", metavar="FOLDER", help="folder for charts")
-    add("--strict", action="store_true", help="exit status 1 if a target is missed")
-    options = parser.parse_args(argv)
-    for name in options.works:
-        if name not in names:
-            parser.error(f"unknown work {name!r}; use {', '.join(names)}")
-    return options
+    parser = Parser("bench.spark", __doc__, "work", {work.name: work.title for work in WORKS})
+    parser.add_report()
+    return parser.parsed(argv)
 
 
 def main(argv: list[str] | None = None) -> int:

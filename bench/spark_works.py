@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.spark.driving import Driver, Member, living
+from tests.spark.driver_process import Driver, Member, living
 
 from bench.broker import Broker
 from penstock.cli.load_workers import Histogram

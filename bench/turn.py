@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import multiprocessing
-import os
 import shutil
 import socket
 import statistics
@@ -32,8 +30,9 @@ from typing import Any
 from bench import peers
 from bench.broker import Make
 from bench.compiled import native
+from bench.flags import Parser, write_record
 from bench.peers import Exchange, NsqPeer, Peer
-from bench.run import RESULTS_PATH, allow_open_files, progress
+from bench.run import allow_open_files, progress
 from penstock.cli.usage import settle, usage
 
 BODY = bytes(200)
@@ -296,36 +295,17 @@ def main(argv: list[str] | None = None) -> int:
         }
         record["rows"][row.name] = {"title": row.title, "rounds": rounds, "median": medians}
         print(table(row, medians), flush=True)
-    path = Path(options.json or RESULTS_PATH / f"turn-{time.strftime('%Y%m%d-%H%M%S')}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(options, record, "turn-")
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    names = [row.name for row in ROWS]
-    parser = argparse.ArgumentParser(
-        prog="bench.turn",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="rows:\n" + "\n".join(f"  {row.name:<14}{row.title}" for row in ROWS),
-    )
-    add = parser.add_argument
-    add("rows", nargs="*", metavar="row", help="names; without any, all of them")
-    add("--quick", action="store_true", help="smaller numbers")
-    add("--rounds", type=int, default=5, help="rounds of each row (5)")
-    add("--go-nsqd", default=os.environ.get("GO_NSQD", ""), metavar="FILE", help="Go's nsqd")
-    add("--old", default="", metavar="FILE", help="nsqd of another build of Penstock")
-    add("--data-path", help="folder for the servers' files (the current folder)")
-    add("--json", metavar="FILE", help="where to write the result (bench/results/turn-<time>.json)")
-    options = parser.parse_args(argv)
-    for name in options.rows:
-        if name not in names:
-            parser.error(f"no row is called {name!r}; there are {', '.join(names)}")
-    for flag, file in (("--go-nsqd", options.go_nsqd), ("--old", options.old)):
-        if file and not shutil.which(file):
-            parser.error(f"{flag}: {file} is not a program")
-    return options
+    titles = {row.name: row.title for row in ROWS}
+    parser = Parser("bench.turn", __doc__, "row", titles, folder="the current folder")
+    parser.add_go()
+    parser.add_program("--old", "nsqd of another build of Penstock")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each row (5)")
+    return parser.parsed(argv)
 
 
 def find_peers(options: argparse.Namespace) -> list[str]:

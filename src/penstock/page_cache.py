@@ -45,7 +45,7 @@ def fetch(fd: int, offset: int, size: int) -> None:
     os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
 
-class Stretch:
+class FileSlice:
     """A slice of an open file; all of it was in the page cache when this was created."""
 
     __slots__ = ("fd", "offset", "size")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.admin.browser import Browser, launched
-from tests.admin.running import Cluster
+from tests.admin.cluster import Cluster
 
 
 @pytest.fixture(scope="package")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from penstock import Consumer, Message, Producer
 from tests.admin.browser import REPOSITORY, Browser, launched
-from tests.admin.running import Cluster
+from tests.admin.cluster import Cluster
 
 SECONDS = 200.0
 TURN_S = 0.1

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Route, expect
 
 from tests.admin.browser import Browser, Tab
-from tests.admin.running import Cluster
+from tests.admin.cluster import Cluster
 from tests.conformance.log_reader import LogReader
 from tests.support.waits import wait_for
 

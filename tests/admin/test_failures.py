@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.admin.browser import Browser
-from tests.admin.running import Cluster, Nsqadmin
+from tests.admin.cluster import Cluster, Nsqadmin
 from tests.support.daemon import Nsqd
 
 PAGES = ("/", "/topics", "/topics/lasting", "/topics/lasting/all", "/nodes", "/lookup", "/counter")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.admin.browser import Browser
-from tests.admin.running import Cluster
+from tests.admin.cluster import Cluster
 from tests.support.waits import wait_for
 
 LATER = "&defer=7200000"

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.admin.browser import Browser, Tab
-from tests.admin.running import Nsqadmin
+from tests.admin.cluster import Nsqadmin
 from tests.support.daemon import Nsqd
 from tests.support.waits import wait_for
 

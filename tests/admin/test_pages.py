@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.admin.browser import Browser, Tab
-from tests.admin.running import Cluster
+from tests.admin.cluster import Cluster
 from tests.support.waits import wait_for
 
 HOSTILE = '<script>document.title="taken"</script>"\'><img src=x onerror=alert(1)>'

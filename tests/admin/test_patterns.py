@@ -9,7 +9,7 @@ from typing import Any
 from playwright.sync_api import expect
 
 from tests.admin.browser import Browser
-from tests.admin.running import Nsqadmin
+from tests.admin.cluster import Nsqadmin
 from tests.support.daemon import Nsqd
 from tests.support.waits import wait_for
 

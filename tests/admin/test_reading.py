@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.admin.browser import Browser, Tab
-from tests.admin.running import Cluster
+from tests.admin.cluster import Cluster
 
 PATHS = ("/", "/topics", "/topics/read.beta", "/topics/read.beta/all", "/nodes", "/lookup")
 PATHS += ("/deferred", "/pipelines", "/counter")

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.admin.browser import Browser
-from tests.admin.running import Cluster, Nsqadmin
+from tests.admin.cluster import Cluster, Nsqadmin
 
 HOSTILE = b'</pre><script>document.title="taken"</script><img src=x onerror=alert(1)>{{7*7}}'
 ANN = {"X-Forwarded-User": "ann"}

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.admin.browser import NARROW, Browser, Tab
-from tests.admin.running import Cluster
+from tests.admin.cluster import Cluster
 from tests.support.waits import wait_for
 
 NAMES = ("alpha", "beta", "gamma", "delta")

@@ -144,7 +144,7 @@ def test_what_cannot_be_shown_does_not_stop_the_rest(
     out, err = capsys.readouterr()
     assert "batch 100..101" in out
     assert len(err.splitlines()) == 4
-    assert "not a file of Penstock's" in err and "No such file" in err
+    assert "not a Penstock file" in err and "No such file" in err
 
 
 def test_wrong_use_and_help(capsys: pytest.CaptureFixture[str]) -> None:

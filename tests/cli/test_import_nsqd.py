@@ -202,8 +202,8 @@ def test_what_is_wrong_is_said_in_a_line(
     empty.mkdir()
     for arguments, words in [
         (["--from", f"{tmp_path}/none", "--to", new], "No such file"),
-        (["--from", new, "--to", new], "must lie outside of the source"),
-        (["--from", str(empty), "--to", new], "no data path of nsqd"),
+        (["--from", new, "--to", new], "must be outside the source"),
+        (["--from", str(empty), "--to", new], "is not a data path of nsqd"),
     ]:
         assert main(arguments) == 1
         err = capsys.readouterr().err

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.admin.running import Nsqadmin
+from tests.admin.cluster import Nsqadmin
 from tests.support.timing import late_s
 
 BIN = Path(sys.executable).parent

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.client import Consumer, Message
-from tests.clients.running import QUICK, Received, run
+from tests.clients.harness import QUICK, Received, run
 from tests.support.bodies import numbered
 from tests.support.client import publish
 from tests.support.daemon import Nsqd
@@ -106,8 +106,8 @@ def test_nsqds_of_all_lookupds_are_found(nsqds: list[Nsqd]) -> None:
             ):
                 await until(lambda: len(received) == 3)
             assert one.topics == two.topics == ["found"]
-            assert one.headers[0]["Accept"] == "application/vnd.nsq; version=1.0"
-            assert one.headers[0]["Authorization"] == "Bearer s3cret"
+            assert one.requests[0].headers["accept"] == "application/vnd.nsq; version=1.0"
+            assert one.requests[0].headers["authorization"] == "Bearer s3cret"
 
     run(work())
 

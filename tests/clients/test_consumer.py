@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,11 @@ import pytest
 
 from penstock.client import Message
 from penstock.client.backoff import State
-from tests.clients.running import LOOPS, Received, consumer_of, run
+from tests.clients.harness import LOOPS, Received, consumer_of, run
 from tests.support.bodies import numbered
 from tests.support.client import publish
 from tests.support.daemon import Nsqd
 from tests.support.waits import until
-
-
-@pytest.fixture(scope="module")
-def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("nsqd")) as daemon:
-        yield daemon
 
 
 def left(nsqd: Nsqd, topic: str) -> int:

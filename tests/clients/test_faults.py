@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.client import Consumer, Message, Producer
 from penstock.errors import UnknownOutcomeError
-from tests.clients.running import LOOPS, QUICK, Received, consumer_of, run
+from tests.clients.harness import LOOPS, QUICK, Received, consumer_of, run
 from tests.support.bodies import numbered
 from tests.support.client import publish
 from tests.support.daemon import Nsqd
 from tests.support.proxy import Proxy
 from tests.support.waits import until
-
-
-@pytest.fixture(scope="module")
-def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("nsqd")) as daemon:
-        yield daemon
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1000])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,12 @@ import pytest
 
 from penstock.client import Consumer, Producer, sync
 from penstock.errors import NotConnectedError, OptionError, RefusedError, StoppedError
-from tests.clients.running import LOOPS, QUICK, run
+from tests.clients.harness import LOOPS, QUICK, run
 from tests.support.bodies import numbered
 from tests.support.client import Client
 from tests.support.daemon import Nsqd
 from tests.support.proxy import Proxy
 from tests.support.waits import until
-
-
-@pytest.fixture(scope="module")
-def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("nsqd")) as daemon:
-        yield daemon
 
 
 def producer_of(*nsqds: Nsqd | str, **options: Any) -> Producer:

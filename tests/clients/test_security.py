@@ -10,7 +10,7 @@ import pytest
 
 from penstock.client import Consumer, Producer
 from penstock.errors import NotConnectedError, RefusedError
-from tests.clients.running import LOOPS, QUICK, Received, run
+from tests.clients.harness import LOOPS, QUICK, Received, run
 from tests.support.auth_server import AuthServer, entry, reply
 from tests.support.certificates import Pki
 from tests.support.daemon import Nsqd

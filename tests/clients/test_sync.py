@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from penstock.client import Message, sync
 from penstock.errors import NotConnectedError, RefusedError, StoppedError
-from tests.clients.running import QUICK
+from tests.clients.harness import QUICK
 from tests.support.bodies import numbered
 from tests.support.client import publish
 from tests.support.daemon import Nsqd
 from tests.support.waits import eventually
-
-
-@pytest.fixture(scope="module")
-def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("nsqd")) as daemon:
-        yield daemon
 
 
 def address(nsqd: Nsqd) -> str:

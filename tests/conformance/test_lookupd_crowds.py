@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S
-from tests.conformance.test_doors import crowd, open_count
+from tests.conformance.test_admission import crowd, open_count
 from tests.conformance.test_lookupd_http import Peer
 from tests.support.certificates import Pki
 from tests.support.daemon import Nsqd, Nsqlookupd

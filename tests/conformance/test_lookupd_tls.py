@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.client import Consumer
-from tests.clients.running import QUICK, Received, run
+from tests.clients.harness import QUICK, Received, run
 from tests.support.certificates import Pki
 from tests.support.client import publish
 from tests.support.daemon import Nsqd, Nsqlookupd, Raw

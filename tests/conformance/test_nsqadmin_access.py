@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.admin.running import Nsqadmin
+from tests.admin.cluster import Nsqadmin
 from tests.support.certificates import Pki
 from tests.support.daemon import Nsqd, Reply
 from tests.support.endpoint import Endpoint

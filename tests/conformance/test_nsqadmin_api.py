@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.admin.running import Nsqadmin
+from tests.admin.cluster import Nsqadmin
 from tests.conformance.log_reader import LogReader
 from tests.support.daemon import Nsqd, Nsqlookupd, Raw, Reply
 from tests.support.timing import late_s

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.admin.running import Nsqadmin
+from tests.admin.cluster import Nsqadmin
 from tests.support.daemon import Nsqd
 from tests.support.endpoint import Answer, Endpoint, HttpRequest
 from tests.support.waits import wait_for

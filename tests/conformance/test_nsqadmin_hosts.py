@@ -11,7 +11,7 @@ import pytest
 from penstock.admin.app import Admin
 from penstock.admin.daemon import router_of
 from penstock.admin.options import AdminOptions
-from tests.admin.running import Nsqadmin
+from tests.admin.cluster import Nsqadmin
 from tests.support.daemon import Nsqd
 
 EVIL = {"Host": "evil.example:4171", "Origin": "http://evil.example:4171"}

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from tests.admin.running import Nsqadmin
+from tests.admin.cluster import Nsqadmin
 from tests.support.daemon import Nsqd, Nsqlookupd, Reply
 from tests.support.endpoint import Endpoint
 from tests.support.waits import wait_for

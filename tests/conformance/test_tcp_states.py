@@ -1,7 +1,7 @@
 """Every command in every state of a client's connection, against a real nsqd.
 
-The table is tests/meta/tcp_states.py.  Each command is followed by each other one, so that the
-state a command leads to is known by how that is answered.
+The table is tests/meta/tcp_states.py.  Each command is followed by each other one: the reply to
+the second shows the state to which the first led.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.meta.tcp_states import ANSWERS, COMMANDS, GREETED, TABLE, Row, row
+from tests.meta.tcp_states import ANSWERS, COMMANDS, GREETED, GUARDED, PUBLISHES, TABLE, Row, row
 from tests.support.auth_server import AuthServer, entry, reply
 from tests.support.certificates import Pki
 from tests.support.daemon import ERROR, RESPONSE, Nsqd, Raw
 
 NO_ID = b"0" * 16
 SECRET = b"s3cret"
+POWERLESS = b"powerless"
 
 
 def sized(body: bytes) -> bytes:
@@ -35,6 +36,7 @@ BYTES = {
     "IDENTIFY, TLS": identify(feature_negotiation=True, tls_v1=True),
     "AUTH": b"AUTH\n" + sized(SECRET),
     "AUTH, refused": b"AUTH\n" + sized(b"wrong"),
+    "AUTH, nothing is allowed": b"AUTH\n" + sized(POWERLESS),
     "SUB": b"SUB ok-sub c#ephemeral\n",
     "SUB, not allowed": b"SUB nope c\n",
     "RDY": b"RDY 0\n",
@@ -46,7 +48,9 @@ BYTES = {
     "PUB": b"PUB ok-pub\n" + sized(b"x"),
     "PUB, not allowed": b"PUB nope\n" + sized(b"x"),
     "MPUB": b"MPUB ok-pub\n" + sized(struct.pack(">i", 1) + sized(b"x")),
+    "MPUB, not allowed": b"MPUB nope\n" + sized(struct.pack(">i", 1) + sized(b"x")),
     "DPUB": b"DPUB ok-pub 0\n" + sized(b"x"),
+    "DPUB, not allowed": b"DPUB nope 0\n" + sized(b"x"),
     "unknown command": b"WAT\n",
     "line of 16 KiB": b"x" * 16384,
 }
@@ -92,7 +96,7 @@ def connect(pki: Pki, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conn
     path = tmp_path_factory.mktemp
     tls = pki.options()
     with (
-        AuthServer({SECRET.decode(): reply(entry("^ok.*$"))}) as auth,
+        AuthServer({SECRET.decode(): reply(entry("^ok.*$")), POWERLESS.decode(): reply()}) as auth,
         Nsqd(path("plain"), *tls) as plain,
         Nsqd(path("tls"), *tls, "--tls-required=true") as encrypted,
         Nsqd(path("auth"), *tls, f"--auth-http-address={auth.address}") as guarded,
@@ -107,7 +111,7 @@ def expect(raw: Raw, found: Row) -> None:
         matches = text.decode().startswith(before) and text.decode().endswith(after)
         assert matches if dots else text.decode() == found.reply, (found, text)
         assert kind == (ERROR if found.reply.startswith("E_") else RESPONSE), found
-    if found.after == "LINGERING":
+    if found.after in ("LINGERING", "CLOSED"):
         assert raw.closed(), found
 
 
@@ -135,6 +139,20 @@ def test_every_command_leads_to_the_state_of_the_table(connect: Connect, state: 
                 raw.send(BYTES[event] + BYTES[probe])
                 expect(raw, first)
                 expect(raw, row(first.after, probe))
+
+
+@pytest.mark.parametrize("state", ["SUBSCRIBED", "CLOSING"])
+@pytest.mark.parametrize("command", PUBLISHES)
+def test_a_consumer_publishes_only_to_topics_that_are_allowed(
+    connect: Connect, state: str, command: str
+) -> None:
+    with connect("AUTHORIZED").sock as sock:
+        raw = Raw(sock)
+        for event in WAYS[state]:
+            raw.send(BYTES[event])
+            assert raw.frame()[0] == RESPONSE
+        raw.send(BYTES[f"{command}, not allowed"])
+        expect(raw, row(state, f"{command}, not allowed{GUARDED}"))
 
 
 @pytest.mark.parametrize("state", ["SUBSCRIBED", "CLOSING"])
@@ -210,7 +228,7 @@ def test_during_the_handshake_nothing_else_is_taken(connect: Connect, state: str
         ("INIT", "handshake done"),
         ("TLS_REQUIRED", "handshake done"),
         ("AUTH_REQUIRED", "handshake done, with --auth-http-address"),
-        ("AUTHORIZED", "handshake done, of one that had sent AUTH"),
+        ("AUTHORIZED", "handshake done, AUTH was sent before"),
     ],
 )
 def test_after_the_handshake_all_commands_are_taken(
@@ -230,12 +248,15 @@ def test_after_the_handshake_all_commands_are_taken(
             expect(raw, row(found.after, over_tls if known else command))
 
 
-def test_a_client_of_a_channel_that_is_deleted_is_closed(connect: Connect) -> None:
-    assert row("SUBSCRIBED", "the channel is deleted").after == "CLOSED"
-    with connect("SUBSCRIBED").sock as sock:
+@pytest.mark.parametrize("state", ["SUBSCRIBED", "CLOSING"])
+def test_a_client_of_a_channel_that_is_deleted_is_closed(connect: Connect, state: str) -> None:
+    with connect(state).sock as sock:
         target = "/channel/delete?topic=ok-sub&channel=c%23ephemeral"
         assert connect.plain.post(target).status == 200
-        assert Raw(sock).closed()
+        expect(Raw(sock), row(state, "the channel is deleted"))
+        # A closed socket would be reset by the first of these.
+        for _ in range(3):
+            sock.sendall(BYTES["NOP"])
 
 
 def test_after_an_error_nothing_is_answered(connect: Connect) -> None:

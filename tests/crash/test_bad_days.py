@@ -217,7 +217,7 @@ def test_a_damaged_journal_loses_no_message_and_no_channel(tmp_path: Path, damag
         time.sleep(0.4)
         nsqd.kill()
         nsqd.start()
-        assert nsqd.channel("t", "b")["depth"] == 0, "the journal was not written anew"
+        assert nsqd.channel("t", "b")["depth"] == 0, "the journal was not rewritten"
 
 
 def test_a_damaged_nsqd_dat_is_put_aside(tmp_path: Path) -> None:

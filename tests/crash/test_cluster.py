@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.client import Consumer, Message, Producer
-from tests.clients.running import QUICK, run
+from tests.clients.harness import QUICK, run
 from tests.support.client import publish
 from tests.support.daemon import Daemon, Nsqd, Nsqlookupd
 from tests.support.waits import until
@@ -25,7 +25,7 @@ TOPIC = "traffic"
 CHANNELS = ("a", "a", "b")  # of the consumers
 POLL_S = 0.5
 # Acknowledged publishes between one event and the next.
-STRETCH = 150
+MORE_COUNT = 150
 WAIT_SECONDS_MAX = 15.0
 
 # Killed together: nsqds and nsqlookupds by number.
@@ -139,8 +139,8 @@ class Traffic:
         assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
 
     async def flow(self) -> None:
-        """Wait until a stretch more is acknowledged, and consumed in every channel."""
-        wanted = len(self.acked) + STRETCH
+        """Wait until so many more messages are acknowledged, and consumed in every channel."""
+        wanted = len(self.acked) + MORE_COUNT
         await until(lambda: len(self.acked) >= wanted, WAIT_SECONDS_MAX)
         await until(lambda: all(len(taken) >= wanted for taken in self.taken.values()))
 
@@ -188,7 +188,7 @@ def test_every_acknowledged_message_is_consumed_whoever_is_killed(cluster: Clust
                 await until(lambda taken=taken: traffic.acked <= taken, WAIT_SECONDS_MAX)
 
     run(work(), timeout_s=90)
-    assert len(traffic.acked) >= STRETCH * (2 * len(BLOWS) + 1)
+    assert len(traffic.acked) >= MORE_COUNT * (2 * len(BLOWS) + 1)
     for taken in traffic.taken.values():
         assert taken - traffic.sent == set()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.admin.running import Nsqadmin
+from tests.admin.cluster import Nsqadmin
 from tests.support.bodies import numbered
 from tests.support.client import Client, publish
 from tests.support.daemon import REPLY_SECONDS_MAX, Daemon, Nsqd, Nsqlookupd

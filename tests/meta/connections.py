@@ -1,7 +1,7 @@
-"""The pictures of docs/connections.md: the states of an HTTP and of a TCP connection.
+"""The diagrams and tables of docs/connections.md: the states of an HTTP and of a TCP connection.
 
-They are drawn from `penstock.net.http_states` and from `tests.meta.tcp_states`.
-`python -m tests.meta.connections` draws them again after a change.
+They are generated from `penstock.net.http_states` and from `tests.meta.tcp_states`.
+`python -m tests.meta.connections` regenerates them after a change.
 """
 
 from __future__ import annotations
@@ -67,10 +67,12 @@ def http_group(states: list[State]) -> str:
 
 def _label(row: tcp_states.Row) -> str:
     """The event without its conditions; all errors are one, and so are all timeouts."""
+    if row.event in ("the channel is deleted", "end of stream in a body"):
+        return row.event
     if row.after == "LINGERING":
         return "error"
-    if row.after == "CLOSED" and row.state in tcp_states.GREETED:
-        return "timeout, or the channel is deleted" if row.state == "SUBSCRIBED" else "timeout"
+    if row.event == tcp_states.UNREAD or row.event.startswith("no "):
+        return "timeout"
     return row.event.partition(",")[0]
 
 

@@ -1,12 +1,13 @@
-"""The states of a client's TCP connection to nsqd: what each command is answered in each of them.
+"""The states of a client's TCP connection to nsqd, and the reply to each command in each state.
 
-The code has these states in several flags (`nsqd/client.pyx`, `upgrade.py`, `core/scanner.pyx`).
-docs/connections.md shows this table, and
-tests/conformance/test_tcp_states.py holds it against a real nsqd.
+The code keeps these states in several flags (`nsqd/client.pyx`, `upgrade.py`,
+`core/scanner.pyx`).  docs/connections.md shows this table, and
+tests/conformance/test_tcp_states.py checks it against a real nsqd.
 
 A reply that begins with ``E_`` is an error frame, every other one a response; ``...`` stands for
-text that depends on settings, and an empty reply for none.  Commands are proper ones: what is wrong
-with a command itself (a name, a size, a number of parameters) is answered the same in all states.
+text that depends on settings.  An empty reply means that nothing is sent.  Commands are valid ones:
+a mistake in a command itself (a name, a size, a number of parameters) gets the same error in all
+states.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ STATES = {
     "MAGIC": "connected; the magic, `V2` after two spaces, has not been received",
     "TLS_REQUIRED": "nsqd has `--tls-required`, and the connection is not encrypted yet",
     "AUTH_REQUIRED": "nsqd has `--auth-http-address`, and the client has not sent AUTH yet",
-    "INIT": "publishes, and may subscribe (`state` 0 in `/stats`)",
-    "AUTHORIZED": "as INIT, for what the auth server allows",
+    "INIT": "may publish and subscribe (`state` 0 in `/stats`)",
+    "AUTHORIZED": "may publish and subscribe as far as the auth server allows",
     "UPGRADING": "IDENTIFY agreed on TLS, and the handshake is under way",
     "SUBSCRIBED": "receives messages of a channel, as far as RDY allows (`state` 3)",
     "CLOSING": "after CLS: finishes what is in flight, receives nothing new (`state` 4)",
-    "ENDING": "the client closed its side: what it sent is executed, its replies go out",
-    "LINGERING": "an error ended it: our side is closed, what still comes is read and dropped",
-    "CLOSED": "gone; messages in flight are requeued",
+    "ENDING": "the client closed its side: nsqd executes what it sent and sends the replies",
+    "LINGERING": "nsqd closed its side, usually after an error; further input is dropped",
+    "CLOSED": "the socket is closed; messages in flight are requeued",
 }
 
 
@@ -38,11 +39,13 @@ class Row(NamedTuple):
 
 ANSWERS = ("FIN", "REQ", "TOUCH")
 PUBLISHES = ("PUB", "MPUB", "DPUB")
-# Everything a client may send once it has greeted.
+GUARDED = ", with --auth-http-address"
+# Everything a client may send after the magic.
 COMMANDS = (
     *("IDENTIFY", "IDENTIFY, TLS", "AUTH", "SUB", "RDY", *ANSWERS, "CLS", "NOP", *PUBLISHES),
     *("unknown command", "line of 16 KiB"),
 )
+UNREAD = "the client does not read its output in time"
 GREETED = ("TLS_REQUIRED", "AUTH_REQUIRED", "INIT", "AUTHORIZED", "SUBSCRIBED", "CLOSING")
 
 
@@ -53,17 +56,20 @@ def _invalid(state: str, *commands: str, why: str = "") -> Iterator[Row]:
 
 
 def _always(state: str) -> Iterator[Row]:
-    """What is the same in every state that takes commands."""
+    """Rows that are the same in every state in which commands are read."""
     yield Row(state, "line of 16 KiB", "", "LINGERING")
-    yield Row(state, "end of stream", "", "CLOSED" if state == "MAGIC" else "ENDING")
-    yield Row(state, "end of stream in a body", "E_BAD_...", "LINGERING")
-    yield Row(state, "silent for two heartbeats", "", "CLOSED")
-    yield Row(state, "takes no output for a while", "", "CLOSED")
+    yield Row(state, "end of stream", "", "ENDING")
+    yield Row(state, "end of stream in a body", "E_BAD_...", "CLOSED")
+    yield Row(state, "a body does not arrive in time", "E_BAD_...", "LINGERING")
+    if state in ("TLS_REQUIRED", "AUTH_REQUIRED", "INIT"):
+        yield Row(state, "no first command for 10 s", "", "CLOSED")
+    yield Row(state, "no command for two heartbeat intervals", "", "CLOSED")
+    yield Row(state, UNREAD, "", "CLOSED")
 
 
 def _magic() -> Iterator[Row]:
     yield Row("MAGIC", "magic, with --tls-required", "", "TLS_REQUIRED")
-    yield Row("MAGIC", "magic, with --auth-http-address", "", "AUTH_REQUIRED")
+    yield Row("MAGIC", f"magic{GUARDED}", "", "AUTH_REQUIRED")
     yield Row("MAGIC", "magic", "", "INIT")
     yield Row("MAGIC", "anything else", "E_BAD_PROTOCOL", "LINGERING")
     yield Row("MAGIC", "end of stream", "", "CLOSED")
@@ -85,6 +91,8 @@ def _auth_required() -> Iterator[Row]:
     yield Row(state, "IDENTIFY, TLS", "{...}", "UPGRADING")
     yield Row(state, "AUTH", "{...}", "AUTHORIZED")
     yield Row(state, "AUTH, refused", "E_AUTH_FAILED AUTH failed", "LINGERING")
+    nothing = "E_UNAUTHORIZED AUTH no authorizations found"
+    yield Row(state, "AUTH, nothing is allowed", nothing, "LINGERING")
     for command in ("SUB", *PUBLISHES):
         reply = f"E_AUTH_FIRST AUTH required before {command}"
         yield Row(state, command, reply, "LINGERING")
@@ -108,10 +116,21 @@ def _authorized() -> Iterator[Row]:
     yield Row(state, "AUTH", "E_INVALID AUTH already set", "LINGERING")
     yield Row(state, "SUB", "OK", "SUBSCRIBED")
     yield from (Row(state, command, "OK", state) for command in PUBLISHES)
-    for command, names in (("SUB", '"nope" "c"'), ("PUB", '"nope" ""')):
-        reply = f"E_UNAUTHORIZED AUTH failed for {command} on {names}"
-        yield Row(state, f"{command}, not allowed", reply, "LINGERING")
+    reply = 'E_UNAUTHORIZED AUTH failed for SUB on "nope" "c"'
+    yield Row(state, "SUB, not allowed", reply, "LINGERING")
+    yield from _forbidden(state)
     yield from _before_sub(state)
+
+
+def _forbidden(state: str) -> Iterator[Row]:
+    """What the auth server does not allow, or allows no longer when nsqd asks again."""
+    where = "" if state == "AUTHORIZED" else GUARDED
+    for command in PUBLISHES:
+        reply = f'E_UNAUTHORIZED AUTH failed for {command} on "nope" ""'
+        yield Row(state, f"{command}, not allowed{where}", reply, "LINGERING")
+    again = "SUB or publish" if state == "AUTHORIZED" else "publish"
+    event = f"{again}, refused after the TTL{where}"
+    yield Row(state, event, "E_AUTH_FAILED AUTH failed", "LINGERING")
 
 
 def _before_sub(state: str) -> Iterator[Row]:
@@ -126,8 +145,8 @@ def _upgrading() -> Iterator[Row]:
     state = "UPGRADING"
     for daemon, after in (
         ("", "INIT"),
-        (", with --auth-http-address", "AUTH_REQUIRED"),
-        (", of one that had sent AUTH", "AUTHORIZED"),
+        (GUARDED, "AUTH_REQUIRED"),
+        (", AUTH was sent before", "AUTHORIZED"),
     ):
         yield Row(state, f"handshake done{daemon}", "OK", after)
     failed = "E_IDENTIFY_FAILED IDENTIFY failed ..."
@@ -141,7 +160,6 @@ def _subscribed() -> Iterator[Row]:
     yield Row(state, "RDY", "", state)
     yield Row(state, "CLS", "CLOSE_WAIT", "CLOSING")
     yield from _after_sub(state)
-    yield Row(state, "the channel is deleted", "", "CLOSED")
 
 
 def _closing() -> Iterator[Row]:
@@ -158,15 +176,19 @@ def _after_sub(state: str) -> Iterator[Row]:
         yield Row(state, command, reply, state)
     yield Row(state, "NOP", "", state)
     yield from (Row(state, command, "OK", state) for command in PUBLISHES)
+    yield from _forbidden(state)
     yield from _invalid(state, "IDENTIFY", "IDENTIFY, TLS", "AUTH", "SUB")
     yield Row(state, "unknown command", "E_INVALID invalid command WAT", "LINGERING")
+    yield Row(state, "the channel is deleted", "", "LINGERING")
     yield from _always(state)
 
 
 def _ends() -> Iterator[Row]:
-    yield Row("ENDING", "all that was sent is executed and answered", "", "CLOSED")
+    yield Row("ENDING", "all commands are executed, all replies sent", "", "CLOSED")
+    yield Row("ENDING", "a fatal error", "E_...", "CLOSED")
+    yield Row("ENDING", UNREAD, "", "CLOSED")
     yield Row("LINGERING", "anything", "", "LINGERING")
-    yield Row("LINGERING", "end of stream, or a second passed", "", "CLOSED")
+    yield Row("LINGERING", "end of stream, or 1 s has passed", "", "CLOSED")
 
 
 TABLE = [

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.spark.walking import Place, actions_of, walk
+from tests.spark.walk import Place, actions_of, walk
 
 SEEDS = range(200)
 AT_ONCE = 20

@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow.feather
 
 from penstock.core.columns import BODY, ID, decode
-from tests.spark.copying import AGAIN, CHANNELS, ROWS, SOURCE, TARGET
-from tests.spark.driving import Driver
+from tests.spark.copy_job import AGAIN, CHANNELS, ROWS, SOURCE, TARGET
+from tests.spark.driver_process import Driver
 from tests.support.daemon import Nsqd
 from tests.support.waits import wait_until
 

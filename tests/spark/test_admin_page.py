@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from penstock.errors import PipelineError
 from penstock.pipeline.spec import Pipeline
 from tests.admin.browser import Browser, Tab, launched
-from tests.admin.running import Nsqadmin
+from tests.admin.cluster import Nsqadmin
 from tests.spark.pipelines import Running, declared, publish, run
 from tests.support.daemon import Nsqd
 from tests.support.waits import wait_for

@@ -33,7 +33,6 @@ from tests.spark.topics import (
     address,
     batch_reader,
     bodies,
-    broker,
     drop_oldest,
     log_of,
     new_topic,
@@ -49,8 +48,6 @@ from tests.support.daemon import Nsqd, Nsqlookupd
 from tests.support.page_cache import needs_cachestat
 from tests.support.proxy import Proxy
 from tests.support.waits import wait_until
-
-__all__ = ["broker"]
 
 
 def test_every_column_of_every_message(broker: Nsqd) -> None:

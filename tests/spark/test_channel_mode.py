@@ -13,11 +13,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from penstock.errors import DataLossError, NodeError, QueryError
 from penstock.spark.go_source import ChannelStreamReader, read_file
 from penstock.spark.source import NsqDataSource
-from tests.spark.topics import SHORT, bodies, broker, new_topic, numbered, publish
+from tests.spark.topics import SHORT, bodies, numbered, publish
 from tests.support.daemon import Nsqd, Nsqlookupd
 from tests.support.waits import wait_until
-
-__all__ = ["broker"]
 
 
 class Stream:
@@ -43,11 +41,6 @@ class Stream:
         if commit:
             self.reader.commit(end)
         return rows
-
-
-@pytest.fixture
-def topic() -> str:
-    return new_topic()
 
 
 @pytest.fixture

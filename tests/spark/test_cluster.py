@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from penstock.spark import standalone
-from tests.spark.copying import QUICK_JVM
-from tests.spark.driving import Driver, Member, kill, members_of
+from tests.spark.copy_job import QUICK_JVM
+from tests.spark.driver_process import Driver, Member, kill, members_of
 from tests.spark.ledger import (
     START_SECONDS_MAX,
     STEP_SECONDS_MAX,
@@ -57,7 +57,7 @@ def test_streams_and_batches_run_on_executors_and_outlive_one(
         nodes = (first, second)
         addresses = prepare(nodes)
         publisher, streams = Publisher(nodes), Streams(nodes)
-        with publisher.running(), Driver("tests.spark.copying") as driver:
+        with publisher.running(), Driver("tests.spark.copy_job") as driver:
             driver.start(str(tmp_path), addresses, cluster["master"])
             driver.wait_for("running", START_SECONDS_MAX)
             streams.get_on(driver)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.connecting import SOURCE
+from tests.spark.connect_client import SOURCE
 from tests.spark.topics import address, publish
 from tests.support.daemon import Nsqd
 
@@ -21,7 +21,7 @@ def test_a_connect_session_reads_writes_and_streams(tmp_path: Path) -> None:
     with Nsqd(tmp_path / "nsqd") as nsqd:
         publish(nsqd, SOURCE, b"a", b"b", b"c")
         child = subprocess.run(
-            [sys.executable, "-m", "tests.spark.connecting", str(tmp_path), address(nsqd)],
+            [sys.executable, "-m", "tests.spark.connect_client", str(tmp_path), address(nsqd)],
             capture_output=True,
             text=True,
             timeout=SECONDS_MAX,

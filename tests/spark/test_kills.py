@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.copying import CHANNELS
-from tests.spark.driving import Driver
+from tests.spark.copy_job import CHANNELS
+from tests.spark.driver_process import Driver
 from tests.spark.ledger import (
     START_SECONDS_MAX,
     STEP_SECONDS_MAX,
@@ -80,7 +80,7 @@ def test_no_row_is_lost_and_none_is_there_twice_whatever_is_killed(tmp_path: Pat
         with (
             publisher.running(),
             Proxy(first.http_port) as proxy,
-            Driver("tests.spark.copying") as driver,
+            Driver("tests.spark.copy_job") as driver,
         ):
 
             def start(addresses: str) -> None:

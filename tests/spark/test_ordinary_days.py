@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,18 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+BROKER_OPTIONS = (SMALL,)
 END_SECONDS_MAX = 120
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("broker"), SMALL) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def topic() -> str:
-    return new_topic()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pyarrow
 import pyarrow.dataset
 import pytest
 
-from tests.spark.driving import kill, members_of
+from tests.spark.driver_process import kill, members_of
 from tests.spark.pipelines import bodies, publish
 from tests.spark.test_pipeline_cli import PENSTOCK, QUICK_JVM
 from tests.support.daemon import Nsqd

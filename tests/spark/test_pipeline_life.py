@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.dataset
 import pytest
 
-from tests.spark.driving import Member, kill, members_of, send
+from tests.spark.driver_process import Member, kill, members_of, send
 from tests.spark.pipelines import publish
 from tests.spark.test_pipeline_cli import PENSTOCK, QUICK_JVM, call
 from tests.support.daemon import Nsqd

@@ -18,9 +18,7 @@ from tests.spark.topics import (
     SMALL,
     address,
     bodies,
-    broker,
     drop_oldest,
-    new_topic,
     node_uuid,
     nodes,
     numbered,
@@ -34,14 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-__all__ = ["broker"]
-
 END_SECONDS_MAX = 60
-
-
-@pytest.fixture
-def topic() -> str:
-    return new_topic()
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,6 @@ from tests.spark.topics import (
     SHORT,
     address,
     bodies,
-    broker,
-    new_topic,
     node_uuid,
     nodes,
     numbered,
@@ -36,8 +34,6 @@ from tests.spark.topics import (
 )
 from tests.support.daemon import Nsqd, Nsqlookupd
 from tests.support.waits import wait_until
-
-__all__ = ["broker"]
 
 BODY = StructType([StructField("body", StringType())])
 
@@ -61,17 +57,6 @@ class Query:
         stager = Stager(self.options, self.access, Shape(0, -1, -1))
         table = pa.RecordBatch.from_pydict({"body": pa.array(rows, pa.binary())})
         return stager.stage(iter([table] if rows else []), self.id, batch, partition).staged
-
-
-@pytest.fixture
-def second(tmp_path: Path) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path / "second", "--node-id=9") as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def topic() -> str:
-    return new_topic()
 
 
 def staged_on(nsqd: Nsqd, query: Query) -> list[dict[str, Any]]:

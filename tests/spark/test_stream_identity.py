@@ -18,7 +18,6 @@ from penstock.spark.reports import Reporter
 from tests.spark.topics import (
     Stream,
     bodies,
-    broker,
     log_of,
     new_topic,
     nodes,
@@ -27,18 +26,6 @@ from tests.spark.topics import (
     rows_of,
 )
 from tests.support.daemon import Nsqd
-
-__all__ = ["broker"]
-
-
-@pytest.fixture
-def topic() -> str:
-    return new_topic()
-
-
-@pytest.fixture
-def options(broker: Nsqd, topic: str) -> dict[str, str]:
-    return {**nodes(broker), "topic": topic, "channel": "c"}
 
 
 def bound(nsqd: Nsqd, topic: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from tests.spark.topics import (
     node_uuid,
     nodes,
     publish,
+    publish_each,
     read,
     removed_end,
     rows_of,
@@ -33,29 +33,8 @@ from tests.spark.topics import (
 from tests.support.daemon import Nsqd, Nsqlookupd
 from tests.support.waits import wait_until
 
+BROKER_OPTIONS = (SMALL,)
 BODIES = [b"%03d" % i + b"x" * 2000 for i in range(60)]  # two or three a segment
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("broker"), SMALL) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def topic() -> str:
-    return new_topic()
-
-
-@pytest.fixture
-def options(broker: Nsqd, topic: str) -> dict[str, str]:
-    return {**nodes(broker), "topic": topic, "channel": "c"}
-
-
-def publish_each(nsqd: Nsqd, topic: str, messages: list[bytes]) -> None:
-    """Not at once: what is published together stays together, in one segment."""
-    for message in messages:
-        publish(nsqd, topic, message)
 
 
 def index(stream: Stream) -> int:

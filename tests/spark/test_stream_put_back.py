@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,37 +24,18 @@ from tests.spark.topics import (
     nodes,
     numbered,
     publish,
+    publish_each,
     removed_end,
     rows_of,
 )
 from tests.support.daemon import Nsqd
 
+BROKER_OPTIONS = (SMALL,)
 LARGE = [b"%03d" % number + b"x" * 2000 for number in range(20)]  # two or three a segment
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path_factory.mktemp("broker"), SMALL) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def topic() -> str:
-    return new_topic()
-
-
-@pytest.fixture
-def options(broker: Nsqd, topic: str) -> dict[str, str]:
-    return {**nodes(broker), "topic": topic, "channel": "c"}
 
 
 def delete(nsqd: Nsqd, topic: str) -> None:
     assert nsqd.post(f"/topic/delete?topic={topic}&force=true").status == 200
-
-
-def publish_each(nsqd: Nsqd, topic: str, messages: list[bytes]) -> None:
-    for message in messages:
-        publish(nsqd, topic, message)
 
 
 def accepting(error: DataLossError) -> dict[str, str]:

@@ -6,7 +6,6 @@ import json
 import pickle
 import threading
 import time
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from tests.spark.topics import (
     Stream,
     address,
     bodies,
-    broker,
     drop_oldest,
     log_of,
     new_topic,
@@ -38,18 +36,6 @@ from tests.spark.topics import (
 from tests.support.daemon import Nsqd, Nsqlookupd
 from tests.support.proxy import Proxy
 from tests.support.waits import wait_until
-
-__all__ = ["broker"]
-
-
-@pytest.fixture
-def topic() -> str:
-    return new_topic()
-
-
-@pytest.fixture
-def options(broker: Nsqd, topic: str) -> dict[str, str]:
-    return {**nodes(broker), "topic": topic, "channel": "c"}
 
 
 def depth(nsqd: Nsqd, topic: str) -> int:
@@ -288,12 +274,6 @@ def test_a_stream_that_rests_has_committed_all(
 
 
 # Nodes
-
-
-@pytest.fixture
-def second(tmp_path: Path) -> Iterator[Nsqd]:
-    with Nsqd(tmp_path / "second", "--node-id=9") as daemon:
-        yield daemon
 
 
 def test_two_nodes_are_one_stream_and_one_may_be_away(

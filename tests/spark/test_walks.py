@@ -18,7 +18,7 @@ from penstock.pipeline.spec import Pipeline
 from penstock.pipeline.status import Status, StatusFile
 from tests.spark.micro_batches import Steps
 from tests.spark.pipelines import Screen
-from tests.spark.walking import Place, actions_of, walk
+from tests.spark.walk import Place, actions_of, walk
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

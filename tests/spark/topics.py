@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from penstock.spark.batch import NsqBatchReader
@@ -45,6 +42,12 @@ def new_topic() -> str:
 def publish(nsqd: Nsqd, topic: str, *bodies: bytes) -> None:
     reply = nsqd.post(f"/mpub?topic={topic}&binary=true", several(*bodies))
     assert reply.status == 200, reply
+
+
+def publish_each(nsqd: Nsqd, topic: str, messages: list[bytes]) -> None:
+    """Publish one by one: messages published together stay in one segment."""
+    for message in messages:
+        publish(nsqd, topic, message)
 
 
 def numbered(count: int, start: int = 0) -> list[bytes]:
@@ -153,10 +156,3 @@ class Stream:
 
     def stop(self) -> None:
         self.reader.stop()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    """An nsqd for all tests of a module; each has topics of its own."""
-    with Nsqd(Path(tmp_path_factory.mktemp("broker"))) as daemon:
-        yield daemon

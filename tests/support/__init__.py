@@ -23,6 +23,7 @@ The broker without sockets
     staging           bodies of staged parts, and queries that stage them
     scanners          a peer of the command scanner
     blocks            frames and blocks, built byte by byte
+    logs              queries on a topic's log that only tests need
 
 Files and disks
     faults            file calls that fail

@@ -1,8 +1,8 @@
 """The options of nsqd: one table, all of NSQ's flags with NSQ's defaults, and ours.
 
 Attributes have the option's name in NSQ's config file; durations end in ``_ns`` and are integer
-nanoseconds, lists are tuples.  ``option=`` and ``flag=`` stand where NSQ's names differ from one
-another.  Ranges are wider than useful wherever NSQ would start with such a value.
+nanoseconds, lists are tuples.  ``option=`` and ``flag=`` are given where NSQ's names differ from
+one another.  Ranges are wider than useful wherever NSQ would start with such a value.
 """
 
 from __future__ import annotations

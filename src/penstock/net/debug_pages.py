@@ -49,7 +49,7 @@ _DIGITS_MAX = 19
 
 
 class DebugPages:
-    """To be made on the thread that runs the loop, which is the one that is profiled."""
+    """Create it on the thread that runs the loop: that is the one profiled."""
 
     def __init__(self) -> None:
         self._loop_thread = threading.get_ident()

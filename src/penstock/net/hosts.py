@@ -98,4 +98,4 @@ def advice(program: str, header: str) -> str:
     host = host_of(header)
     if host is None:
         return "the Host header is not a host"
-    return f'{program} does not go by the name "{host}". If it should, start it with {FLAG}={host}'
+    return f'{program} does not serve the name "{host}". To allow it, start it with {FLAG}={host}'

@@ -2,10 +2,10 @@
 
     fetch -> an idle connection to that server, or a new one -> request -> answer -> idle again
 
-Rule 1: a connection has one request at a time.  Who needs more at once gets more connections, so
-        the caller's own limit applies.
-Rule 2: a server may close an idle connection just when the next request leaves.  A request that
-        meets this, before a byte of its answer, is sent again on another connection.
+Rule 1: a connection has one request at a time.  A caller that sends more at once gets more
+        connections, so its own limit applies.
+Rule 2: a server may close an idle connection just when the next request is sent.  A request that
+        fails this way, before a byte of its answer, is retried on another connection.
 Rule 3: idle connections are bounded in number and in time, answers in size, requests in time.
 
 httptools, which reads the requests of our servers, reads the answers here; a client library would
@@ -63,7 +63,7 @@ class Timeouts:
 
 @dataclass(slots=True)
 class Answer:
-    """What came back; ``headers`` by lower-case name."""
+    """A response; ``headers`` by lower-case name."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class HttpClient:
         self._timeouts = timeouts
         self._tls = tls
         self._idle_count_max = idle_count_max
-        # The last one used is the first one taken, so that those not needed fall out of use.
+        # Last in, first out: connections that are not needed time out.
         self._idle: dict[Place, list[_Connection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -214,7 +214,7 @@ def request_bytes(
 
 
 def origin_of(url: str) -> str:
-    """The URL without its query, which may hold secrets and does not belong into a log."""
+    """The URL without its query, which may contain secrets and must not be logged."""
     return url.partition("?")[0]
 
 
@@ -225,7 +225,7 @@ class _Connection(asyncio.Protocol):
         self.loop = loop
         self.ended = False
         self.stays = False  # after the last answer
-        self.answered = False  # a byte of the answer has come
+        self.answered = False  # a byte of the answer was received
         self.idle_since_s = 0.0
         self._transport: asyncio.Transport | None = None
         self._incoming: AnswerReader | None = None
@@ -256,7 +256,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         waiter, incoming = self._waiter, self._incoming
         if waiter is None or incoming is None or waiter.done():
-            # Nobody asked.
+            # No request is pending.
             self.abort()
             return
         self.answered = True
@@ -332,12 +332,12 @@ class AnswerReader:
         self._body.append(data)
 
     def forget_body(self) -> None:
-        """Drop what has come of the body."""
+        """Drop what was received of the body."""
         self._body.clear()
 
     def release(self) -> None:
-        """Nothing more comes.  The parser refers back, and would keep the body until it is found
-        by the garbage collector, which daemons let run rarely.
+        """Break the reference cycle with the parser, which would keep the body until a garbage
+        collection: daemons run those rarely.
         """
         self._parser = None
         self._body.clear()

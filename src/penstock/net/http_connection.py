@@ -21,7 +21,7 @@ from penstock.net.http_message import Response, encode_response
 from penstock.net.http_reader import Incoming, RequestReader
 from penstock.net.http_states import BETWEEN, IN_BODY, NO_FILE, SERVING, TABLE, Event, State
 from penstock.net.peer import unsent_size
-from penstock.page_cache import Stretch
+from penstock.page_cache import FileSlice
 from penstock.wire.address import peer_address
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class HttpConnection(Accepted, asyncio.Protocol):
         # By the next turn the transport has called pause_writing if it could not send everything.
         asyncio.get_running_loop().call_soon(self._sent)
 
-    def _send_file(self, head: bytes, file: Stretch) -> None:
+    def _send_file(self, head: bytes, file: FileSlice) -> None:
         # Over TLS, or after bytes that are still unsent, the file goes through the transport.
         if not self._secure and not self._transport.get_write_buffer_size():
             socket_fd = self._transport.get_extra_info("socket").fileno()

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 
 from penstock.net.http_states import TABLE, Event, State
-from penstock.page_cache import Stretch, fetch, is_cached
+from penstock.page_cache import FileSlice, fetch, is_cached
 
 # Bytes sent in one turn; 0.2 ms.
 STEP_SIZE = 1 << 20
@@ -22,17 +22,17 @@ FETCH_S = 0.005
 
 
 class FileSending:
-    """Sends ``head``, then ``stretch``; at the end calls ``ended`` with an error or None."""
+    """Sends ``head``, then ``file``; at the end calls ``ended`` with an error or None."""
 
     def __init__(
-        self, socket_fd: int, head: bytes, stretch: Stretch, ended: Callable[[OSError | None], None]
+        self, socket_fd: int, head: bytes, file: FileSlice, ended: Callable[[OSError | None], None]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket_fd = os.dup(socket_fd)
         self._head = head
-        self._file_fd = stretch.fd
-        self._offset = stretch.offset
-        self._end = stretch.offset + stretch.size
+        self._file_fd = file.fd
+        self._offset = file.offset
+        self._end = file.offset + file.size
         self._ended = ended
         self._state = State.READY
         self._timer: asyncio.TimerHandle | None = None

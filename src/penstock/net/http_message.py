@@ -24,7 +24,7 @@ from urllib.parse import unquote_to_bytes
 
 from penstock.core.ticket import Ticket
 from penstock.errors import PenstockError
-from penstock.page_cache import Stretch
+from penstock.page_cache import FileSlice
 from penstock.wire import gojson
 from penstock.wire.names import is_valid_name
 
@@ -69,7 +69,7 @@ class Response:
         headers: Sequence[tuple[str, str]] = (),
         pieces: Sequence[bytes | memoryview] = (),
         done: Callable[[], None] | None = None,
-        file: Stretch | None = None,
+        file: FileSlice | None = None,
     ) -> None:
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
         lines += [f"{name}: {value}" for name, value in headers]
@@ -137,7 +137,7 @@ class Request:
         return parse_query(self.raw_query) if self.raw_query else {}
 
     def argument(self, name: str) -> str:
-        """A parameter that must be there."""
+        """A required parameter."""
         value = parse_query(self.raw_query).get(name)
         if value is None:
             raise HttpError(400, f"MISSING_ARG_{name.upper()}")
@@ -151,7 +151,7 @@ class Request:
         return value
 
     def names(self, *names: str) -> list[str]:
-        """Several names: all must be there before the first is judged."""
+        """Several names: all must be present before the first is checked."""
         for name in names:
             self.argument(name)
         return [self.name(name) for name in names]
@@ -165,7 +165,7 @@ class Request:
         absent: int | None = None,
         refusal: str = "",
     ) -> int:
-        """Decimal digits; without ``absent`` they must be there."""
+        """Decimal digits; required unless there is a value for ``absent``."""
         if absent is not None and name not in self.query:
             return absent
         text = self.argument(name)
@@ -181,7 +181,7 @@ class Request:
         return value == "true"
 
     def flag(self, name: str, *, absent: bool) -> bool:
-        """A boolean as nsqd reads it: it takes anything it does not know for true."""
+        """A boolean as nsqd reads it: anything it does not know is true."""
         value = parse_query(self.raw_query).get(name)
         return absent if value is None else _BOOLEANS.get(value, True)
 
@@ -269,7 +269,7 @@ _date: tuple[int, bytes] = (-1, b"")
 
 
 def _date_header() -> bytes:
-    """Today's date, made once a second."""
+    """The header Date, built once a second."""
     global _date
     second = int(time.time())
     if second != _date[0]:

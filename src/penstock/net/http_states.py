@@ -7,7 +7,7 @@ groups.  The connection (http_connection.py) has its life, its input and its out
 Rule 1: ``TABLE[state][event]`` is the only way to change a state.
 Rule 2: an event that a state's row does not have is a mistake of ours, never of a peer: KeyError.
 Rule 3: docs/connections.md shows this table (tests/meta/connections.py draws it), and the values of
-        ``State`` and ``Event`` are what it says about them.
+        ``State`` and ``Event`` are the meanings that it shows.
 
 A request whose head is known (http_heads.py) is read in one step and leaves the request IDLE.
 """
@@ -43,7 +43,7 @@ class State(StrEnum):
     SENDING_LAST = "a file is being sent; the connection closes after it"
     # A file that is being sent.
     READY = "written to the socket now"
-    WATCHING = "waits until the socket takes more"
+    WATCHING = "waits until the socket accepts more"
     FETCHING = "waits until the next bytes are in the page cache"
     SENT = "all is sent, or it failed, or the connection is lost"
 
@@ -56,7 +56,7 @@ class Event(StrEnum):
     LINGER = "the last answer is written and the request for it was not read to its end"
     LOST = "connection_lost"
     BEGIN = "the first byte of a request"
-    HEAD_READ = "the head is read and proper"
+    HEAD_READ = "the head is read and valid"
     EXPECT = "the head has Expect: 100-continue"
     CONTINUE = "100 Continue is sent, or the body comes without it"
     READ = "the request is read"
@@ -64,14 +64,14 @@ class Event(StrEnum):
     FULL = "more has been read than may begin"
     EMPTIED = "all that was read has begun"
     HOLD = "the budget for bodies is exhausted"
-    RELEASE = "the budget has room again, or gave the body up"
+    RELEASE = "the budget has room again, or has dropped the body"
     BLOCK = "pause_writing"
     UNBLOCK = "resume_writing"
     SEND_FILE = "the answer is a part of a file"
     FILE_SENT = "the file is sent, or failed; for its own state also: the connection is lost"
-    SOCKET_FULL = "the socket is full, or has taken what one turn may send"
+    SOCKET_FULL = "the socket is full, or one turn may send no more"
     NOT_CACHED = "the next bytes are not in the page cache"
-    FETCHED = "the read-ahead had 5 ms"
+    FETCHED = "5 ms have passed since the read-ahead"
 
 
 _S, _E = State, Event

@@ -1,7 +1,7 @@
-"""Asks nsqlookupds and nsqds on the loop, for nsqd, consumers and tools.
+"""Queries nsqlookupds and nsqds on the loop, for nsqd, consumers and tools.
 
-nsqadmin has limits of its own and asks through its ``upstream.py``; Spark's workers have no loop.
-Both read the answers as here, with ``wire/peer_answers.py``.
+nsqadmin has limits of its own and uses its ``upstream.py``; Spark's workers have no loop.  Both
+parse the answers as here, with ``wire/peer_answers.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def fetch_json(
     body_size_max: int = BODY_SIZE_MAX,
     read: Callable[[bytes], T] = decode,
 ) -> T:
-    """What ``read`` makes of the answer of nsqlookupd or nsqd.
+    """The answer of nsqlookupd or nsqd, parsed by ``read``.
 
     Raises HttpClientError, with its status if there was an answer, and what ``read`` raises.
     """

@@ -1,15 +1,15 @@
-"""TLS contexts made of options: for the clients of a daemon, and for those who are clients.
+"""TLS contexts built from options: for servers, and for clients.
 
     --tls-client-auth-policy   (none)            clients are not asked for a certificate
                                require           it, or one that signed it, is in the file that
                                                  --tls-root-ca-file names
                                require-verify    an authority in that file signed it
 
-nsqd's ``require`` takes any certificate, even one made up on the spot.  OpenSSL as Python offers
-it cannot ask for a certificate without judging it, and to take any proves nothing.
+nsqd's ``require`` accepts any certificate, even one the client has just made.  Python's ssl module
+cannot request a certificate without verifying it, and accepting any would prove nothing.
 
-Versions below 1.2 need suites with SHA-1 and OpenSSL's security level 0.  The suites stand in
-order of preference, so a client that can do better gets better; from 1.2 on Python's list holds.
+Versions below 1.2 need suites with SHA-1 and OpenSSL's security level 0.  The suites are in order
+of preference, so a client gets the best one it supports; from 1.2 on Python's list is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.errors import OptionError
 from penstock.settings.daemon import TLS_VERSIONS, TlsOptions
 
 _VERSION_1_2 = TLS_VERSIONS["tls1.2"]
-# Go's first choices first: what nsqd's clients had, they get.
+# In Go's order of preference: clients get the suites that they had with nsqd.
 _SUITES = (
     "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256:ECDHE+AESGCM:ECDHE+CHACHA20:"
     "ECDHE+AES128:ECDHE+AES256:AESGCM:AES:!aNULL:!eNULL:!PSK:!SRP:!aDSS:!AESCCM:@SECLEVEL=0"
@@ -33,7 +33,7 @@ def server_context(options: TlsOptions) -> ssl.SSLContext | None:
     if not options.tls_cert:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # The peer could have us compute new keys for ever.
+    # A peer could make us renegotiate keys forever.
     context.options |= ssl.OP_NO_RENEGOTIATION
     _set_version(context, TLS_VERSIONS[options.tls_min_version])
     load_certificate(context, options)
@@ -117,5 +117,5 @@ def _unusable(files: dict[str, str], flags: str, error: Exception) -> OptionErro
 
 
 def _refuse_password() -> str:
-    # OpenSSL would ask on the terminal, and wait.
+    # OpenSSL would prompt on the terminal, and wait.
     raise ValueError("the key has a password")

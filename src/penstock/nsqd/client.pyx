@@ -326,6 +326,7 @@ cdef class Client(Endpoint):
         if self.output.size:
             self._update_events()
             self._poller.flush_later(self)
+            self._arm()     # it may not read
         else:
             self._lose(None)
         return 0

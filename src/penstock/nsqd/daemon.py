@@ -99,7 +99,7 @@ class Daemon:
                 self._supervisor,
             )
         )
-        components.reads.stretch_count_max = shares.reads
+        components.reads.slice_count_max = shares.reads
         self._clients = Clients()
         self._security = Security(options)
         self._admission = Admission(shares.connections)

@@ -239,7 +239,7 @@ class LogApi:
         if read.start < whole_from:
             headers.append(("X-Penstock-Missing-Below", str(whole_from)))
             self._pulls.loss_count += 1
-        return Response(200, b"", headers, pieces, free, read.stretch)
+        return Response(200, b"", headers, pieces, free, read.file_slice)
 
     # Pull channels
 

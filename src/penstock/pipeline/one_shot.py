@@ -1,6 +1,6 @@
 """Pipelines without a stream: read, transform, write, exit.
 
-Beside the checkpoint lies ``once.json``: {"query": "...", "run": 3, "chunk": 17, "asked": "..."}.
+Beside the checkpoint is ``once.json``: {"query": "...", "run": 3, "chunk": 17, "asked": "..."}.
 An interrupted run is repeated under the same number, so tables and topics that have it skip it.
 After a complete run the next one gets the next number.
 

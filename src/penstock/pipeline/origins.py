@@ -219,7 +219,7 @@ def _finished(target: Target, query: str) -> int | None:
 
 
 def _may_lag(target: Target, batch: int | None) -> bool:
-    """Whether its own records say nothing of batches that gave it no row."""
+    """Whether its own records omit batches without a row for it."""
     if isinstance(target.sink, DeltaSink):
         return batch is not None
     return target.role == INVALID or isinstance(target, TopicTarget)

@@ -1,4 +1,4 @@
-"""Before a query starts: tables and checkpoint are compared, and the tables are right (R44).
+"""Compares tables and checkpoint before a query starts; the tables take precedence (R44).
 
     checkpoint missing, or older than a table    it is moved aside, and a new one begins where the
                                                  tables end, at the lowest of several
@@ -128,8 +128,8 @@ class Settling:
                 way = "give this one another name, or another output"
                 if isinstance(target, TopicTarget):
                     way = (
-                        "a table was put back without it, or it without a table.  Remove that "
-                        "folder: the pipeline then goes on from what the brokers know"
+                        "a table was restored without it, or it without a table.  Remove that "
+                        "folder: the pipeline then resumes from what the brokers recorded"
                     )
                 raise PipelineError(
                     f"{target.ledger.uri} belongs to another pipeline of the name "
@@ -191,7 +191,7 @@ class Settling:
         raise self._questions.stop(waiting, text, flags)
 
     def _note_found(self, done: Done) -> None:
-        """Keep where logs were found that ended unread: Spark forgets its first batches."""
+        """Record where logs start that ended unread: Spark purges its first batches."""
         for target in self._targets:
             ledger = target.ledger
             spans = [
@@ -241,7 +241,7 @@ class Settling:
         )
 
     def _begins_before_a_newer_log(self) -> bool:
-        """Whether a topic that no batch has read yet was made again and read since."""
+        """Whether a topic that no batch has read yet was created again and read since."""
         begin = places(self._offsets.begin())
         coverages = self._coverages()
         known = {found for each in coverages for found in each.logs}
@@ -253,9 +253,9 @@ class Settling:
         )
 
     def _has_other_batch(self, ledger: Ledger, planned: int) -> bool:
-        """Whether the query's next batch would come to a table that has another of its number.
+        """Whether a table has another batch with the number of the query's next one.
 
-        Tables and checkpoint were put back, it ran on, and a table of the first time was put back.
+        Both were restored, the query ran, and then a table from before that was restored.
         """
         last = ledger.head.last
         if last is None or last.query != self._offsets.query or last.number < planned:
@@ -338,7 +338,7 @@ class Settling:
 def accepted_by_all(ledgers: Sequence[Ledger]) -> Iterator[Span]:
     """The losses that the source may skip: every ledger that lacks them has accepted them.
 
-    One may have lost its records with its table, and a table's rows may be lost to it alone.
+    A ledger may have lost its records with its table, and rows may be missing in one table only.
     """
     explained = [
         Coverage((*ledger.coverage, *(loss.span for loss in ledger.head.losses)))
@@ -368,7 +368,7 @@ def _ahead(ledger: Ledger, planned: Mapping[Place, Position]) -> list[Span]:
 
 
 def _read_again(waiting: Waiting, done: Done, ledger: Ledger, lacking: Iterable[Span]) -> None:
-    """Note where the rest begins; of a topic that was made again there is nothing to read."""
+    """Record where the remainder begins; a topic created again has nothing left to read."""
     _lose(waiting, done, ledger, [span for span in lacking if done.is_replaced(span.log)])
     begun = {
         span.log: Span(span.log, span.start, span.start, 0)

@@ -64,7 +64,7 @@ class Done:
         return self.newest.get(place_of(log), log) != log
 
     def is_ended(self, log: Log) -> bool:
-        """Whether it was deleted; a planned batch that says so comes again and is not judged."""
+        """Whether it was deleted; a planned batch that records this is repeated, and not judged."""
         place = place_of(log)
         last, planned = self.last.get(place), self._planned.get(place)
         if self.is_replaced(log) or (last is not None and last.is_deleted):
@@ -100,7 +100,7 @@ class Done:
     def _passed_over(self, ledger: Ledger, judged: Collection[Log]) -> list[Span]:
         """What others cover of logs that were replaced, found after one that the ledger knows.
 
-        It was put back from before then, and nothing else of it remembers them.  A ledger that
+        The ledger was restored from before then, and has no other record of them.  A ledger that
         began later knows none of the logs before its own.
         """
         found: dict[Log, Span] = {}

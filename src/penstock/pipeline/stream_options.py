@@ -41,7 +41,7 @@ def place_options(
     options["resumeFrom"] = json.dumps(encode(channel, settled.resume.get(channel, {})))
     if settled.accepted:
         options["acceptLoss"] = as_losses(settled.accepted)
-    # Whoever was put back since may be that reader itself: then nothing is to be taken.
+    # A restored pipeline may be that reader itself: then there is nothing to take over.
     if take_over and take_over != settled.identity.text:
         options["takeOver"] = take_over
     trigger = pipeline.trigger

@@ -158,7 +158,7 @@ class Follower:
         except NodeError as error:
             if error.code != "TOPIC_NOT_FOUND":
                 raise
-            return end - start  # it was deleted: whoever reads the range, or the next look, tells
+            return end - start  # it was deleted: a task, or the next poll, reports it
         if found == end - start:
             self._whole[key] = (start, end)
         return found

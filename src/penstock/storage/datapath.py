@@ -105,8 +105,8 @@ class DataPath:
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             raise StorageError(
-                f"{self.root} holds queue files of a Go nsqd ({found[0]}{more}): take the messages"
-                f" over with `penstock import-nsqd --from {self.root} --to DIR`, then start on DIR"
+                f"{self.root} holds queue files of a Go nsqd ({found[0]}{more}): import them"
+                f" with `penstock import-nsqd --from {self.root} --to DIR`, then start nsqd on DIR"
             )
 
     def commit_import(self, folder: str) -> None:

@@ -9,7 +9,7 @@
 # damage is a length outside of 26 .. max-msg-size + 26, and everything after it in the file is
 # lost, because the start of the next record is unknown.
 #
-# Rule 1: everything from readFile,readPos on is read that nsqd would read, and the bytes after
+# Rule 1: everything that nsqd would read is read, from readFile,readPos on, and the bytes after
 #         writePos: nsqd writes its meta file every 2,500 messages or 2 s, so after a crash these
 #         are messages it had accepted.
 # Rule 2: with `salvage`, what nsqd would overwrite is read too: files after the write file, and
@@ -150,7 +150,7 @@ def plan_queue(files: Files, queue: Queue, *, salvage: bool = True) -> Plan:
         data = files.pread(queue.meta_path, 0, META_SIZE_MAX) or b""
         plan.meta = parse_meta(data)
         if plan.meta is None:
-            what = "meta file cannot be understood"
+            what = "meta file is invalid"
             plan.damage.append(QueueDamage(queue.meta_path, 0, len(data), what))
     if plan.meta is not None:
         _plan_by_meta(files, queue, plan, plan.meta, salvage)

@@ -82,7 +82,7 @@ def dump_file(files: Files, path: str, out: TextIO, *, brief: bool = False) -> i
         return dump_ledger(files.read(path), out)
     if name.startswith("journal") or start.startswith(journal.FRAMING.magic):
         return _dump_journal(files.read(path), out)
-    raise StorageError(f"{path}: not a file of Penstock's that can be shown")
+    raise StorageError(f"{path}: not a Penstock file that can be shown")
 
 
 class _Printer(Walk):

@@ -100,7 +100,7 @@ def _check_apart(source: str, target: str) -> None:
     """Reject a target inside the source, which must not be written to."""
     if Path(target).resolve().is_relative_to(Path(source).resolve()):
         raise StorageError(
-            f"the target {target} must lie outside of the source {source}, which is not changed"
+            f"the target {target} must be outside the source {source}, which is never changed"
         )
 
 
@@ -119,12 +119,12 @@ def survey_source(files: Files, folder: str, *, salvage: bool = True) -> Source:
     names = files.list(folder)
     queues = find_queues(folder, names)
     if not queues and "nsqd.dat" not in names:
-        raise StorageError(f"{folder} holds neither nsqd.dat nor queue files: no data path of nsqd")
+        raise StorageError(f"{folder} is not a data path of nsqd: no nsqd.dat, no queue files")
     source = Source()
     if "nsqd.dat" in names:
         _add_listed(files, folder, source)
     else:
-        source.notes.append(f"{folder}/nsqd.dat is missing: all is known by queue files only")
+        source.notes.append(f"{folder}/nsqd.dat is missing: topics are those of the queue files")
     for queue in queues:
         _add_queue(files, queue, source, salvage)
     for topic in source.topics.values():
@@ -139,8 +139,8 @@ def _add_listed(files: Files, folder: str, source: Source) -> None:
         metadata = load_metadata(files, path)
     except CorruptError as error:
         raise CorruptError(
-            f"{error}; nsqd would not start on it either.  Repair it, or put it aside: then topics"
-            " and channels are taken by their queue files, and none is paused"
+            f"{error}; nsqd would not start on it either.  Repair it, or move it away: then topics"
+            " and channels are those of the queue files, and none is paused"
         ) from error
     for entry in metadata.topics:
         if not _taken(entry.name, f"topic {entry.name}", source):

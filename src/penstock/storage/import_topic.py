@@ -12,8 +12,7 @@
 #
 # The log has three parts, each in order of (timestamp, id):
 #   RETRIED   was delivered before by some channel.  First, because nsqd keeps an entry in memory
-#   for
-#             every message from the low-water mark to the last one with attempts.
+#             for every message from the low-water mark to the last one with attempts.
 #   FRESH     only in channel queues, not delivered yet.
 #   HELD      only in the topic's queue: for all channels, and above `released` while the topic is
 #             paused or has no channels (R2).
@@ -301,7 +300,7 @@ class _Channel:
     def __init__(self, id: int, base: int, report: ChannelReport) -> None:
         self.id = id
         self.report = report
-        self.next_index = base  # everything below is decided: still its, or finished
+        self.next_index = base  # everything below is known to be unfinished or finished
         self.runs: list[tuple[int, int]] = []
         self.marks: dict[int, tuple[int, int]] = {}
 
@@ -358,7 +357,7 @@ class _Ledger:
 class _Bodies:
     """Bodies by file and offset.
 
-    The blocks last used stay: copies lie nearly in order of time, in a few places at once.
+    The most recently used blocks are kept: copies are nearly in order of time, in a few places.
     """
 
     def __init__(self, files: Files, paths: list[str]) -> None:
@@ -374,7 +373,7 @@ class _Bodies:
         else:
             self._blocks.move_to_end((number, place))
         body = block[start : start + size]
-        if len(body) < size:  # it goes on in the next block
+        if len(body) < size:  # it continues in the next block
             body = self._files.pread(self._paths[number], offset, size) or b""
             if len(body) < size:
                 raise OSError("file became shorter")

@@ -10,8 +10,9 @@
 #                   "topics":{name:[instance, end]...},"stamps":[[number, part, stamp]...]}
 #     PUBLISHED    {"query","time","batch","count","digest"}    ends the intent
 #     FORGOTTEN    {"query","time"}                             the query was deleted
-#     GIVEN_UP     {"query","time","batch","members":[[partition, attempt]...]}    published without
-#     them DAMAGED      {"query","time","text"}    a record was lost; ended by PUBLISHED
+#     GIVEN_UP     {"query","time","batch","members":[[partition, attempt]...]}
+#                                                               the batch is published without them
+#     DAMAGED      {"query","time","text"}                      a record was lost; PUBLISHED ends it
 #
 # The file is append-only and is replaced by a snapshot when it grows.  For each query, the newest
 # record of a kind is valid.

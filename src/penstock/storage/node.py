@@ -124,9 +124,9 @@ def _choose(main: _Read, other: _Read, path: str, copy: str) -> Node | None:
         if main.bad:  # a bit was corrected
             node.problems.append(main.bad)
         if other.bad:
-            node.problems.append(f"{other.bad}; kept as {copy}.bad and written anew")
+            node.problems.append(f"{other.bad}; kept as {copy}.bad and rewritten")
         elif copy and main.checked:
-            node.problems.append(f"{copy} is missing, written anew")
+            node.problems.append(f"{copy} is missing; rewritten")
     elif one.uuid == two.uuid:
         node.index_floor = max(one.index_floor, two.index_floor)
         node.problems += [found.bad for found in (main, other) if found.bad]
@@ -236,9 +236,9 @@ def _correct_bit(data: bytes, path: str) -> Node | None:
 def _advice(path: str, copy: str) -> str:
     both = f"{path} and {copy}" if copy else path
     return (
-        f"restore it from a backup, or remove {both} to go on under a new identity: the messages"
-        " in this data path stay, but Spark queries that know this node by its UUID take it for"
-        " another one, and read what is there from their starting position"
+        f"restore it from a backup, or remove {both} to continue with a new identity: the messages"
+        " in this data path stay, but to Spark queries, which know this node by its UUID, it is"
+        " another node, and they read its messages from their starting position"
     )
 
 

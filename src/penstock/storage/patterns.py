@@ -84,10 +84,10 @@ def load_patterns(files: Files, path: str, copy: str) -> PatternFiles:
         loaded.problems.append(f"{reason}; kept as {name.rpartition('/')[2]}.bad")
     if loaded.records or bad:
         missing = [name for name in (path, copy) if name not in read]
-        loaded.problems += [f"{name} is missing, written anew" for name in missing]
+        loaded.problems += [f"{name} is missing; rewritten" for name in missing]
     loaded.stale = bool(loaded.problems) or found.get(path) != found.get(copy)
     if loaded.problems and not found:
-        loaded.problems.append("topics made from now on get no channel until their readers ask")
+        loaded.problems.append("new topics get no channel until readers register their patterns")
     return loaded
 
 

@@ -8,8 +8,8 @@
 #         reported; there is no work per message.
 # Rule 2: every call makes progress, so a reader that continues at `next` reaches the end.
 #
-# A reader that verifies checksums itself gets a slice of the file instead ("stretch"), for a third
-# of the CPU: the kernel sends it with sendfile, unread.  It starts and ends at batches in the
+# A reader that verifies checksums itself gets a slice of the file instead (`file_slice`), for a
+# third of the CPU: the kernel sends it with sendfile, unread.  It starts and ends at batches in the
 # sparse index, so it extends further beyond the range, and it is not verified.
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.core.batches import BATCH_HEADER_SIZE
-from penstock.page_cache import Stretch
+from penstock.page_cache import FileSlice
 from penstock.storage.log_reader import Damage, Found, LogReader, locate, missing
 from penstock.storage.segment import Segment
 
@@ -56,7 +56,7 @@ def read_range(
     """The batches of ``segments`` with messages in [start, end); waits for the disk.
 
     At least one if there is any, and about ``size_max`` bytes.  With ``tables`` the sparse index is
-    loaded, so that stretch() can serve the next range.
+    loaded, so that file_slice() can serve the next range.
     """
     pieces: list[bytes | memoryview] = []
     index = start
@@ -83,9 +83,9 @@ def read_range(
     return Range(pieces, end)
 
 
-def stretch(
+def file_slice(
     files: Files, segments: tuple[Segment, ...], start: int, end: int, size_max: int
-) -> tuple[Stretch, int] | None:
+) -> tuple[FileSlice, int] | None:
     """read_range() of one file, unverified; None if the tables or the bytes are not in memory."""
     place = locate(segments, start)
     if place == len(segments):
@@ -105,7 +105,7 @@ def stretch(
     fd = files.lend(segment.path, offset, stop - offset)
     if fd is None:
         return None
-    return Stretch(fd, offset, stop - offset), min(next, end)
+    return FileSlice(fd, offset, stop - offset), min(next, end)
 
 
 def _cut(

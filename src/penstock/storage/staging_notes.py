@@ -14,7 +14,7 @@
 #         file was removed: then the ledger has its batch as published, or the notes were synced.
 # Rule 3: nothing is concluded from notes with damage, nor from missing notes: earlier versions had
 #         no such file.
-# Rule 4: a failure to write notes is not an error.  The file is then removed, and written again
+# Rule 4: a failure to write notes is not an error.  The file is then removed, and rewritten
 #         when that is possible.
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.storage.staging import Key, Seal
 SEALED, GONE, LOST, LEDGER = 16, 17, 18, 19
 NAMES = {16: "sealed", 17: "gone", 18: "lost", 19: "ledger"}
 
-# Beyond this the file is written again from memory.
+# Above this size the file is rewritten from memory.
 SIZE_MAX = 1 << 20
 
 
@@ -165,7 +165,7 @@ class StagingNotes:
             self.problem = None
 
     def mend(self) -> None:
-        """Write the file again after a failure; blocking."""
+        """Rewrite the file after a failure; blocking."""
         with self._lock:
             if not self._on:
                 self._add(b"")

@@ -16,7 +16,7 @@
 # Invariants, see check():
 #  1. segments ascend and do not overlap; a batch is in exactly one of them.
 #  2. the runs are exactly the indexes in the segments, without damaged ones.
-#  3. first <= synced_end <= end; an index below end is final: it exists or is a gap for ever.
+#  3. first <= synced_end <= end; an index below end is final: it exists or is a gap forever.
 #  4. a file is created by the first append, never by opening a log: idle topics have no files.
 
 from libc.stdint cimport int64_t, uint64_t
@@ -35,7 +35,7 @@ from penstock.storage.evidence import keep_evidence
 from penstock.storage.log_reader import Damage, LogReader, locate, missing
 from penstock.storage.log_records import Moved, Sealed, SegmentRecord
 from penstock.storage.log_writer import SEGMENT_SIZE_MAX
-from penstock.storage.ranges import read_range, stretch
+from penstock.storage.ranges import file_slice, read_range
 from penstock.storage.relocation import write_side
 
 # Damage found and not yet taken; what is beyond it is found again by a later read.
@@ -271,18 +271,18 @@ cdef class TopicLog:
                 return block
         return Block(b"", [], self.node_id)
 
-    def stretch(self, start, end, size_max):
+    def file_slice(self, start, end, size_max):
         """A slice of a file with messages of [start, end), and the first index after it.
 
         None if it is not in memory; see storage/ranges.py.
         """
-        return stretch(self._files, self.files, start, end, size_max)
+        return file_slice(self._files, self.files, start, end, size_max)
 
     def read_range(self, start, end, size_max, bint tables=False):
         """The batches with messages in [start, end), as stored.  Blocking.
 
         At least one if there is any, and about ``size_max`` bytes.  With ``tables`` the tables are
-        loaded, so that stretch() can serve the next range.
+        loaded, so that file_slice() can serve the next range.
         """
         for _ in range(STALE_MAX):
             segments = self.files

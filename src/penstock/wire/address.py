@@ -1,7 +1,7 @@
-"""Addresses as options and the answers of daemons write them.
+"""Addresses, as in options and in the answers of daemons.
 
 host:port, [::1]:port      join_address, split_address
-/run/nsqd.sock             a unix socket: split_address gives it without a port
+/run/nsqd.sock             a unix socket: split_address returns it without a port
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ An entry allows something if it has the permission, its topic matches and one of
 patterns are searched for, not anchored.  A publish has the empty string for its channel, so an
 entry whose channels cannot match it never allows publishing.
 
-Rule 1: one entry that makes no sense makes the whole reply invalid.
-Rule 2: patterns are RE2's, as Go has them: an auth server written for nsqd keeps its meaning, and
-        no pattern, however unlucky, takes longer than the text is long.
+Rule 1: one invalid entry makes the whole reply invalid.
+Rule 2: patterns are RE2's, like Go's: replies written for nsqd mean the same here, and any pattern
+        is matched in linear time.
 """
 
 from __future__ import annotations

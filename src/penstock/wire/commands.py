@@ -3,7 +3,7 @@
     NAME[ SP param]* LF
     NAME[ SP param]* LF | size: i32 | body: size bytes |        IDENTIFY, AUTH, PUB, MPUB, DPUB
 
-Nothing is checked here: the server is the judge, and tests want to send nonsense.
+Nothing is validated here: the server does that, and tests send invalid commands.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compressed streams, after snappy or deflate was negotiated.
 
-    deflate   raw DEFLATE, no zlib header; one stream a direction, a sync flush after each send
+    deflate   raw DEFLATE, no zlib header; one stream per direction, a sync flush after each send
     snappy    the framing format:  kind u8 | size u24 little-endian | ...
                 0xff  stream identifier "sNaPpY", first of all; again at any time
                 0x00  masked CRC-32C u32 of the unpacked bytes | block of at most 64 KiB, packed

@@ -2,7 +2,7 @@
 
     | size: u32 = 4 + data | type: u32 (0 response, 1 error, 2 message) | data |
 
-Message frames are made when a message is appended (``penstock.core``), not here.
+Message frames are built when a message is appended (``penstock.core``), not here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def response(data: bytes) -> bytes:
 def error(failure: ProtocolError) -> bytes:
     """An error frame: the code, a space, the text.
 
-    Bytes of a peer that are not UTF-8 come back as they were (``invalid command %s``): texts
-    carry them by ``surrogateescape``.
+    A peer's bytes that are not UTF-8 are returned unchanged (``invalid command %s``): texts hold
+    them with ``surrogateescape``.
     """
     data = str(failure).encode("utf-8", "surrogateescape")
     return _HEADER.pack(4 + len(data), ERROR_TYPE) + data

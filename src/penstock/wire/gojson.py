@@ -4,7 +4,7 @@ Reading, where it differs from Python's json:
   1. bytes that are not UTF-8 become U+FFFD, one a byte; so does half a surrogate pair
   2. NaN and Infinity are errors
   3. numbers stay text until a field wants one: an integer field takes ``1000``, not ``1000.0``
-  4. keys match a field without regard to case (and two signs that fold to s and k)
+  4. keys match a field without regard to case (and two characters that fold to s and k)
   5. ``null`` leaves a field as it is; any other value of a wrong type is an error, also when a
      later duplicate of the key would be right; else the last duplicate wins
 
@@ -52,8 +52,8 @@ def decode_object(raw: bytes, fields: Mapping[str, tuple[type, int]]) -> dict[st
     """Return the values ``raw`` gives to ``fields``, each a type (and its bits, if int).
 
     What is absent or null is absent in the result; a top-level null is an empty object.
-    Raises ValueError, also for more than fields could need: what a stranger sends is bounded by
-    more than its size.
+    Raises ValueError, also for more items than the fields could need: the size of a peer's input
+    does not bound the time to decode it.
     """
     if _item_count(raw) > _ITEM_COUNT_MAX and _item_count(_STRING.sub(b"", raw)) > _ITEM_COUNT_MAX:
         raise ValueError(f"more than {_ITEM_COUNT_MAX} members and elements")
@@ -74,7 +74,7 @@ def _item_count(raw: bytes) -> int:
 def members(value: object) -> dict[str, object]:
     """The members of an object, null ones left out, by their names in lower case.
 
-    For objects with lists and objects in them; ``typed`` judges the plain values.
+    For objects with lists and objects in them; ``typed`` checks the plain values.
     """
     return {key.translate(_FOLD): item for key, item in _pairs(value) if item is not None}
 

@@ -3,12 +3,12 @@
     IDENTIFY LF | size: i32 | JSON object |    ->    OK, or JSON if feature_negotiation is true
 
 Rule 1: no I/O.  The result is a function of the body, the options and the settings so far.
-Rule 2: the checks stand in nsqd's order, so a body wrong in two ways gives nsqd's error.
+Rule 2: checks are in nsqd's order, so a body with two mistakes gets nsqd's error.
 Rule 3: what is absent, null or 0 stays as it was; but client_id, hostname, user_agent and the
         topology become "" when absent, as in nsqd.
-Rule 4: names are cut at STRING_SIZE_MAX bytes, which nsqd keeps whole: every page of statistics
+Rule 4: names are truncated to STRING_SIZE_MAX bytes, unlike in nsqd: every page of statistics
         shows them.
-Rule 5: an upgrade is negotiated if the client asks, an option allows it and the server can do it.
+Rule 5: an upgrade is negotiated if the client asks, an option allows it and the server supports it.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def negotiate(
 ) -> tuple[Settings, bytes]:
     """Return the new settings and the data of the response frame.
 
-    ``current`` holds before this IDENTIFY; ``offers`` names the upgrades the server can do
+    ``current`` are the settings so far; ``offers`` names the upgrades that the server supports
     (tls_v1, snappy, deflate).  Raises ProtocolError, always fatal.
     """
     try:

@@ -21,8 +21,8 @@ def message_id(node_id: int, index: int) -> bytes:
 def split_id(message_id: bytes) -> tuple[int, int] | None:
     """Return (node id, index), or None if it is not a valid id.
 
-    Ids are compared byte by byte, so upper case, signs and spaces, all of which ``int`` would
-    take, are nobody's id.
+    Ids are compared byte by byte, so upper case, signs and spaces, all of which ``int`` accepts,
+    are invalid.
     """
     if len(message_id) != ID_SIZE or message_id.strip(b"0123456789abcdef"):
         return None

@@ -209,7 +209,7 @@ class ReplyReader:
 def decode_identity(body: bytes) -> Identity:
     """Decode the JSON of IDENTIFY, which must have all addresses of the node.
 
-    Texts for people are cut; an address that is too long would be another one, and is refused.
+    Texts for people are truncated.  A truncated address would be another one, so it is refused.
     """
     try:
         fields = gojson.decode_object(body, _FIELDS)
@@ -241,7 +241,7 @@ def _cut(text: str) -> str:
 def decode_place(body: bytes) -> Place:
     """Decode the reply to IDENTIFY.
 
-    An error, or anything else that is no JSON object, is a ProtocolError.
+    An error, or anything else that is not a JSON object, is a ProtocolError.
     """
     if body.startswith(b"E_"):
         code, _, text = body.decode("utf-8", "replace").partition(" ")

@@ -1,7 +1,7 @@
-"""What nsqlookupd and nsqd answer over HTTP, read: nodes, names, and the topics of /stats.
+"""Parses the HTTP answers of nsqlookupd and nsqd: nodes, names, and the topics of /stats.
 
-Everything here is given decoded JSON.  A ValueError says what is wrong with an answer; who asked
-knows whom, and adds it.
+Everything here takes decoded JSON.  A ValueError says what is wrong with an answer; the caller adds
+which daemon sent it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Object = dict[str, Any]
 
 
 def decode(body: bytes) -> Any:
-    """The JSON of a body; before version 1 of NSQ answers stood under ``data``."""
+    """The JSON of a body; before version 1 of NSQ answers were under ``data``."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
-        raise ValueError(f"an answer that makes no sense: {body[:80]!r}") from None
+        raise ValueError(f"an invalid answer: {body[:80]!r}") from None
     wrapped = isinstance(answer, dict) and "status_code" in answer and "data" in answer
     return answer["data"] if wrapped else answer
 
@@ -37,7 +37,7 @@ def objects(value: Any) -> list[Object]:
 
 
 def members(answer: Any, name: str) -> list[Object]:
-    """The objects under ``name``, which must be there."""
+    """The objects under ``name``, which is required."""
     if not isinstance(answer, dict) or name not in answer:
         raise ValueError(f"an answer without {name}")
     return objects(answer[name])
@@ -69,7 +69,7 @@ def addresses_in(answer: Any, port: str) -> list[str]:
             for node in members(answer, "producers")
         ]
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"an answer that makes no sense: {answer!r:.80}") from None
+        raise ValueError(f"an invalid answer: {answer!r:.80}") from None
 
 
 # nsqd

@@ -1,4 +1,4 @@
-"""URLs: what a request needs of one, and those that nsqlookupds are asked at."""
+"""URLs: the parts that a request needs, and the URLs of queries to nsqlookupd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Url:
     host: str
     port: int
     secure: bool
-    authority: str  # what the Host header says
+    authority: str  # the value of the Host header
     target: str  # path and query
 
 
@@ -35,7 +35,7 @@ def parse_url(url: str) -> Url:
 
 
 def lookupd_url(address: str, path: str, **query: str) -> str:
-    """The URL to ask at an nsqlookupd, whose ``address`` may be a URL with a path of its own."""
+    """The URL of a query to an nsqlookupd, whose ``address`` may be a URL with a path."""
     parts = urlsplit(address if "://" in address else f"http://{address}")
     try:
         port = parts.port

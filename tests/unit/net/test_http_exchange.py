@@ -14,7 +14,7 @@ from penstock.core.ticket import Ticket
 from penstock.net.http_message import Pending, Request, Response, text_response
 from penstock.net.http_router import Route, Router
 from penstock.net.http_server import HttpLimits
-from penstock.page_cache import Stretch
+from penstock.page_cache import FileSlice
 from tests.support.certificates import Pki
 from tests.support.page_cache import must_forget, needs_cachestat
 from tests.support.waits import wait_until
@@ -164,13 +164,13 @@ class FileHandlers(Handlers):
         self.router.add("GET", "/file", Route(self.file))
 
     def file(self, request: Request) -> Response:
-        stretch = Stretch(os.open(self.path, os.O_RDONLY), OFFSET, self.said_size)
+        file_slice = FileSlice(os.open(self.path, os.O_RDONLY), OFFSET, self.said_size)
 
         def done() -> None:
-            stretch.close()
+            file_slice.close()
             self.done.release()
 
-        return Response(200, b"", (), (), done, stretch)
+        return Response(200, b"", (), (), done, file_slice)
 
 
 @pytest.fixture

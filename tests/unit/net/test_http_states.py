@@ -25,7 +25,7 @@ from penstock.net.http_reader import ReadLimits, RequestReader
 from penstock.net.http_router import Route, Router
 from penstock.net.http_server import HttpServer
 from penstock.net.http_states import BETWEEN, IN_BODY, NO_FILE, SERVING, TABLE, Event, State
-from penstock.page_cache import Stretch
+from penstock.page_cache import FileSlice
 from tests.meta.connections import GROUPS
 from tests.support.waits import until
 from tests.unit.net.harness import Harness, get, post, request
@@ -164,8 +164,8 @@ class Peer:
 
     def file(self, request: Request) -> Response:
         size = 0 if request.raw_query else os.fstat(self.file_fd).st_size
-        stretch = Stretch(self.file_fd, 0, size)
-        return Response(200, b"", done=lambda: None, file=stretch)
+        file_slice = FileSlice(self.file_fd, 0, size)
+        return Response(200, b"", done=lambda: None, file=file_slice)
 
     def close(self) -> None:
         self.lose()

@@ -188,9 +188,7 @@ def test_every_cut_of_a_meta_file_is_told_and_nothing_is_lost(source: GoPath) ->
         source.meta_file("t").write_bytes(whole[:cut])
         found, (damage,), _ = read_queue(source)
         assert found == messages
-        assert damage == QueueDamage(
-            str(source.meta_file("t")), 0, cut, "meta file cannot be understood"
-        )
+        assert damage == QueueDamage(str(source.meta_file("t")), 0, cut, "meta file is invalid")
 
 
 @pytest.mark.parametrize(

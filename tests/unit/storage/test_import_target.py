@@ -69,14 +69,14 @@ def test_a_dry_run_reports_the_same_and_touches_nothing(source: GoPath, target: 
 @pytest.mark.parametrize("place", [".", "inside", "inside/deeper", "../go"])
 def test_the_target_must_lie_outside_of_the_source(source: GoPath, place: str) -> None:
     source.queue("t", [message(1)])
-    with pytest.raises(StorageError, match="must lie outside of the source"):
+    with pytest.raises(StorageError, match="must be outside the source"):
         take(source, source.folder / place)
 
 
 def test_a_symbolic_link_to_the_source_is_no_other_folder(source: GoPath, target: Path) -> None:
     source.queue("t", [message(1)])
     target.symlink_to(source.folder)
-    with pytest.raises(StorageError, match="must lie outside of the source"):
+    with pytest.raises(StorageError, match="must be outside the source"):
         take(source, target)
 
 
@@ -113,7 +113,7 @@ def test_a_target_in_use_is_refused_and_left_alone(source: GoPath, target: Path)
 
 
 def test_a_folder_that_is_no_data_path_is_refused(source: GoPath, target: Path) -> None:
-    with pytest.raises(StorageError, match="no data path of nsqd"):
+    with pytest.raises(StorageError, match="is not a data path of nsqd"):
         take(source, target)
     with pytest.raises(FileNotFoundError):
         import_nsqd(f"{source.folder}/none", str(target), node_id=1)
@@ -123,7 +123,7 @@ def test_a_folder_that_is_no_data_path_is_refused(source: GoPath, target: Path) 
 def test_metadata_that_cannot_be_parsed_is_refused(source: GoPath, target: Path) -> None:
     source.queue("t", [message(1)])
     (source.folder / "nsqd.dat").write_bytes(b'{"topics":[')
-    with pytest.raises(CorruptError, match="put it aside"):
+    with pytest.raises(CorruptError, match="move it away"):
         take(source, target)
     assert not target.exists()
 

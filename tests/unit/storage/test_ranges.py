@@ -57,15 +57,15 @@ def indexes(log: TopicLog, start: int, end: int, size_max: int = 1 << 20) -> lis
 
 
 def stretched(log: TopicLog, start: int, end: int, size_max: int) -> tuple[list[int], int]:
-    """As indexes(), of stretches where there are any; and how many there were."""
+    """As indexes(), of file slices where there are any; and how many there were."""
     found: list[int] = []
     count, at = 0, start
     while at < end:
-        stretch = log.stretch(at, end, size_max)
-        if stretch is None:
+        file_slice = log.file_slice(at, end, size_max)
+        if file_slice is None:
             pieces, reached = log.read_range(at, end, size_max, True)
         else:
-            part, reached = stretch
+            part, reached = file_slice
             assert part.size <= 2 * size_max
             pieces = [os.pread(part.fd, part.size, part.offset)]
             part.close()
@@ -166,7 +166,7 @@ def test_a_file_that_vanished_is_noted_and_does_not_stop_the_reader(log: TopicLo
     assert log.take_damage() != []
 
 
-# Stretches
+# File slices
 
 
 @needs_cachestat
@@ -193,12 +193,12 @@ def test_stretches_end_where_the_sparse_index_knows_a_batch(tmp_path: Path) -> N
 @needs_cachestat
 def test_there_is_no_stretch_of_what_is_still_written(log: TopicLog) -> None:
     append_many(log, 5)
-    assert log.stretch(100, 105, 1 << 20) is None
+    assert log.file_slice(100, 105, 1 << 20) is None
     log.synced(log.roll())
-    stretch = log.stretch(100, 105, 1 << 20)
-    assert stretch is not None and stretch[1] == 105
-    stretch[0].close()
-    assert log.stretch(105, 105, 1 << 20) is None and log.stretch(900, 950, 1) is None
+    file_slice = log.file_slice(100, 105, 1 << 20)
+    assert file_slice is not None and file_slice[1] == 105
+    file_slice[0].close()
+    assert log.file_slice(105, 105, 1 << 20) is None and log.file_slice(900, 950, 1) is None
 
 
 @needs_cachestat
@@ -206,22 +206,22 @@ def test_there_is_no_stretch_of_what_is_not_in_memory(log: TopicLog) -> None:
     rolled(log, 300)
     segment = log.segments()[0]
     must_forget(segment.path)
-    assert log.stretch(100, segment.end, 1 << 20) is None
+    assert log.file_slice(100, segment.end, 1 << 20) is None
     assert indexes(log, 100, segment.end) == list(range(100, segment.end))
-    stretch = log.stretch(100, segment.end, 1 << 20)
-    assert stretch is not None
-    stretch[0].close()
+    file_slice = log.file_slice(100, segment.end, 1 << 20)
+    assert file_slice is not None
+    file_slice[0].close()
 
 
 @needs_cachestat
 def test_a_stretch_can_be_read_after_its_file_is_gone(log: TopicLog) -> None:
     rolled(log, 300)
     segment = log.segments()[0]
-    stretch = log.stretch(100, segment.end, 1 << 20)
-    assert stretch is not None
+    file_slice = log.file_slice(100, segment.end, 1 << 20)
+    assert file_slice is not None
     for path in log.retire(segment.end):
         log._files.unlink(path)
-    part = stretch[0]
+    part = file_slice[0]
     assert batches([os.pread(part.fd, part.size, part.offset)])[0] == (100, 2)
     part.close()
 
@@ -234,4 +234,4 @@ def test_gaps_behind_a_stretch_are_no_trouble(log: TopicLog) -> None:
     append(log, batch(150, 2))
     log.synced(log.roll())
     assert stretched(log, 100, 152, 1 << 20) == ([100, 101, 102, 150, 151], 2)
-    assert log.stretch(103, 150, 1 << 20) is None
+    assert log.file_slice(103, 150, 1 << 20) is None

@@ -86,7 +86,7 @@ def test_every_flipped_byte_and_every_cut_leaves_the_rest(files: LossyFiles) -> 
         found = opened(files)
         assert not found.whole and found.damaged == (at < last)
         assert len(found.sealed) + (found.ledger_size == 7) == 2
-        assert opened(files).whole, "they are written anew"
+        assert opened(files).whole, "they are rewritten"
         files.put(PATH, data[:at])
         assert not opened(files).damaged, "a power cut leaves a short end"
         files.put(PATH, data[:at] + bytes(len(data) - at))

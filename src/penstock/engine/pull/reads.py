@@ -24,7 +24,7 @@ from penstock.engine.pull.pace import Pace
 from penstock.engine.pull.polls import Known, Polls, readable_end
 from penstock.engine.topic import Topic
 from penstock.errors import PenstockError
-from penstock.page_cache import Stretch
+from penstock.page_cache import FileSlice
 from penstock.storage.ranges import Range
 
 AT_ONCE_MAX = 4
@@ -36,8 +36,8 @@ HELD_SIZE_MAX = 256 << 20
 LEFT_PART = 8
 SIZE_MIN = 256 << 10
 # The minimum that a slice of a file counts for: it uses no memory, but a descriptor.
-STRETCH_SIZE_MIN = 1 << 20
-STRETCH_COUNT_MAX = 128
+SLICE_SIZE_MIN = 1 << 20
+SLICE_COUNT_MAX = 128
 
 
 _NONE = object()
@@ -54,12 +54,12 @@ class BusyError(PenstockError):
 class Read(Ticket):
     """A read in progress; ``range`` is its result once it is settled without an error.
 
-    If ``stretch`` is set, that is the result, and the range has no pieces.
+    If ``file_slice`` is set, that is the result, and the range has no pieces.
     """
 
     __slots__ = (
         *("end", "held_size", "range", "raw", "reader"),
-        *("size_max", "start", "stretch", "topic"),
+        *("size_max", "start", "file_slice", "topic"),
     )
 
     def __init__(
@@ -74,7 +74,7 @@ class Read(Ticket):
         self.raw = raw
         self.held_size = 0
         self.range = Range([], start)
-        self.stretch: Stretch | None = None
+        self.file_slice: FileSlice | None = None
 
 
 class Reads:
@@ -89,8 +89,8 @@ class Reads:
         self._waiting: dict[Hashable, deque[Read]] = {}
         self._waiting_count = 0
         self._held_by: dict[Hashable, int] = {}
-        self._stretch_count = 0
-        self.stretch_count_max = STRETCH_COUNT_MAX
+        self._slice_count = 0
+        self.slice_count_max = SLICE_COUNT_MAX
         self._running_count = 0
         self._held_size = 0
         self._pace = Pace(context.clock)
@@ -158,9 +158,9 @@ class Reads:
 
     def free(self, read: Read) -> None:
         """Release the result of ``read``; calling it again has no effect."""
-        if read.stretch is not None and read.stretch.fd >= 0:
-            read.stretch.close()
-            self._stretch_count -= 1
+        if read.file_slice is not None and read.file_slice.fd >= 0:
+            read.file_slice.close()
+            self._slice_count -= 1
         self._hold(read, 0)
         self._start_next()
 
@@ -204,13 +204,13 @@ class Reads:
         else:
             size_max = min(read.size_max, max(SIZE_MIN, left_size // LEFT_PART))
         found = None
-        if raw and self._stretch_count < self.stretch_count_max:
-            found = log.stretch(read.start, read.end, size_max)
+        if raw and self._slice_count < self.slice_count_max:
+            found = log.file_slice(read.start, read.end, size_max)
         if found is not None:
-            read.stretch, next = found
-            self._stretch_count += 1
-            self._hold(read, max(read.stretch.size, STRETCH_SIZE_MIN))
-            self._found(read, Range([], next), read.stretch.size)
+            read.file_slice, next = found
+            self._slice_count += 1
+            self._hold(read, max(read.file_slice.size, SLICE_SIZE_MIN))
+            self._found(read, Range([], next), read.file_slice.size)
             return
         self._running_count += 1
         self._hold(read, size_max)

@@ -2,7 +2,7 @@
 
 Rule 1: no message is in a table or topic twice, and no row is of no message.
 Rule 2: a message that is not in it was told: it lies in a loss that the ledger records, or it is
-        excused (see `walking.py`).
+        excused (see `walk.py`).
 Rule 3: what the ledger says of files and counts is what lies in the folder.
 Rule 4: the audit says so too: what it finds to be missing is what is excused, and nothing else.
 """

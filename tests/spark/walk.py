@@ -1,11 +1,11 @@
 """A seeded random walk over a pipeline's days: runs, kills, backups put back, brokers emptied.
 
-    python -m tests.spark.walking --walks=5000 --seed=1      prints the seed of each that fails
+    python -m tests.spark.walk --walks=5000 --seed=1      prints the seed of each that fails
 
 A walk is a list of (action, number); the number picks what the action leaves open, so a list that
 fails can be shortened by leaving actions out.  The first number also picks the sinks and whether
 there are one or two nodes.  At the end the pipeline runs until it succeeds, a person answering what
-it asks, and then it is judged (`walk_judging.py`): every message is in each sink once, or was told.
+it asks, and then it is judged (`walk_verdict.py`): every message is in each sink once, or was told.
 
 Excused is what nobody could know: no file that is left of the pipeline knew a log when something
 was done, and the broker did not know either that the pipeline had read it (``_excuse_unknown``).
@@ -36,7 +36,7 @@ from tests.spark.micro_batches import Killed, MicroBatches, Steps, kill
 from tests.spark.pipelines import declared
 from tests.spark.topics import SMALL, address, new_topic, node_uuid, publish
 from tests.spark.walk_home import BESIDE, CHANNEL, CHECKPOINT, Home, Message
-from tests.spark.walk_judging import Auditor, Judgement, audit_here
+from tests.spark.walk_verdict import Auditor, Judgement, audit_here
 from tests.support.daemon import Nsqd
 
 BODY_SIZE = 1200  # three to a segment

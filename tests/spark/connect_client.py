@@ -1,6 +1,6 @@
 """A client of Spark Connect, in a process of its own: one process has Connect or classic Spark.
 
-    python -m tests.spark.connecting FOLDER ADDRESS
+    python -m tests.spark.connect_client FOLDER ADDRESS
 
     topic orders --+-- batch read
                    +-- channel copy --> topic copied      with a listener that tells how far it is

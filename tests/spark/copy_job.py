@@ -1,6 +1,6 @@
 """A driver for the kill tests: one process, one Spark session, two streams that never end.
 
-    python -m tests.spark.copying FOLDER ADDRESS[,ADDRESS] [MASTER]
+    python -m tests.spark.copy_job FOLDER ADDRESS[,ADDRESS] [MASTER]
 
     topic orders --+-- channel archive --> Parquet in FOLDER/table
                    +-- channel copy    --> topic copied
