@@ -235,3 +235,16 @@ def test_what_was_sent_before_a_half_close_does_not_wait_for_ever(nsqd: Nsqd) ->
         client.send(commands.identify({"feature_negotiation": True}) * 20_000)
         client.sock.shutdown(socket.SHUT_WR)
         assert eventually(lambda: stuck_count(nsqd) == before + 1, late_s(10 * WRITE_TIMEOUT_S))
+
+
+def test_a_client_that_ends_inside_a_body_and_does_not_read_is_disconnected(nsqd: Nsqd) -> None:
+    """It gets an error after output that it does not read: nsqd does not wait for that forever."""
+    before = stuck_count(nsqd)
+    with Client.of(nsqd, heartbeat_interval=600_000) as client:
+        client.sub("ends-inside", "c", ready=2000)
+        for _ in range(20):
+            nsqd.post("/pub?topic=ends-inside", bytes(MB))
+        eventually(lambda: nsqd.channel("ends-inside", "c")["in_flight_count"] > 1)
+        client.send(b"PUB ends-inside\n\0\0\0\5ab")
+        client.sock.shutdown(socket.SHUT_WR)
+        assert eventually(lambda: stuck_count(nsqd) == before + 1, late_s(10 * WRITE_TIMEOUT_S))
