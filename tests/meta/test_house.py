@@ -92,9 +92,10 @@ def test_knots_are_found_around_corners_and_apart() -> None:
 
 def test_the_graph_has_compiled_modules_and_their_stubs() -> None:
     graph = import_graph()
-    assert "penstock.core.appender" in graph["penstock.engine.flushing"]
-    assert "penstock.engine.flushing" in graph["penstock.engine.writer"]
-    assert "penstock.engine.base" in graph["penstock.engine.channel"], "under TYPE_CHECKING"
+    assert "penstock.core.appender" in graph["penstock.engine.writer"]
+    assert "penstock.storage.topic_log" in graph["penstock.engine.writer"]
+    assert "penstock.engine.base" in graph["penstock.engine.channel"], "in the stub"
+    assert "penstock.engine.base" in graph["penstock.engine.shared"], "under TYPE_CHECKING"
 
 
 def test_the_top_of_the_engine_is_small() -> None:

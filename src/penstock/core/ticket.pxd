@@ -4,3 +4,4 @@ cdef class Ticket:
     cdef list waiters           # called when it is settled; None if there are none
 
     cpdef add(self, waiter)
+    cpdef settle(self, error=*)

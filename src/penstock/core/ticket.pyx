@@ -15,7 +15,7 @@ cdef class Ticket:
         else:
             self.waiters.append(waiter)
 
-    def settle(self, error=None):
+    cpdef settle(self, error=None):
         assert not self.done
         self.done = True
         self.error = error

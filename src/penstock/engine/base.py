@@ -24,8 +24,9 @@ class BaseTopic(ABC):
     """Channels, counters and the appender that collects publishes."""
 
     ephemeral: bool
+    appender: Appender
 
-    def __init__(self, shared: Shared, name: str, instance: int, node_id: int, first: int) -> None:
+    def __init__(self, shared: Shared, name: str, instance: int, first: int) -> None:
         self.shared = shared
         self._options = shared.context.options
         self._clock = shared.context.clock
@@ -39,7 +40,6 @@ class BaseTopic(ABC):
         self.channels_known: Ticket = settled()
         self.feed = Feed(shared.tail_budget, first)
         self.channels: dict[str, Channel] = self.feed.channels
-        self.appender = Appender(name, node_id, first, partial(shared.turn.flush_later, self))
 
     @property
     def end(self) -> int:

@@ -74,6 +74,7 @@ class Components:
             self.turn,
             changes_disk,
             EphemeralMemory(options.mem_queue_bytes),
+            self.polls.awaited,
             self.polls.arrived,
             self.polls.changed,
         )

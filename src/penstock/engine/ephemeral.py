@@ -8,7 +8,9 @@ own blocks, so it never pins a segment.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
+from penstock.core.appender import Appender
 from penstock.core.block import Block
 from penstock.core.ticket import Ticket, settled
 from penstock.core.window import Window
@@ -162,7 +164,8 @@ class EphemeralTopic(BaseTopic):
     ephemeral = True
 
     def __init__(self, shared: Shared, name: str, node_id: int, first: int) -> None:
-        super().__init__(shared, name, random_number(), node_id, first)
+        super().__init__(shared, name, random_number(), first)
+        self.appender = Appender(name, node_id, first, partial(shared.turn.flush_later, self))
         self._memory = shared.ephemeral
         self._waiting: deque[Block] = deque()
         self._waiting_size = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -83,7 +83,8 @@ class Shared:
     turn: Turn
     changes_disk: Lane  # for work that creates, changes or deletes topics and channels
     ephemeral: EphemeralMemory
-    arrived: Callable[[str], None]  # a batch of this topic became visible
+    awaited: Mapping[str, object]  # topics that long polls wait for, by name
+    arrived: Callable[[str], None]  # a batch of such a topic became visible
     changed: Callable[[str], None]  # this topic was created, deleted or changed
     hooks: Hooks = field(default_factory=Hooks)
     tail_budget: TailBudget = field(default_factory=TailBudget)

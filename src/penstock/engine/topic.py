@@ -27,7 +27,7 @@ from penstock.engine.deferred.queue import Due
 from penstock.engine.disk import failed, report
 from penstock.engine.ephemeral import EphemeralChannel
 from penstock.engine.shared import Shared, random_number
-from penstock.engine.writer import LogWriter
+from penstock.engine.writer import TopicWriter
 from penstock.errors import StorageError
 from penstock.storage import journal as records
 from penstock.storage.damage import DamageKind
@@ -55,16 +55,14 @@ class Topic(BaseTopic):
     def __init__(
         self, shared: Shared, name: str, log: TopicLog, journal: Journal, instance: int
     ) -> None:
-        super().__init__(shared, name, instance, log.node_id, log.end)
+        super().__init__(shared, name, instance, log.end)
         context = shared.context
         self._rounds = shared.rounds
-        self._arrived = shared.arrived
         self.log = log
         self.deletion: Ticket | None = None  # settled when it is gone, or could not be deleted
         self.listing = Listing(self, shared.registry)
         self.inventory = Inventory(log)
         self._channel_id = 0
-        self._opened = False
         self._retiring = False
         self._straggler_ns = 0
         self._relocation_failed = False
@@ -76,20 +74,8 @@ class Topic(BaseTopic):
         self._removed_journaled = 0
         self._journal_source = f"topic={name}: journal"
         log.on_damage = partial(shared.rounds.damaged.append, self)
-        self.writer = LogWriter(
-            log,
-            self.appender,
-            context.disk,
-            context.clock,
-            context.options.sync_every,
-            self._visible,
-            shared.turn.unfired,
-            self._record_log,
-            self._record_seal,
-            shared.health.reserve,
-            shared.sync_times,
-            shared.changes_disk,
-        )
+        self.writer = TopicWriter(self)
+        self.appender = self.writer.appender
         self.keeper = JournalKeeper(
             journal, context.disk, self._snapshot, self._record_journal, shared.changes_disk
         )
@@ -103,20 +89,17 @@ class Topic(BaseTopic):
 
     def begun(self, error: Exception | None) -> Ticket:
         """The folder exists; the ticket is settled when it and the journal are durable."""
-        self._opened = True
         self.keeper.begun(error)
-        self.flush()
+        self.writer.open()
         return self.listing.save(self.keeper.flush(sync=True)) if error is None else failed(error)
 
     def open(self) -> None:
         """The folder exists: publishes may be written."""
-        self._opened = True
         self.keeper.open()
-        self.flush()
+        self.writer.open()
 
     def flush(self) -> None:
-        if self._opened:
-            self.writer.flush()
+        self.writer.flush()
 
     def _defer(self, body: bytes, now_ns: int, due_ns: int, stamp: int) -> Ticket:
         writer = self.shared.deferred.writer
@@ -142,11 +125,13 @@ class Topic(BaseTopic):
             self.know_channels(())
         self.journal_later()
 
-    def _record_log(self, error: Exception | None) -> None:
+    def record_write(self, error: Exception | None) -> None:
+        """A write or sync of the log failed, or works again."""
         if not self.leaving:
             self.shared.health.record(error)
 
-    def _record_seal(self, error: Exception | None) -> None:
+    def record_seal(self, error: Exception | None) -> None:
+        """The active segment could not be sealed."""
         if error is not None and not self.leaving:
             self.shared.health.record(error)
             self.shared.health.needs_room(error)  # sealing lets segments be removed
@@ -158,17 +143,10 @@ class Topic(BaseTopic):
             self.shared.health.record_journal(self._journal_source, error)
             self._rounds.progressed.add(self)  # write it again
 
-    def _visible(self, batch: Batch) -> None:
-        self.feed.show(batch, self.log.node_id)
-        if batch.dues is not None:
-            self.skip_void(batch.dues, batch.first)
-            self.shared.deferred.fired(batch.dues)
-        self._rounds.unsynced.add(self)
-        self._rounds.used.add(self)
-        if self.log.files is not self.inventory.seen:  # checked for every batch
-            self.journal_later()
-        self._arrived(self.name)
-        batch.ticket.settle()
+    def deferred_shown(self, batch: Batch) -> None:
+        """A batch of deferred messages was shown to the channels."""
+        self.skip_void(batch.dues, batch.first)
+        self.shared.deferred.fired(batch.dues)
 
     # ---- reading
 

@@ -4,9 +4,9 @@ from typing import Any, Final
 from penstock.core.latency import Histogram
 from penstock.engine.context import Context
 from penstock.engine.deferred.queue import DeferredQueue, Due
-from penstock.engine.flushing import SYNC_SPACING_NS as SYNC_SPACING_NS
 from penstock.engine.scan import WALL_POLL_NS as WALL_POLL_NS
 from penstock.engine.scan import Scan
+from penstock.engine.writer import SYNC_SPACING_NS as SYNC_SPACING_NS
 
 FIRE_COUNT_MAX: Final = 256
 FIRE_SIZE_MAX: Final = 4_194_304

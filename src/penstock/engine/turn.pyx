@@ -20,8 +20,8 @@ from libc.stdint cimport INT64_MAX, int64_t
 from penstock.clock cimport Clock
 
 from penstock.core.latency import Histogram
-from penstock.engine.flushing import SYNC_SPACING_NS
 from penstock.engine.scan import WALL_POLL_NS
+from penstock.engine.writer import SYNC_SPACING_NS
 
 cdef enum:
     # Channels served before the loop polls its sockets again.

@@ -102,6 +102,11 @@ class Polls:
         self._by_reader: dict[Hashable, dict[Poll, None]] = {}  # longest waiting first
 
     @property
+    def awaited(self) -> Mapping[str, object]:
+        """The topics that polls wait for; the same dict for good."""
+        return self._places
+
+    @property
     def waiting_count(self) -> int:
         return len(self._polls)
 
