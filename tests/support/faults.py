@@ -15,16 +15,18 @@ its script does.  The rules are in a file that is checked before every call.
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from penstock.storage.files import Files
+from penstock.storage.sync_threads import SyncThreads
 from tests.support.daemon import Nsqd
 
 RULES_VARIABLE = "PENSTOCK_TEST_FAULTS"
@@ -67,8 +69,8 @@ class Faults:
 class FaultyFiles(Files):
     """Real files whose calls fail by the rules in a file."""
 
-    def __init__(self, open_max: int = 256, *, read_only: bool = False) -> None:
-        super().__init__(open_max, read_only=read_only)
+    def __init__(self, open_max: int = 256, *, sync_threads: SyncThreads | None = None) -> None:
+        super().__init__(open_max, sync_threads=sync_threads)
         self._faults = Faults()
         self._rules_path = os.environ[RULES_VARIABLE]
         self._rules_ns = 0
@@ -126,6 +128,14 @@ class FaultyFiles(Files):
     def sync(self, path: str) -> None:
         self.check("sync", path)
         super().sync(path)
+
+    def start_sync(self, path: str, done: Callable[[OSError | None], object]) -> bool:
+        try:
+            self.check("sync", path)
+        except OSError as error:
+            asyncio.get_running_loop().call_soon(done, error)
+            return True
+        return super().start_sync(path, done)
 
     def sync_folder(self, folder: str) -> None:
         self.check("sync_folder", folder)

@@ -21,8 +21,8 @@ cdef class Batch:
     cdef public Ticket ticket         # settled by the engine once the batch is shown
     cdef public object dues           # list[Due] it was made of, or None; set by the engine
     cdef public object part           # staged Part it was made of, or None; set by the engine
-    cdef public object segment        # storage Segment it was written to; set by Growth.wrote
-    cdef public int64_t segment_size  # bytes of that file with it; set by Growth.wrote
+    cdef public object segment        # storage Segment it was written to; set by Segment.wrote
+    cdef public int64_t segment_size  # bytes of that file with it; set by Segment.wrote
 
     cpdef bytes header(self)
     cpdef Block block(self, int node_id)
@@ -37,6 +37,8 @@ cdef class Appender:
     cdef readonly Py_ssize_t size     # bytes of all frames in the open batch
     cdef public bint closed           # the topic was deleted: look it up again; set by the topic
     cdef readonly Ticket ticket       # of the open batch; None if it is empty
+    cdef readonly bint strained       # the disk is behind: clients that flood are not read
+    cdef list _held                   # called when that is over
     cdef public object opened         # called when the first message of a batch arrives
     cdef readonly str topic           # name, for the counts by topic
     cdef PyObject* payload            # bytes object that frames are built in; NULL: no frame yet
@@ -53,3 +55,5 @@ cdef class Appender:
     cdef int begin(self, int64_t timestamp_ns, Py_ssize_t size) except -1
     cdef int open(self) except -1
     cdef int reserve(self, Py_ssize_t size) except -1
+    cdef int strain(self, bint strained) except -1
+    cdef int hold(self, resume) except -1

@@ -107,6 +107,7 @@ cdef class Appender:
         self.first = first
         self.opened = opened
         self.ticket = None
+        self._held = []
 
     def __dealloc__(self):
         Py_XDECREF(self.payload)
@@ -271,4 +272,19 @@ cdef class Appender:
                 raise
         self.buffer = <unsigned char*>PyBytes_AS_STRING(<object>self.payload)
         self.capacity = capacity
+        return 0
+
+    cdef int strain(self, bint strained) except -1:
+        # Set by the writer, which knows how far the disk is behind.
+        cdef list held
+        self.strained = strained
+        if not strained and self._held:
+            held, self._held = self._held, []
+            for resume in held:
+                resume()
+        return 0
+
+    cdef int hold(self, resume) except -1:
+        # Call ``resume`` when the disk has caught up.
+        self._held.append(resume)
         return 0

@@ -46,8 +46,15 @@ cdef int64_t slow_for_ns = SLOW_FOR_NS
 cdef int64_t sync_spacing_ns = SYNC_SPACING_NS
 
 cdef enum:
-    # Unsynced bytes above which further batches wait for a sync.
+    # Unsynced bytes above which clients that flood are not read until the disk has caught up (R29),
+    # and above which further batches wait for a sync.
+    STRAIN_SIZE = 16 << 20
+    RELIEF_SIZE = 8 << 20
     DIRTY_SIZE_MAX = 64 << 20
+    # A full segment with more unsynced bytes is synced while writes continue, and sealed then.
+    SEAL_SIZE_MAX = 1 << 20
+    # But it grows by at most this much.
+    EXCESS_SIZE_MAX = 32 << 20
     # Parts of stagings up to this size are written by the loop: a tenth of a millisecond.
     PART_SIZE_INLINE = 128 << 10
 
@@ -137,7 +144,7 @@ cdef class TopicWriter:
                 self._rewrite()
             elif not self._reserve.held:
                 self._fail(self.take_next(), refused_by(self._reserve))
-            elif log.full and log.needs_roll():
+            elif log.full and log.needs_roll() and not self._seal_later():
                 if self._syncing:
                     return
                 self._roll()
@@ -146,6 +153,14 @@ cdef class TopicWriter:
                 return
             else:
                 self.write(self.take_next())
+
+    cdef bint _seal_later(self) except -1:
+        # Sealing waits for the disk, and so do all publishers meanwhile: sync first.
+        if (self.log.extent.unsynced_bytes() <= SEAL_SIZE_MAX
+                or self.log.excess() >= EXCESS_SIZE_MAX):
+            return False
+        self.start_sync()
+        return True
 
     cdef Batch take_next(self):
         # The next batch: publishes first, then fired deferrals slot by slot, then staged parts.
@@ -238,6 +253,9 @@ cdef class TopicWriter:
             self.start_sync()
             return 0
         self.show(batch)
+        if self.log.extent.unsynced_bytes() > STRAIN_SIZE and not self.appender.strained:
+            self.appender.strain(True)
+            self.start_sync()
         if (now_ns - self._sync_ns >= sync_spacing_ns
                 and self.log.extent.unsynced_messages() >= self._sync_every):
             self.start_sync()
@@ -317,8 +335,11 @@ cdef class TopicWriter:
         self._syncing = True
         self._sync_ns = self._clock.monotonic_ns()
         self._waiting = Waiting()
+        synced = partial(self._synced, waiting)
+        if not self._busy and self.log.start_sync(synced):
+            return
         disk = self._disk if self.synced_at is not None else self._first_disk
-        disk.submit(self.log.sync, partial(self._synced, waiting))
+        disk.submit(self.log.sync, synced)
 
     def _synced(self, Waiting waiting, token, error):
         self._syncing = False
@@ -333,6 +354,11 @@ cdef class TopicWriter:
             self._topic.record_write(error)
             self._lost = waiting
         self._resume()
+        if self.appender.strained:
+            if self.log.extent.unsynced_bytes() <= RELIEF_SIZE:
+                self.appender.strain(False)
+            else:
+                self.start_sync()
 
     def _rewrite(self):
         cdef Waiting waiting = self._lost

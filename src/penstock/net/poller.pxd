@@ -27,6 +27,10 @@ cdef class Endpoint:
     cdef int flush(self) except -1
 
 
+cdef class Signal(Endpoint):
+    cdef object _call
+
+
 cdef class Poller:
     cdef object _loop
     cdef object _supervisor

@@ -49,6 +49,17 @@ cdef class Endpoint:
         return 0
 
 
+cdef class Signal(Endpoint):
+    """A descriptor that is readable when ``call`` has something to do."""
+
+    def __init__(self, call):
+        self._call = call
+
+    cdef int ready(self, uint32_t events, Py_ssize_t size_max) except -1:
+        self._call()
+        return 0
+
+
 cdef int check(int result) except -1:
     if result < 0:
         raise OSError(errno, os.strerror(errno))
@@ -75,6 +86,10 @@ cdef class Poller:
             self._loop.remove_reader(self._set)
             close(self._set)
             self._set = -1
+
+    def watch(self, int fd, call):
+        """Call ``call`` in a turn, before batches are written, when ``fd`` is readable."""
+        self.add(fd, Signal(call), EPOLLIN)
 
     # ---- Turns
 
@@ -180,7 +195,8 @@ cdef class Poller:
             endpoint = <Endpoint>self._endpoints[fd]
             if endpoint is None:
                 continue    # closed since
-            self._lookout.heard(fd)
+            if type(endpoint) is not Signal:
+                self._lookout.heard(fd)
             try:
                 endpoint.ready(events, share)
             except Exception:

@@ -42,6 +42,7 @@ cdef class Client(Endpoint):
     cdef bint _running                 # commands are being executed
     cdef bint _held                    # not read: too much input waits
     cdef bint _short                   # not read: the budget for bodies is exhausted
+    cdef bint _strained                # not read: it floods a topic whose disk is behind
     cdef bint _noted                   # an unfinished command counts in that budget
     cdef bint _unpacking               # compressed input is decompressed in a later turn
     # The output
@@ -68,7 +69,7 @@ cdef class Client(Endpoint):
     cdef int _run(self) except -1
     cdef int _execute(self, command) except -1
     cdef int _continue_later(self) except -1
-    cdef int _hold_back(self) except -1
+    cdef int _hold_back(self, Py_ssize_t size) except -1
     cdef int _read_on(self) except -1
     cdef int _note_body(self) except -1
     cdef int _eof(self) except -1

@@ -67,6 +67,9 @@ cdef enum:
     # Bytes of a topic, or of all deferred messages, that wait to be written: above this their
     # producers are not read.
     PENDING_SIZE_MAX = 8 << 20
+    # What a client that waits for its replies does not send at once: above this, while the disk is
+    # behind, it is not read.
+    FLOOD_SIZE_MIN = 4 << 10
     # Output that the socket has not taken: above this the client gets no more messages, until it is
     # a quarter.
     OUTPUT_SIZE_MAX = 1 << 20
@@ -178,7 +181,7 @@ cdef class Client(Endpoint):
         cdef uint32_t events = 0
         if self._lost_asked or not self.connected:
             return 0
-        if not (self._held or self._short or self._ended or self._finishing):
+        if not (self._held or self._short or self._strained or self._ended or self._finishing):
             events = EPOLLIN
         if self.output.size:
             events |= self._events & EPOLLOUT
@@ -383,7 +386,7 @@ cdef class Client(Endpoint):
         scanner.keep_held(0)
         if scanner.end != scanner.at and not self.is_stopped():
             self._poller.expecting = True
-        return self._hold_back()
+        return self._hold_back(size)
 
     cdef int _greet(self, bytes data) except -1:
         # Remove the magic from the stream.
@@ -402,7 +405,7 @@ cdef class Client(Endpoint):
         if data:
             self.scanner.feed(data)
             self._run()
-            self._hold_back()
+            self._hold_back(len(data))
         return 0
 
     cdef int _eof(self) except -1:
@@ -524,8 +527,8 @@ cdef class Client(Endpoint):
             self._services.components.context.supervisor.defect(f"client={self.remote_address}")
             self.abort()
 
-    cdef int _hold_back(self) except -1:
-        # Pause reading while input cannot be executed or stored.
+    cdef int _hold_back(self, Py_ssize_t size) except -1:
+        # Pause reading while input cannot be executed or stored; ``size`` bytes were received.
         cdef Scanner scanner = self.scanner
         cdef bint full = self._choked or (
             self.is_stopped() and scanner.end - scanner.at > BUFFERED_SIZE_MAX)
@@ -536,6 +539,11 @@ cdef class Client(Endpoint):
             if not full and not self.is_stopped():
                 self._unpack_soon()
             full = full or self.upgrade.pending_size > PACKED_SIZE_MAX
+        if (size > FLOOD_SIZE_MIN and scanner.owed and scanner.last is not None
+                and scanner.last.strained and not self._strained and not self.closed):
+            self._strained = True
+            scanner.last.hold(self._relieve)
+            self._update_events()
         if full and not self._held and not self.closed and self.connected:
             self._held = True
             self._update_events()
@@ -543,6 +551,12 @@ cdef class Client(Endpoint):
             self._noted = scanner.end - scanner.at > NOTED_SIZE_MIN
             self._note_body()
         return 0
+
+    def _relieve(self):
+        """The disk has caught up."""
+        self._strained = False
+        self._waiting_since_ns = self._clock.monotonic_ns()
+        self._update_events()
 
     cdef int _read_on(self) except -1:
         if self.upgrade is not None and self.upgrade.pending and not self.closed:
@@ -742,7 +756,8 @@ cdef class Client(Endpoint):
 
     cdef int64_t _deadline_ns(self) noexcept:
         # When a client that completes no command is disconnected.
-        if not self._silence_ns or self.is_stopped() or self._held or self._noted:
+        if (not self._silence_ns or self.is_stopped() or self._held or self._noted
+                or self._strained):
             # An incomplete body has its own timeout (body_budget.py).
             return INT64_MAX
         if not self.scanner.command_count:
@@ -825,7 +840,7 @@ cdef class Client(Endpoint):
                 self._run()
         if self.closed:
             return 0
-        self._hold_back()
+        self._hold_back(len(data))
         if not upgrade.pending:
             if not self.is_stopped() and not self.scanner.owed:
                 self._read_on()

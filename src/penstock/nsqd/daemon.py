@@ -57,6 +57,7 @@ from penstock.nsqd.services import Services
 from penstock.settings.daemon import hostname
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files
+from penstock.storage.sync_threads import SyncThreads
 from penstock.version import NSQ_VERSION
 
 if TYPE_CHECKING:
@@ -83,11 +84,13 @@ class Daemon:
         self._loop = loop
         self._read = read
         shares = share_out(open_files_limit(), _outgoing_count(options))
-        self._files = Files(shares.files)
+        self._sync_threads = SyncThreads()
+        self._files = Files(shares.files, sync_threads=self._sync_threads)
         self._disk = ThreadDisk(loop)
         self._supervisor = Supervisor()
         self._lookout = Lookout(loop.call_soon)
         self._poller = Poller(loop, self._lookout, self._supervisor, options.busy_poll)
+        self._poller.watch(self._sync_threads.fd, self._sync_threads.drain)
         components = self._components = Components(
             Context(
                 options,
@@ -232,6 +235,7 @@ class Daemon:
             # A disk thread is blocked, and the interpreter would wait for it.
             os._exit(1)
         self._poller.close()
+        self._sync_threads.close()
         self._files.close()
         log.info("NSQ: bye")
         return 0 if saved else 1

@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t
 
 from penstock.storage.handle cimport Handle
+from penstock.storage.sync_threads cimport SyncThreads
 
 
 cdef class Files:
@@ -13,9 +14,11 @@ cdef class Files:
     cdef object _barred             # OSError, or None
     cdef bint _nowait
     cdef bytearray _buffer
+    cdef SyncThreads _sync_threads  # None: every sync is a call that waits
 
     cpdef int64_t append(self, str path, parts) except -1
     cpdef sync(self, str path)
+    cpdef bint start_sync(self, str path, done) except -1
     cdef Handle pin(self, str path, bint create)
     cdef Handle pin_open(self, str path)
     cdef Handle pin_new(self, str path, bint create)

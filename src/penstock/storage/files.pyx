@@ -19,10 +19,12 @@ import fcntl
 import os
 import threading
 from contextlib import suppress
+from functools import partial
 
 from libc.stdint cimport int64_t
 
 from penstock.storage.handle cimport Handle, write_all
+from penstock.storage.sync_threads cimport SyncThreads
 
 from penstock.errors import LockedError
 from penstock.page_cache import is_cached
@@ -39,9 +41,11 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 cdef class Files:
     """The files of a data path, on the real disk."""
 
-    def __init__(self, int open_max=256, *, bint read_only=False):
+    def __init__(self, int open_max=256, *, bint read_only=False,
+                 SyncThreads sync_threads=None):
         self._open_max = open_max
         self._access = os.O_RDONLY if read_only else os.O_RDWR
+        self._sync_threads = sync_threads
         self._handles = {}
         self._lock = threading.Lock()
         self._folder_locks = {}
@@ -205,6 +209,31 @@ cdef class Files:
             raise
         finally:
             self.unpin(handle)
+
+    cpdef bint start_sync(self, str path, done) except -1:
+        """Have a thread sync the file; ``done(error)`` is called on the loop, later.
+
+        False if this needs a thread that runs Python: without ``sync_threads``, or if the file is
+        not open.
+        """
+        cdef Handle handle
+        if self._sync_threads is None:
+            return False
+        handle = self.pin_open(path)
+        if handle is None:
+            return False
+        try:
+            self._sync_threads.submit(handle.fd, partial(self._synced, handle, done))
+        except BaseException:
+            self.unpin(handle)
+            raise
+        return True
+
+    def _synced(self, Handle handle, done, error):
+        self.unpin(handle)
+        if error is not None:
+            _name(error, handle.path)
+        done(error)
 
     # Names
 

@@ -13,6 +13,7 @@
 
 import threading
 from collections import deque
+from functools import partial
 
 from libc.stdint cimport int64_t, uint64_t
 
@@ -120,6 +121,35 @@ cdef class LogWriter:
                 self._sync_file(segment, reached)
             self._sync_folder()
         return token
+
+    def start_sync(self, done):
+        """sync() without waiting: ``done(token, error)`` is called later, as a sync's result.
+
+        False if sync() has to do more than sync one open file.  Only while no thread writes.
+        """
+        cdef Segment segment = self.active
+        if (segment is None or segment.failed or segment.closed or self._folder_dirty
+                or self.cuts or segment.synced.size >= segment.tally.size):
+            return False
+        if not self._sync_lock.acquire(False):
+            return False
+        try:
+            started = self._files.start_sync(segment.path, partial(
+                self._sync_ended, segment, segment.tally.visible(), self._token(), done))
+        except BaseException:
+            self._sync_lock.release()
+            raise
+        if not started:
+            self._sync_lock.release()
+        return started
+
+    def _sync_ended(self, Segment segment, Visible reached, token, done, error):
+        if error is None:
+            segment.synced = reached
+        else:
+            segment.failed = True
+        self._sync_lock.release()
+        done(None if error is not None else token, error)
 
     def roll(self):
         """Seal the active segment; pass the token to synced().  Blocking."""

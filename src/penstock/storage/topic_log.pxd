@@ -30,4 +30,5 @@ cdef class TopicLog:
 
     cpdef write(self, Batch batch)
     cpdef commit(self, Batch batch)
+    cdef int64_t excess(self) noexcept
     cpdef bint needs_roll(self, int64_t low=*) except -1

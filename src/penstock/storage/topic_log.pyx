@@ -175,6 +175,17 @@ cdef class TopicLog:
         """Whether the active segment is full, or is all below ``low`` and worth removing."""
         return self.writer.needs_roll(low)
 
+    cdef int64_t excess(self) noexcept:
+        # By how many bytes the active segment is larger than it should be.
+        cdef Segment segment = self.writer.active
+        if segment is None or segment.tally is None:
+            return 0
+        return segment.tally.size - self.writer.segment_size_max
+
+    def start_sync(self, done):
+        """Begin a sync; False if sync() has to be called.  See LogWriter.start_sync()."""
+        return self.writer.start_sync(done)
+
     def sync(self):
         """Make written batches durable; pass the token to synced().  Blocking.
 
