@@ -21,8 +21,8 @@ cdef class Batch:
     cdef public Ticket ticket         # settled by the engine once the batch is shown
     cdef public object dues           # list[Due] it was made of, or None; set by the engine
     cdef public object part           # staged Part it was made of, or None; set by the engine
-    cdef public object segment        # storage Segment it was written to; set by Growth.wrote
-    cdef public int64_t segment_size  # bytes of that file with it; set by Growth.wrote
+    cdef public object segment        # storage Segment it was written to; set by Segment.wrote
+    cdef public int64_t segment_size  # bytes of that file with it; set by Segment.wrote
 
     cpdef bytes header(self)
     cpdef Block block(self, int node_id)
