@@ -7,6 +7,7 @@
 # The cost of a batch is divided by its messages, and many batches have one message: so a batch is a
 # C structure as well.
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
@@ -68,6 +69,7 @@ cdef inline Py_ssize_t line_size(const unsigned char* p, const unsigned char* en
     return (end if found == NULL else found) - p
 
 
+@cython.freelist(8)
 cdef class Batch:
     """One append to a topic's log: its frames, and the fields of its header."""
 

@@ -14,7 +14,9 @@ cdef class Block:
     cdef readonly Py_ssize_t span_count
     cdef const unsigned char* bytes_at  # the bytes of ``data``
     cdef Span* spans                    # ascending
+    cdef Span single                    # what ``spans`` points to if there is just one
 
+    cdef void free_spans(self) noexcept
     cdef int64_t first_index(self) noexcept
     cdef int64_t end_index(self) noexcept
     cdef int64_t message_count(self) noexcept

@@ -8,35 +8,45 @@
 # Rule 3: frames come from our own log, checksummed; still, their sizes are checked against the
 #         span.
 
+cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int64_t
 
 from penstock.core.bytes cimport load_u32
 
-cdef list NOTHING = []
 
-
+@cython.freelist(8)
 cdef class Block:
-    def __cinit__(self, bytes data, list spans, int node_id):
+    def __init__(self, bytes data not None, list spans not None, int node_id):
         cdef Py_ssize_t i
+        cdef Py_ssize_t count = len(spans)
+        self.free_spans()
         self.data = data
         self.bytes_at = data
         self.node_id = node_id
-        self.span_count = len(spans)
-        self.spans = <Span*>PyMem_Malloc(max(1, self.span_count) * sizeof(Span))
-        if self.spans == NULL:
-            raise MemoryError
-        for i in range(self.span_count):
-            first, count, start, end = spans[i]
-            if not 0 <= start <= end <= len(data) or count < 1:
+        self.spans = &self.single
+        if count > 1:
+            self.spans = <Span*>PyMem_Malloc(count * sizeof(Span))
+            if self.spans == NULL:
+                raise MemoryError
+        for i in range(count):
+            first, number, start, end = spans[i]
+            if not 0 <= start <= end <= len(data) or number < 1:
                 raise ValueError(f"span {spans[i]} is outside of {len(data)} bytes")
             if i and (first < self.spans[i - 1].first + self.spans[i - 1].count
                       or start < self.spans[i - 1].end):
                 raise ValueError(f"span {spans[i]} overlaps the one before it")
-            self.spans[i] = Span(first, count, start, end)
+            self.spans[i] = Span(first, number, start, end)
+        self.span_count = count
 
     def __dealloc__(self):
-        PyMem_Free(self.spans)
+        self.free_spans()
+
+    cdef void free_spans(self) noexcept:
+        if self.spans != &self.single:
+            PyMem_Free(self.spans)
+        self.spans = NULL
+        self.span_count = 0
 
     @property
     def first(self):
@@ -166,9 +176,13 @@ cdef class Block:
 
 
 cdef Block dense_block(bytes data, int64_t first, int64_t count, Py_ssize_t end, int node_id):
-    # A block of one span at the start of ``data``, without the list that __cinit__ takes.
-    cdef Block block = Block(data, NOTHING, node_id)
+    # A block of one span at the start of ``data``, without the list that __init__ takes.
+    cdef Block block = Block.__new__(Block)
     assert 0 <= end <= len(data) and count > 0
-    block.spans[0] = Span(first, count, 0, end)
+    block.data = data
+    block.bytes_at = data
+    block.node_id = node_id
+    block.single = Span(first, count, 0, end)
+    block.spans = &block.single
     block.span_count = 1
     return block

@@ -121,11 +121,13 @@ cdef class Runs:
     cpdef add(self, int64_t start, int64_t end):
         """Add [start, end), which must be after all others."""
         cdef Py_ssize_t last = len(self.ends) - 1
+        cdef int64_t last_end
         if last >= 0:
-            assert start >= self.ends[last], f"{start} is before {self.ends[last]}"
-            if start == self.ends[last]:
+            last_end = self.ends[last]
+            if start == last_end:
                 self.ends[last] = end
                 return
+            assert start > last_end, f"{start} is before {last_end}"
         self.before.append(self.before[last] + self._last_length() if last >= 0 else 0)
         self.starts.append(start)
         self.ends.append(end)

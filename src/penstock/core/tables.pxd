@@ -9,6 +9,9 @@ cdef class Visible:
     cdef readonly int64_t count  # messages
 
 
+cdef Visible visible_of(int64_t size, int64_t end, int64_t count)
+
+
 cdef class Tables:
     cdef readonly object indexes  # array("Q"): first index of a batch for each 32 KiB
     cdef readonly object offsets  # array("Q"): its offset

@@ -13,6 +13,7 @@
 from array import array
 from bisect import bisect_right
 
+cimport cython
 from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Batch
@@ -26,6 +27,7 @@ cdef enum:
     STRIDE_SIZE = 32 * 1024
 
 
+@cython.freelist(8)
 cdef class Visible:
     """The committed part of a segment: bytes, one past the last index, messages."""
 
@@ -36,6 +38,15 @@ cdef class Visible:
 
     def __repr__(self):
         return f"Visible(size={self.size}, end={self.end}, count={self.count})"
+
+
+cdef Visible visible_of(int64_t size, int64_t end, int64_t count):
+    # Visible(size, end, count) without Python integers.
+    cdef Visible visible = Visible.__new__(Visible)
+    visible.size = size
+    visible.end = end
+    visible.count = count
+    return visible
 
 
 cdef class Tables:
@@ -93,4 +104,4 @@ cdef class Tally:
         self.append_ns_last = append_ns
 
     def visible(self):
-        return Visible(self.size, self.end, self.count)
+        return visible_of(self.size, self.end, self.count)

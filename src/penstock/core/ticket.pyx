@@ -1,8 +1,12 @@
 # A ticket: a completion that is pending on a disk write, with callbacks.
 #
-# Each batch has one, made by the appender; the connections that owe a reply wait for it.
+# Each batch has one, made by the appender; the connections that owe a reply wait for it: of a
+# producer that waits for each OK, one.
+
+cimport cython
 
 
+@cython.freelist(16)
 cdef class Ticket:
     """Settled once, with an error or without; then calls its waiters."""
 
@@ -10,6 +14,8 @@ cdef class Ticket:
         """Call ``waiter`` with the ticket when it is settled, now if it already is."""
         if self.done:
             waiter(self)
+        elif self.first is None:
+            self.first = waiter
         elif self.waiters is None:
             self.waiters = [waiter]
         else:
@@ -19,8 +25,11 @@ cdef class Ticket:
         assert not self.done
         self.done = True
         self.error = error
+        first = self.first
         cdef list waiters = self.waiters
-        self.waiters = None
+        self.first = self.waiters = None
+        if first is not None:
+            first(self)
         if waiters is not None:
             for waiter in waiters:
                 waiter(self)

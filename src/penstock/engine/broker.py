@@ -1,8 +1,8 @@
 """The broker: all topics; creating and deleting them; starting and stopping.
 
 One thread, the event loop, owns everything here.  engine/topic.py has what a topic does with its
-messages; engine/turn.py and engine/rounds.py decide when.  The other components of a running broker
-are in engine/components.py.
+messages; engine/turn.pyx and engine/rounds.py decide when.  The other components of a running
+broker are in engine/components.py.
 """
 
 from __future__ import annotations

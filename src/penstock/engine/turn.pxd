@@ -14,7 +14,7 @@ cdef class Turn:
     cdef object _deferred             # DeferredQueue
     cdef object _by_instance          # instance -> topic
     cdef list _dirty                  # with messages to write, each once
-    cdef object _woken                # deque of channels to serve
+    cdef list _woken                  # channels to serve
     cdef int64_t _deferred_sync_ns
     cdef bint _deferred_dirty
     cdef bint _scheduled              # the loop is going to call

@@ -13,11 +13,10 @@
 #
 # Slower work is done in rounds (engine/rounds.py).
 
-from collections import deque
-
 from libc.stdint cimport INT64_MAX, int64_t
 
 from penstock.clock cimport Clock
+from penstock.engine.writer cimport TopicWriter
 
 from penstock.core.latency import Histogram
 from penstock.engine.scan import WALL_POLL_NS
@@ -43,7 +42,7 @@ cdef class Turn:
         self._scan = scan
         self.lateness = Histogram()
         self._dirty = []
-        self._woken = deque()
+        self._woken = []
         self._timer_ns = INT64_MAX
 
     def serve(self, deferred, by_instance):
@@ -64,7 +63,7 @@ cdef class Turn:
     # ---- work for this turn
 
     cpdef flush_later(self, topic):
-        """Call ``topic.flush()`` in this turn; it is called once per batch."""
+        """Flush a topic, or its writer, in this turn; called once per batch."""
         self._dirty.append(topic)
         self.ask()
 
@@ -149,16 +148,19 @@ cdef class Turn:
         self._dirty = []
         for topic in dirty:
             try:
-                topic.flush()
+                if type(topic) is TopicWriter:
+                    (<TopicWriter>topic).flush()
+                else:
+                    topic.flush()
             except Exception:
                 self._supervisor.defect(topic.name)
         return 0
 
     cdef int pump(self) except -1:
-        cdef Py_ssize_t count = min(<Py_ssize_t>len(self._woken), PUMP_COUNT_MAX)
+        cdef list woken = self._woken
         now_ns = self._clock.monotonic_ns()
-        for _ in range(count):
-            channel = self._woken.popleft()
+        self._woken = woken[PUMP_COUNT_MAX:]
+        for channel in woken[:PUMP_COUNT_MAX] if len(woken) > PUMP_COUNT_MAX else woken:
             try:
                 channel.pump(now_ns)
             except Exception:

@@ -44,15 +44,16 @@ cpdef int64_t write_all(int fd, parts, int64_t offset) except -1:
     cdef Py_ssize_t size = 0, done = 0, skipped
     cdef int count
     cdef bytes part
-    if len(parts) > PIECES_MAX:
-        parts = [b"".join(parts)]
-    for part in parts:
+    cdef list all_parts = parts if type(parts) is list else list(parts)
+    if len(all_parts) > PIECES_MAX:
+        all_parts = [b"".join(all_parts)]
+    for part in all_parts:
         size += len(part)
     while done < size:
         # Usually once.  A short write (mostly a full disk) is reported by the next call.
         count = 0
         skipped = done
-        for part in parts:
+        for part in all_parts:
             if skipped < len(part):
                 pieces[count].iov_base = PyBytes_AS_STRING(part) + skipped
                 pieces[count].iov_len = len(part) - skipped

@@ -9,7 +9,7 @@ from penstock.storage.segment cimport Extent, Segment
 cdef class LogWriter:
     cdef readonly Segment active           # the segment that is written to; None: none yet
     cdef readonly Extent extent            # all that was written since the start
-    cdef readonly object events            # deque of what the loop has to apply, in order
+    cdef readonly list events              # what the loop has to apply, in order; few
     cdef readonly object cuts              # deque of (Segment, size) to truncate
     cdef readonly int64_t segment_size_max  # bytes at which a segment is full
     cdef Files _files

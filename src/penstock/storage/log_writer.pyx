@@ -47,7 +47,7 @@ cdef class LogWriter:
         self._instance = instance
         self._node_id = node_id
         self.segment_size_max = segment_size_max
-        self.events = deque()
+        self.events = []
         self.cuts = deque()
         # Acquired in this order.  The first is held during fdatasync; the second protects the tally
         # and the events, and a sync does not hold it while it waits for the disk.

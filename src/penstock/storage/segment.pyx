@@ -17,7 +17,7 @@ from libc.stdint cimport int64_t
 
 from penstock.core.appender cimport Batch
 from penstock.core.layouts cimport BATCH_HEADER, SEGMENT_HEADER
-from penstock.core.tables cimport Tables, Tally, Visible
+from penstock.core.tables cimport Tables, Tally, Visible, visible_of
 
 from penstock.storage.segment_format import NO_SLOT_MAX, NO_SLOT_MIN, decode_tables, tables_good
 
@@ -120,7 +120,8 @@ cdef class Segment:
         if not count:
             self.first = batch.first
             self.append_ns_first = batch.append_ns
-        self.visible = Visible(batch.segment_size, batch.first + batch.count, count + batch.count)
+        self.visible = visible_of(
+            batch.segment_size, batch.first + batch.count, count + batch.count)
         self.file_size = batch.segment_size
         return not count
 

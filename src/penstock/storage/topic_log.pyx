@@ -153,11 +153,11 @@ cdef class TopicLog:
         """Commit the oldest written batch, which is this one."""
         cdef Segment segment = batch.segment
         cdef int64_t end = batch.first + batch.count
-        events = self.writer.events
-        if events[0] is not batch:
+        cdef list events = self.writer.events
+        if events and events[0] is not batch:
             self._work_off()
-        event = events.popleft()
-        assert event is batch, f"commit of {batch.first}: {event}"
+        assert events and events[0] is batch, f"commit of {batch.first}: {events}"
+        del events[0]
         if segment.show(batch):
             self.files = (*self.files, segment)
         self._runs.add(batch.first, end)
@@ -214,7 +214,7 @@ cdef class TopicLog:
 
     def _work_off(self):
         while self.writer.events and not isinstance(self.writer.events[0], Batch):
-            event = self.writer.events.popleft()
+            event = self.writer.events.pop(0)
             if isinstance(event, Sealed):
                 event.segment.seal(event.size, event.trailer)
                 self._reader.keeps_tables(event.segment)
