@@ -66,7 +66,7 @@ def identifies() -> list[bytes]:
 
 
 def failures() -> list[bytes]:
-    return [commands.fin(b"%016x" % number) for number in range(12_000)]
+    return [commands.fin(b"%016x" % number) for number in range(40_000)]
 
 
 @pytest.mark.parametrize("flood", [new_topics, different_hours, identifies, failures])

@@ -14,6 +14,7 @@ cdef class Lookout:
     cpdef int expect(self) except -1
     cdef void replied(self) noexcept
     cdef bint due(self) noexcept
+    cdef int lone_fd(self) noexcept
     cdef bint lone(self, int64_t within_ns) noexcept
     cdef void polled(self, bint ready) noexcept
 

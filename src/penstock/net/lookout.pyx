@@ -66,6 +66,10 @@ cdef class Lookout:
         # Whether polling is worthwhile.
         return self._count >= self._needed
 
+    cdef int lone_fd(self) noexcept:
+        # The socket of a client that is alone and quick; -1: there is none.
+        return self._fd if self._count >= RUN_COUNT else -1
+
     cdef bint lone(self, int64_t within_ns) noexcept:
         # Whether a lone client got a quick reply a moment ago.
         return self._count >= RUN_COUNT and monotonic_ns() - self._answered_ns < within_ns

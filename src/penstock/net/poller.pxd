@@ -46,13 +46,16 @@ cdef class Poller:
     cdef epoll_event[EVENT_COUNT_MAX] _events
     cdef int _event_at                # the next event to handle
     cdef int _event_count
+    cdef int _guess_count             # turns in a row that asked no epoll
 
     cdef int add(self, int fd, Endpoint endpoint, uint32_t events) except -1
     cdef int change(self, int fd, uint32_t events) except -1
     cdef int remove(self, int fd) except -1
     cdef int flush_later(self, Endpoint endpoint) except -1
     cdef int _ask(self) except -1
-    cdef int _turn(self) except -1
+    cdef int _run(self, bint readable) except -1
+    cdef int _turn(self, bint readable) except -1
+    cdef bint _guess(self) except -1
     cdef int _receive(self) except -1
     cdef int _call(self) except -1
     cdef int _send(self) except -1

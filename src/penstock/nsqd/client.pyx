@@ -196,25 +196,27 @@ cdef class Client(Endpoint):
                 self.flush()
             if self._events & EPOLLIN:
                 if events & (EPOLLIN | EPOLLERR | EPOLLHUP):
-                    self._receive(size_max)
+                    return self._receive(size_max)
             elif events & (EPOLLERR | EPOLLHUP):
                 # epoll reports these again and again.
                 self._lose(ConnectionResetError())
         except Exception:
             self._services.components.context.supervisor.defect(f"client={self.remote_address}")
             self.abort()
-        return 0
+        return 1
 
     cdef int _receive(self, Py_ssize_t size_max) except -1:
         cdef Py_ssize_t size = recv(
             self._fd, PyByteArray_AS_STRING(INPUT), min(size_max, INPUT_SIZE), MSG_DONTWAIT)
         if size > 0:
-            return self._received(size)
-        if size == 0:
-            return self._eof()
-        if errno != EAGAIN and errno != EINTR:
+            self._received(size)
+        elif size == 0:
+            self._eof()
+        elif errno == EAGAIN or errno == EINTR:
+            return 0
+        else:
             self._lose(OSError(errno, os.strerror(errno)))
-        return 0
+        return 1
 
     cdef int flush(self) except -1:
         cdef iovec[VECTOR_COUNT_MAX] vectors
