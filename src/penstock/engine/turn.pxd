@@ -18,7 +18,7 @@ cdef class Turn:
     cdef int64_t _deferred_sync_ns
     cdef bint _deferred_dirty
     cdef bint _scheduled              # the loop is going to call
-    cdef bint _inside                 # between enter() and leave(), or in run()
+    cdef bint _running                # in run()
     cdef bint _tick_asked
     cdef bint _arm_wanted
     cdef object _timer
@@ -27,8 +27,6 @@ cdef class Turn:
     cpdef flush_later(self, topic)
     cpdef wake(self, channel)
     cpdef watch(self, channel)
-    cpdef enter(self)
-    cpdef leave(self)
     cpdef run(self)
     cdef int ask(self) except -1
     cdef int schedule(self) except -1

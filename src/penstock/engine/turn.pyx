@@ -5,9 +5,8 @@
 #             arm       the timer is set to the next deadline
 #     tick:   expire    requeue timed-out and deferred messages, fire due deferred publishes
 #
-# Rule 1: work that is asked for outside of a turn schedules one with the loop.  A caller that has
-#         entered a turn of its own calls run() itself, until nothing is asked any more; what is
-#         left when it leaves is scheduled.
+# Rule 1: work that is asked for schedules one call of run(), with `turns.soon`.  In nsqd that is the
+#         poller, which calls it in the same turn (net/poller.pyx).
 # Rule 2: a scheduled call that finds nothing to do does nothing.
 # Rule 3: a defect in one topic or channel does not stop the others.
 #
@@ -95,22 +94,11 @@ cdef class Turn:
 
     # ---- the turn
 
-    cpdef enter(self):
-        """A turn of the caller begins: until leave(), work is asked for without scheduling."""
-        self._inside = True
-
-    cpdef leave(self):
-        """The caller's turn ends; schedule what is left."""
-        self._inside = False
-        if self.asked:
-            self.schedule()
-
     cpdef run(self):
         """Do the work that was asked for; some may be asked for again meanwhile."""
-        cdef bint inside = self._inside
         if not self.asked:
             return
-        self._inside = True
+        self._running = True
         try:
             if self._dirty:
                 self.flush()
@@ -121,15 +109,15 @@ cdef class Turn:
             if self._arm_wanted:
                 self._arm()
         finally:
-            self._inside = inside
+            self._running = False
             self.asked = bool(
                 self._dirty or self._woken or self._deferred_dirty or self._arm_wanted)
-            if self.asked and not inside:
+            if self.asked:
                 self.schedule()
 
     cdef int ask(self) except -1:
         self.asked = True
-        if not self._inside:
+        if not self._running:
             self.schedule()
         return 0
 

@@ -88,28 +88,6 @@ def test_a_flush_that_wakes_a_channel_has_it_pumped_in_the_same_turn(loop: Loop)
     assert not loop.turn.asked and not loop.soon
 
 
-def test_a_caller_in_a_turn_runs_it_itself(loop: Loop) -> None:
-    what = Recorder()
-    loop.turn.enter()
-    loop.turn.flush_later(what)
-    assert loop.turn.asked and not loop.soon
-    loop.turn.run()
-    assert what.calls == ["flush"] and not loop.turn.asked
-    loop.turn.run()
-    loop.turn.leave()
-    assert what.calls == ["flush"] and not loop.soon
-
-
-def test_what_is_left_when_the_caller_leaves_is_scheduled(loop: Loop) -> None:
-    what = Recorder()
-    loop.turn.enter()
-    loop.turn.wake(what)
-    loop.turn.leave()
-    assert not what.calls
-    loop.call()
-    assert what.calls == ["pump"]
-
-
 def test_a_scheduled_call_that_finds_nothing_to_do_is_harmless(loop: Loop) -> None:
     what = Recorder()
     loop.turn.flush_later(what)
