@@ -31,6 +31,7 @@ from bench import peers
 from bench.broker import Make
 from bench.compiled import native
 from bench.flags import Parser, write_record
+from bench.passage import consume_timed, publish_paced
 from bench.peers import Exchange, NsqPeer, Peer
 from bench.run import allow_open_files, progress
 from penstock.cli.usage import settle, usage
@@ -107,6 +108,19 @@ def finish(peer: NsqPeer, *, messages: int) -> dict[str, float]:
         seconds = native().finish_singly(consumer.fileno(), messages)
         cpu_us = settle(peer.pid).cpu_us - before
     return {"rate": messages / seconds, "cpu_us": cpu_us / messages}
+
+
+# From a publisher to a consumer
+
+
+def passage(peer: Peer, *, rate: int, seconds: float) -> dict[str, float]:
+    """Latency at a steady rate: a channel, or XREAD BLOCK of a stream."""
+    redis = peer.name == "redis"
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        times = pool.submit(consume_timed, peer.port, redis, int(rate * seconds))
+        time.sleep(1)
+        pool.submit(publish_paced, peer.port, redis, rate, seconds).result(seconds + 60)
+        return quantiles([int(each * 1e3) for each in times.result(60)])
 
 
 # Fairness: others beside a flood
@@ -259,6 +273,14 @@ ROWS = (
         full={"messages": 300_000},
         quick={"messages": 60_000},
         peers=NSQDS,
+    ),
+    Row(
+        "latency",
+        "PUB to a consumer at 5,000 a second: a channel, or XREAD BLOCK of a stream",
+        passage,
+        full={"rate": 5000, "seconds": 10.0},
+        quick={"rate": 5000, "seconds": 3.0},
+        peers=("penstock", "old", "redis", "go"),
     ),
     Row(
         "flooded",

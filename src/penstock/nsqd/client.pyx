@@ -318,6 +318,7 @@ cdef class Client(Endpoint):
         self._services.clients.left_command_count += self.scanner.command_count
         # Break reference cycles, so that no garbage collection is needed.
         self.scanner.drop_held()
+        self.scanner.on_settled = None
         self.commands = self._parked = None
         log.debug("client=%s: disconnected", self.remote_address)
         return 0
