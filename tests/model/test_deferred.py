@@ -235,6 +235,23 @@ def small_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "FILE_SIZE_MAX", 1000)
 
 
+def test_messages_that_were_read_from_disk_are_taken_in_order() -> None:
+    """One was being read when the clock was set back; the other was accepted after that."""
+    machine = DeferredMachine()
+    machine.begin(sync_every=1, near=4)
+    machine.defer(delays=[0], flush=True, instance=1)
+    machine.cool(cold=True)
+    machine.disk(count=1)
+    machine.fire(count_max=1, size_max=1, fail=False)
+    machine.step_clock(step_ns=-HOUR)
+    machine.defer(delays=[0], flush=True, instance=1)
+    machine.cool(cold=False)
+    machine.disk(count=3)
+    machine.step_clock(step_ns=20 * HOUR)
+    machine.fire(count_max=2, size_max=1, fail=False)
+    machine.teardown()
+
+
 TestDeferred = DeferredMachine.TestCase
 TestDeferred.settings = settings(
     max_examples=100,

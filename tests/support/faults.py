@@ -78,8 +78,9 @@ class FaultyFiles(Files):
     def check(self, action: str, path: str) -> None:
         changed_ns = os.stat(self._rules_path).st_mtime_ns  # noqa: PTH116
         if changed_ns != self._rules_ns:
-            self._rules_ns = changed_ns
             self._faults.rules = [tuple(rule) for rule in json.loads(_read(self._rules_path))]
+            # Last: another thread that finds this time has to find these rules.
+            self._rules_ns = changed_ns
         self._faults.check(action, path)
 
     def pread(self, path: str, offset: int, size: int, wait: bool = True) -> bytes | None:

@@ -23,6 +23,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from operator import attrgetter
 
 from penstock.clock import Clock
 from penstock.core.schedule import NEVER, Slot, Taken
@@ -199,6 +200,8 @@ class DeferredQueue:
             if self._schedule.top_ns <= until_ns:
                 taken += self._read_warm(self._schedule.take(until_ns, count_max, size_max))
                 self.loader.advance(now_ns)
+        # One that was read from disk may be later than the others: the clock may be set back.
+        taken.sort(key=attrgetter("due_ns"))
         return taken
 
     def _take_memory(self, now_ns: int, count_max: int) -> list[Due]:
