@@ -59,6 +59,7 @@ cdef class TopicWriter:
     cpdef flush(self)
     cpdef start_sync(self)
     cdef bint _seal_later(self) except -1
+    cdef int _relieve(self) except -1
     cdef Batch take_next(self)
     cdef int write(self, Batch batch) except -1
     cdef int written(self, Batch batch, int64_t now_ns) except -1

@@ -295,6 +295,8 @@ cdef class TopicWriter:
 
     def _roll(self):
         self._busy = self._exclusive = True
+        # What floods in meanwhile would be one large batch.
+        self.appender.strain(True)
         self._disk.submit(self.log.roll, self._rolled)
 
     def _rolled(self, token, error):
@@ -307,6 +309,16 @@ cdef class TopicWriter:
         else:
             self._apply(token)
         self._resume()
+        self._relieve()
+
+    cdef int _relieve(self) except -1:
+        # Clients that flood are read again once the disk has caught up.
+        if not self.appender.strained or self._exclusive:
+            return 0
+        if self.log.extent.unsynced_bytes() <= RELIEF_SIZE:
+            return self.appender.strain(False)
+        self.start_sync()
+        return 0
 
     def _apply(self, token):
         self.log.synced(token)
@@ -354,11 +366,7 @@ cdef class TopicWriter:
             self._topic.record_write(error)
             self._lost = waiting
         self._resume()
-        if self.appender.strained:
-            if self.log.extent.unsynced_bytes() <= RELIEF_SIZE:
-                self.appender.strain(False)
-            else:
-                self.start_sync()
+        self._relieve()
 
     def _rewrite(self):
         cdef Waiting waiting = self._lost
@@ -374,6 +382,7 @@ cdef class TopicWriter:
         self._topic.record_write(error)
         self._settle(waiting, error)
         self._resume()
+        self._relieve()
 
     def _settle(self, Waiting waiting, error):
         cdef Batch batch

@@ -30,8 +30,8 @@ cdef extern from "<sys/epoll.h>" nogil:
 
 cdef enum:
     # What one turn reads from all sockets together, about; each gets an equal share.
-    TURN_SIZE_MAX = 1 << 20
-    SHARE_SIZE_MIN = 16 << 10
+    TURN_SIZE_MAX = 256 << 10
+    SHARE_SIZE_MIN = 4 << 10
     TURN_NS = 2_000_000
     # Turns in a row that read the socket of a lone client without asking epoll.
     GUESS_COUNT_MAX = 8
