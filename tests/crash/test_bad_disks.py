@@ -18,7 +18,7 @@ from penstock.engine.options import Options
 from penstock.engine.recovery import open_data_path
 from penstock.net.lookout import Lookout
 from penstock.net.poller import Poller
-from penstock.nsqd.loop import ThreadDisk
+from penstock.nsqd.disk_threads import ThreadDisk
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files
 from tests.crash.lossy import KEEP, LOSE, LossyFiles

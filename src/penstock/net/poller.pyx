@@ -191,7 +191,7 @@ cdef class Poller:
 
     cdef int _receive(self) except -1:
         cdef Endpoint endpoint
-        cdef int count = 0, fd
+        cdef int count, fd, handled = 0
         cdef uint32_t events
         cdef Py_ssize_t share
         cdef int64_t end_ns
@@ -221,24 +221,22 @@ cdef class Poller:
                 endpoint.ready(events, share)
             except Exception:
                 self._supervisor.defect(f"fd={fd}")
-            count += 1
-            if count & 7 == 0 and monotonic_ns() >= end_ns:
+            handled += 1
+            if handled & 7 == 0 and monotonic_ns() >= end_ns:
                 break
         return 0
 
     cdef int _call(self) except -1:
-        # Twice, as a written batch makes channels ask for another call.
+        # What is asked for meanwhile waits for the next turn.
         cdef list calls
-        cdef int i
-        for i in range(2):
-            if not self._calls:
-                break
-            calls, self._calls = self._calls, []
-            for call in calls:
-                try:
-                    call()
-                except Exception:
-                    self._supervisor.defect("turn")
+        if not self._calls:
+            return 0
+        calls, self._calls = self._calls, []
+        for call in calls:
+            try:
+                call()
+            except Exception:
+                self._supervisor.defect("turn")
         return 0
 
     cdef int _send(self) except -1:

@@ -200,6 +200,8 @@ cdef class Client(Endpoint):
             elif events & (EPOLLERR | EPOLLHUP):
                 # epoll reports these again and again.
                 self._lose(ConnectionResetError())
+            elif not events & EPOLLOUT:
+                return 0    # it is not being read
         except Exception:
             self._services.components.context.supervisor.defect(f"client={self.remote_address}")
             self.abort()

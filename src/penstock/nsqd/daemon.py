@@ -43,13 +43,13 @@ from penstock.net.lookout import Lookout
 from penstock.net.poller import Poller
 from penstock.nsqd.client import Client
 from penstock.nsqd.clients import Clients
+from penstock.nsqd.disk_threads import ThreadDisk
 from penstock.nsqd.garbage import GarbageCollection
 from penstock.nsqd.http_api import NsqdApi
 from penstock.nsqd.http_log import LogApi
 from penstock.nsqd.http_patterns import PatternApi
 from penstock.nsqd.http_peek import PeekApi
 from penstock.nsqd.http_staging import StagingApi
-from penstock.nsqd.loop import ThreadDisk
 from penstock.nsqd.monitoring import Monitoring
 from penstock.nsqd.registration import Registration
 from penstock.nsqd.security import Security

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engine.catalog.saved_file import SavedFile
 from penstock.engine.disk import Lane, run
-from penstock.nsqd.loop import ThreadDisk
+from penstock.nsqd.disk_threads import ThreadDisk
 from tests.support.engine import HOUR, SECOND, Engine
 
 WORSE = [SystemExit("thread"), KeyboardInterrupt(), GeneratorExit(), BaseException("odd")]
