@@ -6,9 +6,11 @@
 #         and one in use by another thread is never closed.
 # Rule 2: an append is all or nothing (storage/handle.pyx).
 # Rule 3: nothing is durable before `sync` of the file and, for its name, `sync_folder`.
-# Rule 4: all methods may be called from any thread; appends to one file are serialised.
+# Rule 4: all methods may be called from any thread, start_sync() only from the loop; appends to one
+#         file are serialised.
 #
-# A subclass can stand in its place, or between it and its callers, and sees every write and sync.
+# A subclass can stand in its place, or between it and its callers, and sees every write and sync; a
+# sync is a call of `sync` or, with `sync_threads`, of `start_sync`.
 # tests/crash/lossy.py is in memory, with power cuts and failing disks; both pass
 # tests/crash/test_files.py.
 
