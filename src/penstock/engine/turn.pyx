@@ -133,11 +133,12 @@ cdef class Turn:
 
     cdef int flush(self) except -1:
         cdef list dirty = self._dirty
+        cdef bint alone = len(dirty) == 1
         self._dirty = []
         for topic in dirty:
             try:
                 if type(topic) is TopicWriter:
-                    (<TopicWriter>topic).flush()
+                    (<TopicWriter>topic).flush(alone)
                 else:
                     topic.flush()
             except Exception:

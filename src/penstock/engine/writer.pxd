@@ -56,12 +56,14 @@ cdef class TopicWriter:
     cdef int64_t _sync_ns              # when the last sync began
     cdef int64_t _slow_until_ns        # write on a thread until then
 
-    cpdef flush(self)
+    cpdef flush(self, bint alone=*)
     cpdef start_sync(self)
     cdef bint _seal_later(self) except -1
     cdef int _relieve(self) except -1
     cdef Batch take_next(self)
-    cdef int write(self, Batch batch) except -1
-    cdef int written(self, Batch batch, int64_t now_ns) except -1
+    cdef int write(self, Batch batch, bint alone) except -1
+    cdef int written(self, Batch batch, int64_t now_ns, bint alone) except -1
+    cdef bint _sync_here(self) except -1
+    cdef int _end_sync(self, Waiting waiting, token, error) except -1
     cdef int show(self, Batch batch) except -1
     cdef bint pending(self) except -1

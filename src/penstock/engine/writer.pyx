@@ -8,7 +8,8 @@
 # Rule 1: a batch is shown, and its publishers are answered, only after its write; with
 #         --sync-every=1, only after its sync.
 # Rule 2: the loop does not wait (R9).  It writes into the page cache; after a slow write the next
-#         ones run on a thread for a while.  Rolling and syncing always do.
+#         ones run on a thread for a while.  Rolling and syncing always do, except that with
+#         --sync-every=1 the loop syncs the only topic of a turn while syncs are quick.
 # Rule 3: one write and one sync at a time; publishes that arrive meanwhile form the next batch, so
 #         with --sync-every=1 one sync serves all waiting producers (group commit).
 # Rule 4: a failed write leaves only unused indexes behind (R1); its publishers get the error, and
@@ -136,8 +137,11 @@ cdef class TopicWriter:
 
     # ---- a batch
 
-    cpdef flush(self):
-        """Write pending batches, as far as possible without waiting."""
+    cpdef flush(self, bint alone=False):
+        """Write pending batches, as far as possible without waiting.
+
+        ``alone``: no other topic has anything to write in this turn.
+        """
         cdef TopicLog log = self.log
         while self._open and not self._busy and (self._lost is not None or self.pending()):
             if self._lost is not None:
@@ -152,7 +156,7 @@ cdef class TopicWriter:
                 self.start_sync()
                 return
             else:
-                self.write(self.take_next())
+                self.write(self.take_next(), alone)
 
     cdef bint _seal_later(self) except -1:
         # Sealing waits for the disk, and so do all publishers meanwhile: sync first.
@@ -194,7 +198,7 @@ cdef class TopicWriter:
         batch.part = part
         return batch
 
-    cdef int write(self, Batch batch) except -1:
+    cdef int write(self, Batch batch, bint alone) except -1:
         cdef int64_t started_ns = self._clock.monotonic_ns()
         cdef int64_t now_ns
         cdef Part part = batch.part
@@ -213,7 +217,7 @@ cdef class TopicWriter:
         now_ns = self._clock.monotonic_ns()
         if now_ns - started_ns > slow_ns:
             self._slow_until_ns = now_ns + slow_for_ns
-        self.written(batch, now_ns)
+        self.written(batch, now_ns, alone)
         return 0
 
     def _write_elsewhere(self, Batch batch, int64_t started_ns):
@@ -239,10 +243,10 @@ cdef class TopicWriter:
             now_ns = self._clock.monotonic_ns()
             if batch.part is None:  # a large part is slow on any disk
                 self._slow_until_ns = now_ns + slow_for_ns if now_ns - started_ns > slow_ns else 0
-            self.written(batch, now_ns)
+            self.written(batch, now_ns, False)
         self._resume()
 
-    cdef int written(self, Batch batch, int64_t now_ns) except -1:
+    cdef int written(self, Batch batch, int64_t now_ns, bint alone) except -1:
         # The batch is in the file: show and answer it, or sync it first.
         self.log.commit(batch)
         if self._troubled:
@@ -250,7 +254,8 @@ cdef class TopicWriter:
             self._topic.record_write(None)
         if self._sync_every == 1:
             self._waiting.batches.append(batch)
-            self.start_sync()
+            if not alone or not self._sync_here():
+                self.start_sync()
             return 0
         self.show(batch)
         if self.log.extent.unsynced_bytes() > STRAIN_SIZE and not self.appender.strained:
@@ -353,8 +358,30 @@ cdef class TopicWriter:
         disk = self._disk if self.synced_at is not None else self._first_disk
         disk.submit(self.log.sync, synced)
 
+    cdef bint _sync_here(self) except -1:
+        # Sync on the loop, if that is quick; the caller flushes on, which also mends a failed one.
+        cdef Waiting waiting = self._waiting
+        token = failure = None
+        if self._syncing or self._busy or self._exclusive or self._lost is not None:
+            return False
+        self._sync_ns = self._clock.monotonic_ns()
+        try:
+            token = self.log.sync_here()
+        except OSError as error:
+            failure = error
+        if token is None and failure is None:
+            return False
+        self._waiting = Waiting()
+        self._end_sync(waiting, token, failure)
+        return True
+
     def _synced(self, Waiting waiting, token, error):
         self._syncing = False
+        self._end_sync(waiting, token, error)
+        self._resume()
+        self._relieve()
+
+    cdef int _end_sync(self, Waiting waiting, token, error) except -1:
         self._sync_times.put(self._clock.monotonic_ns() - self._sync_ns)
         if token is not None:
             self._apply(token)
@@ -365,8 +392,7 @@ cdef class TopicWriter:
             self._troubled = True
             self._topic.record_write(error)
             self._lost = waiting
-        self._resume()
-        self._relieve()
+        return 0
 
     def _rewrite(self):
         cdef Waiting waiting = self._lost

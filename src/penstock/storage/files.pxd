@@ -18,6 +18,7 @@ cdef class Files:
 
     cpdef int64_t append(self, str path, parts) except -1
     cpdef sync(self, str path)
+    cpdef bint sync_here(self, str path) except -1
     cpdef bint start_sync(self, str path, done) except -1
     cdef Handle pin(self, str path, bint create)
     cdef Handle pin_open(self, str path)

@@ -6,11 +6,11 @@
 #         and one in use by another thread is never closed.
 # Rule 2: an append is all or nothing (storage/handle.pyx).
 # Rule 3: nothing is durable before `sync` of the file and, for its name, `sync_folder`.
-# Rule 4: all methods may be called from any thread, start_sync() only from the loop; appends to one
-#         file are serialised.
+# Rule 4: all methods may be called from any thread, start_sync() and sync_here() only from the loop;
+#         appends to one file are serialised.
 #
 # A subclass can stand in its place, or between it and its callers, and sees every write and sync; a
-# sync is a call of `sync` or, with `sync_threads`, of `start_sync`.
+# sync is a call of `sync` or, with `sync_threads`, of `start_sync` or `sync_here`.
 # tests/crash/lossy.py is in memory, with power cuts and failing disks; both pass
 # tests/crash/test_files.py.
 
@@ -206,6 +206,25 @@ cdef class Files:
         cdef Handle handle = self.pin(path, False)
         try:
             os.fdatasync(handle.fd)
+        except OSError as error:
+            _name(error, path)
+            raise
+        finally:
+            self.unpin(handle)
+
+    cpdef bint sync_here(self, str path) except -1:
+        """Make the bytes of the file durable on the loop, if that has been quick of late.
+
+        False if a thread has to do it.
+        """
+        cdef Handle handle
+        if self._sync_threads is None:
+            return False
+        handle = self.pin_open(path)
+        if handle is None:
+            return False
+        try:
+            return self._sync_threads.sync_here(handle.fd)
         except OSError as error:
             _name(error, path)
             raise

@@ -21,4 +21,6 @@ cdef class LogWriter:
     cdef cython.pymutex _lock
 
     cpdef write(self, Batch batch)
+    cpdef sync_here(self)
+    cdef bint _is_plain(self)
     cpdef bint needs_roll(self, int64_t low=*) except -1

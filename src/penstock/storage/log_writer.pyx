@@ -122,16 +122,40 @@ cdef class LogWriter:
             self._sync_folder()
         return token
 
+    cdef bint _is_plain(self):
+        # Whether a sync only has to sync the active segment.
+        cdef Segment segment = self.active
+        return not (segment is None or segment.failed or segment.closed or self._folder_dirty
+                    or self.cuts or segment.synced.size >= segment.tally.size)
+
+    cpdef sync_here(self):
+        """sync() on the loop, if that is quick (Files.sync_here); None if a thread has to do it.
+
+        Only while no thread writes.
+        """
+        cdef Segment segment = self.active
+        cdef Visible reached
+        if not self._is_plain() or not self._sync_lock.acquire(False):
+            return None
+        reached = segment.tally.visible()
+        try:
+            if not self._files.sync_here(segment.path):
+                return None
+        except OSError:
+            segment.failed = True
+            raise
+        finally:
+            self._sync_lock.release()
+        segment.synced = reached
+        return self._token()
+
     def start_sync(self, done):
         """sync() without waiting: ``done(token, error)`` is called later, as a sync's result.
 
         False if sync() has to do more than sync one open file.  Only while no thread writes.
         """
         cdef Segment segment = self.active
-        if (segment is None or segment.failed or segment.closed or self._folder_dirty
-                or self.cuts or segment.synced.size >= segment.tally.size):
-            return False
-        if not self._sync_lock.acquire(False):
+        if not self._is_plain() or not self._sync_lock.acquire(False):
             return False
         try:
             started = self._files.start_sync(segment.path, partial(

@@ -1,4 +1,5 @@
 from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
 
 cdef extern from "<pthread.h>" nogil:
     ctypedef struct pthread_mutex_t:
@@ -17,6 +18,7 @@ cdef struct Job:
     PyObject* done  # called with the error, or with None
     int fd
     int error       # errno; 0: synced
+    int64_t took_ns
 
 
 cdef class SyncThreads:
@@ -31,6 +33,9 @@ cdef class SyncThreads:
     cdef int _queued                  # jobs submitted that no thread has taken
     cdef int _thread_count
     cdef pthread_t[THREAD_COUNT_MAX] _threads
+    cdef int _quick_count             # quick syncs since the last slow one
 
     cpdef submit(self, int fd, done)
+    cpdef bint sync_here(self, int fd) except -1
+    cdef void _took(self, int64_t took_ns) noexcept
     cdef void serve(self) noexcept nogil

@@ -6,7 +6,12 @@
 # A thread that runs Python code waits for the interpreter's lock before and after the system call,
 # and the loop waits for that thread: together that costs more than the sync of a fast disk.
 #
-# Rule 1: submit(), drain() and close() are called on the loop.
+# On a fast disk even this hop costs a third of a sync: two wake-ups.  So while syncs are quick the
+# loop may sync by itself, with sync_here().  It stops after one slow sync, and starts again only when
+# many in a row have been quick on the threads: a slow disk holds up the loop once, not again and
+# again (R9).
+#
+# Rule 1: submit(), sync_here(), drain() and close() are called on the loop.
 # Rule 2: the descriptor stays open until ``done`` is called; the caller sees to that.
 # Rule 3: threads start when they are needed.  One job is never behind another that waits for the
 #         disk, up to THREAD_COUNT_MAX jobs.
@@ -15,8 +20,9 @@ import os
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.errno cimport EINTR, errno
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport close, fdatasync, read, write
 
 cdef extern from "<pthread.h>" nogil:
@@ -47,13 +53,34 @@ cdef extern from "<sys/eventfd.h>" nogil:
         EFD_NONBLOCK
 
 
+cdef enum:
+    # A sync that takes longer is slow.  Half of what a turn may take (R29).
+    QUICK_NS = 1_000_000
+    # Quick ones in a row after which the loop may sync: some tens of milliseconds of a busy topic.
+    QUICK_COUNT_MIN = 64
+
+
+cdef int64_t monotonic_ns() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return now.tv_sec * 1_000_000_000 + now.tv_nsec
+
+
+cdef int sync(int fd) noexcept nogil:
+    # errno, or 0.
+    while fdatasync(fd) < 0:
+        if errno != EINTR:
+            return errno
+    return 0
+
+
 cdef void* run(void* threads) noexcept nogil:
     (<SyncThreads>threads).serve()
     return NULL
 
 
 cdef class SyncThreads:
-    """A few threads that call fdatasync."""
+    """A few threads that call fdatasync, and when the loop may call it instead."""
 
     def __cinit__(self):
         pthread_mutex_init(&self._mutex, NULL)
@@ -91,6 +118,27 @@ cdef class SyncThreads:
             self._start()
         pthread_cond_signal(&self._submitted)
 
+    cpdef bint sync_here(self, int fd) except -1:
+        """Sync ``fd`` on the loop, if syncs have been quick; False if a thread has to do it."""
+        cdef int64_t started_ns
+        cdef int error
+        if self._quick_count < QUICK_COUNT_MIN:
+            return False
+        with nogil:
+            started_ns = monotonic_ns()
+            error = sync(fd)
+        self._took(monotonic_ns() - started_ns)
+        if error:
+            self._quick_count = 0
+            raise OSError(error, os.strerror(error))
+        return True
+
+    cdef void _took(self, int64_t took_ns) noexcept:
+        if took_ns > QUICK_NS:
+            self._quick_count = 0
+        elif self._quick_count < QUICK_COUNT_MIN:
+            self._quick_count += 1
+
     def drain(self):
         """Call back for all syncs that have ended."""
         cdef uint64_t count
@@ -112,6 +160,7 @@ cdef class SyncThreads:
             done = <object>job.done
             Py_DECREF(done)
             error = None if not job.error else OSError(job.error, os.strerror(job.error))
+            self._took(job.took_ns)
             free(job)
             done(error)
 
@@ -148,6 +197,7 @@ cdef class SyncThreads:
     cdef void serve(self) noexcept nogil:
         cdef Job* job
         cdef uint64_t one = 1
+        cdef int64_t started_ns
         pthread_mutex_lock(&self._mutex)
         while True:
             while self._first == NULL and not self._stopping:
@@ -160,11 +210,9 @@ cdef class SyncThreads:
             self._first = job.next
             self._queued -= 1
             pthread_mutex_unlock(&self._mutex)
-            job.error = 0
-            while fdatasync(job.fd) < 0:
-                if errno != EINTR:
-                    job.error = errno
-                    break
+            started_ns = monotonic_ns()
+            job.error = sync(job.fd)
+            job.took_ns = monotonic_ns() - started_ns
             pthread_mutex_lock(&self._mutex)
             job.next = self._done
             self._done = job

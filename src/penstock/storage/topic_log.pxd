@@ -30,5 +30,6 @@ cdef class TopicLog:
 
     cpdef write(self, Batch batch)
     cpdef commit(self, Batch batch)
+    cpdef sync_here(self)
     cdef int64_t excess(self) noexcept
     cpdef bint needs_roll(self, int64_t low=*) except -1

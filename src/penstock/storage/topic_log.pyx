@@ -182,6 +182,10 @@ cdef class TopicLog:
             return 0
         return segment.tally.size - self.writer.segment_size_max
 
+    cpdef sync_here(self):
+        """sync() on the loop, if that is quick; None if a thread has to do it."""
+        return self.writer.sync_here()
+
     def start_sync(self, done):
         """Begin a sync; False if sync() has to be called.  See LogWriter.start_sync()."""
         return self.writer.start_sync(done)

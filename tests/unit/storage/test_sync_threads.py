@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from penstock.storage.sync_threads import SyncThreads
 
 
@@ -64,3 +66,56 @@ def test_closing_waits_and_tells(tmp_path: Path) -> None:
         threads.close()
     assert found == [None] * 5
     threads.close()
+
+
+def quick(threads: SyncThreads, fd: int) -> None:
+    """Sync until the loop may do it."""
+    found: list[OSError | None] = []
+    while not threads.sync_here(fd):
+        assert len(found) < 20_000
+        threads.submit(fd, found.append)
+        drain_until(threads, found, len(found) + 1)
+
+
+def test_the_loop_syncs_only_after_many_quick_syncs(tmp_path: Path) -> None:
+    threads = SyncThreads()
+    found: list[OSError | None] = []
+    with (tmp_path / "file").open("wb") as file:
+        for number in range(63):
+            assert not threads.sync_here(file.fileno())
+            threads.submit(file.fileno(), found.append)
+            drain_until(threads, found, number + 1)
+        assert not threads.sync_here(file.fileno())
+        quick(threads, file.fileno())
+        assert threads.sync_here(file.fileno())
+    threads.close()
+
+
+def test_after_one_slow_sync_the_threads_sync_again(tmp_path: Path) -> None:
+    threads = SyncThreads()
+    with (tmp_path / "file").open("wb") as file:
+        quick(threads, file.fileno())
+        file.write(bytes(64 << 20))
+        file.flush()
+        started_s = time.monotonic()
+        assert threads.sync_here(file.fileno())
+        if time.monotonic() - started_s < 0.002:
+            pytest.skip("this file system syncs 64 MiB in no time")
+        assert not threads.sync_here(file.fileno())
+    threads.close()
+
+
+def test_an_error_on_the_loop_is_raised_and_ends_that(tmp_path: Path) -> None:
+    threads = SyncThreads()
+    reading, writing = os.pipe()
+    try:
+        with (tmp_path / "file").open("wb") as file:
+            quick(threads, file.fileno())
+            with pytest.raises(OSError) as raised:
+                threads.sync_here(reading)
+            assert raised.value.errno == errno.EINVAL
+            assert not threads.sync_here(file.fileno())
+    finally:
+        os.close(reading)
+        os.close(writing)
+        threads.close()
