@@ -15,6 +15,7 @@ from penstock.engine.disk import failed
 from penstock.engine.feed import Feed
 from penstock.engine.shared import Shared
 from penstock.engine.stats.latency import OFF, Percentiles, measured
+from penstock.settings.policy import DEFAULT, Policy
 
 # Channels from nsqlookupd created in one turn of the loop: about a millisecond.
 KNOWN_COUNT_MAX = 32
@@ -34,12 +35,17 @@ class BaseTopic(ABC):
         self.instance = instance
         self.closed = False
         self.void_stamp = 0
+        self.policy = DEFAULT
         self.created: Ticket = settled()
         # A new topic that awaits channels stays frozen until the channels that nsqlookupds know
         # exist here too, so that all of them get its first message.
         self.channels_known: Ticket = settled()
         self.feed = Feed(shared.tail_budget, first)
         self.channels: dict[str, Channel] = self.feed.channels
+
+    def apply_policy(self, policy: Policy) -> None:
+        """The topic's effective policy has changed."""
+        self.policy = policy
 
     @property
     def end(self) -> int:

@@ -14,6 +14,7 @@ cdef class Channel:
     cdef readonly int number             # of this channel in the scan
     cdef readonly int64_t id             # in the journal
     cdef readonly Window window
+    cdef readonly object policy          # Policy: the channel's effective one
     cdef readonly list consumers
     cdef readonly object ready           # deque or NearestFirst of consumers that have room
     cdef readonly bint closed

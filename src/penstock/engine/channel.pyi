@@ -11,6 +11,8 @@ from penstock.engine.stats.latency import Percentiles
 from penstock.engine.topology import EXPERIMENT as EXPERIMENT
 from penstock.engine.topology import LOCALITIES as LOCALITIES
 from penstock.engine.topology import NearestFirst
+from penstock.settings.policy import DEFAULT as DEFAULT
+from penstock.settings.policy import Policy
 from penstock.storage.channel_reader import ChannelReader
 
 log: Logger
@@ -30,6 +32,7 @@ class Channel:
     pulled: bool
     plain: bool
     paused: bool
+    policy: Policy
     named: bool
     partial: bool
     reader: ChannelReader | None
@@ -93,6 +96,7 @@ class Channel:
     def _frame(self, index: int) -> bytes | None: ...
     def expire(self, now_ns: int) -> bool: ...
     def fire(self, wall_ns: int) -> bool: ...
+    def apply_policy(self, policy: Policy) -> None: ...
     def pause(self, paused: bool) -> Ticket: ...
     def empty(self) -> Ticket: ...
     def close(self) -> None: ...

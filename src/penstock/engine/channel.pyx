@@ -21,6 +21,7 @@ from penstock.core.latency import Latency
 from penstock.core.ticket import settled
 from penstock.engine.stats.latency import measured
 from penstock.engine.topology import EXPERIMENT, LOCALITIES, NearestFirst
+from penstock.settings.policy import DEFAULT
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ cdef class Channel:
         self.id = id
         self.window = window
         self.created = settled()
+        self.policy = DEFAULT
         self.consumers = []
         self._shared = shared
         self._feed = topic.feed
@@ -128,6 +130,10 @@ cdef class Channel:
     def pull(self):
         """What /stats shows for a pull channel; None for other channels."""
         return None
+
+    def apply_policy(self, policy):
+        """The channel's effective policy has changed."""
+        self.policy = policy
 
     def announce(self, exists):
         """The channel was created or deleted: log it and notify nsqlookupd."""

@@ -22,6 +22,9 @@ UNIT_NS = {
     "h": 3_600_000_000_000,
     "d": 86_400_000_000_000,
 }
+_SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_SIZE = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))? ?([A-Za-z]*)")
 _INT64_MAX = 2**63 - 1
 _PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h|d)")
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
@@ -64,6 +67,28 @@ def format_duration(duration_ns: int) -> str:
         if count:
             text += f"{count}{unit}"
     return text
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of ``10GB``, ``1.5 MiB`` or ``4096``."""
+    found = _SIZE.fullmatch(text)
+    unit = None if found is None else _SIZE_UNITS.get(found[3].upper())
+    if found is None or unit is None:
+        raise ValueError(text)
+    fraction = found[2] or ""
+    size: int = int(found[1]) * unit + int(fraction or "0") * unit // int(10 ** len(fraction))
+    if size > _INT64_MAX:
+        raise ValueError(text)
+    return size
+
+
+def format_size(size: int) -> str:
+    """Return a size as ``parse_size`` reads it, in the largest unit that divides it."""
+    for unit in ("TB", "TiB", "GB", "GiB", "MB", "MiB", "KB", "KiB"):
+        count, odd = divmod(size, _SIZE_UNITS[unit.upper()])
+        if count and not odd:
+            return f"{count}{unit}"
+    return str(size)
 
 
 def parse_bool(text: str) -> bool:
@@ -245,6 +270,48 @@ class Duration(Text):
         low = format_duration(self.minimum_ns)
         high = None if self.maximum_ns is None else format_duration(self.maximum_ns)
         return _bounds(low, high)
+
+
+class Size(Int):
+    kind = "size"
+    noun = "a size such as 64MB or 10GiB,"
+
+    def parse(self, text: str) -> int:
+        return self._within(parse_size(text))
+
+    def show(self, value: Any) -> str:
+        return format_size(value)
+
+
+class DurationRange(Text):
+    """Two durations, ``1s..15m``: a wait and the longest one it grows to.  Empty: none."""
+
+    kind = "duration range"
+    noun = 'two durations such as 1s..15m, the second not less than the first, or ""'
+
+    def __init__(self, minimum_ns: int, maximum_ns: int) -> None:
+        self.minimum_ns = minimum_ns
+        self.maximum_ns = maximum_ns
+
+    def parse(self, text: str) -> tuple[int, int] | None:
+        if not text:
+            return None
+        first, dots, last = text.partition("..")
+        first_ns, last_ns = parse_duration(first), parse_duration(last)
+        if not dots or not self.minimum_ns <= first_ns <= last_ns <= self.maximum_ns:
+            raise ValueError(text)
+        return first_ns, last_ns
+
+    def show(self, value: Any) -> str:
+        if value is None:
+            return ""
+        return f"{format_duration(value[0])}..{format_duration(value[1])}"
+
+    def to_json(self, value: Any) -> Any:
+        return self.show(value)
+
+    def limits(self) -> str:
+        return _bounds(format_duration(self.minimum_ns), format_duration(self.maximum_ns))
 
 
 class Choice(Text):
