@@ -12,6 +12,7 @@
     │   ├── UnknownOutcomeError  the connection was lost before the response: stored or not
     │   ├── StoppedError         the producer or consumer was stopped
     │   └── DiscoveryError       nsqlookupd cannot be reached, or its response is invalid
+    ├── MoveError         messages cannot be moved to a topic: a code
     ├── StagingError      a batch cannot be staged, decided or published in its state: a code
     ├── LoadError         a run of the load generator failed
     ├── SparkSetupError   Java or PySpark is missing, or too old
@@ -107,6 +108,14 @@ class StagingError(PenstockError):
         super().__init__(f"{code}: {text}" if text else code)
         self.code = code
         self.text = text
+
+
+class MoveError(PenstockError):
+    """Messages cannot be moved to a topic; the code is for programs, the text for people."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class LoadError(PenstockError):

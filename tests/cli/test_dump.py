@@ -41,7 +41,7 @@ from penstock.storage.staging import (
 from penstock.storage.staging_notes import Noted, StagingNotes
 from penstock.storage.topic_log import TopicLog
 from tests.support.staging import ATTEMPT, deferred, plain
-from tests.unit.storage.build import NODE_ID, append, append_many, batch
+from tests.unit.storage.build import NODE_ID, append, append_many, batch, moved_batch
 
 
 @pytest.fixture
@@ -66,6 +66,16 @@ def test_a_segment_is_told_line_by_line(segment: Path, capsys: pytest.CaptureFix
     assert "id=01c0000000000065" in lines[3] and lines[3].split()[0] == "254"
     assert lines[4].endswith("slot=77 ordinals=[4]")
     assert [line.split()[1] for line in lines[5:]] == ["110", "sparse", "gap", "origins", "sealed"]
+
+
+def test_moved_messages_are_shown_with_where_they_came_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = TopicLog.create(Files(), f"{tmp_path}/t", 0xAB, NODE_ID, 100)
+    append(log, moved_batch(100, 0xCD, 3, [7, 9]))
+    assert main(["--brief", log.segments()[0].path]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.endswith("moved_from=000000000cd0003 indexes=[7,9]")
 
 
 def test_brief_leaves_the_messages_out(segment: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,5 @@
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from penstock.core.block cimport Block
 from penstock.core.ticket cimport Ticket
@@ -16,8 +16,8 @@ cdef class Batch:
     cdef readonly int64_t append_ns   # wall clock, when it was sealed; never goes back in a topic
     cdef readonly int64_t publish_ns  # wall clock, the smallest timestamp of its messages
     cdef public int64_t body_size     # bytes of all bodies; for the statistics
-    cdef public int64_t origin        # slot number, or staging and part; 0: plain publishes
-    cdef public int flags             # FLAG_ORIGINS, FLAG_STAGED or 0
+    cdef public int64_t origin        # slot, staging and part, or source; 0: plain publishes
+    cdef public uint32_t flags        # of core/batches.pyx
     cdef public Ticket ticket         # settled by the engine once the batch is shown
     cdef public object dues           # list[Due] it was made of, or None; set by the engine
     cdef public object part           # staged Part it was made of, or None; set by the engine

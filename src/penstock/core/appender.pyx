@@ -74,7 +74,7 @@ cdef class Batch:
     """One append to a topic's log: its frames, and the fields of its header."""
 
     def __init__(self, bytes payload not None, int64_t first, int64_t count, int64_t append_ns,
-                 int64_t publish_ns, int64_t origin=0, int flags=0):
+                 int64_t publish_ns, int64_t origin=0, uint32_t flags=0):
         self.payload = payload
         self.first = first
         self.count = count
@@ -89,7 +89,7 @@ cdef class Batch:
 
     cpdef Block block(self, int node_id):
         """The messages, for readers."""
-        # The frames of deferred messages are followed by their ordinals (core/layouts.pxd).
+        # The frames of deferred and moved messages are followed by ordinals (core/layouts.pxd).
         cdef int64_t tables_size = ORDINAL_SIZE * self.count if self.flags & FLAG_ORIGINS else 0
         return dense_block(
             self.payload, self.first, self.count, len(self.payload) - tables_size, node_id)
@@ -97,7 +97,7 @@ cdef class Batch:
     cpdef bytes header(self):
         """The bytes before the payload in a file."""
         return encode_header(self.payload, self.first, <uint32_t>self.count, self.append_ns,
-                             self.publish_ns, self.origin, <uint16_t>self.flags)
+                             self.publish_ns, self.origin, self.flags)
 
 
 cdef class Appender:

@@ -1,10 +1,10 @@
-from libc.stdint cimport int64_t, uint16_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t
 
 
 cdef bint header_good(const unsigned char* p) noexcept nogil
 cdef int64_t ordinals_size(const unsigned char* header) noexcept nogil
 cdef bytes encode_header(bytes payload, int64_t first, uint32_t count, int64_t append_ns,
-                         int64_t publish_ns, int64_t slot, uint16_t flags)
+                         int64_t publish_ns, int64_t slot, uint32_t flags)
 
 
 cdef class ScanResult:

@@ -8,6 +8,7 @@ ID_FIELD: Final[slice]
 INDEX_MAX: Final = 18014398509481984
 ORIGINS: Final = 1
 STAGED: Final = 2
+MOVED: Final = 4
 END: Final = 0
 PARTIAL: Final = 1
 BAD_HEADER: Final = 2

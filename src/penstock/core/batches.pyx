@@ -8,14 +8,14 @@
 # Rule 3: indexes ascend.  A batch with a lower index is not part of this log.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
 from penstock.core.bytes cimport load_i64, load_u16, load_u32, store_u32, store_u64
 from penstock.core.crc32c cimport extend_crc
 from penstock.core.layouts cimport (
     BATCH_APPEND_NS, BATCH_COUNT, BATCH_CRC, BATCH_FIRST, BATCH_FLAGS, BATCH_HEADER,
-    BATCH_ORIGIN, BATCH_PAYLOAD_CRC, BATCH_PUBLISH_NS, BATCH_SIZE, FLAG_ORIGINS, FLAG_STAGED,
+    BATCH_ORIGIN, BATCH_PAYLOAD_CRC, BATCH_PUBLISH_NS, BATCH_SIZE, FLAG_MOVED, FLAG_ORIGINS, FLAG_STAGED,
     FRAME_ATTEMPTS, FRAME_HEADER, FRAME_ID, FRAME_TIMESTAMP, FRAME_TYPE, FRAME_TYPE_MESSAGE, ID_INDEX_BITS, ORDINAL_SIZE, SEGMENT_HEADER,
 )
 
@@ -25,9 +25,11 @@ FRAME_SIZE_MIN = FRAME_HEADER
 TIMESTAMP_FIELD = slice(FRAME_TIMESTAMP, FRAME_ATTEMPTS)
 ID_FIELD = slice(FRAME_ID, FRAME_HEADER)
 INDEX_MAX = <int64_t>1 << ID_INDEX_BITS
-# Flags; a batch has one of them at most.
+# Flags: a batch has none, ORIGINS, STAGED, or ORIGINS and MOVED.  A moved one has 16 bits of its
+# source's channel above them.
 ORIGINS = FLAG_ORIGINS
 STAGED = FLAG_STAGED
+MOVED = FLAG_MOVED
 
 # Why a scan stopped.
 END = 0          # at the end of the bytes, after a whole batch
@@ -45,7 +47,7 @@ cdef int64_t INDEX_LIMIT = (<int64_t>1) << ID_INDEX_BITS
 
 def encode_batch_header(
     bytes payload not None, int64_t first, uint32_t count, int64_t append_ns, int64_t publish_ns,
-    int64_t slot=0, uint16_t flags=0,
+    int64_t slot=0, uint32_t flags=0,
 ):
     """The 56 bytes before ``payload``, with both checksums."""
     return encode_header(payload, first, count, append_ns, publish_ns, slot, flags)
@@ -56,7 +58,7 @@ cdef inline uint32_t header_crc(const unsigned char* p) noexcept nogil:
 
 
 cdef bytes encode_header(bytes payload, int64_t first, uint32_t count, int64_t append_ns,
-                         int64_t publish_ns, int64_t slot, uint16_t flags):
+                         int64_t publish_ns, int64_t slot, uint32_t flags):
     cdef unsigned char header[BATCH_HEADER]
     if PyBytes_GET_SIZE(payload) > 0xFFFFFFFF:
         raise ValueError(f"a payload of {len(payload)} bytes does not fit its 32-bit size")
@@ -66,7 +68,7 @@ cdef bytes encode_header(bytes payload, int64_t first, uint32_t count, int64_t a
         0, <const unsigned char*>PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload)))
     store_u64(header + BATCH_FIRST, <uint64_t>first)
     store_u32(header + BATCH_COUNT, count)
-    store_u32(header + BATCH_FLAGS, <uint32_t>flags << 16)
+    store_u32(header + BATCH_FLAGS, flags << 16 | flags >> 16)
     store_u64(header + BATCH_APPEND_NS, <uint64_t>append_ns)
     store_u64(header + BATCH_PUBLISH_NS, <uint64_t>publish_ns)
     store_u64(header + BATCH_ORIGIN, <uint64_t>slot)
@@ -157,6 +159,7 @@ def scan(bytes data not None, Py_ssize_t offset, bint verify, int64_t index_min=
     cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data), start, end
     cdef int64_t payload, first, count
+    cdef uint32_t flags
     cdef const unsigned char* header
     cdef Py_ssize_t verified = offset
     cdef ScanResult result = ScanResult.__new__(ScanResult)
@@ -189,9 +192,10 @@ def scan(bytes data not None, Py_ssize_t offset, bint verify, int64_t index_min=
         if verify and offset >= verified and not payload_good(header):
             result.reason = BAD_PAYLOAD
             break
+        flags = load_u32(header + BATCH_FLAGS)
         batches.append((first, count, start, end - ordinals_size(header),
                         load_i64(header + BATCH_APPEND_NS), load_i64(header + BATCH_ORIGIN),
-                        load_u16(header + BATCH_FLAGS)))
+                        flags << 16 | flags >> 16))
         index_min = first + count
         offset = end
         result.size = result.first = result.count = 0

@@ -10,10 +10,12 @@
 # Batch of a log, 56 bytes and the payload:
 #
 #     0 magic "PSB1" | 4 header crc u32 | 8 payload size u32 | 12 payload crc u32
-#     16 first index i64 | 24 count u32 | 28 flags u16 | 30 zero u16 | 32 append_ns i64
+#     16 first index i64 | 24 count u32 | 28 flags u16 | 30 channel u16 | 32 append_ns i64
 #     40 publish_ns i64 | 48 origin i64 | 56 payload
 #     payload: `count` frames back to back; with flag 1, `count` ordinals u32 after them
-#     origin:  with flag 1 the slot the messages were deferred in, with flag 2 the staging and part
+#     origin:  with flag 1 the slot the messages were deferred in, with flag 2 the staging and part,
+#              with flags 1 and 4 the channel the messages were moved from (storage/moved.py)
+#     channel: part of that; otherwise 0
 #
 # Record of a slot file, 56 bytes, the topic name and the body:
 #
@@ -47,8 +49,9 @@ cdef enum:
     BATCH_ORIGIN = 48
     BATCH_HEADER = 56           # where the payload starts
     ORDINAL_SIZE = 4
-    FLAG_ORIGINS = 1            # a batch has one flag at most
-    FLAG_STAGED = 2
+    FLAG_ORIGINS = 1            # ordinals after the frames
+    FLAG_STAGED = 2             # never with another one
+    FLAG_MOVED = 4              # always with FLAG_ORIGINS, so that readers find the frames' end
 
 cdef enum:
     SLOT_CRC = 4                # of the slot's number, and of SLOT_SIZE up to the topic's end

@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint32_t
 
 from penstock.core.appender cimport Batch
 
@@ -28,9 +28,10 @@ cdef class Tally:
     cdef readonly int64_t append_ns_first  # of the first batch
     cdef readonly int64_t append_ns_last   # of the last batch
     cdef readonly set slots                # numbers of the slots its messages were deferred in
+    cdef readonly int64_t moved_count      # batches of messages that were moved here
     cdef readonly Tables tables
     cdef int64_t noted                     # offset of the last batch in the sparse index
 
     cpdef int64_t append(self, Batch batch) except -1
     cpdef note(self, int64_t offset, int64_t first, int64_t count, int64_t end, int64_t append_ns,
-               int64_t slot, int flags)
+               int64_t slot, uint32_t flags)

@@ -2,7 +2,7 @@
 #
 #     sparse   (index, offset, append time) of one batch for each 32 KiB
 #     gaps     [start, end) of indexes between its batches that do not exist
-#     origins  offsets of the batches of deferred messages
+#     origins  offsets of the batches of deferred and moved messages
 #
 # They grow with each batch that is written or scanned, and become the footer when the file is
 # sealed (storage/segment_format.py).
@@ -14,10 +14,10 @@ from array import array
 from bisect import bisect_right
 
 cimport cython
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint32_t
 
 from penstock.core.appender cimport Batch
-from penstock.core.layouts cimport BATCH_HEADER, FLAG_ORIGINS, SEGMENT_HEADER
+from penstock.core.layouts cimport BATCH_HEADER, FLAG_MOVED, FLAG_ORIGINS, SEGMENT_HEADER
 
 # Bytes between two entries of the sparse index, at least: a lookup reads about as much, and 10 GB
 # of log have 8 MB of tables.
@@ -82,7 +82,7 @@ cdef class Tally:
         return self.size
 
     cpdef note(self, int64_t offset, int64_t first, int64_t count, int64_t end, int64_t append_ns,
-               int64_t slot, int flags):
+               int64_t slot, uint32_t flags):
         """Add the batch in the bytes [offset, end)."""
         cdef Tables tables = self.tables
         if not self.count:
@@ -97,7 +97,10 @@ cdef class Tally:
             tables.times.append(append_ns)
         if flags & FLAG_ORIGINS:
             tables.origins.append(offset)
-            self.slots.add(slot)
+            if flags & FLAG_MOVED:
+                self.moved_count += 1
+            else:
+                self.slots.add(slot)
         self.end = first + count
         self.count += count
         self.size = end

@@ -143,6 +143,14 @@ cdef class Channel:
             self._shared.scan.watch(self)
         self._shared.hooks.on_change(self, exists)
 
+    def holds(self, int64_t index):
+        """Whether the channel has the message, and has not finished it."""
+        cdef Window window = self.window
+        if index < window.cursor:
+            return window.describe(index) is not None
+        return (index < self._feed.shown_end
+                and not any([start <= index < end for start, end in window.skipped]))
+
     # ---- consumers
 
     def join(self, Consumer consumer not None):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 
 from penstock.core.ticket import Ticket
 from penstock.core.window import Window
@@ -18,6 +19,7 @@ from penstock.engine.components import Components
 from penstock.engine.context import Context
 from penstock.engine.disk import report
 from penstock.engine.health import is_full
+from penstock.engine.moves.recovery import RecoveredMoves
 from penstock.engine.pull.channel import PullChannel
 from penstock.engine.shared import random_number
 from penstock.engine.staging.recovery import check_versions, open_stagings
@@ -50,6 +52,7 @@ def open_data_path(components: Components) -> None:
     components.health.reserve.hold()
     live_slots = components.deferred.opening.find()
     fired: dict[int, list[int]] = {}
+    moves = RecoveredMoves(context, broker.topics, partial(_restore_channel, components))
     end = floor
     metadata = _metadata(components)
     listed = {entry.name: entry for entry in metadata.topics}
@@ -82,6 +85,7 @@ def open_data_path(components: Components) -> None:
             if gone := found.state.gone.get(channel.name):
                 topic.listing.gone(*gone)
         broker.add_topic(topic)
+        moves.add(topic, found.moved)
         _cut_deferred(components, topic)
         if doubtful or found.losses:
             topic.keeper.rewrite()
@@ -95,6 +99,7 @@ def open_data_path(components: Components) -> None:
             components.rounds.used.add(topic)
         end = max(end, found.log.end)
     _lease(components, end)
+    moves.settle()
     components.deferred.recover(fired)
     _add_listed(components, metadata, {folder.topic for folder in deleted})
     components.registry.save_all().add(lambda saved: _sweep(context, deleted, saved))
@@ -252,7 +257,7 @@ def _restore(components: Components, folder: TopicFolder, found: RecoveredTopic)
     if state.frozen == AWAITING:
         topic.await_channels()
     topic.feed.restore(_released(state, topic))
-    topic.recover(state.whole_from, state.channel_id_max)
+    topic.recover(state.whole_from, state.channel_id_max, state.moves_settled_end)
     topic.recover_files(state.files)
     for channel_state in state.channels.values():
         channel = _restore_channel(components, topic, channel_state)

@@ -12,6 +12,7 @@ start at it.
 from __future__ import annotations
 
 from functools import partial
+from typing import Protocol
 
 from penstock.core.appender import Batch
 from penstock.core.block import Block
@@ -47,6 +48,12 @@ STRAGGLER_INTERVAL_NS = 5_000_000_000
 UNFINISHED_COUNT_MAX = 200_000
 
 
+class Move(Protocol):
+    """Messages that are moved to a topic; see moves/move.py."""
+
+    tried: Ticket
+
+
 class Topic(BaseTopic):
     """A durable topic."""
 
@@ -72,6 +79,8 @@ class Topic(BaseTopic):
         self.whole_from = 0
         self._removed_end = 0
         self._removed_journaled = 0
+        self._moves: dict[Move, int] = {}  # on their way here, by the index they began at
+        self._moves_settled_end = 0
         self._journal_source = f"topic={name}: journal"
         log.on_damage = partial(shared.rounds.damaged.append, self)
         self.writer = TopicWriter(self)
@@ -250,8 +259,9 @@ class Topic(BaseTopic):
         new.created = self.save()
         return new.created
 
-    def recover(self, whole_from: int, channel_id_max: int) -> None:
+    def recover(self, whole_from: int, channel_id_max: int, moves_settled_end: int) -> None:
         """Restore what the journal has besides the channels."""
+        self._moves_settled_end = moves_settled_end
         self.whole_from = self._removed_end = self._removed_journaled = whole_from
         self._channel_id = channel_id_max
 
@@ -295,6 +305,29 @@ class Topic(BaseTopic):
         self._add_progress()
         return self.save()
 
+    # ---- moves from other topics (R25)
+
+    def open_move(self, move: Move, first: int = 0) -> None:
+        """Messages will be moved here, or were from ``first`` on: keep them, for a start."""
+        self._moves[move] = self.log.holds[move] = first or self.log.end
+
+    def end_move(self, move: Move) -> None:
+        """The messages are durably finished at their source, or were not appended."""
+        self._moves.pop(move)
+        self.log.holds.pop(move)
+        settled_end = min(self._moves.values(), default=self.end)
+        if settled_end > self._moves_settled_end and not self.closed:
+            self._moves_settled_end = settled_end
+            self.keeper.add(records.encode_moved(settled_end))
+            self.journal_later()
+
+    def moves_tried(self) -> Ticket:
+        """A ticket settled when no move here is open, except those whose source cannot be written.
+
+        A start would deliver again what was moved to a topic that is gone by then.
+        """
+        return after(*[move.tried for move in self._moves])
+
     # ---- journal
 
     def journal_later(self) -> None:
@@ -330,6 +363,13 @@ class Topic(BaseTopic):
 
     def sync_log(self) -> Ticket:
         return settled() if self.closed else self.writer.sync()
+
+    def sync_progress(self) -> Ticket:
+        """Journal what the channels finished, and sync it."""
+        if self.closed:
+            return settled()
+        self._add_progress()
+        return self.keeper.flush(sync=True)
 
     def sync_journal(self) -> Ticket:
         """Sync what was added to the journal."""
@@ -417,6 +457,8 @@ class Topic(BaseTopic):
             whole.append(records.encode_synced(*self.writer.synced_at))
         if self._removed_end:
             whole.append(records.encode_removed(self._removed_end))
+        if self._moves_settled_end:
+            whole.append(records.encode_moved(self._moves_settled_end))
         return whole + self.inventory.records()
 
     # ---- removing finished segments (R5)

@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint32_t
 
 from penstock.clock cimport Clock
 from penstock.core.appender cimport Appender, Batch
@@ -15,6 +15,16 @@ cdef class Part:
     cdef readonly int64_t origin      # the staging and the part
     cdef readonly int64_t publish_ns
     cdef readonly Ticket ticket
+
+
+cdef class Arrival:
+    cdef readonly list messages       # of (body, timestamp_ns); emptied when they are appended
+    cdef readonly int64_t origin      # of storage/moved.py
+    cdef readonly uint32_t flags
+    cdef readonly bytes ordinals
+    cdef readonly Ticket ticket
+    cdef readonly int64_t first       # index of the first message here; -1: not appended yet
+    cdef readonly int64_t end
 
 
 cdef class Waiting:
@@ -42,7 +52,7 @@ cdef class TopicWriter:
     cdef object _reserve
     cdef Histogram _sync_times
     cdef object _fired                 # deque of list[Due], a slot each
-    cdef object _parts                 # deque of Part
+    cdef object _parts                 # deque of Part and Arrival
     cdef Waiting _waiting              # for the next sync
     cdef Waiting _lost                 # for what a failed sync may have lost; None: nothing
     cdef bint _open                    # the topic's folder exists

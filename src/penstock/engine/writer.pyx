@@ -22,7 +22,7 @@
 from collections import deque
 from functools import partial
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint32_t
 
 from penstock.core.appender cimport Appender, Batch
 from penstock.core.ticket cimport Ticket
@@ -70,6 +70,22 @@ cdef class Part:
         self.origin = origin
         self.publish_ns = publish_ns
         self.ticket = ticket
+
+
+cdef class Arrival:
+    """Messages that are moved here from a channel (R25), as one batch.
+
+    ``origin``, ``flags`` and ``ordinals`` say where they come from (storage/moved.py).
+    """
+
+    def __init__(self, list messages not None, int64_t origin, uint32_t flags,
+                 bytes ordinals not None, Ticket ticket not None):
+        self.messages = messages
+        self.origin = origin
+        self.flags = flags
+        self.ordinals = ordinals
+        self.ticket = ticket
+        self.first = self.end = -1
 
 
 cdef class Waiting:
@@ -135,6 +151,10 @@ cdef class TopicWriter:
         """Append a staged part; the caller limits how many wait here."""
         self._parts.append(part)
 
+    def receive(self, Arrival arrival not None):
+        """Append messages that are moved here; the caller limits how many wait here."""
+        self._parts.append(arrival)
+
     # ---- a batch
 
     cpdef flush(self, bint alone=False):
@@ -167,7 +187,8 @@ cdef class TopicWriter:
         return True
 
     cdef Batch take_next(self):
-        # The next batch: publishes first, then fired deferrals slot by slot, then staged parts.
+        # The next batch: publishes first, then fired deferrals slot by slot, then staged parts and
+        # messages that are moved here.
         cdef int64_t wall_ns = self._clock.wall_ns()
         if wall_ns > self._append_ns:
             self._append_ns = wall_ns
@@ -175,7 +196,8 @@ cdef class TopicWriter:
             return self.appender.seal(self._append_ns)
         if self._fired:
             return self._take_fired(self._fired.popleft())
-        return self._take_part(self._parts.popleft())
+        part = self._parts.popleft()
+        return self._take_arrival(part) if type(part) is Arrival else self._take_part(part)
 
     def _take_fired(self, list dues):
         cdef Batch batch
@@ -186,6 +208,21 @@ cdef class TopicWriter:
         batch.origin = dues[0].slot
         batch.flags = ORIGINS
         batch.dues = dues
+        return batch
+
+    def _take_arrival(self, Arrival arrival):
+        cdef Batch batch
+        cdef bytes body
+        cdef int64_t timestamp_ns
+        for body, timestamp_ns in arrival.messages:
+            self.appender.append(body, len(body), timestamp_ns)
+        arrival.messages.clear()
+        batch = self.appender.seal(self._append_ns)
+        batch.payload += arrival.ordinals
+        batch.origin = arrival.origin
+        batch.flags = arrival.flags
+        batch.ticket = arrival.ticket
+        arrival.first, arrival.end = batch.first, batch.first + batch.count
         return batch
 
     def _take_part(self, Part part):

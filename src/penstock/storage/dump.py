@@ -13,6 +13,7 @@ from penstock.core.batches import (
     FRAME_SIZE_MIN,
     HEADER_SIZE,
     ID_FIELD,
+    MOVED,
     ORIGINS,
     STAGED,
     TIMESTAMP_FIELD,
@@ -24,6 +25,7 @@ from penstock.storage import journal, ledger
 from penstock.storage.dump_staging import dump_ledger, dump_staging
 from penstock.storage.files import Files
 from penstock.storage.metadata import decode_metadata
+from penstock.storage.moved import indexes_from, route_from
 from penstock.storage.node import decode_node
 from penstock.storage.patterns import decode_patterns
 from penstock.storage.segment_format import (
@@ -52,6 +54,7 @@ _RECORDS = {
     journal.REMOVED: "removed",
     journal.READER: "reader",
     journal.FILE: "file",
+    journal.MOVED: "moved",
 }
 
 
@@ -97,6 +100,9 @@ class _Printer(Walk):
         ordinals_end = end + ORDINAL_SIZE * count if flags & ORIGINS else end
         ordinals = decode_ordinals(piece[end:ordinals_end])
         origin = f" slot={slot} ordinals={short(ordinals)}" if ordinals else ""
+        if flags & MOVED:
+            indexes = short(indexes_from(slot, ordinals))
+            origin = f" moved_from={route_from(slot, flags):015x} indexes={indexes}"
         if flags & STAGED:
             origin = f" staging={slot >> 16:016x} part={slot & 0xFFFF}"
         print(
@@ -234,6 +240,8 @@ def _record(kind: int, payload: bytes) -> str:
         return f"base={base} offset={offset}"
     if kind == journal.REMOVED:
         return f"whole_from={journal.decode_removed(payload)}"
+    if kind == journal.MOVED:
+        return f"settled_end={journal.decode_moved(payload)}"
     if kind == journal.FILE:
         base, file = journal.decode_file(payload)
         kinds = " unsynced" * file.unsynced + " side" * file.side

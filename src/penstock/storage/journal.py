@@ -27,6 +27,7 @@ SYNCED = 5
 REMOVED = 6
 FILE = 7
 READER = 8
+MOVED = 14
 
 # A larger PROGRESS is split: this bounds what one bad record costs, and a corrupt size field cannot
 # make a reader skip the remaining file.
@@ -56,6 +57,7 @@ _RUN = struct.Struct(">QQ")
 _MARK = struct.Struct(">QHq")
 _SYNCED = struct.Struct(">QQ")
 _REMOVED = struct.Struct(">Q")
+_MOVED = struct.Struct(">Q")
 _FILE = struct.Struct(">QQQQB")
 
 Run = tuple[int, int]
@@ -95,7 +97,8 @@ class ChannelState:
 class TopicState:
     """A topic in the journal; ``index_max`` is one past the largest index in any record.
 
-    At and above ``whole_from`` no message was ever removed.
+    At and above ``whole_from`` no message was ever removed.  What was moved here below
+    ``moves_settled_end`` is durably finished at its source.
     """
 
     released: int = 0
@@ -103,6 +106,7 @@ class TopicState:
     paused: bool = False
     void_stamp: int = 0
     whole_from: int = 0
+    moves_settled_end: int = 0
     channels: dict[str, ChannelState] = field(default_factory=dict)
     # Deleted ones by name: (id, its CHANNEL and GONE records).
     gone: dict[str, tuple[int, bytes]] = field(default_factory=dict)
@@ -185,6 +189,10 @@ def encode_removed(whole_from: int) -> bytes:
     return FRAMING.encode(REMOVED, _REMOVED.pack(whole_from))
 
 
+def encode_moved(settled_end: int) -> bytes:
+    return FRAMING.encode(MOVED, _MOVED.pack(settled_end))
+
+
 def encode_file(base: int, state: FileState) -> bytes:
     flags = UNSYNCED * state.unsynced | SIDE * state.side
     return FRAMING.encode(FILE, _FILE.pack(base, state.first, state.end, state.count, flags))
@@ -241,6 +249,12 @@ def decode_removed(payload: bytes) -> int:
     return whole_from
 
 
+def decode_moved(payload: bytes) -> int:
+    """The index below which moves to this log are finished at their sources."""
+    settled_end: int = _MOVED.unpack(payload)[0]
+    return settled_end
+
+
 def decode_file(payload: bytes) -> tuple[int, FileState]:
     """(base, state); a file without messages was removed."""
     base, first, end, count, flags = _FILE.unpack(payload)
@@ -270,6 +284,8 @@ def snapshot(state: TopicState) -> list[bytes]:
         encoded.append(encode_synced(*state.synced))
     if state.whole_from:
         encoded.append(encode_removed(state.whole_from))
+    if state.moves_settled_end:
+        encoded.append(encode_moved(state.moves_settled_end))
     encoded += [encode_file(base, stated) for base, stated in state.files.items()]
     return encoded
 
@@ -333,6 +349,9 @@ class _Replay:
             self.apply_file(*decode_file(payload))
         elif kind == READER:
             self.apply_reader(*decode_channel_reader(payload))
+        elif kind == MOVED:
+            state.moves_settled_end = max(state.moves_settled_end, decode_moved(payload))
+            self.saw(state.moves_settled_end)
 
     def apply_file(self, base: int, stated: FileState) -> None:
         self.saw(stated.end)
@@ -380,6 +399,21 @@ class _Replay:
         self.index_min = min(self.index_min, index)
         if index > self.state.index_max:
             self.state.index_max = index
+
+
+def finish_moved(channel: ChannelState, indexes: Iterable[int]) -> list[Run]:
+    """Finish messages that are found to have been moved; return those that were not, as runs."""
+    known, place = channel.runs.copy(), 0
+    runs: list[Run] = []
+    for index in sorted(indexes):
+        while place < len(known) and known[place][1] <= index:
+            place += 1
+        finished = place < len(known) and known[place][0] <= index
+        if index >= channel.low and not finished:
+            runs.append((index, index + 1))
+    channel.runs.extend(runs)
+    _settle(channel)
+    return runs
 
 
 def _settle(channel: ChannelState) -> None:

@@ -16,7 +16,15 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.core.batches import BATCH_HEADER_SIZE, HEADER_SIZE, ID_FIELD, INDEX_MAX, ORIGINS, scan
+from penstock.core.batches import (
+    BATCH_HEADER_SIZE,
+    HEADER_SIZE,
+    ID_FIELD,
+    INDEX_MAX,
+    MOVED,
+    ORIGINS,
+    scan,
+)
 from penstock.core.tables import Visible
 from penstock.errors import StorageError
 from penstock.storage.copies import copy_bytes
@@ -27,6 +35,7 @@ from penstock.storage.journal import Journal, TopicState, replay
 from penstock.storage.log_reader import LogReader
 from penstock.storage.log_writer import SEGMENT_SIZE_MAX
 from penstock.storage.losses import Loss, find_missing
+from penstock.storage.moved import Arrivals
 from penstock.storage.segment import Segment
 from penstock.storage.segment_format import (
     TRAILER_SIZE,
@@ -57,7 +66,10 @@ def is_segment(name: str) -> bool:
 
 @dataclass
 class RecoveredTopic:
-    """A topic as it was found.  ``fired`` has only slots of ``live_slots``."""
+    """A topic as it was found.
+
+    ``fired`` has only slots of ``live_slots``, ``moved`` only what the journal does not settle.
+    """
 
     log: TopicLog
     state: TopicState
@@ -65,6 +77,7 @@ class RecoveredTopic:
     torn_count: int = 0
     corrupt_count: int = 0
     fired: dict[int, list[int]] = field(default_factory=dict)
+    moved: Arrivals = field(default_factory=Arrivals)
     notes: list[str] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
 
@@ -102,6 +115,7 @@ def recover_topic(
         recovery.torn_count,
         recovery.corrupt_count,
         recovery.fired,
+        recovery.moved,
         recovery.notes,
         losses,
     )
@@ -116,6 +130,8 @@ class _Recovery:
         self.torn_count = 0
         self.corrupt_count = 0
         self.fired: dict[int, list[int]] = {}
+        self.moved = Arrivals()
+        self.settled_end = 0
         self.notes: list[str] = []  # nothing that was acknowledged is lost
         self.losses: list[Loss] = []
         self.synced = Visible(0, 0, 0)
@@ -133,6 +149,7 @@ class _Recovery:
         path = f"{self.folder}/journal"
         data = self.files.read(path) if "journal" in self.names else b""
         state = replay(data)
+        self.settled_end = state.moves_settled_end
         self.corrupt_count += state.corrupt_count
         if state.corrupt_count or state.torn_size:
             keep_evidence(self.files, path, 0, len(data))
@@ -181,7 +198,7 @@ class _Recovery:
             segment = self.open_sealed(path, base, size, header, trailer)
             if segment is not None:
                 return segment
-        found = survey(self.files, path, base, limit)
+        found = survey(self.files, path, base, limit, self.settled_end)
         # A segment is synced before the next one is created, so only the last one can be torn.
         synced_offset = size if not last else synced[1] if synced and synced[0] == base else 0
         if header is None and size >= HEADER_SIZE:
@@ -214,7 +231,7 @@ class _Recovery:
         segment = Segment.from_tally(path, base, node_id, found.tally)
         segment.previous_end = header.previous_end if header is not None else base
         segment.sealed = segment.closed = not last
-        self.take_fired(found)
+        self.take_origins(found)
         if last:
             self.holes = any(bad.end <= found.tally.size for bad in found.bad)
             self.synced = _reached(segment, synced_offset)
@@ -247,12 +264,14 @@ class _Recovery:
         if header is not None:
             segment.previous_end = header.previous_end
         may_have_fired = any(trailer.slot_min <= s <= trailer.slot_max for s in self.live_slots)
-        if trailer.gap_count or (trailer.origin_count and may_have_fired):
+        may_have_moved = trailer.may_have_moved and trailer.end > self.settled_end
+        may_have_origins = trailer.origin_count and (may_have_fired or may_have_moved)
+        if trailer.gap_count or may_have_origins:
             tables = segment.load_tables(self.files, True)
             assert tables is not None
             if len(tables.gaps) != trailer.gap_count or len(tables.origins) != trailer.origin_count:
                 return None
-            if may_have_fired:
+            if may_have_origins:
                 self.read_origins(segment)
         return segment
 
@@ -345,13 +364,14 @@ class _Recovery:
         kind = DamageKind.SIDE if path.endswith(".side") else DamageKind.LOG
         self.losses.append(Loss(kind, path, text, messages))
 
-    def take_fired(self, found: Survey) -> None:
+    def take_origins(self, found: Survey) -> None:
+        self.moved.update(found.moved)
         for slot, ordinals in found.fired.items():
             if slot in self.live_slots:
                 self.fired.setdefault(slot, []).extend(ordinals)
 
     def read_origins(self, segment: Segment) -> None:
-        """Collect what a sealed segment has from live slots, by its table of such batches."""
+        """Collect what a sealed segment has from live slots, and what was moved there."""
         tables = segment.tables
         assert tables is not None
         segment.slots = set()
@@ -359,10 +379,14 @@ class _Recovery:
             head = self.read(segment.path, offset, BATCH_HEADER_SIZE)
             size = scan(head, 0, False).size
             batch = self.read(segment.path, offset, size)
-            for _first, count, _start, end, _ns, slot, flags in scan(batch, 0, True).batches:
+            for first, count, _start, end, _ns, slot, flags in scan(batch, 0, True).batches:
+                ordinals = decode_ordinals(batch[end : end + ORDINAL_SIZE * count])
+                if flags & MOVED:
+                    if first + count > self.settled_end:
+                        self.moved.add(first, slot, flags, ordinals)
+                    continue
                 segment.slots.add(slot)
                 if flags & ORIGINS and slot in self.live_slots:
-                    ordinals = decode_ordinals(batch[end : end + ORDINAL_SIZE * count])
                     self.fired.setdefault(slot, []).extend(ordinals)
 
 

@@ -8,7 +8,7 @@
 #               | (offset u64 of a batch with origins)...
 #     trailer:  0 magic "PSFOOTER" | 8 crc u32 | 12 crc u32 of the tables | 16 their offset u64
 #               24 first u64 | 32 end u64 | 40 count u64 | 48 first append_ns i64 | 56 last i64
-#               64 sparse count u32 | 68 gap count u32 | 72 origin count u32 | 76 zeros
+#               64 sparse count u32 | 68 gap count u32 | 72 origin count u32 | 76 moved count u32
 #               80 slot min i64 | 88 slot max i64
 #
 # docs/storage-format.md explains the fields; core/layouts.pxd draws a batch.
@@ -32,7 +32,7 @@ TRAILER_MAGIC = b"PSFOOTER"
 TRAILER_SIZE = 96
 
 _HEADER = struct.Struct(">HHQQqQQ8x")
-_TRAILER = struct.Struct(">IQQQQqqIII4xqq")
+_TRAILER = struct.Struct(">IQQQQqqIIIIqq")
 _SPARSE = struct.Struct(">QQq")
 _GAP = struct.Struct(">QQ")
 _OFFSET = struct.Struct(">Q")
@@ -67,8 +67,18 @@ class Trailer:
     sparse_count: int
     gap_count: int
     origin_count: int
+    moved_count: int  # of those, batches of moved messages
     slot_min: int
     slot_max: int
+
+    @property
+    def may_have_moved(self) -> bool:
+        """Whether messages may have been moved here.
+
+        A version that does not know moves seals with a count of 0, and takes their origins, which
+        are negative, for slots.
+        """
+        return self.moved_count > 0 or self.slot_min < 0
 
     @property
     def tables_size(self) -> int:
@@ -138,6 +148,7 @@ def footer(tally: Tally) -> bytes:
         len(tally.tables.indexes),
         len(tally.tables.gaps),
         len(tally.tables.origins),
+        tally.moved_count,
         min(tally.slots, default=NO_SLOT_MIN),
         max(tally.slots, default=NO_SLOT_MAX),
     )

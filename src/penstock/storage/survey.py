@@ -20,6 +20,7 @@ from penstock.core.batches import (
     HEADER_SIZE,
     ID_FIELD,
     INDEX_MAX,
+    MOVED,
     ORIGINS,
     PARTIAL,
     resync,
@@ -27,6 +28,7 @@ from penstock.core.batches import (
 )
 from penstock.core.tables import Tally
 from penstock.storage.files import Files
+from penstock.storage.moved import Arrivals
 
 if TYPE_CHECKING:
     from penstock.core.batches import ScannedBatch
@@ -52,6 +54,7 @@ class Survey:
     bad: list[BadBytes] = field(default_factory=list)
     size: int = 0
     fired: dict[int, list[int]] = field(default_factory=dict)
+    moved: Arrivals = field(default_factory=Arrivals)
     node_id: int | None = None
 
 
@@ -59,12 +62,19 @@ class Walk:
     """One scan; a subclass may override saw_batch() and saw_bad(), called in file order."""
 
     def __init__(
-        self, files: Files, path: str, base: int, index_limit: int = INDEX_MAX, end: int = 0
+        self,
+        files: Files,
+        path: str,
+        base: int,
+        index_limit: int = INDEX_MAX,
+        end: int = 0,
+        settled_end: int = 0,
     ) -> None:
         self.files = files
         self.path = path
         self.index_limit = index_limit
         self.end = end  # end of the batches, if known; 0: end of the file
+        self.settled_end = settled_end  # origins of moves below it are not wanted
         self.result = Survey(Tally(base))
         self.bad_from: int | None = None
         self.index = 0  # one past the last good batch
@@ -80,8 +90,11 @@ class Walk:
             self.result.node_id = node_id_of(piece[start:end][ID_FIELD])
         payload_end = end + (ORDINAL_SIZE * count if flags & ORIGINS else 0)
         if flags & ORIGINS:
-            ordinals = self.result.fired.setdefault(slot, [])
-            ordinals += decode_ordinals(piece[end:payload_end])
+            ordinals = decode_ordinals(piece[end:payload_end])
+            if not flags & MOVED:
+                self.result.fired.setdefault(slot, []).extend(ordinals)
+            elif first + count > self.settled_end:
+                self.result.moved.add(first, slot, flags, ordinals)
         self.result.tally.note(offset, first, count, at + payload_end, append_ns, slot, flags)
         self.index = first + count
         self.saw_batch(offset, piece, batch)
@@ -147,9 +160,14 @@ class Walk:
         return size
 
 
-def survey(files: Files, path: str, base: int, index_limit: int = INDEX_MAX) -> Survey:
-    """Scan the file at ``path``; batches from ``index_limit`` on are ignored."""
-    return Walk(files, path, base, index_limit).run()
+def survey(
+    files: Files, path: str, base: int, index_limit: int = INDEX_MAX, settled_end: int = 0
+) -> Survey:
+    """Scan the file at ``path``; batches from ``index_limit`` on are ignored.
+
+    Origins of messages that were moved here are kept from ``settled_end`` on.
+    """
+    return Walk(files, path, base, index_limit, settled_end=settled_end).run()
 
 
 def node_id_of(message_id: bytes) -> int | None:

@@ -6,6 +6,7 @@ import struct
 
 from penstock.core import appender
 from penstock.core.batches import ORIGINS
+from penstock.storage.moved import encode_ordinals, origin_of
 from penstock.storage.topic_log import TopicLog
 
 NODE_ID = 7
@@ -40,6 +41,15 @@ def batch(
         flags = ORIGINS
         payload += struct.pack(f">{count}I", *ordinals)
     return Batch(payload, first, count, append_ns, 5, slot, flags)
+
+
+def moved_batch(first: int, instance: int, channel_id: int, indexes: list[int]) -> Batch:
+    """A batch of messages that were moved from a channel."""
+    payload = b"".join(frame(first + i, b"moved") for i in range(len(indexes)))
+    payload += encode_ordinals(indexes)
+    return Batch(
+        payload, first, len(indexes), 1000, 5, *origin_of(instance, channel_id, indexes[0])
+    )
 
 
 def append(log: TopicLog, made: Batch) -> None:

@@ -1,6 +1,7 @@
 """Deleting a topic: its folder is renamed first, then the topic is dropped.
 
     close      publishes are refused, as in nsqd; consumers stay connected
+    moves      what was moved here is finished durably at its source (R25)
     rename     to <folder>.deleted, durably: after this a restart does not bring the topic back
     forget     consumers are disconnected, deferred messages are void, the name is free
     empty      its files are removed, which makes room on a full disk
@@ -39,8 +40,12 @@ class Deletion:
         topic.appender.closed = True
         topic.flush()
         # Its folder may still be being created.
-        topic.created.add(partial(self._rename, topic, ticket))
+        topic.created.add(partial(self._settle_moves, topic, ticket))
         return ticket
+
+    def _settle_moves(self, topic: Topic, ticket: Ticket, _: Ticket) -> None:
+        # Or a start would find neither that messages were moved here, nor that they are finished.
+        topic.moves_tried().add(partial(self._rename, topic, ticket))
 
     def _rename(self, topic: Topic, ticket: Ticket, _: Ticket) -> None:
         if topic.closed:  # it could not be created

@@ -50,6 +50,10 @@ class JournalKeeper:
         self._compacted_size = 0
 
     @property
+    def path(self) -> str:
+        return self._journal.path
+
+    @property
     def size(self) -> int:
         """Bytes of the journal's file."""
         return self._journal.size
