@@ -27,6 +27,7 @@ from penstock.engine.pull.channel import Pulls
 from penstock.engine.pull.patterns import Patterns
 from penstock.engine.pull.polls import Polls
 from penstock.engine.pull.reads import Reads
+from penstock.engine.retention.wakes import Retention
 from penstock.engine.rounds import Rounds
 from penstock.engine.scan import DeadlineScan, SampleScan, Scan
 from penstock.engine.shared import EphemeralMemory, Shared
@@ -58,6 +59,7 @@ class Components:
         self.deferred = self._open_deferred(by_instance)
         self.turn.serve(self.deferred, by_instance)
         self.rounds = Rounds(context, self.identity, self.deferred, by_instance)
+        self.retention = Retention(context, self.rounds)
         changes_disk = Lane(context.disk, CHANGE_WORK_COUNT_MAX)
         self.registry = Registry(context, self.health, changes_disk, topics)
         self.polls = Polls(context, topics)
@@ -70,6 +72,7 @@ class Components:
             self.registry,
             self.deferred,
             self.rounds,
+            self.retention,
             self.scan,
             self.turn,
             changes_disk,
@@ -114,6 +117,7 @@ class Components:
         self.broker.start()
         self.rounds.start(
             (
+                self.retention.check,
                 self.pulls.expire,
                 self.patterns.expire,
                 self.staging.check_notes,

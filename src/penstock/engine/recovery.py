@@ -93,7 +93,7 @@ def open_data_path(components: Components) -> None:
             # It was being created, or its journal is lost: create its first channels again.
             components.patterns.add_channels(topic)
             topic.save()
-        if topic.log.segments():
+        if topic.log.segment_count:
             # Its tail may be unsynced, and finished segments may still exist.
             components.rounds.unsynced.add(topic)
             components.rounds.used.add(topic)

@@ -20,6 +20,7 @@ from penstock.engine.damage import DamageLog
 from penstock.engine.deferred.queue import DeferredQueue
 from penstock.engine.disk import Lane
 from penstock.engine.health import Health, Retries
+from penstock.engine.retention.wakes import Retention
 from penstock.engine.rounds import Rounds
 from penstock.engine.scan import Scan
 from penstock.engine.turn import Turn
@@ -79,6 +80,7 @@ class Shared:
     registry: Registry
     deferred: DeferredQueue
     rounds: Rounds
+    retention: Retention
     scan: Scan
     turn: Turn
     changes_disk: Lane  # for work that creates, changes or deletes topics and channels

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from penstock.core.appender import Batch
 from penstock.core.block import Block
-from penstock.core.deadlines import NEVER_NS
 from penstock.core.ticket import Ticket, after, settled
 from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
@@ -25,27 +24,16 @@ from penstock.engine.catalog.journal import JournalKeeper
 from penstock.engine.catalog.listing import Listing
 from penstock.engine.channel import Channel
 from penstock.engine.deferred.queue import Due
-from penstock.engine.disk import failed, report
+from penstock.engine.disk import failed
 from penstock.engine.ephemeral import EphemeralChannel
+from penstock.engine.retention.removal import Removal
 from penstock.engine.shared import Shared, random_number
 from penstock.engine.writer import TopicWriter
-from penstock.errors import StorageError
+from penstock.settings.policy import Policy
 from penstock.storage import journal as records
-from penstock.storage.damage import DamageKind
 from penstock.storage.journal import Journal
-from penstock.storage.log_reader import Damage
-from penstock.storage.log_records import SegmentRecord
-from penstock.storage.relocation import Relocation
 from penstock.storage.topic_log import TopicLog
 from penstock.wire.names import is_ephemeral
-
-# A sealed segment with fewer unfinished messages than both of these is removed, after they are
-# copied to a side file (R5).
-STRAGGLER_COUNT_MAX = 10_000
-STRAGGLER_SHARE_MAX = 0.1
-# The search walks all unfinished messages: it runs rarely, and not if there are too many.
-STRAGGLER_INTERVAL_NS = 5_000_000_000
-UNFINISHED_COUNT_MAX = 200_000
 
 
 class Move(Protocol):
@@ -70,24 +58,22 @@ class Topic(BaseTopic):
         self.listing = Listing(self, shared.registry)
         self.inventory = Inventory(log)
         self._channel_id = 0
-        self._retiring = False
-        self._straggler_ns = 0
-        self._relocation_failed = False
         self._synced_journaled: tuple[int, int] | None = None
         self.poll_sync_ns = 0  # when a long poll last had the log synced
-        # At and above it no message was ever removed; journaled before a removal.
-        self.whole_from = 0
-        self._removed_end = 0
-        self._removed_journaled = 0
         self._moves: dict[Move, int] = {}  # on their way here, by the index they began at
         self._moves_settled_end = 0
         self._journal_source = f"topic={name}: journal"
         log.on_damage = partial(shared.rounds.damaged.append, self)
         self.writer = TopicWriter(self)
         self.appender = self.writer.appender
+        self.removal = Removal(self, shared)
         self.keeper = JournalKeeper(
             journal, context.disk, self._snapshot, self._record_journal, shared.changes_disk
         )
+
+    def apply_policy(self, policy: Policy) -> None:
+        super().apply_policy(policy)
+        self.removal.retained.apply_policy(policy)
 
     # ---- publishing
 
@@ -262,13 +248,13 @@ class Topic(BaseTopic):
     def recover(self, whole_from: int, channel_id_max: int, moves_settled_end: int) -> None:
         """Restore what the journal has besides the channels."""
         self._moves_settled_end = moves_settled_end
-        self.whole_from = self._removed_end = self._removed_journaled = whole_from
+        self.removal.recover(whole_from)
         self._channel_id = channel_id_max
 
     def recover_files(self, files: dict[int, records.FileState]) -> None:
         """Restore the list of files from the journal; journal again what differs on disk."""
         self.inventory.recover(files)
-        if self._journal_files():
+        if self.journal_files():
             self.journal_later()
 
     def add_recovered(self, channel: Channel) -> None:
@@ -394,9 +380,9 @@ class Topic(BaseTopic):
         if synced_at is not None and synced_at != self._synced_journaled:
             self._synced_journaled = synced_at
             self.keeper.add(records.encode_synced(*synced_at))
-        self._journal_files()
+        self.journal_files()
 
-    def _journal_files(self) -> bool:
+    def journal_files(self) -> bool:
         """Journal files added to and removed from the log; whether there were any."""
         changes = self.inventory.changes()
         for record in changes:
@@ -415,7 +401,7 @@ class Topic(BaseTopic):
         self._add_progress()
         tickets = [self.keeper.flush(sync=True)]
         if damages := self.log.take_damage():
-            tickets.append(self._keep_evidence(damages))
+            tickets.append(self.removal.keep_evidence(damages))
         if self.log.extent.unsynced_count or not self.writer.idle:
             tickets.append(self.writer.sync())
         return tickets
@@ -455,11 +441,9 @@ class Topic(BaseTopic):
             whole.append(records.encode_packed_progress(channel.id, *channel.window.snapshot()))
         if self.writer.synced_at is not None:
             whole.append(records.encode_synced(*self.writer.synced_at))
-        if self._removed_end:
-            whole.append(records.encode_removed(self._removed_end))
         if self._moves_settled_end:
             whole.append(records.encode_moved(self._moves_settled_end))
-        return whole + self.inventory.records()
+        return whole + self.removal.records() + self.inventory.records()
 
     # ---- removing finished segments (R5)
 
@@ -471,197 +455,23 @@ class Topic(BaseTopic):
                 low = min(low, channel.window.low)
         return low
 
-    def retire(self) -> bool:
-        """Remove finished segments, and relocate the stragglers of old ones.
+    def passed(self) -> int:
+        """The index below which all channels have delivered everything."""
+        return min([self.released, *(window.cursor for window in self.windows())])
 
-        Returns whether to check again later even if nothing happens on this topic.
-        """
-        if self._retiring or self.leaving:
-            return not self.closed
-        damages = self.log.take_damage()
-        if damages:
-            self._keep_evidence(damages)
-            return True
-        low = self.low()
-        self.log.pinned_slots = self.shared.deferred.checkpoints.open_slots()
-        rolling = self.writer.roll_if_finished(low)
-        end = self.log.retire_end(low)
-        if end > self._removed_journaled:
-            self._journal_removed(end)
-            return True
-        paths = self.log.retire(low)
-        if paths:
-            self.whole_from = max(self.whole_from, end)
-            self._unlink(paths)
-            return True
-        early = self._clock.monotonic_ns() < self._straggler_ns
-        segment, stragglers = self._find_stragglers()
-        if segment is None and self._relocation_failed and not early:
-            self._relocation_failed = False  # what could not be moved is finished now
-            self.shared.retries.worked(self._relocating)
-        if segment is not None:
-            if segment.end > self._removed_journaled:
-                self._journal_removed(segment.end)
-                return True
-            self._retiring = True
-            self.shared.context.disk.submit(
-                partial(self.log.relocate, segment.base, stragglers), self._relocated
-            )
-        # A segment below the mark still exists because a deferred slot pins it.
-        pinned = any(segment.sealed and segment.end <= low for segment in self.log.segments()[:1])
-        return rolling or early or segment is not None or pinned
-
-    def _journal_removed(self, end: int) -> None:
-        """Journal first: a reader must not take a range with removed messages for whole (R18)."""
-        self._retiring = True
-        self._removed_end = max(self._removed_end, end)
-        self.keeper.add(records.encode_removed(end))
-
-        def journaled(ticket: Ticket) -> None:
-            self._retiring = False
-            if ticket.error is None:
-                self._removed_journaled = max(self._removed_journaled, end)
-                self.retire()
-
-        self.keeper.flush(sync=True).add(journaled)
-
-    def _keep_evidence(self, damages: list[Damage]) -> Ticket:
-        """Reads found corrupt bytes: treat them as gaps and keep copies as evidence (R3).
-
-        The ticket is settled when the copies are made.
-        """
-        for damage in damages:
-            size, last = damage.end - damage.offset, damage.index_end - 1
-            where = f"{damage.path} at {damage.offset}, {size} bytes"
-            lost = f"messages {damage.index_start} to {last} are lost"
-            self.shared.damage.report(
-                DamageKind.SIDE if damage.path.endswith(".side") else DamageKind.LOG,
-                f"corrupt: {where}; {lost}",
-                topic=self.name,
-                path=damage.path,
-                messages=damage.message_count,
-            )
-        self._retiring = True  # the files stay until the copies are made
-
-        ticket = Ticket()
-
-        def keep() -> None:
-            for damage in damages:
-                self.log.keep_evidence(damage)
-
-        def kept(_: None, error: Exception | None) -> None:
-            self._retiring = False
-            if error is not None:
-                self._report(error)
-            ticket.settle()
-
-        self.shared.context.disk.submit(keep, kept)
-        return ticket
-
-    def _report(self, error: Exception | None) -> None:
-        if not self.leaving:
-            report(f"topic={self.name}", error)
-
-    def _unlink(self, paths: list[str]) -> None:
-        """Unlink files that the log dropped, after the journal no longer lists them."""
-        self._retiring = True
-        journaled = self.keeper.flush(sync=True) if self._journal_files() else settled()
-        journaled.add(partial(self._unlink_journaled, paths))
-
-    def _unlink_journaled(self, paths: list[str], journaled: Ticket) -> None:
-        if journaled.error is not None:
-            if not self.closed:
-                self.shared.context.retry(partial(self._unlink, paths))
-            return
-
-        def unlink() -> None:
-            for path in paths:
-                self.shared.context.files.unlink(path)
-
-        self.shared.context.disk.submit(unlink, self._unlinked)
-
-    def _unlinked(self, _: None, error: Exception | None) -> None:
-        self._retiring = False
-        if error is not None:
-            self._report(error)
-        else:
-            # There may be more: moving a stuck message frees everything after it.
-            self.retire()
-
-    def _relocated(self, moved: Relocation | None, error: Exception | None) -> None:
-        self._retiring = False
-        if self.closed:
-            return
-        if moved is None:
-            self._not_relocated(error if error is not None else OSError("not written"))
-            return
-        old, side = moved.segment, moved.side
-        paths = [side.path] if side is not None else []
-        # Otherwise a pull channel was created meanwhile that starts in this segment.
-        if old.visible.end <= self._passed():
-            try:
-                paths = self.log.relocated(moved)
-            except StorageError as error:
-                self._not_relocated(error)
-            else:
-                self._relocation_failed = False
-                self.shared.retries.worked(self._relocating)
-            if old.path in paths:
-                self.whole_from = max(self.whole_from, old.visible.end)
-        self._unlink(paths)
+    def windows(self) -> list[Window]:
+        """The windows of the durable channels."""
+        return [c.window for c in self.channels.values() if not c.ephemeral]
 
     @property
-    def _relocating(self) -> str:
-        return f"topic={self.name}: moving unfinished messages of an old segment"
+    def whole_from(self) -> int:
+        """At and above it no message was ever removed."""
+        return self.removal.whole_from
 
-    def _not_relocated(self, error: Exception) -> None:
-        """Keep the segment and retry after a pause, as for a failed read."""
-        self.shared.health.needs_room(error)
-        self._relocation_failed = True
-        self._straggler_ns = NEVER_NS
+    def close(self) -> None:
+        super().close()
+        self.removal.retained.close()
 
-        def again() -> None:
-            self._straggler_ns = 0
-            if self.closed:
-                self.shared.retries.worked(self._relocating)
-            else:
-                self._rounds.used.add(self)
-
-        self.shared.retries.failed(self._relocating, error, again)
-
-    def _passed(self) -> int:
-        """The index below which all channels have delivered everything."""
-        windows = [c.window for c in self.channels.values() if not c.ephemeral]
-        return min([self.released, *(window.cursor for window in windows)])
-
-    def _find_stragglers(self) -> tuple[SegmentRecord | None, list[int]]:
-        """A segment that all cursors have passed with few unfinished messages; and those."""
-        now_ns = self._clock.monotonic_ns()
-        windows = [c.window for c in self.channels.values() if not c.ephemeral]
-        unfinished_count = sum(window.unfinished_count for window in windows)
-        if now_ns < self._straggler_ns or unfinished_count > UNFINISHED_COUNT_MAX:
-            return None, []
-        passed = self._passed()
-        for segment in self.log.segments():
-            if not segment.sealed or segment.end > passed:
-                break
-            if not self.log.removable(segment.base):
-                continue
-            limit = min(STRAGGLER_COUNT_MAX, int(segment.count * STRAGGLER_SHARE_MAX))
-            alive = _alive(windows, segment.first, segment.end, limit)
-            if alive is not None:
-                # Messages lost to damage may still be in flight; they cannot be moved.
-                return segment, [i for i in alive if self.log.count_between(i, i + 1)]
-        self._straggler_ns = now_ns + STRAGGLER_INTERVAL_NS
-        return None, []
-
-
-def _alive(windows: list[Window], start: int, end: int, count_max: int) -> list[int] | None:
-    """Messages in start..end that some channel has not finished; None if there are too many."""
-    alive: set[int] = set()
-    for window in windows:
-        found = window.unfinished(start, end, count_max)
-        if found is None:
-            return None
-        alive.update(found)
-    return sorted(alive) if len(alive) <= count_max else None
+    def retire(self) -> bool:
+        """Remove finished segments; returns whether to check again even if nothing happens here."""
+        return self.removal.run()

@@ -55,6 +55,7 @@ cdef class TopicWriter:
     cdef object _parts                 # deque of Part and Arrival
     cdef Waiting _waiting              # for the next sync
     cdef Waiting _lost                 # for what a failed sync may have lost; None: nothing
+    cdef Ticket _roll_ticket           # of a roll that somebody waits for
     cdef bint _open                    # the topic's folder exists
     cdef bint _written_once
     cdef bint _busy                    # a thread writes or rolls

@@ -335,6 +335,20 @@ cdef class TopicWriter:
             self._roll()
         return True
 
+    def roll_soon(self):
+        """Seal the active segment, whatever its size; if a write is under way, with the next one.
+
+        Returns a ticket that is settled when a thread has done it.
+        """
+        cdef Ticket ticket = Ticket()
+        self.log.want_roll()
+        if self._busy or self._syncing or not self._open or not self.log.needs_roll():
+            ticket.settle()
+        else:
+            self._roll_ticket = ticket
+            self._roll()
+        return ticket
+
     def _roll(self):
         self._busy = self._exclusive = True
         # What floods in meanwhile would be one large batch.
@@ -350,6 +364,9 @@ cdef class TopicWriter:
                 self._fail(self.take_next(), error)
         else:
             self._apply(token)
+        if self._roll_ticket is not None:
+            ticket, self._roll_ticket = self._roll_ticket, None
+            ticket.settle(error)
         self._resume()
         self._relieve()
 

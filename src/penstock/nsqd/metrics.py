@@ -78,6 +78,10 @@ CHANNEL_COLUMNS = (
     Column("requeues_total", COUNTER, "Messages requeued by clients, or because one was lost."),
     Column("timeouts_total", COUNTER, "Messages not answered in time."),
 )
+RETAINED_COLUMNS = (
+    Column("retained_bytes", GAUGE, "Bytes of finished segments that retention keeps."),
+    Column("retained_oldest_seconds", GAUGE, "Age of the oldest message that retention keeps."),
+)
 TOPIC_COLUMNS = (
     Column("depth", GAUGE, "Messages that no channel may read yet."),
     Column("deferred", GAUGE, "Deferred publishes that are not due yet."),
@@ -330,7 +334,18 @@ class Metrics:
             if not len(rows) % PIECE_COUNT:
                 yield b""
         yield from _table("penstock_topic_", TOPIC_COLUMNS, rows)
+        yield from self._retained()
         yield from self._latencies("topic", topics, _topic_labels)
+
+    def _retained(self) -> Iterator[bytes]:
+        """Of the topics whose policy retains something."""
+        rows: list[tuple[str, tuple[float, ...]]] = []
+        for each in self._components.retention.by_name():
+            rows.append((_name_labels(each.topic.name), (each.size, each.oldest_age_ns / 1e9)))
+            if not len(rows) % PIECE_COUNT:
+                yield b""
+        if rows:
+            yield from _table("penstock_topic_", RETAINED_COLUMNS, rows)
 
     def _channels(self, topics: list[BaseTopic]) -> Iterator[bytes]:
         channels: list[Channel] = []
@@ -439,7 +454,11 @@ def _table(
 
 
 def _topic_labels(topic: BaseTopic) -> str:
-    return f'{{topic="{escape(topic.name)}"}}'
+    return _name_labels(topic.name)
+
+
+def _name_labels(topic: str) -> str:
+    return f'{{topic="{escape(topic)}"}}'
 
 
 def _channel_labels(channel: Channel) -> str:

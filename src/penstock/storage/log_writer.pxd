@@ -11,7 +11,8 @@ cdef class LogWriter:
     cdef readonly Extent extent            # all that was written since the start
     cdef readonly list events              # what the loop has to apply, in order; few
     cdef readonly object cuts              # deque of (Segment, size) to truncate
-    cdef readonly int64_t segment_size_max  # bytes at which a segment is full
+    cdef public int64_t segment_size_max   # bytes at which a segment is full
+    cdef public bint roll_wanted           # seal the active segment, whatever its size
     cdef Files _files
     cdef str _folder
     cdef uint64_t _instance

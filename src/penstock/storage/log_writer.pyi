@@ -13,6 +13,8 @@ SEGMENT_SIZE_MAX: Final = 67_108_864
 ROLL_SIZE_FINISHED: Final = 4_194_304
 
 class LogWriter:
+    segment_size_max: int
+    roll_wanted: bool
     @property
     def active(self) -> Segment | None: ...
     @property
@@ -21,8 +23,6 @@ class LogWriter:
     def events(self) -> list[Batch | Sealed | Moved]: ...
     @property
     def cuts(self) -> deque[tuple[Segment, int]]: ...
-    @property
-    def segment_size_max(self) -> int: ...
     def __init__(
         self,
         files: Files,

@@ -89,11 +89,16 @@ cdef class LogWriter:
                     self._seal(self.active)
 
     cpdef bint needs_roll(self, int64_t low=0) except -1:
-        """Whether the active segment is full, or is all below ``low`` and worth removing."""
+        """Whether the active segment is full, or is all below ``low`` and worth removing.
+
+        Or a roll was wanted.
+        """
         cdef Segment segment = self.active
         cdef int64_t size
         if segment is None or segment.tally is None:
             return False
+        if self.roll_wanted:
+            return True
         if segment.closed:
             # Found at start, or its footer could not be written: it can only be sealed.
             return segment.tally.end <= low
@@ -249,6 +254,7 @@ cdef class LogWriter:
         self._files.sync(segment.path)
         self._sync_folder()
         self.active = None
+        self.roll_wanted = False
         trailer = decode_trailer(ending[len(ending) - TRAILER_SIZE:], size)
         self.events.append(Sealed(segment, size, trailer))
 

@@ -60,7 +60,8 @@ def read_range(
     """
     pieces: list[bytes | memoryview] = []
     index = start
-    for segment in segments[locate(segments, start) :]:
+    for place in range(locate(segments, start), len(segments)):
+        segment = segments[place]
         while index < segment.visible.end and size_max > 0:
             if index >= end or segment.first >= end:
                 return Range(pieces, end)

@@ -173,6 +173,10 @@ cdef class Segment:
         self.file_size = size
         self.trailer = trailer
 
+    def aged_as(self, Segment old not None):
+        """Take over the age of the segment that this one replaces."""
+        self.seen_ns, self.age_ns = old.seen_ns, old.age_ns
+
     def drop_tables(self):
         """Free the tables if they can be loaded again."""
         if self.trailer is not None:

@@ -4,7 +4,7 @@ from penstock.core.appender cimport Batch
 from penstock.core.runs cimport Runs
 from penstock.storage.files cimport Files
 from penstock.storage.log_writer cimport LogWriter
-from penstock.storage.segment cimport Extent
+from penstock.storage.segment cimport Extent, Segment
 
 
 cdef class TopicLog:
@@ -26,10 +26,14 @@ cdef class TopicLog:
     cdef Runs _runs                        # indexes that exist
     cdef object _reader                    # LogReader
     cdef dict _damage                      # found by reads, by (path, offset)
+    cdef object _before                    # array: bytes of all files before each
+    cdef tuple _sized                      # the files that it is for
     cdef list _lost                        # found by the writer; not in a segment any more
 
     cpdef write(self, Batch batch)
     cpdef commit(self, Batch batch)
     cpdef sync_here(self)
     cdef int64_t excess(self) noexcept
+    cdef list _finished(self, int64_t low)
+    cdef bint _removable(self, Segment segment) except -1
     cpdef bint needs_roll(self, int64_t low=*) except -1

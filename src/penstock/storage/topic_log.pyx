@@ -19,6 +19,9 @@
 #  3. first <= synced_end <= end; an index below end is final: it exists or is a gap forever.
 #  4. a file is created by the first append, never by opening a log: idle topics have no files.
 
+from array import array
+from bisect import bisect_left
+
 from libc.stdint cimport int64_t, uint64_t
 
 from penstock.core.appender cimport Batch
@@ -40,6 +43,10 @@ from penstock.storage.relocation import write_side
 
 # Damage found and not yet taken; what is beyond it is found again by a later read.
 DAMAGE_MAX = 1024
+
+# Segments dropped at once: unlinking them takes a disk thread some 100 ms.
+cdef enum:
+    REMOVE_COUNT_MAX = 16
 
 # Retries of a read on a stale list of segments; the loop must have changed the list each time.
 STALE_MAX = 16
@@ -118,7 +125,24 @@ cdef class TopicLog:
     @property
     def size(self):
         """Bytes on disk, headers and footers included."""
-        return sum([segment.file_size for segment in self.files])
+        cdef Py_ssize_t last = <Py_ssize_t>len(self.files) - 1
+        if last < 0:
+            return 0
+        return self.size_before(last) + (<Segment>self.files[last]).file_size
+
+    def size_before(self, Py_ssize_t place):
+        """Bytes of the files before ``place`` in the list of files, which is at most the last."""
+        cdef Segment segment
+        cdef int64_t size = 0
+        if self._sized is not self.files:
+            # Files before the last are sealed: their sizes change only together with the list.
+            before = array("q")
+            for segment in self.files:
+                before.append(size)
+                size += segment.file_size
+            self._before = before
+            self._sized = self.files
+        return self._before[place]
 
     @property
     def segment_count(self):
@@ -163,7 +187,7 @@ cdef class TopicLog:
         self._runs.add(batch.first, end)
         if end > self.end:
             self.end = end
-        self.full = batch.segment_size >= self.writer.segment_size_max
+        self.full = self.writer.roll_wanted or batch.segment_size >= self.writer.segment_size_max
         if events:
             self._work_off()
 
@@ -174,6 +198,15 @@ cdef class TopicLog:
     cpdef bint needs_roll(self, int64_t low=0) except -1:
         """Whether the active segment is full, or is all below ``low`` and worth removing."""
         return self.writer.needs_roll(low)
+
+    def want_roll(self):
+        """Have the active segment sealed before the next append, whatever its size."""
+        if self.writer.active is not None:
+            self.full = self.writer.roll_wanted = True
+
+    def limit_segments(self, int64_t size_max):
+        """Let segments be full at ``size_max`` bytes from now on."""
+        self.writer.segment_size_max = size_max
 
     cdef int64_t excess(self) noexcept:
         # By how many bytes the active segment is larger than it should be.
@@ -221,6 +254,7 @@ cdef class TopicLog:
             event = self.writer.events.pop(0)
             if isinstance(event, Sealed):
                 event.segment.seal(event.size, event.trailer)
+                self._sized = None
                 self._reader.keeps_tables(event.segment)
             elif isinstance(event, Moved):
                 self._move(event)
@@ -276,7 +310,9 @@ cdef class TopicLog:
         self.on_damage()
 
     def _read(self, segments, index, size_max, wait, notes):
-        for segment in segments[locate(segments, index) :]:
+        cdef Py_ssize_t place
+        for place in range(<Py_ssize_t>locate(segments, index), <Py_ssize_t>len(segments)):
+            segment = segments[place]
             try:
                 block = self._reader.read(segment, index, size_max, wait, notes)
             except FileNotFoundError:
@@ -322,12 +358,15 @@ cdef class TopicLog:
 
     def seek(self, append_ns):
         """The first index appended at or after ``append_ns``, or ``end``.  Blocking."""
+        cdef Py_ssize_t place
+        segments = self.files
         notes = []  # left to later reads
-        for segment in self.files:
-            if segment.append_ns_last >= append_ns:
-                found = self._reader.seek(segment, append_ns, notes)
-                if found is not None:
-                    return found
+        # Append times never decrease, in a segment and from one to the next (R4).
+        start = bisect_left(segments, append_ns, key=_append_ns_last)
+        for place in range(<Py_ssize_t>start, <Py_ssize_t>len(segments)):
+            found = self._reader.seek(segments[place], append_ns, notes)
+            if found is not None:
+                return found
         return self.end
 
     def take_damage(self):
@@ -360,22 +399,45 @@ cdef class TopicLog:
 
     def retire_end(self, low):
         """The index up to which ``retire`` would remove messages; 0 if it would not."""
-        gone = [s for s in self.files if s.visible.end <= low and self._removable(s)]
+        cdef list gone = self._finished(low)
         return gone[len(gone) - 1].visible.end if gone else 0
 
     def retire(self, low):
-        """Drop the sealed segments entirely below ``low``; return their paths, to be unlinked."""
-        gone = [s for s in self.files if s.visible.end <= low and self._removable(s)]
+        """Drop sealed segments entirely below ``low``, the oldest REMOVE_COUNT_MAX of them.
+
+        Returns their paths, to be unlinked.
+        """
+        cdef Segment segment
+        cdef list gone = self._finished(low)
         if not gone:
             return []
         for segment in gone:
             self._runs.replace(segment.first, segment.visible.end)
-        self.files = tuple([s for s in self.files if s not in gone])
+        if gone[len(gone) - 1] is self.files[len(gone) - 1]:
+            self.files = self.files[len(gone):]
+        else:  # some between them are pinned
+            left = set(gone)
+            self.files = tuple([segment for segment in self.files if segment not in left])
         return [segment.path for segment in gone]
+
+    cdef list _finished(self, int64_t low):
+        # Removable segments entirely below ``low``, oldest first; not all of them if there are many.
+        cdef Segment segment
+        cdef list gone = []
+        for segment in self.files:
+            if segment.visible.end > low or len(gone) == REMOVE_COUNT_MAX:
+                break
+            if self._removable(segment):
+                gone.append(segment)
+        return gone
 
     def removable(self, base):
         """Whether nothing pins the segment: a publication, or a slot (R16, R19)."""
         return self._removable(self._by_base(base))
+
+    def unpinned(self, Segment segment not None):
+        """As removable(), of one of the files."""
+        return self._removable(segment)
 
     def relocate(self, base, indexes):
         """Copy the frames of ``indexes`` to a side file, for relocated().  Blocking.
@@ -414,17 +476,18 @@ cdef class TopicLog:
         place = self.files.index(old)
         fresh = (side,) if side is not None else ()
         self.files = self.files[:place] + fresh + self.files[place + 1 :]
+        if side is not None:
+            side.aged_as(old)
         runs = side.runs() if side is not None else []
         self._runs.replace(old.first, old.visible.end, runs)
         return [old.path]
 
-    def _removable(self, Segment segment):
-        return (
-            segment.sealed
-            and not self.writer.cuts
-            and not segment.holds_slot_of(self.pinned_slots)
-            and segment.visible.end <= min(self.holds.values(), default=segment.visible.end)
-        )
+    cdef bint _removable(self, Segment segment) except -1:
+        if not segment.sealed or self.writer.cuts:
+            return False
+        if self.pinned_slots and segment.holds_slot_of(self.pinned_slots):
+            return False
+        return not self.holds or segment.visible.end <= min(self.holds.values())
 
     def _by_base(self, base):
         for segment in self.files:
@@ -444,6 +507,29 @@ cdef class TopicLog:
             at = segment.visible.end
         assert at <= self.end and self.synced_end <= self.end
         assert self.extent.unsynced_count >= 0 and self.extent.unsynced_size >= 0
+
+
+def difference(tuple old not None, tuple new not None):
+    """The files that are only in ``old``, and those only in ``new``.
+
+    Lists that differ at one place, as most do, are compared at the speed of C.
+    """
+    cdef Py_ssize_t start = 0, old_end = len(old), new_end = len(new)
+    while start < old_end and start < new_end and old[start] is new[start]:
+        start += 1
+    while old_end > start and new_end > start and old[old_end - 1] is new[new_end - 1]:
+        old_end -= 1
+        new_end -= 1
+    gone, fresh = old[start:old_end], new[start:new_end]
+    if gone and fresh:
+        before, after = set(gone), set(fresh)
+        gone = tuple([segment for segment in gone if segment not in after])
+        fresh = tuple([segment for segment in fresh if segment not in before])
+    return gone, fresh
+
+
+def _append_ns_last(Segment segment):
+    return segment.append_ns_last
 
 
 def _ignore():

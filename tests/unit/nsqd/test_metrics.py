@@ -14,7 +14,8 @@ from penstock.net.body_budget import BodyBudget
 from penstock.nsqd.clients import Clients
 from penstock.nsqd.loop_lag import LoopLag
 from penstock.nsqd.metrics import Metrics, Traffic, open_files
-from tests.support.engine import SECOND, Engine
+from tests.support.engine import HOUR, SECOND, Engine
+from tests.support.retention import Reader
 
 Page = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -82,6 +83,20 @@ def test_depths_deferrals_and_logs_of_topics() -> None:
     assert at(page, "sync_duration_seconds_count") >= 1
     assert at(page, "deferred_pending") == 1
     assert at(page, "deferred_lateness_seconds_count") == 0
+
+
+def test_what_retention_keeps_is_shown_for_topics_that_retain() -> None:
+    """R21."""
+    reader = Reader(retain_ns=HOUR, max_bytes_per_file=2000)
+    reader.engine.broker.create_topic("other")
+    reader.work(10)
+    reader.engine.advance(5 * SECOND)
+    page = page_of(reader.engine)
+    assert at(page, "topic_retained_bytes", topic="t") >= 8_000
+    assert 5 <= at(page, "topic_retained_oldest_seconds", topic="t") < 6
+    assert [name for name, _ in page].count("penstock_topic_retained_bytes") == 1
+    reader.policy()
+    assert "penstock_topic_retained_bytes" not in {name for name, _ in page_of(reader.engine)}
 
 
 def test_a_deferred_publish_is_counted_when_it_fires() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from penstock.storage.journal import FileState, encode_file
 from penstock.storage.segment import Segment
-from penstock.storage.topic_log import TopicLog
+from penstock.storage.topic_log import TopicLog, difference
 
 
 class Inventory:
@@ -23,28 +23,41 @@ class Inventory:
 
     def __init__(self, log: TopicLog) -> None:
         self._log = log
-        self._journaled: dict[int, FileState] = {}
+        self._journaled: dict[int, bytes] = {}  # the last record of each file, by base
+        self._unknown = False  # whether files may be journaled that the log does not have
+        self._open: tuple[Segment, ...] = ()  # whose state still changes: the active one
         self.seen: tuple[Segment, ...] = ()  # the log's files when they were last journaled
 
     def recover(self, journaled: Mapping[int, FileState]) -> None:
-        self._journaled = dict(journaled)
+        self._journaled = {base: encode_file(base, state) for base, state in journaled.items()}
+        self._unknown = True
 
     def changes(self) -> list[bytes]:
-        """Records of the changes since the last call; the caller must journal them."""
+        """Records of the changes since the last call; the caller must journal them.
+
+        Their cost follows what has changed, however many files there are.
+        """
         files = self._log.files
         if files is self.seen:
-            return self._change(files[-1]) if files else []
+            return [record for segment in self._open for record in self._change(segment)]
+        gone, fresh = difference(self.seen, files)
         self.seen = files
-        changes = [record for segment in files for record in self._change(segment)]
-        bases = {segment.base for segment in files}
-        for base in [base for base in self._journaled if base not in bases]:
+        left = set(gone)
+        changed = [*(segment for segment in self._open if segment not in left), *fresh]
+        changes = [record for segment in changed for record in self._change(segment)]
+        self._open = tuple(segment for segment in changed if not segment.sealed)
+        bases = {segment.base for segment in gone} - {segment.base for segment in fresh}
+        if self._unknown:
+            self._unknown = False
+            bases |= self._journaled.keys() - {segment.base for segment in files}
+        for base in sorted(bases & self._journaled.keys()):
             del self._journaled[base]
             changes.append(encode_file(base, FileState(base, base, 0)))
         return changes
 
     def records(self) -> list[bytes]:
         """Records of all files, for a snapshot of the journal."""
-        return [encode_file(base, state) for base, state in self._journaled.items()]
+        return list(self._journaled.values())
 
     def _change(self, segment: Segment) -> list[bytes]:
         held = segment.visible if segment.sealed else segment.synced
@@ -54,7 +67,8 @@ class Inventory:
                 return []
             held = segment.visible
         state = FileState(segment.first, held.end, held.count, unsynced, segment.side)
-        if self._journaled.get(segment.base) == state:
+        record = encode_file(segment.base, state)
+        if self._journaled.get(segment.base) == record:
             return []
-        self._journaled[segment.base] = state
-        return [encode_file(segment.base, state)]
+        self._journaled[segment.base] = record
+        return [record]

@@ -35,6 +35,7 @@ from penstock.engine.shared import random_number
 from penstock.engine.topic import Topic
 from penstock.errors import PenstockError
 from penstock.storage.channel_reader import SINCE_MS_MAX, ChannelReader
+from penstock.storage.log_reader import locate
 
 log = logging.getLogger(__name__)
 
@@ -121,10 +122,12 @@ class PullChannel(Channel):
     def held_size(self) -> int:
         """Bytes of the log that wait for its reader, estimated by segment."""
         low, size = self.window.low, 0
-        for segment in self._log.segments():
-            if segment.end > low:
-                waiting = self._log.count_between(max(low, segment.first), segment.end)
-                size += segment.size * waiting // segment.count
+        files = self._log.files
+        for place in range(locate(files, low), len(files)):
+            segment = files[place]
+            visible = segment.visible
+            waiting = self._log.count_between(max(low, segment.first), visible.end)
+            size += segment.file_size * waiting // visible.count
         return size
 
     @property
