@@ -243,7 +243,8 @@ def test_a_client_that_ends_inside_a_body_and_does_not_read_is_disconnected(nsqd
     with Client.of(nsqd, heartbeat_interval=600_000) as client:
         client.sub("ends-inside", "c", ready=2000)
         for _ in range(20):
-            nsqd.post("/pub?topic=ends-inside", bytes(MB))
+            # Of the last one delivered the kernel takes some, not nearly all.
+            nsqd.post("/pub?topic=ends-inside", bytes(950_000))
         eventually(lambda: nsqd.channel("ends-inside", "c")["in_flight_count"] > 1)
         client.send(b"PUB ends-inside\n\0\0\0\5ab")
         client.sock.shutdown(socket.SHUT_WR)

@@ -1,8 +1,9 @@
 """The states of a client's TCP connection to nsqd, and the reply to each command in each state.
 
-The code keeps these states in several flags (`nsqd/client.pyx`, `upgrade.py`,
-`core/scanner.pyx`).  docs/connections.md shows this table, and
-tests/conformance/test_tcp_states.py checks it against a real nsqd.
+`Phase` of nsqd/client.pyx has these states, with one phase, OPEN, for those between which only the
+reply to a command differs: there the scanner and the permit decide.  docs/connections.md shows this
+table, tests/conformance/test_tcp_states.py checks it against a real nsqd, and
+tests/meta/test_connections.py compares it with the table by which the code changes its phase.
 
 A reply that begins with ``E_`` is an error frame, every other one a response; ``...`` stands for
 text that depends on settings.  An empty reply means that nothing is sent.  Commands are valid ones:
@@ -25,6 +26,7 @@ STATES = {
     "SUBSCRIBED": "receives messages of a channel, as far as RDY allows (`state` 3)",
     "CLOSING": "after CLS: finishes what is in flight, receives nothing new (`state` 4)",
     "ENDING": "the client closed its side: nsqd executes what it sent and sends the replies",
+    "FINISHING": "nothing more is executed; what is written is sent, then the socket is closed",
     "LINGERING": "nsqd closed its side, usually after an error; further input is dropped",
     "CLOSED": "the socket is closed; messages in flight are requeued",
 }
@@ -184,10 +186,13 @@ def _after_sub(state: str) -> Iterator[Row]:
 
 
 def _ends() -> Iterator[Row]:
-    yield Row("ENDING", "all commands are executed, all replies sent", "", "CLOSED")
-    yield Row("ENDING", "a fatal error", "E_...", "CLOSED")
+    yield Row("ENDING", "all commands are executed and answered", "", "FINISHING")
+    yield Row("ENDING", "a fatal error", "E_...", "FINISHING")
     yield Row("ENDING", UNREAD, "", "CLOSED")
+    yield Row("FINISHING", "all is sent", "", "CLOSED")
+    yield Row("FINISHING", UNREAD, "", "CLOSED")
     yield Row("LINGERING", "anything", "", "LINGERING")
+    yield Row("LINGERING", "end of stream, and not all is sent", "", "FINISHING")
     yield Row("LINGERING", "end of stream, or 1 s has passed", "", "CLOSED")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.net.http_states import State
+from penstock.nsqd.client import TRANSITIONS, Phase
 from tests.meta.connections import diagram, drawings, shown
 from tests.meta.tcp_states import COMMANDS, GREETED, STATES, TABLE
 
@@ -33,7 +34,17 @@ def test_a_fatal_error_leads_out_and_another_does_not() -> None:
                 "E_REQ_FAILED",
                 "E_TOUCH_FAILED",
             )
-            assert row.after == row.state if stays else row.after in ("LINGERING", "CLOSED"), row
+            ends = ("LINGERING", "FINISHING", "CLOSED")
+            assert row.after == row.state if stays else row.after in ends, row
+
+
+def test_the_code_changes_states_as_the_table_of_tcp_says() -> None:
+    def phase(state: str) -> str:
+        return "OPEN" if state in GREETED else state
+
+    arrows = {(phase(row.state), phase(row.after)) for row in TABLE}
+    assert {(before, after) for before, after in arrows if before != after} == TRANSITIONS
+    assert {phase(state) for state in STATES} == {each.name for each in Phase}
 
 
 def test_a_diagram_joins_arrows_between_the_same_states() -> None:

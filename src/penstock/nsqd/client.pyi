@@ -1,28 +1,37 @@
+import enum
 import socket
 from collections.abc import Callable
 from typing import Any
 
-from penstock.core.output import Output
 from penstock.core.scanner import Scanner
 from penstock.core.ticket import Ticket
 from penstock.core.window import Consumer
 from penstock.engine.channel import Channel
 from penstock.errors import ProtocolError
-from penstock.net.poller import Endpoint
+from penstock.net.stream import Stream
 from penstock.nsqd.commands import Commands
+from penstock.nsqd.liveness import Liveness
 from penstock.nsqd.services import Services
 from penstock.nsqd.upgrade import Upgrade
 from penstock.wire import identify
 
 FIRST_COMMAND_TIMEOUT_S: float
-MAGIC: bytes
+GREETING: bytes
 LINGER_S: float
+TRANSITIONS: frozenset[tuple[str, str]]
 
-class Client(Endpoint):
+class Phase(enum.IntEnum):
+    MAGIC = ...
+    OPEN = ...
+    UPGRADING = ...
+    ENDING = ...
+    FINISHING = ...
+    LINGERING = ...
+    CLOSED = ...
+
+class Client(Stream):
     @property
     def scanner(self) -> Scanner: ...
-    @property
-    def output(self) -> Output: ...
     @property
     def commands(self) -> Commands: ...
     @property
@@ -37,6 +46,10 @@ class Client(Endpoint):
     def remote_address(self) -> str: ...
     @property
     def connect_time(self) -> int: ...
+    @property
+    def phase(self) -> Phase: ...
+    @property
+    def liveness(self) -> Liveness: ...
     @property
     def heartbeat_ns(self) -> int: ...
     @property

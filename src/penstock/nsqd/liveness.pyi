@@ -1,0 +1,6 @@
+FIRST_COMMAND_TIMEOUT_S: float
+
+class Liveness:
+    @property
+    def heartbeat_ns(self) -> int: ...
+    def __init__(self, write_timeout_ns: int) -> None: ...
