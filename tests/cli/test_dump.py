@@ -14,6 +14,7 @@ from penstock.core.crc32c import crc32c
 from penstock.core.slots import SlotBatch
 from penstock.storage import ledger
 from penstock.storage.channel_reader import ChannelReader
+from penstock.storage.drain import DrainRecord, HandoverIntent, encode_drain
 from penstock.storage.files import Files
 from penstock.storage.journal import (
     encode_channel,
@@ -316,3 +317,21 @@ def test_patterns_are_told_one_a_line(tmp_path: Path, capsys: pytest.CaptureFixt
     (line,) = capsys.readouterr().out.splitlines()
     since = "since 1970-01-01T00:00:00Z"
     assert line == f"channel=q of me (identity {'1' * 32}, {since}): a.*, b except a.retry"
+
+
+def test_a_drain_and_its_intent_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to, node = "http://10.0.0.2:4151", "7c9e6679-7425-40de-944b-e07fc1f90ae7"
+    intent = HandoverIntent(to, node, "drain/q", 3, "0" * 32, 5, ((77, ((0, 3), (7, 2))),))
+    path = tmp_path / "drain.json"
+    path.write_bytes(encode_drain(DrainRecord(2, True, "1" * 16, 0, to, 4, 30, intent)))
+    assert main([str(path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"draining to={to} batch=4 handed_over=30",
+        f"  intent drain/q batch=3 count=5 at {to}, node {node}",
+        "    slot=77 ordinals=0..2, 7..8",
+    ]
+    path.write_bytes(encode_drain(DrainRecord()))
+    assert main([str(path)]) == 0
+    assert capsys.readouterr().out == "not draining batch=0 handed_over=0\n"

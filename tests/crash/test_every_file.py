@@ -49,6 +49,7 @@ KINDS = {
     "node.json": "*node.json",
     "damage.json": "*/penstock/damage.json",
     "patterns.json": "*patterns.json",
+    "drain.json": "*drain.json",
     "reserve": "*/penstock/reserve",
 }
 OLD_DAMAGE = "found long ago"
@@ -112,6 +113,7 @@ def fill(engine: Engine) -> Promised:
     _, recorded, ticket = engine.components.staging.ledger.decide("q", Decision(0, winners))
     assert recorded and engine.done(ticket) is None
     engine.components.damage.report("log", OLD_DAMAGE, topic="a")
+    assert engine.done(engine.components.drain.begin()) is None
     engine.advance(8 * SECOND)
     left = frozenset(kept | set(more))
     channels = {
@@ -250,6 +252,9 @@ def judge(path: str, files: LossyFiles, caplog: pytest.LogCaptureFixture) -> Non
     assert reports or not pattern_lost, f"{path}: a pattern is lost and not reported"
     if "patterns.json" in path:
         assert reports and not pattern_lost, f"{path}: the other copy tells"
+    assert engine.components.drain.draining, f"{path}: the other copy tells"
+    if "drain.json" in path:
+        assert reports, f"{path}: not reported"
     if any(missing):
         assert reports, f"{path}: {missing} is missing and not reported"
         errors = [r for r in caplog.records if r.levelno >= logging.ERROR]

@@ -19,6 +19,7 @@ Programs and peers
 The broker without sockets
     engine            Engine and Client: a broker with a controlled clock, turns and disk
     deferred_harness  World: the same around a deferred queue alone
+    drained           Pair: two brokers, one is drained and hands over to the other
     bodies            bodies of messages as commands have them
     staging           bodies of staged parts, and queries that stage them
     scanners          a peer of the command scanner

@@ -44,7 +44,8 @@ class Broker:
         self._by_instance = by_instance
         self._add_pattern_channels = add_channels
         self.topics = topics
-        self.appenders: dict[bytes, Appender] = {}
+        self.appenders: dict[bytes, Appender] = {}  # of the topics that clients may publish to
+        self.draining = False  # publishes and new topics of clients are refused
         self.start_time = context.clock.wall_ns() // 1_000_000_000
         disk = shared.changes_disk
         self._creation = Creation(context, shared.health, disk, self._drop)
@@ -96,7 +97,8 @@ class Broker:
     def add_topic(self, topic: BaseTopic) -> None:
         """Add a topic that is new or was recovered."""
         self.topics[topic.name] = topic
-        self.appenders[topic.name.encode()] = topic.appender
+        if not self.draining:
+            self.appenders[topic.name.encode()] = topic.appender
         self._by_instance[topic.instance] = topic
         log.info("topic=%s: created", topic.name)
         self._shared.changed(topic.name)
@@ -124,6 +126,24 @@ class Broker:
         topic.close()
         self._shared.changed(topic.name)
         self._hooks.on_change(topic, False)
+
+    # ---- draining
+
+    def refuse_publishes(self, refused: bool) -> None:
+        """Refuse what clients publish; what is being written is stored and answered.
+
+        It costs nothing per message: a topic whose appender is not listed is looked up by
+        nsqd/commands.py, which refuses.
+        """
+        if refused == self.draining:
+            return
+        self.draining = refused
+        if refused:
+            self.appenders.clear()
+        else:
+            topics = self.topics.values()
+            self.appenders.update({topic.name.encode(): topic.appender for topic in topics})
+        self._hooks.on_draining(refused)
 
     # ---- start and end
 

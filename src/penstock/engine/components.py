@@ -22,6 +22,7 @@ from penstock.engine.damage import DamageLog
 from penstock.engine.deferred.counts import Reports
 from penstock.engine.deferred.queue import FOREVER, DeferredQueue
 from penstock.engine.disk import Lane
+from penstock.engine.drain.drain import Drain
 from penstock.engine.health import Health, Retries
 from penstock.engine.pull.channel import Pulls
 from penstock.engine.pull.patterns import Patterns
@@ -85,6 +86,15 @@ class Components:
         self.patterns = Patterns(context, self.health, self.damage, self.pulls, topics)
         self.broker = Broker(self.shared, topics, by_instance, self.patterns.add_channels)
         self.staging = Staging(self.shared, topics, self.broker.create_topic)
+        self.drain = Drain(
+            context,
+            self.health,
+            self.damage,
+            self.identity,
+            self.broker,
+            self.deferred,
+            self.staging,
+        )
         self.reads = Reads(context, self.retries, self.polls)
         self._data_path_check = DataPathCheck(context, self.health)
 
@@ -123,6 +133,7 @@ class Components:
                 self.staging.check_notes,
                 self._data_path_check.run,
                 self.health.probe,
+                self.drain.check,
             )
         )
         self.staging.start()

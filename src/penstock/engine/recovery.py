@@ -48,6 +48,7 @@ def open_data_path(components: Components) -> None:
     damage.open()
     floor = components.identity.open()
     components.patterns.open()
+    components.drain.open()
     _report_folders(components)
     components.health.reserve.hold()
     live_slots = components.deferred.opening.find()

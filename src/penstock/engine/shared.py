@@ -64,6 +64,8 @@ class Hooks:
         # Whether nsqlookupds may know channels of a new topic.  If so, ``know_channels`` is called
         # with them later; until then no message is delivered.
         self.query_channels: Callable[[BaseTopic], bool] = lambda _topic: False
+        # The appenders that clients may use have changed: they must look them up again.
+        self.on_draining: Callable[[bool], None] = lambda _draining: None
         # An ephemeral topic has lost its last channel.
         self.on_deserted: Callable[[BaseTopic], None] = lambda _topic: None
 

@@ -60,6 +60,14 @@ class Tokens:
     def replace(self, tokens: list[tuple[str, bytes]]) -> None:
         self._tokens = tokens
 
+    def of(self, role: str) -> str:
+        """A token of the role, or of admin; "" if there is none."""
+        for wanted in (role, ADMIN):
+            for known, token in self._tokens:
+                if known == wanted:
+                    return token.decode("ascii")
+        return ""
+
     def gate(self, request: Request, route: Route) -> Route:
         """``route`` if the token allows it, else a route that refuses."""
         if request.path in _OPEN:

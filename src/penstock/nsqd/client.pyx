@@ -534,6 +534,10 @@ cdef class Client(Stream):
             self.output.add_bytes(data, 0, len(data))
             self.added()
 
+    def forget_topics(self):
+        """The topics that it may publish to have changed."""
+        self.commands.forget_topics()
+
     def fail(self, failure):
         """Send the error to the client; close if it is fatal."""
         self.write(frames.error(failure))

@@ -13,6 +13,7 @@ class ConnectedClient(Protocol):
     @property
     def pub_counts(self) -> dict[str, int]: ...
     def stats(self, topic: str) -> dict[str, Any]: ...
+    def forget_topics(self) -> None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
 
@@ -24,3 +25,8 @@ class Clients:
         self.connected: set[ConnectedClient] = set()
         self.left_command_count = 0  # commands of clients that are gone
         self.stuck_count = 0  # clients disconnected because they did not read
+
+    def forget_topics(self, _draining: bool) -> None:
+        """The topics that clients may publish to have changed."""
+        for client in list(self.connected):
+            client.forget_topics()

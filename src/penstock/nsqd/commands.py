@@ -70,8 +70,16 @@ class Commands:
         """Whether the command publishes, and nothing of it can be refused."""
         if not isinstance(command, tuple):
             return False
-        # TOPIC may turn out to be forbidden.
-        return command[0] == "DPUB" or (command[0] == "TOPIC" and self.permit is None)
+        # TOPIC may turn out to be forbidden, or refused: the error comes after the replies that
+        # are owed, or the client would publish again what is stored.
+        certain = self.permit is None and not self._broker.draining
+        return command[0] == "DPUB" or (command[0] == "TOPIC" and certain)
+
+    def forget_topics(self) -> None:
+        """Look all topics up again before the next publish."""
+        if self.permit is not None:
+            self.permit.appenders.clear()
+        self._client.scanner.forget_topic()
 
     def execute(self, command: Any) -> None:
         if isinstance(command, ProtocolError):
@@ -97,9 +105,13 @@ class Commands:
         """Create the topic of a publish; the scanner then retries the publish."""
         if self._broker.exiting:
             raise ProtocolError(f"E_{command}_FAILED", f"{command} failed exiting")
-        self._permitted(command, name, "", partial(self._open_topic, name))
+        self._permitted(command, name, "", partial(self._open_topic, command, name))
 
-    def _open_topic(self, name: str) -> None:
+    def _open_topic(self, command: str, name: str) -> None:
+        if self._broker.draining:
+            # Fatal, as everything that ends a publish in NSQ: clients with several nsqds, or with a
+            # load balancer before them, publish elsewhere.
+            raise ProtocolError(f"E_{command}_FAILED", f"{command} failed draining")
         topic, _ = self._broker.create_topic(name)
         if self.permit is not None:
             self.permit.appenders[name.encode()] = topic.appender
@@ -184,6 +196,8 @@ class Commands:
     def _subscribe(self, topic_name: str, channel_name: str) -> None:
         if self._broker.exiting:
             raise ProtocolError("E_SUB_FAILED", "SUB failed exiting")
+        if self._broker.draining and topic_name not in self._broker.topics:
+            raise ProtocolError("E_SUB_FAILED", "SUB failed draining")
         topic, _ = self._broker.create_topic(topic_name)
         channel, ticket = topic.create_channel(channel_name)
         if channel.pulled:

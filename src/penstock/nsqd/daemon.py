@@ -46,6 +46,7 @@ from penstock.nsqd.clients import Clients
 from penstock.nsqd.disk_threads import ThreadDisk
 from penstock.nsqd.garbage import GarbageCollection
 from penstock.nsqd.http_api import NsqdApi
+from penstock.nsqd.http_drain import DrainApi
 from penstock.nsqd.http_log import LogApi
 from penstock.nsqd.http_patterns import PatternApi
 from penstock.nsqd.http_peek import PeekApi
@@ -125,6 +126,7 @@ class Daemon:
         self._http.lookout = self._lookout
         LogApi(components).add_routes(self._api.router)
         PeekApi(components).add_routes(self._api.router)
+        DrainApi(components, self._security).add_routes(self._api.router)
         current, tls = (lambda: self._api.options), (lambda: self._security.lookupd_tls)
         self._registration = Registration(components, current, self._identity, tls)
         self._monitoring = Monitoring(
@@ -153,6 +155,8 @@ class Daemon:
         # Before anything else: a signal must not interrupt the start halfway.
         stopped = stop_signals(self._loop)
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self._components.drain.on_drained = stopped.set
+        self._components.shared.hooks.on_draining = self._clients.forget_topics
         open_data_path(self._components)
         await self._complete()
         self._registration.attach()
@@ -234,6 +238,8 @@ class Daemon:
             log.info("NSQ: bye")
             # A disk thread is blocked, and the interpreter would wait for it.
             os._exit(1)
+        if saved:
+            guard("drain", self._components.drain.forget)
         self._poller.close()
         self._sync_threads.close()
         self._files.close()

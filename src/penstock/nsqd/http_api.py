@@ -38,7 +38,7 @@ from penstock.net.http_router import Handler, Route, Router
 from penstock.net.long_answers import gather
 from penstock.nsqd.clients import Clients
 from penstock.nsqd.http_identity import guard_channel, guard_topic
-from penstock.nsqd.http_publish import PublishApi
+from penstock.nsqd.http_publish import DRAINING, PublishApi
 from penstock.settings.daemon import hostname
 from penstock.settings.table import config_values
 from penstock.version import NSQ_VERSION
@@ -135,8 +135,11 @@ class NsqdApi:
 
     # Topics
 
-    def topic_create(self, request: Request) -> Pending:
-        topic, created = self._broker.create_topic(request.name("topic", "INVALID_TOPIC"))
+    def topic_create(self, request: Request) -> Response | Pending:
+        name = request.name("topic", "INVALID_TOPIC")
+        if self._broker.draining and name not in self._broker.topics:
+            return DRAINING
+        topic, created = self._broker.create_topic(name)
         # As in NSQ, the channels that nsqlookupd knows exist before the response.
         return _when(created if topic.channels_known.done else after(created, topic.channels_known))
 

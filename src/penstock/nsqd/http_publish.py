@@ -20,11 +20,14 @@ from penstock.net.http_message import (
     Pending,
     Request,
     Response,
+    error_response,
 )
 from penstock.net.http_router import Handler, Route, Router
 from penstock.wire.names import is_valid_name
 
 MS_NS = 1_000_000
+# The node does not come back soon: publish elsewhere.
+DRAINING = error_response(503, "DRAINING", ("Retry-After", "30"))
 
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,19}")
 
@@ -52,6 +55,8 @@ class PublishApi:
             raise HttpError(413, "MSG_TOO_BIG")
         if not body:
             raise HttpError(400, "MSG_EMPTY")
+        if self._broker.draining:
+            return DRAINING
         topic, created = self._topic(request)
         delay_ns = self._delay_ns(request)
         try:
@@ -63,6 +68,8 @@ class PublishApi:
     def mpub(self, request: Request) -> Response | Pending:
         if request.oversize and request.content_size is not None:
             raise HttpError(413, "BODY_TOO_BIG")
+        if self._broker.draining:
+            return DRAINING
         topic, created = self._topic(request)
         if request.oversize:
             raise HttpError(413, "BODY_TOO_BIG")

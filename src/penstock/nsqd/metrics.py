@@ -134,6 +134,7 @@ class Metrics:
         yield from self._storage(topics)
         yield from self._deferral()
         yield from self._staging()
+        yield from self._drain()
         yield from self._topics(topics)
         yield from self._channels(topics)
         yield from self._readers()
@@ -315,6 +316,21 @@ class Metrics:
         )
         yield _counter(
             "staging_errors_total", "Disk errors of stagings and batches.", staging.error_count
+        )
+
+    def _drain(self) -> Iterator[bytes]:
+        drain, left = self._components.drain, self._components.drain.left
+        yield _gauge("draining", "1 while the node is being drained.", int(drain.draining))
+        if not drain.draining or left is None:
+            return
+        yield _gauge("drain_left_messages", "Messages that a drain waits for.", left.messages)
+        yield _gauge(
+            "drain_blocked", "Topics and channels that cannot become empty.", left.blocked_count
+        )
+        yield _counter(
+            "drain_handed_over_total",
+            "Deferred messages that another node has taken over.",
+            drain.record.handed_over,
         )
 
     # Topics and channels

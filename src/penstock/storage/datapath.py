@@ -5,6 +5,7 @@
 #     penstock/node.json  penstock/reserve          node.py, reserve.py
 #     penstock/damage.json                          damage.py
 #     penstock/patterns.json  penstock.patterns.json   patterns.py, and its second copy
+#     penstock/drain.json  penstock.drain.json      drain.py, and its second copy
 #     penstock/topics/<topic>~<instance, 16 hex digits>/
 #                     <base>.log  <base>[-n].side  journal  *.corrupt
 #     penstock/topics/<topic>~<instance>.deleted/   being removed
@@ -28,7 +29,7 @@ from penstock.storage.files import Files
 DELETED = ".deleted"
 
 _LEFTOVER = re.compile(
-    r"(nsqd\.dat|(penstock\.)?(node|patterns)\.json(\.bad)?|damage\.json|deferred\.counts"
+    r"(nsqd\.dat|(penstock\.)?(node|patterns|drain)\.json(\.bad)?|damage\.json|deferred\.counts"
     r"|staging\.notes)"
     r"\.[0-9a-f]{12}\.tmp"
 )
@@ -57,6 +58,8 @@ class DataPath:
         self.damage = f"{self.own}/damage.json"
         self.patterns = f"{self.own}/patterns.json"
         self.patterns_copy = f"{self.root}/penstock.patterns.json"
+        self.drain = f"{self.own}/drain.json"
+        self.drain_copy = f"{self.root}/penstock.drain.json"
         self.reserve = f"{self.own}/reserve"
         self.topics = f"{self.own}/topics"
         self.deferred = f"{self.own}/deferred"

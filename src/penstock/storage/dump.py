@@ -22,6 +22,7 @@ from penstock.core.slots import parse_record
 from penstock.core.tables import Tables
 from penstock.errors import StorageError
 from penstock.storage import journal, ledger
+from penstock.storage.drain import decode_drain
 from penstock.storage.dump_staging import dump_ledger, dump_staging
 from penstock.storage.files import Files
 from penstock.storage.metadata import decode_metadata
@@ -77,6 +78,8 @@ def dump_file(files: Files, path: str, out: TextIO, *, brief: bool = False) -> i
         return 0
     if name in ("patterns.json", "penstock.patterns.json"):
         return _dump_patterns(files, path, out)
+    if name in ("drain.json", "penstock.drain.json"):
+        return _dump_drain(files, path, out)
     if name == "nsqd.dat":
         return _dump_metadata(files, path, out)
     if name.endswith(".staging"):
@@ -256,6 +259,25 @@ def _dump_patterns(files: Files, path: str, out: TextIO) -> int:
         excepted = f" except {', '.join(record.excepted)}" if record.excepted else ""
         topics = ", ".join(record.topics)
         print(f"channel={record.channel} of {record.reader}: {topics}{excepted}", file=out)
+    return 0
+
+
+def _dump_drain(files: Files, path: str, out: TextIO) -> int:
+    record = decode_drain(files.read(path), path)
+    to = f" to={record.to}" if record.to else ""
+    state = "draining" if record.draining else "not draining"
+    print(f"{state}{to} batch={record.batch} handed_over={record.handed_over}", file=out)
+    if record.intent is not None:
+        intent = record.intent
+        print(
+            f"  intent {intent.query} batch={intent.batch} count={intent.count} at"
+            f" {intent.address}, node {intent.node}",
+            file=out,
+        )
+        for number, runs in intent.slots:
+            ordinals = ", ".join(f"{first}..{first + count - 1}" for first, count in runs[:20])
+            more = f" and {len(runs) - 20} more" if len(runs) > 20 else ""
+            print(f"    slot={number} ordinals={ordinals}{more}", file=out)
     return 0
 
 

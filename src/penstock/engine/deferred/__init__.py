@@ -12,5 +12,6 @@ Rule 3: all methods are called on the loop and do not wait; files are read and w
     loader piece  read slot files piece by piece
     checkpoints   which records are done; removing slot files
     recovery      finding slot files at start
+    transfer      messages on their way to another node
     damage        checking for damage, keeping evidence, reporting
 """

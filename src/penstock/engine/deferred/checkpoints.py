@@ -84,6 +84,10 @@ class Checkpoints:
             file.unchecked_count += len(ordinals)
             self._void.setdefault(file.number, array("I")).extend(ordinals)
 
+    def lacks(self, numbers: set[int]) -> bool:
+        """Whether records of these slots that are void may not be durable in .fired yet."""
+        return self._busy or not numbers.isdisjoint(self._void)
+
     def due(self) -> list[Fired]:
         """What waits for a sync of its log; returned again until passed to ``write``."""
         if self._busy:

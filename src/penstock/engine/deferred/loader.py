@@ -24,6 +24,8 @@ from penstock.engine.deferred.writer import NEAR_NS
 from penstock.storage.slots import HEADER_SIZE
 
 LATER_VERSION_RETRY_NS = 60_000_000_000
+# While messages are taken for another node, all slots are near.
+FAR_NS = 1 << 62
 
 
 class SlotLoader:
@@ -56,6 +58,8 @@ class SlotLoader:
         self._reading = False
         self._pumping = False
         self._now_ns = 0
+        self.far = False  # read slots that are not near too
+        self.held: set[int] = set()  # numbers of slots that must not be read (transfer.py)
 
     def add(self, file: SlotFile) -> None:
         """``file`` has records that are not in the schedule."""
@@ -66,7 +70,11 @@ class SlotLoader:
 
     @property
     def counted(self) -> bool:
-        return not (self._uncounted or self._broken)
+        return not (self._uncounted or self._broken or self.held)
+
+    @property
+    def _near_ns(self) -> int:
+        return FAR_NS if self.far else NEAR_NS
 
     @property
     def barrier_ns(self) -> int:
@@ -87,7 +95,9 @@ class SlotLoader:
         if self._uncounted or self._current:
             return 0
         self._drop_stale()
-        next_ns = self._queue[0][0] - NEAR_NS if self._queue and self._has_room() else NEVER
+        next_ns = NEVER
+        if self._queue and self._has_room():
+            next_ns = max(0, self._queue[0][0] - self._near_ns)
         if self._broken:
             clock = self._table.clock
             wait_ns = min(retry_ns for retry_ns, _ in self._broken) - clock.monotonic_ns()
@@ -138,7 +148,7 @@ class SlotLoader:
         self._drop_stale()
         if self._current is None and self._queue:
             next_ns, number = self._queue[0]
-            if next_ns - NEAR_NS <= self._now_ns and self._has_room():
+            if next_ns - self._near_ns <= self._now_ns and self._has_room():
                 heapq.heappop(self._queue)
                 self._start(self._table.files[number])
                 return True

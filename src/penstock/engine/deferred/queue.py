@@ -82,7 +82,7 @@ class DeferredQueue:
         self.table = SlotTable(store, disk, clock, void_before, health, reports, near_count_max)
         self.tallies = self.table.tallies
         self._schedule = self.table.schedule
-        self._wake = wake
+        self.wake = wake
         counts_file = CountsFile(store.files, f"{store.folder}.counts")
         self._counts = SlotCounts(counts_file, disk, reports, self._loaded_late)
         self._damage = SlotDamage(self.table, self._changed)
@@ -128,7 +128,8 @@ class DeferredQueue:
         for number, file in self.table.files.items():
             if number in fired:
                 self.table.set_origins(file, list(fired[number]))
-            self.loader.add(file)
+            if number not in self.loader.held:
+                self.loader.add(file)
         self.opening.report_missing(fired)
         self._counts.settle()
 
@@ -219,7 +220,7 @@ class DeferredQueue:
         out: list[Due | None] = [None] * taken.count
         cold: list[Range] = []
         store = self.table.store
-        for part in taken.ranges(GAP_SIZE_MAX, READ_SIZE_MAX):
+        for part in self.ranges(taken):
             file, offset, size, _, _ = part
             assert isinstance(file, SlotFile)
             try:
@@ -234,12 +235,16 @@ class DeferredQueue:
                 self._parse(taken, part, data, out)
         if cold:
             self._reading = True
-            work = partial(self._read_cold, cold)
+            work = partial(self.read_parts, cold)
             self.table.disk.submit(work, partial(self._have_read, taken, cold))
         return [due for due in out if due is not None]
 
-    def _read_cold(self, cold: list[Range]) -> list[bytes | OSError]:
-        # On a disk thread.
+    def ranges(self, taken: Taken) -> list[Range]:
+        """What to read for these entries."""
+        return taken.ranges(GAP_SIZE_MAX, READ_SIZE_MAX)
+
+    def read_parts(self, cold: list[Range]) -> list[bytes | OSError]:
+        """Read ranges of slot files.  Blocking; called on a disk thread."""
         found: list[bytes | OSError] = []
         store = self.table.store
         for file, offset, size, _, _ in cold:
@@ -260,6 +265,17 @@ class DeferredQueue:
         error: Exception | None,
     ) -> None:
         self._reading = False
+        self._ready.extend(self.parse_parts(taken, cold, found, error))
+        self.wake()
+
+    def parse_parts(
+        self,
+        taken: Taken,
+        cold: list[Range],
+        found: list[bytes | OSError] | None,
+        error: Exception | None,
+    ) -> list[Due]:
+        """The messages in what ``read_parts`` found; entries that failed are put back."""
         out: list[Due | None] = [None] * taken.count
         wall_ns = self.table.clock.wall_ns()
         failures: dict[SlotFile, OSError] = {}
@@ -276,8 +292,7 @@ class DeferredQueue:
                 if file not in failures:
                     self.table.read_works(file)
                 self._parse(taken, part, data, out)
-        self._ready.extend(due for due in out if due is not None)
-        self._wake()
+        return [due for due in out if due is not None]
 
     def _parse(self, taken: Taken, part: Range, data: bytes, out: list[Due | None]) -> None:
         file, offset, _, first, end = part
@@ -343,6 +358,15 @@ class DeferredQueue:
 
     def _void_stamp_of(self, due: Due) -> int:
         return self.tallies.void_stamp(due.instance)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no message waits for its time.
+
+        A damaged record leaves its topic's count one too high, until its file is gone.
+        """
+        counted_out = self.loader.counted and not self.tallies.total
+        return not self._memory and (counted_out or not self.table.files)
 
     def due_hours(self, instance: int) -> dict[int, int]:
         """Pending messages of a topic by the start (Unix seconds) of the hour of their due time."""

@@ -85,6 +85,7 @@ class Staging:
         self.void_count = 0  # messages whose topic was deleted while they were published
         self.expired_count = 0
         self.error_count = 0
+        self.draining = False  # new stagings are refused
         self.publications: dict[str, Publication] = {}  # in progress, by query
         # Published, but not yet recorded in the ledger; with the stagings to remove afterwards.
         self.published: dict[Publication, list[Staged]] = {}
@@ -160,6 +161,8 @@ class Staging:
             raise StagingError("STAGING_BUSY", "the disk does not keep up")
 
     def _make(self, key: Key) -> Staged:
+        if self.draining:
+            raise StagingError("DRAINING", "the node is being drained: stage on another one")
         if len(self._staged) >= STAGING_COUNT_MAX:
             raise StagingError("STAGING_FULL", "too many stagings")
         # Stamps ascend across restarts, so numbers do too.
