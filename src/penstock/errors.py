@@ -6,6 +6,7 @@
     ├── HttpClientError   an HTTP server does not respond, or returns an error: a status
     ├── AuthError         an auth server cannot be reached, or its response is invalid
     ├── OptionError       a flag, environment variable or config file is wrong
+    ├── PolicyError       a key or value of a policy is refused: a code, the key
     ├── ClientError       errors of Penstock's client
     │   ├── RefusedError         nsqd returned an error: a wire code and a text
     │   ├── NotConnectedError    no nsqd could be reached in time; nothing was sent
@@ -70,6 +71,16 @@ class AuthError(PenstockError):
 
 class OptionError(PenstockError):
     """A setting is unknown or out of range; the text names it and what is allowed."""
+
+
+class PolicyError(PenstockError):
+    """A key or value of a policy is refused; the text names the key and what is allowed."""
+
+    def __init__(self, code: str, key: str, text: str, *, conflict: bool = False) -> None:
+        super().__init__(text)
+        self.code = code
+        self.key = key[:80]
+        self.conflict = conflict  # valid in itself, but not for this topic or channel
 
 
 class ClientError(PenstockError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 
 import pytest
@@ -42,6 +43,31 @@ def _(daemons: Daemons) -> None:
     with two[0], two[1], Client.of(nsqd) as third:
         third.send(commands.sub("crowded", "c"))
         assert third.error().startswith("E_SUB_FAILED")
+
+
+@trial("Rules of a policy file", "10,000, in 4 MiB")
+def _(daemons: Daemons) -> None:
+    path = daemons.folder("policies") / "policies.toml"
+    path.write_text("[[policy]]\nmax_messages = 5\n" * 10_000)
+    nsqd = daemons.nsqd(f"--policy-file={path}")
+    rule = "[[policy]]\nmax_messages = 5\n"
+    for text, told in (
+        (rule * 10_001, "10001 rules, over 10000"),
+        ("#" * ((4 << 20) + 1), "more than 4 MiB"),
+    ):
+        path.write_text(text)
+        nsqd.signal(signal.SIGHUP)
+        nsqd.wait_for_log(f"policies stay as they were: .*{told}")
+    assert nsqd.get("/stats?format=json&policies=true").json["policy_file"]["rules"] == 10_000
+
+
+@trial("The body of a policy", "16 KiB")
+def _(daemons: Daemons) -> None:
+    nsqd = daemons.nsqd()
+    nsqd.post("/topic/create?topic=ruled")
+    target, body = "/policy?topic=ruled", b'{"max_messages":5}'
+    assert nsqd.http("PUT", target, body.ljust(16 * 1024)).status == 200
+    assert nsqd.http("PUT", target, body.ljust(16 * 1024 + 1)).status == 413
 
 
 @trial("Messages of one peek", "100, with 64 KiB of each body")

@@ -30,6 +30,7 @@ from penstock.cli.flags import COMMON, FlagTable
 from penstock.cli.main import COMMANDS, help_text
 from penstock.pipeline import spec as pipelines
 from penstock.pipeline.spec_file import TOP
+from penstock.settings import policy
 from penstock.settings.table import Setting, settings_of
 from penstock.spark import options as spark
 
@@ -125,6 +126,14 @@ An unknown key or an invalid value is an error that names the file, the table, t
 allowed. `${name}` in a value, except in SQL, is replaced by the parameter of that name.
 """
 
+POLICIES_INTRODUCTION = """\
+[log.md](log.md#policies) explains policies. Set a key in a `[[policy]]` table of `--policy-file`,
+with `penstock policy set`, over HTTP ([`PUT /policy`](http.md#put-policy)) or on nsqadmin's pages.
+
+Durations are written as in Go (`250ms`, `1h30m`), with `d` for days, and need a unit. Sizes are
+bytes, or have a unit: `64MB` is 64,000,000 bytes, `64MiB` 67,108,864.
+"""
+
 # Tables of a pipeline's file: heading, dataclass.
 PIPELINE_TABLES: tuple[tuple[str, Any], ...] = (
     ("[source], or [source.NAME] if there are several", pipelines.Source),
@@ -171,6 +180,29 @@ def _key_table(heading: str, about: str, settings: Sequence[Setting]) -> list[st
         cells = [f"`{setting.option}`", setting.kind.kind, default, allowed, setting.help]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*lines, ""]
+
+
+def policies_page() -> str:
+    """Return the page of all keys of policies, as Markdown."""
+    lines = [NOTICE, "", "# Keys of policies", "", POLICIES_INTRODUCTION]
+    headings = {
+        policy.TOPIC: "Of topics",
+        policy.BOTH: "Of topics and channels",
+        policy.CHANNEL: "Of channels",
+    }
+    for group, heading in headings.items():
+        lines += [f"## {heading}", ""]
+        lines += ["| Key | Kind | Default | Allowed | Meaning |", "|---|---|---|---|---|"]
+        lines += [_policy_row(setting) for setting in policy.KEYS if setting.group == group]
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _policy_row(setting: Setting) -> str:
+    default = setting.show_default()
+    cells = [f"`{setting.option}`", setting.kind.kind, f"`{default}`" if default else ""]
+    cells += [setting.kind.limits() or setting.kind.noun, setting.help]
+    return "| " + " | ".join(cell.replace("<", "&lt;") for cell in cells) + " |"
 
 
 def tools_page() -> str:
@@ -270,6 +302,7 @@ def pages() -> dict[str, str]:
         "options-tools.md": tools_page(),
         "options-spark.md": spark_page(),
         "options-pipeline.md": pipeline_page(),
+        "policies.md": policies_page(),
     }
 
 

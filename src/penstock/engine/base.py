@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 from penstock.core.appender import Appender
 from penstock.core.block import Block
@@ -13,6 +14,7 @@ from penstock.engine.channel import Channel
 from penstock.engine.deferred.queue import Due
 from penstock.engine.disk import failed
 from penstock.engine.feed import Feed
+from penstock.engine.policy.subjects import RuledChannel
 from penstock.engine.shared import Shared
 from penstock.engine.stats.latency import OFF, Percentiles, measured
 from penstock.settings.policy import DEFAULT, Policy
@@ -36,6 +38,8 @@ class BaseTopic(ABC):
         self.closed = False
         self.void_stamp = 0
         self.policy = DEFAULT
+        # What was set for this very topic, as in the journal; see engine/policy.
+        self.own_policy: dict[str, Any] = {}
         self.created: Ticket = settled()
         # A new topic that awaits channels stays frozen until the channels that nsqlookupds know
         # exist here too, so that all of them get its first message.
@@ -46,6 +50,10 @@ class BaseTopic(ABC):
     def apply_policy(self, policy: Policy) -> None:
         """The topic's effective policy has changed."""
         self.policy = policy
+
+    def policy_stats(self) -> dict[str, Any]:
+        """What /stats shows besides a topic's policy, if that is shown."""
+        return {}
 
     @property
     def end(self) -> int:
@@ -256,6 +264,10 @@ class BaseTopic(ABC):
     @abstractmethod
     def save(self) -> Ticket:
         """Make the topic's own state durable."""
+
+    @abstractmethod
+    def save_policy(self, channel: RuledChannel | None) -> Ticket:
+        """Make what was set for the topic, or for a channel of it, durable."""
 
     @abstractmethod
     def save_channel(self, channel: Channel) -> Ticket:

@@ -70,6 +70,7 @@ class Broker:
         node_id = self._context.options.node_id
         if is_ephemeral(name):
             topic = EphemeralTopic(self._shared, name, node_id, base)
+            self._shared.policies.admit_topic(topic)
             self._query_channels(topic)
             self.add_topic(topic)
             return topic, settled()
@@ -84,6 +85,7 @@ class Broker:
             instance,
         )
         durable.created = Ticket()
+        self._shared.policies.admit_topic(durable)
         self._query_channels(durable)
         self.add_topic(durable)
         self._add_pattern_channels(durable)

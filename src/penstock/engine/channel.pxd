@@ -15,6 +15,8 @@ cdef class Channel:
     cdef readonly int64_t id             # in the journal
     cdef readonly Window window
     cdef readonly object policy          # Policy: the channel's effective one
+    cdef public dict own_policy          # what was set for this very channel, as in the journal
+    cdef readonly int64_t idle_from_ns   # when the last consumer left, or the channel was made
     cdef readonly list consumers
     cdef readonly object ready           # deque or NearestFirst of consumers that have room
     cdef readonly bint closed

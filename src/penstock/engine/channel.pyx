@@ -61,6 +61,8 @@ cdef class Channel:
         self.window = window
         self.created = settled()
         self.policy = DEFAULT
+        self.own_policy = {}
+        self.idle_from_ns = shared.context.clock.monotonic_ns()
         self.consumers = []
         self._shared = shared
         self._feed = topic.feed
@@ -135,6 +137,10 @@ cdef class Channel:
         """The channel's effective policy has changed."""
         self.policy = policy
 
+    def policy_stats(self):
+        """What /stats shows besides a channel's policy, if that is shown."""
+        return {}
+
     def announce(self, exists):
         """The channel was created or deleted: log it and notify nsqlookupd."""
         verb = "created" if exists else "deleted"
@@ -161,6 +167,7 @@ cdef class Channel:
         """Remove a consumer and requeue its messages (R14)."""
         context = self._shared.context
         self.consumers.remove(consumer)
+        self.idle_from_ns = context.clock.monotonic_ns()
         self._left_counts[consumer.locality] += consumer.message_count
         if consumer.offered:
             self.ready.remove(consumer)

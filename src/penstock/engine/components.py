@@ -1,7 +1,8 @@
 """The components of a running broker: each is created here once and passed to those that use it.
 
     context     options, files, disk, turns, clock                  engine/context.py
-      <- health, damage, identity, registry, deferred, turn, rounds what topics share
+      <- health, damage, identity, registry, deferred, turn,
+         rounds, policies                                       what topics share
         <- topics, channels                                         engine/shared.py
           <- broker                                                 which topics exist
           <- staging, pulls, patterns, polls, reads                 work on the broker's topics
@@ -24,6 +25,7 @@ from penstock.engine.deferred.queue import FOREVER, DeferredQueue
 from penstock.engine.disk import Lane
 from penstock.engine.drain.drain import Drain
 from penstock.engine.health import Health, Retries
+from penstock.engine.policy.policies import Policies
 from penstock.engine.pull.channel import Pulls
 from penstock.engine.pull.patterns import Patterns
 from penstock.engine.pull.polls import Polls
@@ -60,6 +62,7 @@ class Components:
         self.deferred = self._open_deferred(by_instance)
         self.turn.serve(self.deferred, by_instance)
         self.rounds = Rounds(context, self.identity, self.deferred, by_instance)
+        self.policies = Policies(context, topics)
         self.retention = Retention(context, self.rounds)
         changes_disk = Lane(context.disk, CHANGE_WORK_COUNT_MAX)
         self.registry = Registry(context, self.health, changes_disk, topics)
@@ -73,6 +76,7 @@ class Components:
             self.registry,
             self.deferred,
             self.rounds,
+            self.policies,
             self.retention,
             self.scan,
             self.turn,
@@ -130,6 +134,7 @@ class Components:
                 self.retention.check,
                 self.pulls.expire,
                 self.patterns.expire,
+                self.policies.lapses.expire,
                 self.staging.check_notes,
                 self._data_path_check.run,
                 self.health.probe,

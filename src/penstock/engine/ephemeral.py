@@ -17,6 +17,7 @@ from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import READ_SIZE, Channel
 from penstock.engine.deferred.queue import Due
+from penstock.engine.policy.subjects import RuledChannel
 from penstock.engine.shared import Shared, random_number
 from penstock.wire.names import is_ephemeral
 
@@ -238,6 +239,7 @@ class EphemeralTopic(BaseTopic):
         if channel is None:
             channel = EphemeralChannel(self, name)
             self.channels[name] = channel
+            self.shared.policies.admit_channel(channel)
             self.release()
             channel.announce(True)
         return channel, settled()
@@ -277,6 +279,9 @@ class EphemeralTopic(BaseTopic):
         return b""
 
     def save(self) -> Ticket:
+        return settled()
+
+    def save_policy(self, channel: RuledChannel | None) -> Ticket:
         return settled()
 
     def save_channel(self, channel: Channel) -> Ticket:

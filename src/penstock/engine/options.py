@@ -169,6 +169,13 @@ class Options:
         STORAGE, "2s", "longest time before written messages are synced", minimum="1ns"
     )
 
+    policy_file: str = string(
+        STORAGE,
+        "",
+        "TOML file of policies for topics and channels; read again on SIGHUP",
+        own=True,
+    )
+
     staging_timeout_ns: int = duration(
         STORAGE,
         "24h",

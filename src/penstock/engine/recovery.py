@@ -260,10 +260,15 @@ def _restore(components: Components, folder: TopicFolder, found: RecoveredTopic)
     topic.feed.restore(_released(state, topic))
     topic.recover(state.whole_from, state.channel_id_max, state.moves_settled_end)
     topic.recover_files(state.files)
+    components.policies.recover(topic, None, state.policy)
+    components.policies.admit_topic(topic)
     for channel_state in state.channels.values():
         channel = _restore_channel(components, topic, channel_state)
+        components.policies.recover(topic, channel, channel_state.policy)
         topic.add_recovered(channel)
     topic.feed.restore_held(topic_log.count_between(topic.released, topic_log.end))
+    for channel in topic.channels.values():
+        components.policies.admit_channel(channel)
     topic.open()
     return topic
 

@@ -20,6 +20,7 @@ from penstock.engine.damage import DamageLog
 from penstock.engine.deferred.queue import DeferredQueue
 from penstock.engine.disk import Lane
 from penstock.engine.health import Health, Retries
+from penstock.engine.policy.policies import Policies
 from penstock.engine.retention.wakes import Retention
 from penstock.engine.rounds import Rounds
 from penstock.engine.scan import Scan
@@ -82,6 +83,7 @@ class Shared:
     registry: Registry
     deferred: DeferredQueue
     rounds: Rounds
+    policies: Policies
     retention: Retention
     scan: Scan
     turn: Turn

@@ -26,6 +26,7 @@ from penstock.engine.channel import Channel
 from penstock.engine.deferred.queue import Due
 from penstock.engine.disk import failed
 from penstock.engine.ephemeral import EphemeralChannel
+from penstock.engine.policy.subjects import RuledChannel
 from penstock.engine.retention.removal import Removal
 from penstock.engine.shared import Shared, random_number
 from penstock.engine.writer import TopicWriter
@@ -228,6 +229,7 @@ class Topic(BaseTopic):
     def _take_channel(self, channel: Channel) -> None:
         start = channel.window.low
         self.channels[channel.name] = channel
+        self.shared.policies.admit_channel(channel)
         self.release()
         channel.announce(True)
         if not channel.ephemeral:
@@ -238,6 +240,7 @@ class Topic(BaseTopic):
         """Replace a channel that has no consumers by one of another kind."""
         old.close()
         self.channels[new.name] = new
+        self.shared.policies.admit_channel(new)
         # In this order: of two channels with the same name the later record counts.
         self.keeper.add(self._channel_record(new, new.window.low))
         self.keeper.add(records.encode_gone(old.id))
@@ -324,6 +327,17 @@ class Topic(BaseTopic):
         assert channel.reader is not None
         self.keeper.add(records.encode_reader(channel.id, channel.reader))
         self.journal_later()
+
+    def save_policy(self, channel: RuledChannel | None) -> Ticket:
+        if channel is not None and channel.ephemeral:
+            return settled()
+        self.keeper.add(
+            records.encode_policy(records.TOPIC_ID, self.own_policy)
+            if channel is None
+            else records.encode_policy(channel.id, channel.own_policy)
+        )
+        self._rounds.used.add(self)  # what is kept may have changed
+        return self.keeper.flush(sync=True)
 
     def save_channel(self, channel: Channel) -> Ticket:
         if channel.ephemeral:
@@ -427,12 +441,16 @@ class Topic(BaseTopic):
             channel.named,
             channel.partial,
         )
-        if channel.reader is None:
-            return record
-        return record + records.encode_reader(channel.id, channel.reader)
+        if channel.reader is not None:
+            record += records.encode_reader(channel.id, channel.reader)
+        if channel.own_policy:
+            record += records.encode_policy(channel.id, channel.own_policy)
+        return record
 
     def _snapshot(self) -> list[bytes]:
         whole = [self._topic_record(), *self.listing.gone_records()]
+        if self.own_policy:
+            whole.append(records.encode_policy(records.TOPIC_ID, self.own_policy))
         for channel in self.channels.values():
             if channel.ephemeral:
                 continue

@@ -50,6 +50,7 @@ from penstock.nsqd.http_drain import DrainApi
 from penstock.nsqd.http_log import LogApi
 from penstock.nsqd.http_patterns import PatternApi
 from penstock.nsqd.http_peek import PeekApi
+from penstock.nsqd.http_policy import PolicyApi
 from penstock.nsqd.http_staging import StagingApi
 from penstock.nsqd.monitoring import Monitoring
 from penstock.nsqd.registration import Registration
@@ -125,6 +126,7 @@ class Daemon:
         )
         self._http.lookout = self._lookout
         LogApi(components).add_routes(self._api.router)
+        PolicyApi(components).add_routes(self._api.router)
         PeekApi(components).add_routes(self._api.router)
         DrainApi(components, self._security).add_routes(self._api.router)
         current, tls = (lambda: self._api.options), (lambda: self._security.lookupd_tls)
@@ -212,6 +214,9 @@ class Daemon:
     def _reload(self) -> None:
         if self._read is not None:
             live_options.reload(self._api, self._read, SETTINGS)
+        policies = self._components.policies
+        if policies.path:
+            self._disk.submit(policies.read_again, policies.renew)
         if self._security.reloads:
             self._disk.submit(self._security.read_again, self._security.renew)
 

@@ -120,6 +120,7 @@ class NsqdApi:
             channel=query.get("channel", ""),
             include_clients=request.flag("include_clients", absent=True),
             include_memory=request.flag("include_mem", absent=True),
+            policies=request.flag("policies", absent=False),
         )
         if query.get("format") == "json":
             return gather(report.json_pieces(self._source, wanted), (JSON, V1))

@@ -40,6 +40,7 @@ from penstock.net.http_message import Pending, Request, Response
 from penstock.net.long_answers import gather
 from penstock.nsqd.clients import Clients
 from penstock.nsqd.loop_lag import LoopLag
+from penstock.nsqd.policy_metrics import policy_families
 from penstock.storage.damage import DamageKind
 from penstock.version import NSQ_VERSION, VERSION
 
@@ -138,6 +139,7 @@ class Metrics:
         yield from self._topics(topics)
         yield from self._channels(topics)
         yield from self._readers()
+        yield from policy_families(self._components, topics)
 
     # The node
 

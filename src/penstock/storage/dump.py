@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
@@ -55,6 +56,7 @@ _RECORDS = {
     journal.REMOVED: "removed",
     journal.READER: "reader",
     journal.FILE: "file",
+    journal.POLICY: "policy",
     journal.MOVED: "moved",
 }
 
@@ -249,9 +251,19 @@ def _record(kind: int, payload: bytes) -> str:
         base, file = journal.decode_file(payload)
         kinds = " unsynced" * file.unsynced + " side" * file.side
         return f"base={base} first={file.first} end={file.end} count={file.count}{kinds}"
+    if kind == journal.POLICY:
+        return _policy(payload)
     if kind == journal.GONE:
         return f"id={int.from_bytes(payload, 'big')}"
     return f"{len(payload)} bytes"
+
+
+def _policy(payload: bytes) -> str:
+    try:
+        id, policy = journal.decode_policy(payload)
+    except (ValueError, struct.error):
+        return "not JSON"
+    return f"id={id} " + (" ".join(f"{key}={value}" for key, value in policy.items()) or "none")
 
 
 def _dump_patterns(files: Files, path: str, out: TextIO) -> int:

@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.record import record
 from penstock.storage.channel_reader import ChannelReader, decode_reader
@@ -27,6 +29,7 @@ SYNCED = 5
 REMOVED = 6
 FILE = 7
 READER = 8
+POLICY = 9
 MOVED = 14
 
 # A larger PROGRESS is split: this bounds what one bad record costs, and a corrupt size field cannot
@@ -60,6 +63,9 @@ _REMOVED = struct.Struct(">Q")
 _MOVED = struct.Struct(">Q")
 _FILE = struct.Struct(">QQQQB")
 
+# The id of the topic itself in a POLICY record; channels count from 1.
+TOPIC_ID = 0
+
 Run = tuple[int, int]
 Mark = tuple[int, int]
 
@@ -91,6 +97,8 @@ class ChannelState:
     named: bool = False
     partial: bool = False
     reader: ChannelReader | None = None
+    # What was set for this very channel: JSON values by key, maybe of a later version.
+    policy: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -112,6 +120,7 @@ class TopicState:
     gone: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     files: dict[int, FileState] = field(default_factory=dict)  # by base
     synced: tuple[int, int] | None = None
+    policy: dict[str, Any] = field(default_factory=dict)
     index_max: int = 0
     channel_id_max: int = 0
     corrupt_count: int = 0
@@ -138,6 +147,12 @@ def encode_channel(
 
 def encode_reader(id: int, reader: ChannelReader) -> bytes:
     return FRAMING.encode(READER, _ID.pack(id) + reader.encode())
+
+
+def encode_policy(id: int, policy: Mapping[str, Any]) -> bytes:
+    """All that is set for the channel ``id``, or for the topic (TOPIC_ID)."""
+    text = json.dumps(policy, separators=(",", ":"), sort_keys=True)
+    return FRAMING.encode(POLICY, _ID.pack(id) + text.encode())
 
 
 def encode_gone(id: int) -> bytes:
@@ -223,6 +238,18 @@ def decode_channel_reader(payload: bytes) -> tuple[int, ChannelReader]:
     return id, decode_reader(payload[_ID.size :])
 
 
+def decode_policy(payload: bytes) -> tuple[int, dict[str, Any]]:
+    """(id of the channel or TOPIC_ID, JSON values by key); raises ValueError."""
+    id: int = _ID.unpack_from(payload)[0]
+    try:
+        policy = json.loads(payload[_ID.size :])
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(policy, dict):
+        raise ValueError("not an object")
+    return id, policy
+
+
 def decode_progress(
     payload: bytes,
 ) -> tuple[int, int, list[Run], list[tuple[int, int, int]]]:
@@ -264,6 +291,8 @@ def decode_file(payload: bytes) -> tuple[int, FileState]:
 def snapshot(state: TopicState) -> list[bytes]:
     """The records that reproduce ``state``."""
     encoded = [encode_topic(state.released, state.frozen, state.paused, state.void_stamp)]
+    if state.policy:
+        encoded.append(encode_policy(TOPIC_ID, state.policy))
     for channel in state.channels.values():
         encoded.append(
             encode_channel(
@@ -279,6 +308,8 @@ def snapshot(state: TopicState) -> list[bytes]:
         )
         if channel.reader is not None:
             encoded.append(encode_reader(channel.id, channel.reader))
+        if channel.policy:
+            encoded.append(encode_policy(channel.id, channel.policy))
         encoded.append(encode_progress(channel.id, channel.low, channel.runs, channel.marks))
     if state.synced is not None:
         encoded.append(encode_synced(*state.synced))
@@ -318,7 +349,7 @@ class _Replay:
             else:
                 try:
                     self.apply(found.kind, found.payload)
-                except (struct.error, UnicodeDecodeError):
+                except (struct.error, ValueError):
                     self.state.corrupt_count += 1
         for channel in self.channels.values():
             _settle(channel)
@@ -349,6 +380,8 @@ class _Replay:
             self.apply_file(*decode_file(payload))
         elif kind == READER:
             self.apply_reader(*decode_channel_reader(payload))
+        elif kind == POLICY:
+            self.apply_policy(*decode_policy(payload))
         elif kind == MOVED:
             state.moves_settled_end = max(state.moves_settled_end, decode_moved(payload))
             self.saw(state.moves_settled_end)
@@ -378,6 +411,12 @@ class _Replay:
         channel = self.channels.get(id)
         if channel is not None:
             channel.reader = reader
+
+    def apply_policy(self, id: int, policy: dict[str, Any]) -> None:
+        if id == TOPIC_ID:
+            self.state.policy = policy
+        elif (channel := self.channels.get(id)) is not None:
+            channel.policy = policy
 
     def apply_progress(
         self, id: int, low: int, runs: list[Run], marks: list[tuple[int, int, int]]

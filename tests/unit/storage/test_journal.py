@@ -12,11 +12,15 @@ from penstock.storage import journal
 from penstock.storage.channel_reader import ChannelReader
 from penstock.storage.files import Files
 from penstock.storage.journal import (
+    FRAMING,
+    POLICY,
+    TOPIC_ID,
     ChannelState,
     Journal,
     TopicState,
     encode_channel,
     encode_gone,
+    encode_policy,
     encode_progress,
     encode_reader,
     encode_removed,
@@ -51,6 +55,36 @@ def test_records_say_what_was_recorded() -> None:
             7, "päckchen", 120, True, 99, 130, [(140, 145)], {132: (2, 0), 150: (1, 777)}
         )
     }
+
+
+def test_the_last_policy_of_a_topic_or_channel_counts() -> None:
+    data = b"".join(
+        [
+            encode_topic(150, False, False, 0),
+            encode_policy(9, {"max_attempts": "1"}),  # of no channel
+            encode_channel(7, 120, False, 0, "c"),
+            encode_policy(7, {"max_attempts": "1"}),
+            encode_policy(7, {"max_attempts": "2", "later": [1]}),
+            encode_channel(7, 120, True, 0, "c"),
+            encode_policy(TOPIC_ID, {"retain": "7d"}),
+        ]
+    )
+    state = replay(data)
+    assert state.policy == {"retain": "7d"}
+    assert state.channels["c"].policy == {"max_attempts": "2", "later": [1]}
+    again = replay(b"".join(snapshot(state)))
+    assert (again.policy, again.channels) == (state.policy, state.channels)
+    state = replay(data + encode_policy(7, {}) + encode_policy(TOPIC_ID, {}))
+    assert state.policy == state.channels["c"].policy == {}
+    state = replay(data + encode_gone(7) + encode_channel(8, 120, False, 0, "c"))
+    assert state.channels["c"].policy == {}
+
+
+def test_a_policy_that_is_no_object_is_skipped_and_counted() -> None:
+    for text in (b"[]", b"{", b"\xff", b"[" * 100_000, b""):
+        bad = FRAMING.encode(POLICY, bytes(4) + text)
+        state = replay(encode_policy(TOPIC_ID, {"retain": "7d"}) + bad)
+        assert (state.policy, state.corrupt_count) == ({"retain": "7d"}, 1)
 
 
 def test_finishes_add_up_and_low_swallows_what_touches_it() -> None:

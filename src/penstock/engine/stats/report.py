@@ -20,9 +20,12 @@ from typing import Any, Protocol
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
 from penstock.engine.components import Components
+from penstock.engine.policy.policies import set_values
+from penstock.engine.policy.rules import CHANNEL_KEYS, TOPIC_KEYS
 from penstock.engine.stats.latency import format_ns
 from penstock.engine.stats.memory import Memory
 from penstock.record import record
+from penstock.settings.policy import DEFAULT
 from penstock.version import NSQ_VERSION, matched_line
 from penstock.wire import gojson
 
@@ -56,6 +59,7 @@ class Selection:
     channel: str = ""
     include_clients: bool = True
     include_memory: bool = True
+    policies: bool = False  # show all policies, not only those that are set
 
 
 def json_pieces(source: StatsSource, wanted: Selection) -> Iterator[bytes]:
@@ -73,7 +77,7 @@ def json_pieces(source: StatsSource, wanted: Selection) -> Iterator[bytes]:
         return
     yield b"["
     for at, topic in enumerate(topics):
-        opening, _, closing = gojson.encode(_topic(topic, [])).partition(b'"channels":[]')
+        opening, _, closing = gojson.encode(_topic(topic, [], wanted)).partition(b'"channels":[]')
         yield (b"," if at else b"") + opening + b'"channels":['
         yield from _listed(_channel(channel, wanted) for channel in _channels(topic, wanted))
         yield b"]" + closing
@@ -106,6 +110,8 @@ def _summary(source: StatsSource, wanted: Selection) -> dict[str, Any]:
     stats["producers"] = None
     if damage := components.damage.summary:
         stats["damage"] = damage
+    if wanted.policies:
+        stats["policy_file"] = components.policies.stats
     if patterns := components.patterns.stats:
         stats["patterns"] = patterns
     return stats
@@ -138,7 +144,7 @@ def _producers(source: StatsSource, wanted: Selection) -> list[Client]:
     return [client for client in list(source.clients) if client.pub_counts]
 
 
-def _topic(topic: BaseTopic, channels: list[dict[str, Any]]) -> dict[str, Any]:
+def _topic(topic: BaseTopic, channels: list[dict[str, Any]], wanted: Selection) -> dict[str, Any]:
     stats = {
         "topic_name": topic.name,
         "channels": channels,
@@ -152,6 +158,7 @@ def _topic(topic: BaseTopic, channels: list[dict[str, Any]]) -> dict[str, Any]:
     # Not in NSQ: there each channel counts the topic's deferred messages.
     if deferred_count := topic.deferred_count:
         stats["deferred_count"] = deferred_count
+    stats |= _policy(topic, TOPIC_KEYS, wanted)
     return stats
 
 
@@ -178,7 +185,15 @@ def _channel(channel: Channel, wanted: Selection) -> dict[str, Any]:
     }
     if (pull := channel.pull) is not None:
         stats["pull"] = pull
-    return stats
+    return stats | _policy(channel, CHANNEL_KEYS, wanted)
+
+
+def _policy(what: BaseTopic | Channel, keys: frozenset[str], wanted: Selection) -> dict[str, Any]:
+    """Its policy and what that did; nothing if it has none, because NSQ's consumers of /stats
+    do not know these fields."""
+    if not wanted.policies and what.policy == DEFAULT and not what.own_policy:
+        return {}
+    return {"policy": set_values(what.policy, what.own_policy, keys), **what.policy_stats()}
 
 
 def text_pieces(source: StatsSource, wanted: Selection, now_ns: int) -> Iterator[bytes]:
@@ -208,7 +223,7 @@ def _text(source: StatsSource, wanted: Selection, now_ns: int) -> Iterator[list[
     yield [*head, "\nTopics:" if topics else "\nTopics: None"]
     for at, topic in enumerate(topics or ()):
         # nsqd begins each topic's line with a newline; the first one ends the heading.
-        yield ["\n" * bool(at) + _topic_line(_topic(topic, []))]
+        yield ["\n" * bool(at) + _topic_line(_topic(topic, [], wanted))]
         for channel in _channels(topic, wanted):
             yield _channel_lines(_channel(channel, wanted), now_ns)
     producers = [] if topics is None else _producers(source, wanted)

@@ -1,0 +1,198 @@
+"""--policy-file: rules as TOML.
+
+    [[policy]]
+    topic = "orders.*"       # * and ?; all topics if absent
+    channel = "email"        # the same for channels; without it the rule is for topic and channels
+    max_attempts = 5
+
+An error names the file, the line and the key.  TOML's parser does not tell where a key is, so a
+second, smaller reader finds the lines; it relies on the first one for the grammar.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.engine.policy.globs import PATTERN_SIZE_MAX, Glob, is_pattern
+from penstock.engine.policy.rules import Given, Rule, Rules
+from penstock.engine.policy.values import convert, setting_of, short
+from penstock.errors import OptionError, PolicyError
+from penstock.settings.policy import TOPIC
+
+FILE_SIZE_MAX = 4 << 20
+RULE_COUNT_MAX = 10_000
+
+_TABLE = re.compile(r"""\s*\[\[\s*(policy|"policy"|'policy')\s*\]\]""")
+_KEY = re.compile(r"""\s*([A-Za-z0-9_-]+|"[^"\\]*"|'[^']*')\s*[=.]""")
+
+
+def read_rules(path: str) -> Rules:
+    """The rules of the file at ``path``; raises OptionError.  Blocking."""
+    place = f"--policy-file {path}"
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(FILE_SIZE_MAX + 1)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{place}: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > FILE_SIZE_MAX:
+        raise OptionError(f"{place}: more than {FILE_SIZE_MAX >> 20} MiB")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise OptionError(f"{place}: line {line}: not UTF-8") from None
+    return parse_rules(text, path)
+
+
+def parse_rules(text: str, path: str) -> Rules:
+    """The rules in ``text``; ``path`` is for errors and origins."""
+    import tomllib  # a start without a policy file does not need it
+
+    place = f"--policy-file {path}"
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        twice: list[tuple[int, str]] = []
+        key_lines(text, twice)
+        if twice and "overwrite" in str(error):  # the parser tells where it stopped, not the key
+            line, key = twice[0]
+            raise OptionError(f"{place}: line {line}: {short(key)} is there twice") from None
+        raise OptionError(f"{place}: {error or 'nested too deeply'}") from None
+    tables = document.pop("policy", [])
+    lines = key_lines(text)
+    for key in document:
+        line = top_line(text, key)
+        raise OptionError(f"{place}: line {line}: {short(key)} is not in a [[policy]] table")
+    if not isinstance(tables, list) or len(tables) != len(lines):
+        raise OptionError(f"{place}: write each rule as a table [[policy]]")
+    if len(tables) > RULE_COUNT_MAX:
+        raise OptionError(f"{place}: {len(tables)} rules, over {RULE_COUNT_MAX}")
+    rules = []
+    for table, (line, keys) in zip(tables, lines, strict=True):
+        reader = _TableReader(place, path, line, keys)
+        rules.append(reader.rule(table))
+    return Rules(rules)
+
+
+class _TableReader:
+    """One [[policy]] table: ``line`` is that of its head, ``keys`` are those of its keys."""
+
+    def __init__(self, place: str, path: str, line: int, keys: Mapping[str, int]) -> None:
+        self._place = place
+        self._path = path
+        self._line = line
+        self._keys = keys
+
+    def rule(self, table: Mapping[str, Any]) -> Rule:
+        topic = self._pattern(table, "topic")
+        channel = self._pattern(table, "channel") if "channel" in table else None
+        values = {}
+        for key, value in table.items():
+            if key in ("topic", "channel"):
+                continue
+            try:
+                setting = setting_of(key)
+                found = convert(setting, value)
+            except PolicyError as error:
+                raise self._error(key, str(error)) from None
+            if channel is not None and setting.group == TOPIC:
+                text = f"{key} is a key of topics; this rule has a channel"
+                raise self._error(key, text)
+            if key == "dead_topic" and found and found == topic:
+                raise self._error(key, "dead_topic must not be the topic itself")
+            values[key] = Given(found, f"file: {self._path}:{self._line_of(key)}")
+        if not values:
+            raise self._error("", "the rule sets no key")
+        return Rule(topic, None if channel is None else Glob(channel), values)
+
+    def _pattern(self, table: Mapping[str, Any], key: str) -> str:
+        pattern = table.get(key, "*")
+        if not isinstance(pattern, str) or not is_pattern(pattern):
+            text = (
+                f"{key} must be a name of up to {PATTERN_SIZE_MAX} letters, digits, ., _, - and"
+                f" #, with * and ?; it is {short(pattern)}"
+            )
+            raise self._error(key, text)
+        return pattern
+
+    def _line_of(self, key: str) -> int:
+        return self._keys.get(key, self._line)
+
+    def _error(self, key: str, text: str) -> OptionError:
+        return OptionError(f"{self._place}: line {self._line_of(key)}: {text}")
+
+
+def key_lines(
+    text: str, twice: list[tuple[int, str]] | None = None
+) -> list[tuple[int, dict[str, int]]]:
+    """For each [[policy]] table its line, and the lines of its keys.  ``text`` is valid TOML.
+
+    ``twice`` gets the line and name of keys that their table has already.
+    """
+    tables: list[tuple[int, dict[str, int]]] = []
+    keys: dict[str, int] = {}
+    open_quote = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        if not open_quote:
+            if _TABLE.match(line):
+                keys = {}
+                tables.append((number, keys))
+                continue
+            if line.lstrip().startswith("["):
+                keys = {}  # another table
+            elif found := _KEY.match(line):
+                key = found[1].strip("\"'")
+                if key in keys and twice is not None:
+                    twice.append((number, key))
+                keys.setdefault(key, number)
+        open_quote = _open_quote(line, open_quote)
+    return tables
+
+
+def top_line(text: str, key: str) -> int:
+    """The line of a key, or of a table, outside of the [[policy]] tables."""
+    named = re.compile(rf"""\s*\[{{0,2}}\s*["']?{re.escape(key)}["']?\s*[].=]""")
+    lines = text.split("\n")
+    return next((number for number, line in enumerate(lines, 1) if named.match(line)), 1)
+
+
+_QUOTES = re.compile(r'''"""|\'\'\'|"(?:[^"\\]|\\.)*"|'[^']*'|\#''')
+
+
+def _open_quote(line: str, quote: str) -> str:
+    """The quotes of a text of several lines that is open at the end of ``line``, or "".
+
+    ``quote`` is what is open at its start.
+    """
+    at = 0
+    while True:
+        if quote:
+            end = _closing(line, at, quote)
+            if end < 0:
+                return quote
+            at, quote = end, ""
+            continue
+        found = _QUOTES.search(line, at)
+        if found is None or found[0] == "#":
+            return ""
+        at = found.end()
+        if found[0] in ('"""', "'''"):
+            quote = found[0]
+
+
+def _closing(line: str, at: int, quote: str) -> int:
+    """The end of a text of several lines that is open at ``at``; -1 if it is not in this line."""
+    while (end := line.find(quote, at)) >= 0:
+        before = line[at:end]
+        escapes = len(before) - len(before.rstrip("\\")) if quote == '"""' else 0
+        if escapes % 2 == 0:
+            # Up to two quotes may stand directly before the closing ones.
+            end += len(quote)
+            while line[end : end + 1] == quote[0]:
+                end += 1
+            return end
+        at = end + 1
+    return -1

@@ -1,0 +1,94 @@
+"""Patterns of names with ``*`` and ``?``, and which of many match a name.
+
+A file may have 10,000 patterns, and each new topic or channel is compared with them.  So a pattern
+without wildcards is found by one lookup, one that begins or ends with something by a lookup for
+each length of those, and only the others are tried one by one.
+
+A match never backtracks: between stars the first place of each part is the best one.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from fnmatch import translate
+
+PATTERN_SIZE_MAX = 64
+_VALID = re.compile(rf"[.a-zA-Z0-9_*?#-]{{1,{PATTERN_SIZE_MAX}}}")
+_WILD = re.compile(r"[*?]")
+_RUN = re.compile(r"[*?]*\*[*?]*")
+
+
+def is_pattern(text: str) -> bool:
+    """Whether ``text`` can match a name: its characters, ``*`` and ``?``."""
+    return _VALID.fullmatch(text) is not None
+
+
+def plain(pattern: str) -> str:
+    """The shortest pattern that matches the same: ``**`` is ``*``, and ``*?`` is ``?*``."""
+    return _RUN.sub(lambda found: "?" * found[0].count("?") + "*", pattern)
+
+
+class Glob:
+    """One pattern."""
+
+    __slots__ = ("_head", "_match", "_middles", "_size_min", "_tail", "pattern")
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = plain(pattern)
+        parts = self.pattern.split("*")
+        self._head, self._tail = parts[0], parts[-1]
+        self._middles = parts[1:-1]
+        self._size_min = sum(map(len, parts))
+        self._match = re.compile(translate(self.pattern)).match if "?" in self.pattern else None
+
+    def matches(self, name: str) -> bool:
+        if self._match is not None:
+            return self._match(name) is not None
+        if "*" not in self.pattern:
+            return name == self.pattern
+        if len(name) < self._size_min or not name.startswith(self._head):
+            return False
+        at, end = len(self._head), len(name) - len(self._tail)
+        for part in self._middles:
+            at = name.find(part, at, end)
+            if at < 0:
+                return False
+            at += len(part)
+        return at <= end and name.endswith(self._tail)
+
+
+class GlobIndex:
+    """Which of many patterns match a name, by their place in ``patterns``."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._exact: dict[str, list[int]] = {}
+        self._heads: dict[str, list[tuple[int, Glob]]] = {}
+        self._tails: dict[str, list[tuple[int, Glob]]] = {}
+        globs: dict[str, Glob] = {}
+        for place, pattern in enumerate(patterns):
+            if not _WILD.search(pattern):
+                self._exact.setdefault(pattern, []).append(place)
+                continue
+            glob = globs.setdefault(pattern, Glob(pattern))
+            head = _WILD.split(pattern, maxsplit=1)[0]
+            if head:
+                self._heads.setdefault(head, []).append((place, glob))
+            else:
+                self._tails.setdefault(_WILD.split(pattern)[-1], []).append((place, glob))
+        self._head_sizes = sorted({len(head) for head in self._heads})
+        self._tail_sizes = sorted({len(tail) for tail in self._tails})
+
+    def find(self, name: str) -> list[int]:
+        """The places of all patterns that match, ascending."""
+        found = list(self._exact.get(name, ()))
+        for size in self._head_sizes[: bisect_right(self._head_sizes, len(name))]:
+            for place, glob in self._heads.get(name[:size], ()):
+                if glob.matches(name):
+                    found.append(place)
+        for size in self._tail_sizes[: bisect_right(self._tail_sizes, len(name))]:
+            for place, glob in self._tails.get(name[len(name) - size :], ()):
+                if glob.matches(name):
+                    found.append(place)
+        return sorted(found)

@@ -1,0 +1,77 @@
+"""The rules of a policy file, and which of them are for a topic or a channel.
+
+Rule 1: rules are applied in the order of the file; a later one wins, key by key.
+Rule 2: of rules with the same patterns only the last value of each key is kept.  Nothing can see
+        the others, and a file of 10,000 equal rules is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from penstock.engine.policy.globs import Glob, GlobIndex, plain
+from penstock.record import record
+from penstock.settings.policy import BOTH, BY_KEY, CHANNEL, TOPIC
+
+# Topics whose rules are remembered, for the channels that are made next.
+FOUND_COUNT_MAX = 1024
+
+TOPIC_KEYS = frozenset(key for key, row in BY_KEY.items() if row.group in (TOPIC, BOTH))
+CHANNEL_KEYS = frozenset(key for key, row in BY_KEY.items() if row.group in (CHANNEL, BOTH))
+
+
+class Given(NamedTuple):
+    """A key's value in a file, and where."""
+
+    value: Any
+    origin: str
+
+
+@record
+class Rule:
+    """One ``[[policy]]``; without a ``channel`` it is for the topic and for all its channels."""
+
+    topic: str
+    channel: Glob | None
+    values: dict[str, Given]
+
+
+class Rules:
+    """All rules of one file; immutable."""
+
+    def __init__(self, rules: Sequence[Rule] = ()) -> None:
+        self.count = len(rules)
+        self._rules = _distinct(rules)
+        self._index = GlobIndex(rule.topic for rule in self._rules)
+        # Topics that some rule moves failed messages to.
+        self.dead_topics = frozenset(
+            given.value
+            for rule in self._rules
+            if (given := rule.values.get("dead_topic")) is not None and given.value
+        )
+        self._of = lru_cache(FOUND_COUNT_MAX)(self._find)
+
+    def of(self, topic: str) -> tuple[Rule, ...]:
+        """The rules whose topic pattern matches, in order."""
+        return self._of(topic) if self._rules else ()
+
+    def _find(self, topic: str) -> tuple[Rule, ...]:
+        return tuple(self._rules[place] for place in self._index.find(topic))
+
+
+def _distinct(rules: Iterable[Rule]) -> list[Rule]:
+    """The rules without values that a later rule with the same patterns overrides."""
+    kept: list[Rule] = []
+    seen: set[tuple[str, str, str]] = set()
+    for rule in reversed(list(rules)):
+        topic = plain(rule.topic)
+        channel = "" if rule.channel is None else rule.channel.pattern
+        values = {
+            key: given for key, given in rule.values.items() if (topic, channel, key) not in seen
+        }
+        seen.update((topic, channel, key) for key in values)
+        if values:
+            kept.append(Rule(topic, rule.channel, values))
+    return kept[::-1]
