@@ -285,6 +285,22 @@ def take_word(table: FlagTable[Any], arguments: Sequence[str]) -> tuple[str, Seq
     return remaining[0], [*flags, *remaining[1:]]
 
 
+def take_words(table: FlagTable[Any], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments that are not flags, anywhere between them, and the flags."""
+    words: list[str] = []
+    flags: list[str] = []
+    remaining = list(arguments)
+    while remaining:
+        taken = table.flags_of(remaining)
+        flags += taken
+        remaining = remaining[len(taken) :]
+        if remaining[:1] == ["--"]:
+            return [*words, *remaining[1:]], flags
+        words += remaining[:1]
+        remaining = remaining[1:]
+    return words, flags
+
+
 def _convert(convert: Callable[[Any], Any], value: object, place: str, setting: Setting) -> Any:
     try:
         return convert(value)

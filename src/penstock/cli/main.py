@@ -26,6 +26,7 @@ COMMANDS = {
         "penstock.cli.nsq_to_nsq",
         "republish messages to another topic or nsqd (nsq_to_nsq)",
     ),
+    "policy": ("penstock.cli.policy", "show and change policies of topics and channels"),
     "pipeline": ("penstock.cli.pipeline", "run a data pipeline on Spark, from topics to tables"),
     "spark-cluster": (
         "penstock.cli.spark_cluster",

@@ -19,7 +19,7 @@ from penstock.cli import (
     to_nsq,
     up,
 )
-from penstock.cli.flags import UsageError, take_word
+from penstock.cli.flags import UsageError, take_word, take_words
 from penstock.cli.main import main
 
 TOOLS = (nsq_stat, nsq_tail, nsq_to_file, nsq_to_http, nsq_to_nsq, to_nsq)
@@ -92,3 +92,13 @@ def test_the_word_of_a_command_may_stand_before_its_flags_or_behind() -> None:
     assert take_word(table, ["--port", "1"]) == ("", ["--port", "1"])
     [pack] = spark_pack.flag_tables()
     assert take_word(pack, []) == ("", [])
+
+
+def test_words_may_stand_between_flags() -> None:
+    [table] = spark_cluster.flag_tables()
+    assert take_words(table, ["a", "--port", "1", "b=2", "--port=3"]) == (
+        ["a", "b=2"],
+        ["--port", "1", "--port=3"],
+    )
+    assert take_words(table, ["--port=1", "--", "-a", "b"]) == (["-a", "b"], ["--port=1"])
+    assert take_words(table, []) == ([], [])
