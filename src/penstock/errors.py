@@ -14,6 +14,7 @@
     │   ├── StoppedError         the producer or consumer was stopped
     │   └── DiscoveryError       nsqlookupd cannot be reached, or its response is invalid
     ├── MoveError         messages cannot be moved to a topic: a code
+    ├── TopicFullError    a publish is refused at a bound of its topic
     ├── StagingError      a batch cannot be staged, decided or published in its state: a code
     ├── LoadError         a run of the load generator failed
     ├── SparkSetupError   Java or PySpark is missing, or too old
@@ -110,6 +111,17 @@ class StoppedError(ClientError):
 
 class DiscoveryError(ClientError):
     """An nsqlookupd cannot be reached, or its response is invalid."""
+
+
+class TopicFullError(PenstockError):
+    """A publish is refused because its topic is at a bound of its policy (R20); ``key`` is which.
+
+    The publisher's connection stays open, and the same publish works once messages are finished.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"topic is full ({key})")
+        self.key = key
 
 
 class StagingError(PenstockError):

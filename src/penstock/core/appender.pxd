@@ -36,6 +36,15 @@ cdef class Appender:
     cdef readonly int64_t body_size   # bytes of all bodies in the open batch
     cdef readonly Py_ssize_t size     # bytes of all frames in the open batch
     cdef public bint closed           # the topic was deleted: look it up again; set by the topic
+    # Set by the bound of the topic (engine/bounds.pyx); see refuse().
+    cdef public bint bounded          # publishes are refused while the topic is full
+    cdef public bint dropping         # instead, the oldest messages go
+    cdef public int64_t index_limit   # below these two, it is not full
+    cdef public int64_t size_limit
+    cdef public object judge          # called from there on: whether it is full
+    cdef public Ticket refusal        # set by then: settled with the error
+    cdef readonly int64_t refused_count
+    cdef readonly int64_t sealed_size  # bytes of all batches so far, without the open one
     cdef readonly Ticket ticket       # of the open batch; None if it is empty
     cdef readonly bint strained       # the disk is behind: clients that flood are not read
     cdef list _held                   # called when that is over
@@ -47,6 +56,8 @@ cdef class Appender:
     cdef Py_ssize_t capacity          # bytes of ``buffer``
 
     cpdef Batch seal(self, int64_t append_ns)
+    cpdef Ticket refuse(self)
+    cdef bint below_limits(self) noexcept
     cdef int append(self, const unsigned char* body, Py_ssize_t size,
                     int64_t timestamp_ns) except -1
     cdef int append_multi(self, const unsigned char* p, Py_ssize_t total, int64_t count,

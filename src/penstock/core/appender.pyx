@@ -4,6 +4,9 @@
 # Everything published to a topic in one turn of the loop becomes one batch with one checksum, one
 # write and one ticket.
 #
+# A topic with a bound (R20) refuses publishes when it is full.  Whether it is takes more than one
+# batch to know, so the engine sets limits up to which it need not be asked: ``refuse``.
+#
 # The cost of a batch is divided by its messages, and many batches have one message: so a batch is a
 # C structure as well.
 
@@ -18,7 +21,7 @@ from penstock.core.batches cimport encode_header
 from penstock.core.block cimport Block, dense_block
 from penstock.core.bytes cimport load_u32, store_u16, store_u32, store_u64
 from penstock.core.layouts cimport (
-    FLAG_ORIGINS, FRAME_ATTEMPTS, FRAME_HEADER, FRAME_ID, FRAME_TIMESTAMP, FRAME_TYPE,
+    BATCH_HEADER, FLAG_ORIGINS, FRAME_ATTEMPTS, FRAME_HEADER, FRAME_ID, FRAME_TIMESTAMP, FRAME_TYPE,
     FRAME_TYPE_MESSAGE, ID_INDEX_BITS, ORDINAL_SIZE,
 )
 from penstock.core.ticket cimport Ticket
@@ -109,6 +112,7 @@ cdef class Appender:
         self.first = first
         self.opened = opened
         self.ticket = None
+        self.judge = None
         self._held = []
 
     def __dealloc__(self):
@@ -195,6 +199,7 @@ cdef class Appender:
         batch.body_size = self.body_size
         batch.ticket = self.ticket
         self.expected = min(self.size, CAPACITY_FIRST_MAX)
+        self.sealed_size += BATCH_HEADER + self.size
         self.first += self.count
         self.count = self.body_size = self.size = 0
         self.ticket = None
@@ -205,6 +210,20 @@ cdef class Appender:
         assert not self.count
         self.first += count
         return self.first - count
+
+    cpdef Ticket refuse(self):
+        """What a publish that is refused now owes: a ticket with the error; None if it is not.
+
+        A batch may pass a bound, but once it has, nothing is added to it.
+        """
+        if not self.bounded or self.below_limits() or not self.judge():
+            return None
+        self.refused_count += 1
+        return self.refusal
+
+    cdef bint below_limits(self) noexcept:
+        return (self.first + self.count < self.index_limit
+                and self.sealed_size + self.size < self.size_limit)
 
     cdef int open(self) except -1:
         self.ticket = Ticket()

@@ -76,6 +76,7 @@ cdef class Scanner:
     cdef object set_ready(self, Token* tokens, int count)
     cdef object need(self, tuple waiting)
     cdef Appender appender_of(self, Token* name)
+    cdef bint refused(self, Appender appender, str command, Py_ssize_t size) except -1
     cdef int owe(self, Appender appender, int64_t count, str command) except -1
     cpdef owe_ticket(self, Ticket ticket, str command)
     cdef Owed take_settled(self, int64_t* count)

@@ -339,6 +339,8 @@ cdef class Scanner:
             return missing
         if appender is None:
             return ("TOPIC", "PUB", as_text(&tokens[1]))
+        if appender.bounded and self.refused(appender, "PUB", body_at + 4 + size):
+            return CONTINUE
         appender.append(self.at + body_at + 4, size, self.wall_ns)
         self.owe(appender, 1, "PUB")
         self.consume(body_at + 4 + size)
@@ -365,6 +367,8 @@ cdef class Scanner:
             return missing
         if appender is None:
             return ("TOPIC", "DPUB", as_text(&tokens[1]))
+        if appender.bounded and self.refused(appender, "DPUB", body_at + 4 + size):
+            return CONTINUE
         if delay_ms:
             body = PyBytes_FromStringAndSize(<const char*>self.at + body_at + 4, size)
             topic = as_text(&tokens[1])
@@ -422,6 +426,8 @@ cdef class Scanner:
         missing = self.check_multi(message_count, body_at + 8)
         if missing is not None:
             return missing
+        if appender.bounded and self.refused(appender, "MPUB", self.multi_at):
+            return CONTINUE
         appender.append_multi(self.at + body_at + 8, self.multi_at - body_at - 8, message_count,
                               self.wall_ns)
         self.owe(appender, message_count, "MPUB")
@@ -472,6 +478,16 @@ cdef class Scanner:
             self.last = found
             self.last_name = as_bytes(name)
         return found
+
+    cdef bint refused(self, Appender appender, str command, Py_ssize_t size) except -1:
+        # Whether the topic is full (R20).  The error is owed like an OK, so that replies stay in
+        # order; the connection goes on.
+        cdef Ticket refusal = appender.refuse()
+        if refusal is None:
+            return False
+        self.consume(size)
+        self.owe_ticket(refusal, command)
+        return True
 
     cdef int owe(self, Appender appender, int64_t count, str command) except -1:
         cdef Owed owed

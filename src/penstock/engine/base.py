@@ -115,6 +115,8 @@ class BaseTopic(ABC):
         """Append messages, all or none; the ticket is settled when they are stored."""
         if self.appender.closed:
             return failed(OSError("exiting"))
+        if (refusal := self.appender.refuse()) is not None:
+            return refusal
         self.appender.extend(bodies, self._clock.wall_ns())
         return self.appender.ticket
 
@@ -122,6 +124,8 @@ class BaseTopic(ABC):
         """As publish(), for the body of an MPUB; raises ValueError if it is not one."""
         if self.appender.closed:
             return failed(OSError("exiting"))
+        if (refusal := self.appender.refuse()) is not None:
+            return refusal
         options = self._options
         count_max, size_max = (options.max_body_size - 4) // 5, options.max_msg_size
         self.appender.extend_multi(body, count_max, size_max, self._clock.wall_ns())
@@ -131,6 +135,8 @@ class BaseTopic(ABC):
         """As publish(), one message per line; raises ValueError if one is too large."""
         if self.appender.closed:
             return failed(OSError("exiting"))
+        if (refusal := self.appender.refuse()) is not None:
+            return refusal
         size_max = self._options.max_msg_size
         count = self.appender.extend_lines(body, size_max, self._clock.wall_ns())
         return self.appender.ticket if count else settled()
@@ -141,6 +147,8 @@ class BaseTopic(ABC):
         refusal = shared.health.refusal()
         if self.appender.closed or refusal is not None:
             return failed(refusal or OSError("exiting"))
+        if (full := self.appender.refuse()) is not None:
+            return full
         now_ns = self._clock.wall_ns()
         shared.turn.deferred_changed()
         return self._defer(body, now_ns, now_ns + delay_ns, shared.identity.stamp())

@@ -139,6 +139,7 @@ class Components:
                 self._data_path_check.run,
                 self.health.probe,
                 self.drain.check,
+                self.shared.episodes.run,
             )
         )
         self.staging.start()

@@ -1,7 +1,8 @@
 """Ephemeral channels and topics: in memory only, bounded, deleted with their last user (R15).
 
 An ephemeral channel that has ``mem_queue_size`` messages, or keeps ``mem_queue_bytes``, drops new
-ones on arrival, as nsqd does.  It keeps messages that wait, are in flight or were requeued, in its
+ones on arrival, as nsqd does.  Its topic's ``max_messages`` and ``max_bytes`` bound it in the same
+way (R20).  It keeps messages that wait, are in flight or were requeued, in its
 own blocks, so it never pins a segment.
 """
 
@@ -52,11 +53,13 @@ class EphemeralChannel(Channel):
 
     def _accept(self, block: Block) -> bool:
         """Accept as many messages as there is room for; whether that is all."""
-        memory, block_count = self._memory, block.count
-        count = min(block_count, self._count_max - self.window.depth)
-        if count > 0 and block.size > memory.room(self._size):
+        memory, block_count, window = self._memory, block.count, self.window
+        count = min(block_count, self._count_max - window.depth)
+        if count_max := self.topic.policy.max_messages:
+            count = min(count, count_max - window.queued_count - window.unfinished_count)
+        if count > 0 and block.size > self._room():
             self._make_room()
-            count = min(count, block.count_within(memory.room(self._size)))
+            count = min(count, block.count_within(self._room()))
         if count < block_count:
             memory.dropped_count += block_count - max(0, count)
             if count <= 0:
@@ -66,6 +69,10 @@ class EphemeralChannel(Channel):
         self._blocks.append(block)
         super().arrive(block)
         return count == block_count
+
+    def _room(self) -> int:
+        """Bytes that may be added."""
+        return _least(self._memory.room(self._size), self.topic.policy.max_bytes, self._size)
 
     def _resize(self, size: int) -> None:
         self._size += size
@@ -159,6 +166,11 @@ class EphemeralChannel(Channel):
         return self._held.get(index, b"")
 
 
+def _least(room: int, bound: int, used: int) -> int:
+    """``room``, or what a bound that is set leaves of it."""
+    return min(room, max(0, bound - used)) if bound else room
+
+
 class EphemeralTopic(BaseTopic):
     """A topic without a log: blocks go straight to the channels, or wait in a bounded queue."""
 
@@ -197,9 +209,14 @@ class EphemeralTopic(BaseTopic):
     def _wait(self, block: Block) -> int:
         """Keep as many messages as there is room for; return how many."""
         memory, block_count = self._memory, block.count
-        count = min(block_count, self._options.mem_queue_size - self.depth)
-        if block.size > memory.room(self._waiting_size):
-            count = min(count, block.count_within(memory.room(self._waiting_size)))
+        count = _least(
+            self._options.mem_queue_size - self.depth, self.policy.max_messages, self.depth
+        )
+        count = min(block_count, count)
+        room = memory.room(self._waiting_size)
+        room = _least(room, self.policy.max_bytes, self._waiting_size)
+        if block.size > room:
+            count = min(count, block.count_within(room))
         if count < block_count:
             memory.dropped_count += block_count - max(0, count)
             if count <= 0:

@@ -20,6 +20,7 @@ from penstock.engine.damage import DamageLog
 from penstock.engine.deferred.queue import DeferredQueue
 from penstock.engine.disk import Lane
 from penstock.engine.health import Health, Retries
+from penstock.engine.limits.episodes import Episodes
 from penstock.engine.policy.policies import Policies
 from penstock.engine.retention.wakes import Retention
 from penstock.engine.rounds import Rounds
@@ -93,6 +94,7 @@ class Shared:
     arrived: Callable[[str], None]  # a batch of such a topic became visible
     changed: Callable[[str], None]  # this topic was created, deleted or changed
     hooks: Hooks = field(default_factory=Hooks)
+    episodes: Episodes = field(default_factory=Episodes)
     tail_budget: TailBudget = field(default_factory=TailBudget)
     sync_times: Histogram = field(default_factory=Histogram)
     channel_numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))

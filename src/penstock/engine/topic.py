@@ -19,6 +19,7 @@ from penstock.core.block import Block
 from penstock.core.ticket import Ticket, after, settled
 from penstock.core.window import Window
 from penstock.engine.base import BaseTopic
+from penstock.engine.bounds import Bound
 from penstock.engine.catalog.inventory import Inventory
 from penstock.engine.catalog.journal import JournalKeeper
 from penstock.engine.catalog.listing import Listing
@@ -68,6 +69,7 @@ class Topic(BaseTopic):
         self.writer = TopicWriter(self)
         self.appender = self.writer.appender
         self.removal = Removal(self, shared)
+        self.bound = Bound(self)
         self.keeper = JournalKeeper(
             journal, context.disk, self._snapshot, self._record_journal, shared.changes_disk
         )
@@ -75,6 +77,7 @@ class Topic(BaseTopic):
     def apply_policy(self, policy: Policy) -> None:
         super().apply_policy(policy)
         self.removal.retained.apply_policy(policy)
+        self.bound.apply(policy)
 
     # ---- publishing
 
@@ -472,6 +475,16 @@ class Topic(BaseTopic):
             if not channel.ephemeral:
                 low = min(low, channel.window.low)
         return low
+
+    @property
+    def unfinished_size(self) -> int:
+        """Bytes of files with messages that are not finished."""
+        low, size = self.low(), 0
+        for segment in reversed(self.log.files):
+            if segment.visible.end <= low:
+                break
+            size += segment.file_size
+        return size
 
     def passed(self) -> int:
         """The index below which all channels have delivered everything."""

@@ -36,6 +36,8 @@ cdef class TopicWriter:
     cdef readonly str name             # of the topic
     cdef readonly TopicLog log
     cdef readonly Appender appender    # collects publishes for the next batch
+    cdef readonly int64_t unshown_count  # messages of batches that are not shown yet
+    cdef readonly int64_t unshown_size   # their bytes
     cdef readonly tuple synced_at      # (base, offset) that a sync reached; None: none yet
     cdef object _topic
     cdef Feed _feed
@@ -72,6 +74,7 @@ cdef class TopicWriter:
     cdef bint _seal_later(self) except -1
     cdef int _relieve(self) except -1
     cdef Batch take_next(self)
+    cdef int ended(self, Batch batch) except -1
     cdef int write(self, Batch batch, bint alone) except -1
     cdef int written(self, Batch batch, int64_t now_ns, bint alone) except -1
     cdef bint _sync_here(self) except -1

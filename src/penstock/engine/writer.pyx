@@ -52,10 +52,9 @@ cdef enum:
     STRAIN_SIZE = 16 << 20
     RELIEF_SIZE = 8 << 20
     DIRTY_SIZE_MAX = 64 << 20
-    # A full segment with more unsynced bytes is synced while writes continue, and sealed then.
+    # A full segment with more unsynced bytes is synced while writes continue, and sealed then,
+    # unless it has grown too much (LogWriter.overgrown).
     SEAL_SIZE_MAX = 1 << 20
-    # But it grows by at most this much.
-    EXCESS_SIZE_MAX = 32 << 20
     # Parts of stagings up to this size are written by the loop: a tenth of a millisecond.
     PART_SIZE_INLINE = 128 << 10
 
@@ -180,8 +179,7 @@ cdef class TopicWriter:
 
     cdef bint _seal_later(self) except -1:
         # Sealing waits for the disk, and so do all publishers meanwhile: sync first.
-        if (self.log.extent.unsynced_bytes() <= SEAL_SIZE_MAX
-                or self.log.excess() >= EXCESS_SIZE_MAX):
+        if self.log.extent.unsynced_bytes() <= SEAL_SIZE_MAX or self.log.overgrown():
             return False
         self.start_sync()
         return True
@@ -190,14 +188,25 @@ cdef class TopicWriter:
         # The next batch: publishes first, then fired deferrals slot by slot, then staged parts and
         # messages that are moved here.
         cdef int64_t wall_ns = self._clock.wall_ns()
+        cdef Batch batch
         if wall_ns > self._append_ns:
             self._append_ns = wall_ns
         if self.appender.count:
-            return self.appender.seal(self._append_ns)
-        if self._fired:
-            return self._take_fired(self._fired.popleft())
-        part = self._parts.popleft()
-        return self._take_arrival(part) if type(part) is Arrival else self._take_part(part)
+            batch = self.appender.seal(self._append_ns)
+        elif self._fired:
+            batch = self._take_fired(self._fired.popleft())
+        else:
+            part = self._parts.popleft()
+            batch = self._take_arrival(part) if type(part) is Arrival else self._take_part(part)
+        self.unshown_count += batch.count
+        self.unshown_size += batch.body_size
+        return batch
+
+    cdef int ended(self, Batch batch) except -1:
+        # The batch was shown, or has failed.
+        self.unshown_count -= batch.count
+        self.unshown_size -= batch.body_size
+        return 0
 
     def _take_fired(self, list dues):
         cdef Batch batch
@@ -305,6 +314,7 @@ cdef class TopicWriter:
 
     cdef int show(self, Batch batch) except -1:
         # Show the batch to the channels, mark the topic for the rounds, answer the publishers.
+        self.ended(batch)
         self._feed.show(batch, self.log.node_id)
         if batch.dues is not None:
             self._topic.deferred_shown(batch)
@@ -318,6 +328,7 @@ cdef class TopicWriter:
         return 0
 
     def _fail(self, Batch batch, error):
+        self.ended(batch)
         self.log.abandon(batch.first + batch.count)
         self._troubled = True
         self._topic.record_write(error)
@@ -473,6 +484,7 @@ cdef class TopicWriter:
             if error is None or batch.origin:
                 self.show(batch)
             else:
+                self.ended(batch)
                 batch.ticket.settle(error)
         for ticket in waiting.tickets:
             ticket.settle(error)

@@ -62,6 +62,7 @@ cdef class Client(Stream):
     cdef int _leave(self) except -1
     cdef int _detach(self) except -1
     cdef int _finish(self) except -1
+    cdef int _confirm(self, int64_t count) except -1
     cdef int _greet(self, bytes data) except -1
     cdef int _unwrap(self, bytes data) except -1
     cdef int _unpack_soon(self) except -1

@@ -40,7 +40,7 @@ from penstock.net.lookout cimport monotonic_ns
 from penstock.net.stream cimport Link, Stream, Then
 from penstock.nsqd.liveness cimport Liveness
 
-from penstock.errors import ProtocolError, StreamError
+from penstock.errors import ProtocolError, StreamError, TopicFullError
 from penstock.net.admission import FIRST_COMMAND_TIMEOUT_S
 from penstock.net.peer import set_up_peer
 from penstock.nsqd.client_stats import client_stats
@@ -547,8 +547,21 @@ cdef class Client(Stream):
 
     def _settle(self, _ticket):
         """Reply to publishes whose tickets are settled, in order."""
-        cdef int64_t i, count = 0
+        cdef int64_t count = 0
         cdef Owed failed = self.scanner.take_settled(&count)
+        self._confirm(count)
+        while failed is not None and type(failed.ticket.error) is TopicFullError:
+            # As in nsqd a failed publish ends the connection, but not a refused one (R20).
+            self.write(frames.error(_failure(failed, False)) * failed.count)
+            count = 0
+            failed = self.scanner.take_settled(&count)
+            self._confirm(count)
+        if (failed is not None or self._parked is not None or self._held
+                or self.phase == Phase.ENDING):
+            self._settled(failed)
+
+    cdef int _confirm(self, int64_t count) except -1:
+        cdef int64_t i
         if count and self.upgrade is not None:
             self.write(OK * count)
         elif count and self.is_connected() and not self.is_closed():
@@ -558,16 +571,14 @@ cdef class Client(Stream):
             self._replied_size += count * len(OK)
             if self.blocked:
                 self._choked = self._replied_size > REPLIES_SIZE_MAX
-        if failed is not None or self._parked is not None or self._held or self.phase == Phase.ENDING:
-            self._settled(failed)
+        return 0
 
     def _settled(self, Owed failed):
         """Continue after replies: one failed, or a command or reading waited for them."""
         if self.is_closed():
             return
         if failed is not None:
-            command, error = failed.command, failed.ticket.error
-            self.fail(ProtocolError(f"E_{command}_FAILED", f"{command} failed {error}"))
+            self.fail(_failure(failed, True))
             return
         if self.scanner.owed:
             return
@@ -759,3 +770,10 @@ cdef class Client(Stream):
         else:
             log.info("client=%s: %s", self.remote_address, reason)
             self.close()
+
+
+cdef object _failure(Owed failed, bint fatal):
+    # The error of a publish that was refused, or whose write failed.
+    command = failed.command
+    return ProtocolError(
+        f"E_{command}_FAILED", f"{command} failed {failed.ticket.error}", fatal=fatal)

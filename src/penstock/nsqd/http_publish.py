@@ -12,7 +12,7 @@ from penstock.core.ticket import Ticket, after
 from penstock.engine.base import BaseTopic
 from penstock.engine.broker import Broker
 from penstock.engine.options import Options
-from penstock.errors import StorageError
+from penstock.errors import StorageError, TopicFullError
 from penstock.net.http_exchange import EXITING
 from penstock.net.http_message import (
     OK,
@@ -28,6 +28,10 @@ from penstock.wire.names import is_valid_name
 MS_NS = 1_000_000
 # The node does not come back soon: publish elsewhere.
 DRAINING = error_response(503, "DRAINING", ("Retry-After", "30"))
+
+# A full topic (R20): the publisher should try again, after a while.
+FULL_RETRY_S = 1
+_FULL = error_response(507, "TOPIC_FULL", ("Retry-After", str(FULL_RETRY_S)))
 
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,19}")
 
@@ -111,4 +115,6 @@ def _pending(created: Ticket | None, published: Ticket) -> Pending:
 
 
 def _published(ticket: Ticket) -> Response:
-    return OK if ticket.error is None else EXITING
+    if ticket.error is None:
+        return OK
+    return _FULL if isinstance(ticket.error, TopicFullError) else EXITING

@@ -90,6 +90,7 @@ TOPIC_COLUMNS = (
     Column("paused", GAUGE, "1 if the topic is paused."),
     Column("messages_total", COUNTER, "Messages published."),
     Column("message_bytes_total", COUNTER, "Bytes of the messages published."),
+    Column("refused_total", COUNTER, "Publishes refused because the topic was full."),
 )
 PULL_COLUMNS = (
     Column("idle_seconds", GAUGE, "Time since the last call of the channel's reader."),
@@ -491,6 +492,7 @@ def _topic_row(topic: BaseTopic) -> tuple[int, ...]:
         int(topic.paused),
         topic.message_count,
         topic.message_bytes,
+        topic.appender.refused_count,
     )
 
 

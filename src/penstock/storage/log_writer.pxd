@@ -11,8 +11,12 @@ cdef class LogWriter:
     cdef readonly Extent extent            # all that was written since the start
     cdef readonly list events              # what the loop has to apply, in order; few
     cdef readonly object cuts              # deque of (Segment, size) to truncate
-    cdef public int64_t segment_size_max   # bytes at which a segment is full
+    cdef readonly int64_t segment_size_max  # bytes at which a segment is full
+    cdef readonly int64_t segment_count_max  # messages at which it is full
     cdef public bint roll_wanted           # seal the active segment, whatever its size
+    cdef int64_t _size_max                 # without a bound of the topic
+    cdef int64_t _bound_size               # with it
+    cdef int64_t _excess_max               # bytes that a full segment may grow by
     cdef Files _files
     cdef str _folder
     cdef uint64_t _instance
@@ -24,4 +28,5 @@ cdef class LogWriter:
     cpdef write(self, Batch batch)
     cpdef sync_here(self)
     cdef bint _is_plain(self)
+    cdef bint overgrown(self) noexcept
     cpdef bint needs_roll(self, int64_t low=*) except -1

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from functools import partial
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint64_t
 
 from penstock.core.appender cimport Batch
 from penstock.core.tables cimport Tally, Visible
@@ -33,6 +33,9 @@ from penstock.storage.survey import survey
 
 SEGMENT_SIZE_MAX = 64 * 1024 * 1024
 
+# A full segment may grow by this much before it is sealed (engine/writer.pyx).
+EXCESS_SIZE_MAX = 32 * 1024 * 1024
+
 # An active segment whose messages are all finished is rolled at this size, to be removed.
 ROLL_SIZE_FINISHED = 4 * 1024 * 1024
 
@@ -46,7 +49,8 @@ cdef class LogWriter:
         self._folder = folder
         self._instance = instance
         self._node_id = node_id
-        self.segment_size_max = segment_size_max
+        self._size_max = segment_size_max
+        self.bound(INT64_MAX, INT64_MAX)
         self.events = []
         self.cuts = deque()
         # Acquired in this order.  The first is held during fdatasync; the second protects the tally
@@ -58,6 +62,26 @@ cdef class LogWriter:
         """Take over an unsealed last segment; its name may not be synced."""
         self.active = tail
         self._folder_dirty = True
+
+    def limit(self, int64_t size_max):
+        """Let segments be full at ``size_max`` bytes from now on."""
+        self._size_max = size_max
+        self.segment_size_max = min(size_max, self._bound_size)
+
+    def bound(self, int64_t size_max, int64_t count_max):
+        """As limit(), by messages too; the smaller one counts."""
+        self._bound_size = size_max
+        self._excess_max = min(size_max, EXCESS_SIZE_MAX)
+        self.segment_count_max = count_max
+        self.segment_size_max = min(size_max, self._size_max)
+
+    cdef bint overgrown(self) noexcept:
+        # Whether the active segment must not grow any more, although its bytes are not synced.
+        cdef Segment segment = self.active
+        if segment is None or segment.tally is None:
+            return False
+        return (segment.tally.size - self.segment_size_max >= self._excess_max
+                or segment.tally.count // 2 >= self.segment_count_max)
 
     cpdef write(self, Batch batch):
         """Write a batch to the file; TopicLog.commit() makes it part of the log.  Blocking.
@@ -103,7 +127,7 @@ cdef class LogWriter:
             # Found at start, or its footer could not be written: it can only be sealed.
             return segment.tally.end <= low
         size = segment.tally.size
-        if size >= self.segment_size_max:
+        if size >= self.segment_size_max or segment.tally.count >= self.segment_count_max:
             return True
         return size >= ROLL_SIZE_FINISHED and segment.tally.end <= low
 

@@ -33,7 +33,7 @@ cdef class TopicLog:
     cpdef write(self, Batch batch)
     cpdef commit(self, Batch batch)
     cpdef sync_here(self)
-    cdef int64_t excess(self) noexcept
     cdef list _finished(self, int64_t low)
     cdef bint _removable(self, Segment segment) except -1
+    cdef bint overgrown(self) noexcept
     cpdef bint needs_roll(self, int64_t low=*) except -1

@@ -187,7 +187,9 @@ cdef class TopicLog:
         self._runs.add(batch.first, end)
         if end > self.end:
             self.end = end
-        self.full = self.writer.roll_wanted or batch.segment_size >= self.writer.segment_size_max
+        self.full = (batch.segment_size >= self.writer.segment_size_max
+                     or segment.visible.count >= self.writer.segment_count_max
+                     or self.writer.roll_wanted)
         if events:
             self._work_off()
 
@@ -206,14 +208,14 @@ cdef class TopicLog:
 
     def limit_segments(self, int64_t size_max):
         """Let segments be full at ``size_max`` bytes from now on."""
-        self.writer.segment_size_max = size_max
+        self.writer.limit(size_max)
 
-    cdef int64_t excess(self) noexcept:
-        # By how many bytes the active segment is larger than it should be.
-        cdef Segment segment = self.writer.active
-        if segment is None or segment.tally is None:
-            return 0
-        return segment.tally.size - self.writer.segment_size_max
+    def bound_segments(self, size_max, count_max):
+        """As limit_segments(), by messages too; the smaller one counts."""
+        self.writer.bound(size_max, count_max)
+
+    cdef bint overgrown(self) noexcept:
+        return self.writer.overgrown()
 
     cpdef sync_here(self):
         """sync() on the loop, if that is quick; None if a thread has to do it."""

@@ -1,0 +1,165 @@
+# The bound of a topic: how much it may hold, and what happens to publishes above that (R20).
+#
+#     publish --> Appender.refuse: below its limits?  yes: accepted, two comparisons
+#                                                     no:  judge() counts, and sets new limits
+#
+# Messages are those that the fullest channel has queued, in flight or deferred, with those that the
+# topic holds back and those that are being written.  Bytes are those of files with unfinished
+# messages.  Both only rise by publishes, so a count taken once says how many more may come before
+# the next one: a topic far below its bound is counted rarely, one at its bound for each publish.
+# Then one look at the fullest channel is enough to refuse.
+#
+# Rule 1: no OK is given for a message that is not stored, whatever the limits are.
+# Rule 2: a batch may pass the bound; the publishes after it are refused.
+# Rule 3: a finish makes room for one publish.  There is no low mark below which a full topic must
+#         fall first.
+# Rule 4: nothing is counted per message: the plain path compares two numbers.
+
+from libc.stdint cimport INT64_MAX, int64_t
+
+from penstock.core.appender cimport Appender
+from penstock.core.ticket cimport Ticket
+from penstock.core.window cimport Window
+from penstock.engine.channel cimport Channel
+
+import logging
+
+from penstock.engine.disk import failed
+from penstock.errors import TopicFullError
+from penstock.settings.policy import DROP_OLDEST
+
+log = logging.getLogger(__name__)
+
+# A topic refuses and accepts by turns while it is full.  It is full until no publish was refused
+# for so long, for the log.
+EPISODE_NS = 10_000_000_000
+# The parts that a bound is divided into, each a file, and the smallest useful file.
+SHARES = 8
+SIZE_MIN = 4096
+# Bytes become fewer only when files go, so they are counted no more often than this while full.
+SIZE_INTERVAL_NS = 10_000_000
+
+MAX_MESSAGES, MAX_BYTES = "max_messages", "max_bytes"
+
+_REFUSALS = {key: failed(TopicFullError(key)) for key in (MAX_MESSAGES, MAX_BYTES)}
+
+
+cdef class Bound:
+    """What one durable topic may hold."""
+
+    def __init__(self, topic):
+        shared = topic.shared
+        self._topic = topic
+        self._episodes = shared.episodes
+        self._writer = topic.writer
+        self._appender = topic.appender
+        self._feed = topic.feed
+        self._clock = shared.context.clock
+        self.count_max = self.size_max = INT64_MAX
+        self._size_ns = -SIZE_INTERVAL_NS
+        self._appender.judge = self.judge
+
+    def apply(self, policy):
+        """The topic's policy has changed."""
+        self.count_max = policy.max_messages or INT64_MAX
+        self.size_max = policy.max_bytes or INT64_MAX
+        cdef bint bounded = self.count_max < INT64_MAX or self.size_max < INT64_MAX
+        cdef Appender appender = self._appender
+        appender.index_limit = appender.size_limit = 0  # the next publish is judged
+        appender.bounded = bounded and policy.overflow != DROP_OLDEST
+        self._size_ns = self._clock.monotonic_ns() - SIZE_INTERVAL_NS
+        # Files go as a whole: so that room comes, and messages go, in eighths.
+        self._topic.log.bound_segments(
+            INT64_MAX if self.size_max == INT64_MAX else max(SIZE_MIN, self.size_max // SHARES),
+            INT64_MAX)
+        if not appender.bounded:
+            self._end()
+
+    @property
+    def unfinished_count(self):
+        """The messages that ``max_messages`` is about."""
+        cdef Channel channel
+        cdef int64_t most = 0
+        for channel in self._feed.channels.values():
+            most = max(most, self.load(channel))
+        return most + self.coming()
+
+    cpdef bint judge(self) except -1:
+        """Whether a publish is refused now; if not, set the limits below which none is."""
+        cdef str key = self.reached()
+        if key is None:
+            return False
+        self._appender.refusal = _REFUSALS[key]
+        self._refused_ns = self._clock.monotonic_ns()
+        if not self.refusing:
+            self.refusing = True
+            self._refused_count = self._appender.refused_count
+            self._episodes.add(self)
+            log.warning("topic=%s: full (%s), publishes are refused", self._topic.name, key)
+        return True
+
+    cdef str reached(self):
+        # The key of the bound that is reached, or None.
+        if self.count_max == INT64_MAX:
+            self._appender.index_limit = INT64_MAX
+        elif self.over_count():
+            return MAX_MESSAGES
+        if self.size_max == INT64_MAX:
+            self._appender.size_limit = INT64_MAX
+        elif self.over_size():
+            return MAX_BYTES
+        return None
+
+    cdef bint over_count(self) except -1:
+        cdef int64_t coming = self.coming(), most = 0, count
+        cdef Channel channel, fullest = self._fullest
+        if (fullest is not None and not fullest.closed
+                and self.load(fullest) + coming >= self.count_max):
+            return True
+        for channel in self._feed.channels.values():
+            count = self.load(channel)
+            if count >= most:
+                most = count
+                self._fullest = channel
+        self._appender.index_limit = (
+            self._appender.first + self._appender.count + self.count_max - most - coming)
+        return most + coming >= self.count_max
+
+    cdef bint over_size(self) except -1:
+        cdef int64_t now_ns = self._clock.monotonic_ns(), room
+        if now_ns - self._size_ns < SIZE_INTERVAL_NS:
+            return True
+        room = self.size_max - self._topic.unfinished_size - self._writer.unshown_size
+        self._appender.size_limit = self._appender.sealed_size + room
+        if room > self._appender.size:
+            return False
+        self._size_ns = now_ns
+        return True
+
+    cdef int64_t load(self, Channel channel) except -1:
+        # Messages that the channel has not finished.  An ephemeral one drops what is too much for
+        # it (R15): a slow nsq_tail does not stop publishers.
+        cdef Window window = channel.window
+        if channel.plain:
+            return window.queued_count + window.unfinished_count
+        return channel.depth if channel.pulled else 0
+
+    cdef int64_t coming(self) noexcept:
+        # Messages that all channels will have.
+        return self._feed.held_count + self._writer.unshown_count + self._appender.count
+
+    def check(self):
+        """Whether the episode of refusals goes on."""
+        if self.refusing and self._clock.monotonic_ns() - self._refused_ns >= EPISODE_NS:
+            self._end()
+        return self.refusing and not self._topic.closed
+
+    def _end(self):
+        if self.refusing:
+            self.refusing = False
+            log.info(
+                "topic=%s: publishes are accepted again, %d were refused",
+                self._topic.name,
+                self._appender.refused_count - self._refused_count,
+            )
+

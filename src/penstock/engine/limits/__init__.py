@@ -1,0 +1,7 @@
+"""What a topic may hold, and for how long (R20).  What runs per batch is in bounds.pyx.
+
+Rule 1: a limit is checked for each batch or turn, never for each message.
+Rule 2: what happens at every message while a limit is reached is logged once.
+
+    episodes   states that come and go with every message, for the log
+"""

@@ -1,0 +1,336 @@
+"""R20: what a topic may hold, and what happens to publishes above that."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+from typing import Any
+
+import pytest
+
+from penstock.core.scanner import Scanner
+from penstock.core.ticket import Ticket
+from penstock.engine.base import BaseTopic
+from penstock.engine.bounds import EPISODE_NS
+from penstock.engine.pull.channel import PullChannel
+from penstock.engine.topic import Topic
+from penstock.errors import TopicFullError
+from penstock.settings.policy import DEFAULT
+from tests.support.bodies import several, sized
+from tests.support.engine import MINUTE, SECOND, Client, Engine
+from tests.support.faults import Faults
+from tests.support.scanners import multi
+
+LIMITS: dict[str, int] = {
+    "message_size_max": 1 << 20,
+    "body_size_max": 5 << 20,
+    "ready_count_max": 2500,
+    "requeue_ms_max": 3_600_000,
+    "defer_ms_max": 3_600_000,
+    "msg_timeout_max_ns": 15 * MINUTE,
+}
+
+
+def bound(topic: BaseTopic, **keys: Any) -> None:
+    topic.apply_policy(dataclasses.replace(topic.policy, **keys))
+
+
+class Bounded:
+    """A topic with channels and a bound."""
+
+    def __init__(self, *channels: str, **keys: Any) -> None:
+        self.engine = Engine()
+        self.engine.broker.create_topic("t")
+        self.topic: Topic = self.engine.topic("t")
+        for name in channels:
+            self.topic.create_channel(name)
+        self.engine.settle()
+        bound(self.topic, **keys)
+
+    def pub(self, *bodies: bytes) -> str:
+        """The key of the bound that refuses it; empty if it was stored."""
+        error = self.engine.done(self.topic.publish(list(bodies)))
+        assert error is None or isinstance(error, TopicFullError), error
+        return error.key if isinstance(error, TopicFullError) else ""
+
+    def fill(self) -> int:
+        """Publish until it is refused; how many were stored."""
+        for count in range(1000):
+            if self.pub(b"%d" % count):
+                return count
+        raise AssertionError("never full")
+
+    def consumer(self, channel: str, ready_count: int = 1) -> Client:
+        client = Client(self.engine, "t", channel, ready_count=ready_count)
+        self.engine.settle()
+        return client
+
+
+def test_a_topic_takes_as_many_messages_as_its_fullest_channel_may_have() -> None:
+    bounded = Bounded("slow", "fast", max_messages=10)
+    fast = bounded.consumer("fast", ready_count=100)
+    assert bounded.fill() == 10
+    for message in fast.take():
+        fast.finish(message.index)
+    assert bounded.pub(b"x") == "max_messages"
+    assert bounded.topic.appender.refused_count == 2
+
+
+def test_a_finish_makes_room_for_one_message() -> None:
+    bounded = Bounded("c", max_messages=10)
+    client = bounded.consumer("c", ready_count=3)
+    bounded.fill()
+    for _ in range(20):
+        assert bounded.pub(b"x") == "max_messages"
+        client.finish(client.take()[0].index)
+        bounded.engine.settle()
+        assert bounded.pub(b"x") == ""
+
+
+def test_messages_in_flight_deferred_and_requeued_count() -> None:
+    bounded = Bounded("c", max_messages=4)
+    client = bounded.consumer("c", ready_count=2)
+    bounded.fill()
+    first, second = client.take()
+    client.requeue(first.index)
+    client.requeue(second.index, delay_ns=MINUTE)
+    assert bounded.pub(b"x") == "max_messages"
+    assert bounded.topic.bound.unfinished_count == 4
+
+
+def test_messages_for_the_first_channel_count() -> None:
+    bounded = Bounded(max_messages=5)
+    assert bounded.fill() == 5
+    channel, _ = bounded.topic.create_channel("c")
+    assert bounded.pub(b"x") == "max_messages"
+    channel.empty()
+    assert bounded.fill() == 5
+
+
+def test_messages_of_a_paused_topic_count_with_those_of_its_channels() -> None:
+    bounded = Bounded("c", max_messages=6)
+    bounded.pub(b"1", b"2")
+    bounded.topic.pause(True)
+    assert bounded.fill() == 4
+    bounded.topic.pause(False)
+    assert bounded.pub(b"x") == "max_messages"
+
+
+def test_messages_of_a_pull_channel_count() -> None:
+    bounded = Bounded(max_messages=5)
+    pull, _, _ = bounded.engine.components.pulls.open(bounded.topic, "p", bounded.topic.end)
+    assert bounded.fill() == 5
+    pull.commit(bounded.topic.log.first + 2)
+    assert bounded.fill() == 2
+
+
+def test_an_ephemeral_channel_refuses_nothing_and_drops_what_is_beyond_the_bound() -> None:
+    """R15 stays: a slow nsq_tail does not stop publishers."""
+    bounded = Bounded("c", max_messages=5)
+    client = bounded.consumer("c", ready_count=100)
+    tail = bounded.consumer("tail#ephemeral", ready_count=0)
+    for _ in range(20):
+        assert bounded.pub(b"x") == ""
+        client.finish(client.take()[0].index)
+    assert tail.channel.depth == 5
+
+
+def test_an_ephemeral_topic_drops_what_is_beyond_the_bound() -> None:
+    engine = Engine()
+    topic, _ = engine.broker.create_topic("t#ephemeral")
+    bound(topic, max_messages=5)
+    for _ in range(7):
+        assert engine.done(topic.publish([b"x"])) is None
+    assert topic.depth == 5
+    channel, _ = topic.create_channel("c")
+    assert channel.depth == 5
+    bound(topic, max_messages=0, max_bytes=1000)
+    engine.done(topic.publish([b"x" * 2000]))
+    assert channel.depth == 5
+
+
+def test_one_batch_may_pass_the_bound_and_is_stored_whole() -> None:
+    bounded = Bounded("c", max_messages=5)
+    assert bounded.pub(*[b"x"] * 100) == ""
+    assert bounded.pub(b"x") == "max_messages"
+    assert bounded.topic.channels["c"].depth == 100
+    assert bounded.topic.log.count == 100
+
+
+def test_publishes_of_one_turn_stop_at_the_bound() -> None:
+    bounded = Bounded("c", max_messages=5)
+    tickets = [bounded.topic.publish([b"x"]) for _ in range(20)]
+    bounded.engine.settle()
+    assert sum(ticket.error is None for ticket in tickets) == 5
+
+
+def test_a_failed_write_takes_no_room() -> None:
+    bounded = Bounded("c", max_messages=5)
+    bounded.pub(b"1")
+    bounded.engine.files.faults = faults = Faults()
+    faults.add("*.log", errno.EIO, "append")
+    for _ in range(10):
+        ticket = bounded.topic.publish([b"x"] * 3)
+        assert isinstance(bounded.engine.done(ticket), OSError)
+    faults.heal()
+    assert bounded.fill() == 4
+
+
+def test_bytes_are_bounded_and_become_fewer_with_the_files() -> None:
+    bounded = Bounded("c", max_bytes=1 << 20)
+    client = bounded.consumer("c", ready_count=2500)
+    body = bytes(10_000)
+    count = 0
+    while not (refused := bounded.pub(body)):
+        count += 1
+    assert refused == "max_bytes"
+    assert (1 << 20) <= bounded.topic.log.size < (1 << 20) + 2 * len(body)
+    for message in client.take()[: count // 2]:
+        client.finish(message.index)
+    bounded.engine.advance(5 * SECOND)
+    assert bounded.topic.log.size < 700_000
+    assert bounded.pub(body) == ""
+
+
+def test_bytes_of_a_topic_smaller_than_a_segment_become_fewer_too() -> None:
+    """Nothing else would roll a small active segment that is full of finished messages."""
+    bounded = Bounded("c", max_bytes=40_000)
+    client = bounded.consumer("c", ready_count=2500)
+    for _ in range(5):
+        while not bounded.pub(bytes(1000)):
+            pass
+        for message in client.take():
+            client.finish(message.index)
+        bounded.engine.advance(5 * SECOND)
+    assert bounded.topic.log.size < 40_000
+
+
+def test_every_kind_of_publish_is_refused() -> None:
+    bounded = Bounded("c", max_messages=1)
+    topic, engine = bounded.topic, bounded.engine
+    bounded.fill()
+    for ticket in (
+        topic.publish([b"x"]),
+        topic.publish_multi(several(b"x", b"y")),
+        topic.publish_lines(b"x\ny\n"),
+        topic.defer(b"x", MINUTE),
+    ):
+        assert isinstance(engine.done(ticket), TopicFullError)
+    assert topic.deferred_count == 0
+
+
+def test_no_bound_and_a_bound_of_zero_refuse_nothing() -> None:
+    bounded = Bounded("c", max_messages=3)
+    bounded.fill()
+    bound(bounded.topic, max_messages=0)
+    assert not bounded.topic.appender.bounded
+    assert bounded.pub(b"x") == ""
+    bound(bounded.topic, max_messages=2)
+    assert bounded.pub(b"x") == "max_messages"
+
+
+class Publisher:
+    """A connection's scanner that publishes to the bounded topic, and its replies."""
+
+    def __init__(self, bounded: Bounded) -> None:
+        self.replies: list[str] = []
+        appenders = {b"t": bounded.topic.appender}
+        self.scanner = Scanner(appenders, self._settled, **LIMITS)
+
+    def send(self, data: bytes) -> None:
+        self.scanner.feed(data)
+        assert self.scanner.next(0, 0) is None
+        self.scanner.keep()
+
+    def _settled(self, _: Ticket) -> None:
+        while True:
+            count, failed = self.scanner.settle()
+            self.replies += ["OK"] * count
+            if failed is None:
+                return
+            self.replies += [f"{failed.command} {failed.ticket.error}"] * failed.count
+
+
+def test_refusals_are_in_order_with_other_replies() -> None:
+    bounded = Bounded("c", max_messages=2)
+    publisher = Publisher(bounded)
+    publisher.send(
+        b"PUB t\n"
+        + sized(b"1")
+        + b"PUB t\n"
+        + sized(b"2")
+        + b"PUB t\n"
+        + sized(b"3")
+        + b"MPUB t\n"
+        + multi(b"4", b"5")
+        + b"DPUB t 0\n"
+        + sized(b"6")
+        + b"DPUB t 250\n"
+        + sized(b"7")
+    )
+    assert publisher.replies == []  # none overtakes those that wait for the write
+    bounded.engine.settle()
+    full = "topic is full (max_messages)"
+    assert publisher.replies == [
+        "OK",
+        "OK",
+        *(f"{c} {full}" for c in ("PUB", "MPUB", "DPUB", "DPUB")),
+    ]
+    assert publisher.scanner.pub_counts == {"t": 2}
+
+
+def test_a_refused_publish_leaves_the_connection_usable_when_the_body_comes_byte_by_byte() -> None:
+    bounded = Bounded("c", max_messages=1)
+    publisher = Publisher(bounded)
+    data = b"PUB t\n" + sized(b"first") + b"MPUB t\n" + multi(b"a", b"b") + b"PUB t\n" + sized(b"z")
+    for byte in data:
+        publisher.send(bytes([byte]))
+        bounded.engine.settle()
+    assert [reply.split()[0] for reply in publisher.replies] == ["OK", "MPUB", "PUB"]
+    assert publisher.scanner.buffered_size == 0
+
+
+def test_a_refused_publish_looks_at_one_channel_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded = Bounded(max_messages=3)
+    pulls = bounded.engine.components.pulls
+    made = [pulls.open(bounded.topic, f"p{number}", bounded.topic.end)[0] for number in range(20)]
+    bounded.fill()
+    looks: list[str] = []
+    depth = PullChannel.depth.fget
+    assert depth is not None
+
+    def counted(channel: PullChannel) -> int:
+        looks.append(channel.name)
+        return int(depth(channel))
+
+    monkeypatch.setattr(PullChannel, "depth", property(counted))
+    for channel in made[:-1]:
+        channel.commit(bounded.topic.end)
+    bounded.pub(b"x")
+    looks.clear()
+    for _ in range(10):
+        assert bounded.pub(b"x") == "max_messages"
+    assert looks == ["p19"] * 10
+
+
+def test_an_episode_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    bounded = Bounded("c", max_messages=2)
+    client = bounded.consumer("c", ready_count=10)
+    for _ in range(20):
+        bounded.fill()
+        for message in client.take():
+            client.finish(message.index)
+        bounded.engine.settle()
+    lines = [record.getMessage() for record in caplog.records if "publishes" in record.getMessage()]
+    assert lines == ["topic=t: full (max_messages), publishes are refused"]
+    bounded.engine.advance(EPISODE_NS + 2 * SECOND)
+    lines = [record.getMessage() for record in caplog.records if "accepted" in record.getMessage()]
+    assert lines == ["topic=t: publishes are accepted again, 20 were refused"]
+
+
+def test_the_default_policy_has_no_bound() -> None:
+    bounded = Bounded("c")
+    assert bounded.topic.policy == DEFAULT
+    assert not bounded.topic.appender.bounded
