@@ -6,6 +6,7 @@
     tombstone   nsqlookupds hide the node for the topic, then it is deleted there
     clear       the damage records of one node
     forget      a pattern, on all nodes that have it
+    policy      keys of a topic's or channel's policy, on the topic's nodes
 
 With an ``address`` the action runs on that node only.  The address comes from ``addresses.py``,
 never from a request.  An action that would remove messages before a pull channel's reader has read
@@ -20,7 +21,8 @@ Rule 3: nsqlookupds first.  In the other order a consumer could find a node whos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+import json
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,6 +138,21 @@ class Actions:
         """Delete a pattern: topics created from now on do not get the channel."""
         outcome = Outcome()
         await self._on_nsqds(outcome, addresses, "/channel/pattern/delete", channel=channel)
+        return outcome
+
+    async def policy(
+        self, topic: str, channel: str, changes: Mapping[str, str | None], address: str = ""
+    ) -> Outcome:
+        """Set and unset keys of a policy on the topic's nodes."""
+        outcome = Outcome()
+        query = {"topic": topic} | ({"channel": channel} if channel else {})
+        body = json.dumps(changes).encode()
+
+        async def put(to: str) -> None:
+            await self.upstream.nsqd_put(to, "/policy", query, body)
+
+        nodes = [address] if address else await self._producers(outcome, topic)
+        await _do(outcome, nodes, put)
         return outcome
 
     async def publish(self, topic: str, body: bytes, defer_ms: int, address: str) -> Outcome:

@@ -14,13 +14,14 @@ To write a page:
 A form posts, as application/x-www-form-urlencoded, the fields:
 
     token      from admin.access
-    action     create, pause, unpause, empty, delete, tombstone, publish, peek or clear
+    action     create, pause, unpause, empty, delete, tombstone, publish, peek, clear or policy
     topic      and channel, for an action on a channel
     node       "host:port", or empty for all nodes
     confirm    for empty, delete and tombstone: the channel's name, else the topic's, typed by the
                user
     body       for publish: the message;  defer_ms: its delay
     count      for peek: the number of messages
+    set.<key>  for policy: the value of a key, and unset.<key>: "true" to unset it
 
 Scripts post the same fields, without a token, as a JSON object (Content-Type: application/json) to
 /api/action and get {"message": "", "results": [{"node": .., "error": ""}], "messages": [..]};
@@ -35,6 +36,7 @@ from penstock.admin.addresses import Addresses
 from penstock.admin.answers import Tasks
 from penstock.admin.cluster import Cluster
 from penstock.admin.details import Details
+from penstock.admin.effects import Effects
 from penstock.admin.history import History
 from penstock.admin.notifications import Notifier
 from penstock.admin.options import AdminOptions
@@ -59,7 +61,8 @@ class Admin:
         )
         interval_s = options.sample_interval_ns / 1e9
         self.history = History(interval_s)
-        self.sampler = Sampler(self.cluster, self.history, interval_s)
+        self.effects = Effects()
+        self.sampler = Sampler(self.cluster, self.history, interval_s, effects=self.effects)
         self.details = Details(self.upstream)
         self.notifier = Notifier(options.notification_http_endpoint, self.upstream)
         addresses = Addresses(self.cluster, self.sampler)

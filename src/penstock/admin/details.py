@@ -13,7 +13,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.admin import api_objects
+from penstock.admin import api_objects, policies
+from penstock.admin.policies import Policies
 from penstock.admin.rows import View
 from penstock.admin.sample import NodePart, Sample
 from penstock.admin.upstream import Upstream, UpstreamError, request_all
@@ -98,6 +99,20 @@ class Details:
             return Damages()
         found: Damages = await self._once(("damage", node), lambda: self._damage(part))
         return found
+
+    async def policy(self, sample: Sample, topic: str, channel: str = "") -> Policies:
+        """The policy of a topic or channel on the nodes that have it."""
+        found = sample.topics[topic]
+        nodes = found.channels[channel].nodes if channel else found.nodes
+        parts = [sample.nodes[node] for node in nodes if sample.nodes[node].own]
+        if not parts:
+            return Policies()
+        # By sample: the page after a change shows it.
+        result: Policies = await self._once(
+            ("policy", str(sample.number), topic, channel),
+            lambda: policies.fetch(self._upstream, parts, topic, channel),
+        )
+        return result
 
     async def deferred(self, sample: Sample) -> PendingMessages:
         """The deferred messages of all nodes that report them."""

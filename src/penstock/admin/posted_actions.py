@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import parse_qsl
 
-from penstock.admin import peek
+from penstock.admin import peek, policies
 from penstock.admin.access import Access
 from penstock.admin.actions import Actions, DaemonResult, Outcome
 from penstock.admin.addresses import Addresses
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BODY_SIZE_MAX = 2 << 20
-FIELD_COUNT_MAX = 32
+# The form of a policy has three for each key.
+FIELD_COUNT_MAX = 64
 DEFER_MS_MAX = 366 * 24 * 3600 * 1000
 PEEK_COUNT = 10
 
 ACTIONS = (
     *("create", "pause", "unpause", "empty", "delete", "tombstone", "publish", "peek", "clear"),
-    "forget",
+    *("forget", "policy"),
 )
 CONFIRMED = frozenset(("empty", "delete", "tombstone", "forget"))
 _FORM = b"application/x-www-form-urlencoded"
@@ -134,6 +135,11 @@ class Posted:
             return await self._forget(channel, address)
         if action == "create":
             return await actions.create(topic, channel, address)
+        if action == "policy":
+            changes = policies.changes_of(fields, channel)
+            if not changes:
+                raise HttpError(400, "NO_CHANGES", detail="no key was changed")
+            return await actions.policy(topic, channel, changes, address)
         if action == "delete":
             return await actions.delete(topic, channel, address, force=force)
         return await actions.change(action, topic, channel, address, force=force)
@@ -187,6 +193,7 @@ def notice_of(action: str, channel: str) -> str:
         "peek": "peek_channel",
         "clear": "clear_damage",
         "forget": "delete_pattern",
+        "policy": f"change_policy_of_{'channel' if channel else 'topic'}",
     }
     return special.get(action) or f"{action}_{'channel' if channel else 'topic'}"
 

@@ -25,6 +25,7 @@ _DONE = {
     "publish": "Published a message to",
     "clear": "Cleared",
     "forget": "Deleted",
+    "policy": "Changed the policy of",
 }
 
 

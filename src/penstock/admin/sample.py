@@ -31,6 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from penstock.admin.effects import NOTHING, read_counts, read_policy
 from penstock.admin.patterns import PatternPart, read_patterns
 from penstock.progress import Progress
 
@@ -78,6 +79,7 @@ class ChannelPart(NamedTuple):
     paused: bool
     latency: tuple[tuple[float, float], ...]  # quantile, ns
     pull: Pull | None
+    counts: Mapping[str, int] = NOTHING  # what its policy did
 
     def backlog(self, own: bool) -> int:
         """Messages that have arrived and are not finished.
@@ -100,6 +102,8 @@ class TopicPart(NamedTuple):
     channels: dict[str, ChannelPart]
     backlog: int  # depth of the channel that is furthest behind
     deferred: int
+    policy: Mapping[str, Any] = NOTHING  # its bounds
+    counts: Mapping[str, int] = NOTHING
 
 
 @dataclass(slots=True)
@@ -309,6 +313,8 @@ def _topic_part(topic: Mapping[str, Any]) -> TopicPart:
         channels,
         max((channel.depth for channel in channels.values()), default=0),
         _count(deferred),
+        read_policy(topic),
+        read_counts(topic),
     )
 
 
@@ -332,6 +338,7 @@ def _channel_part(channel: Mapping[str, Any]) -> ChannelPart:
         channel["paused"] is True,
         _percentiles(channel),
         None if pull is None else _pull(pull),
+        read_counts(channel),
     )
     return ChannelPart._make((*numbers, *flags))
 

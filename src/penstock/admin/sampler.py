@@ -20,6 +20,7 @@ import time
 from typing import Any
 
 from penstock.admin.cluster import Cluster, Producer
+from penstock.admin.effects import Effects
 from penstock.admin.history import History
 from penstock.admin.lag import Lags
 from penstock.admin.sample import (
@@ -54,12 +55,18 @@ class Sampler:
     """Keeps the newest sample."""
 
     def __init__(
-        self, cluster: Cluster, history: History, interval_s: float, clock: Clock | None = None
+        self,
+        cluster: Cluster,
+        history: History,
+        interval_s: float,
+        clock: Clock | None = None,
+        effects: Effects | None = None,
     ) -> None:
         self.newest: Sample | None = None
         self._cluster = cluster
         self._upstream = cluster.upstream
         self._history = history
+        self._effects = effects or Effects()
         self._interval_s = interval_s
         self._clock = clock or Clock()
         self._lags = Lags()
@@ -136,6 +143,7 @@ class Sampler:
             if part.answered:
                 self._answers[part.node] = part
         self._history.record(sample)
+        self._effects.record(sample)
         self._expire(now_ns)
         self.newest = sample
         self._first.set()

@@ -45,12 +45,14 @@ SIZES_MAX = {
     "/deferred": 16 << 20,
     "/damage": 4 << 20,
     "/channel/peek": 4 << 20,
+    "/policy": 64 << 10,
     "/info": 64 << 10,
 }
 POSTED_SIZE_MAX = 64 << 10
 TOKEN_SIZE_MAX = 512
 # Of a body that is shown in an error.
 SHOWN_SIZE_MAX = 512
+DETAIL_SIZE_MAX = 2048
 
 
 class UpstreamError(HttpClientError):
@@ -102,6 +104,12 @@ class Upstream:
         self, address: str, path: str, query: Mapping[str, str], body: bytes = b""
     ) -> None:
         await self._post(address, path, query, self._nsqd_headers, body)
+
+    async def nsqd_put(
+        self, address: str, path: str, query: Mapping[str, str], body: bytes
+    ) -> None:
+        with Metered(self._meter, POSTED_SIZE_MAX) as incoming:
+            await self._request("PUT", address, path, query, self._nsqd_headers, incoming, body)
 
     async def elsewhere(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes = b""
@@ -218,7 +226,19 @@ def refusal(answer: Answer) -> UpstreamError:
     except ValueError:
         phrase = ""
     shown = quote(answer.body[:SHOWN_SIZE_MAX])
-    return UpstreamError(f"got response {answer.status} {phrase} {shown}", answer.status)
+    text = f"got response {answer.status} {phrase} {shown}"
+    return UpstreamError(text, answer.status, _detail(answer.body))
+
+
+def _detail(body: bytes) -> str:
+    """What a Penstock says of its refusal, for people; "" if it says nothing."""
+    if len(body) > DETAIL_SIZE_MAX:
+        return ""
+    try:
+        detail = json.loads(body)["detail"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return ""
+    return detail.encode("utf-8", "replace").decode() if isinstance(detail, str) else ""
 
 
 def https_port(body: bytes) -> int:

@@ -40,10 +40,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.admin import patterns, readers, rows
+from penstock.admin import effects, patterns, readers, rows
 from penstock.admin import pipelines as queries
 from penstock.admin.details import SPANS
 from penstock.admin.history import CLUSTER
+from penstock.admin.policies import Policies
 from penstock.admin.sample import Sample, TopicSum
 from penstock.net.http_message import HttpError
 
@@ -91,7 +92,7 @@ async def topics(admin: Admin) -> View:
 
 async def topic(admin: Admin, name: str) -> View:
     """topic: TOPIC; nodes [TOPIC ON NODE]; channels [CHANNEL + latency]; readers [READER]; latency;
-    chart.
+    policy: POLICY or None, see ``policies``; bounds [BOUND]; hour [{count, what}]; chart.
 
     TOPIC ON NODE: node, hostname, topic_depth, memory_depth, backend_depth, message_count,
     message_bytes, channel_count, paused, latency: LATENCY, readers [READER].
@@ -104,8 +105,11 @@ async def topic(admin: Admin, name: str) -> View:
     shown = found or TopicSum(name)
     parts = [(sample.nodes[node], sample.nodes[node].topics[name]) for node in shown.nodes]
     read_by = readers.shown(sample, shown.channels.values())
+    head = _head(admin, "topic", sample)
+    policy = await admin.details.policy(sample, name) if found is not None else Policies()
     return {
-        **_head(admin, "topic", sample),
+        **head,
+        "warnings": head["warnings"] + policy.warnings,
         "topic": rows.topic_row(shown),
         "inactive": found is None,
         "nodes": [
@@ -131,13 +135,16 @@ async def topic(admin: Admin, name: str) -> View:
         ],
         "readers": read_by,
         "latency": rows.latency(part.latency for _, part in parts),
+        "policy": policy.shown,
+        "bounds": effects.bounds(part for _, part in parts),
+        "hour": admin.effects.hour(name),
         "chart": admin.history.chart(("topic", name)),
     }
 
 
 async def channel(admin: Admin, topic_name: str, name: str) -> View:
     """channel: CHANNEL + latency; nodes [CHANNEL ON NODE]; clients [CLIENT]; readers [READER];
-    can_peek; chart.
+    can_peek; policy: POLICY or None; hour [{count, what}]; chart.
 
     clients: at most 1000; ``clients_left_out`` is the number of others.
 
@@ -158,11 +165,12 @@ async def channel(admin: Admin, topic_name: str, name: str) -> View:
             raise HttpError(404, "TOPIC_NOT_FOUND")
         raise HttpError(404, "CHANNEL_NOT_FOUND")
     details = await admin.details.channel(sample, topic_name, name)
+    policy = await admin.details.policy(sample, topic_name, name)
     parts = rows.parts_of(sample, shown)
     head = _head(admin, "channel", sample)
     return {
         **head,
-        "warnings": head["warnings"] + details.warnings,
+        "warnings": list(dict.fromkeys(head["warnings"] + details.warnings + policy.warnings)),
         "channel": rows.channel_row(shown)
         | {"latency": rows.latency(part.latency for _, part in parts)},
         "nodes": [
@@ -173,6 +181,8 @@ async def channel(admin: Admin, topic_name: str, name: str) -> View:
         "clients_left_out": details.left_out,
         "readers": readers.shown(sample, [shown]),
         "can_peek": any(node.own for node, _ in parts),
+        "policy": policy.shown,
+        "hour": admin.effects.hour(topic_name, name),
         "chart": admin.history.chart(("channel", topic_name, name)),
     }
 

@@ -1,0 +1,160 @@
+"""What policies do: how full topics are, and what was refused, dropped or moved in the last hour.
+
+    /stats      "policy": {"max_bytes": "10GB"}, "used_bytes": 123, "refused_count": 5
+    BOUND       name, used, limit, unit ("bytes" or "messages"): of the node that is fullest
+    hour        [{"count": 5, "what": "refused"}]: increases of the counts over all nodes
+
+Rule 1: a node's counters are its own.  After its restart they have counted from zero; what a node
+        did before it was seen for the first time is not counted.
+Rule 2: the last hour is kept in minutes, for TARGET_COUNT_MAX topics and channels at most.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from penstock.settings.kinds import parse_size
+
+if TYPE_CHECKING:
+    from penstock.admin.sample import Sample, TopicPart
+
+View = dict[str, Any]
+Target = tuple[str, ...]  # a topic, or a topic and a channel
+Counts = Mapping[str, int]
+
+MINUTES = 60
+MINUTE_MS = 60_000
+TARGET_COUNT_MAX = 20_000
+
+# Counters of /stats, and how a person says them.
+COUNTERS = {
+    "refused_count": "refused",
+    "dropped_count": "dropped",
+    "expired_count": "expired",
+    "buried_count": "buried",
+    "moved_count": "moved",
+    "kicked_count": "kicked",
+    "discarded_count": "discarded",
+}
+GAUGES = ("used_bytes", "used_messages", "retained_bytes")
+NAMES = (*COUNTERS, *GAUGES)
+NUMBER_MAX = 1 << 63
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def read_policy(stats: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The bounds in the policy of a topic in /stats; raises ValueError if they are wrong."""
+    policy = stats.get("policy")
+    if policy is None:
+        return NOTHING
+    if not isinstance(policy, dict):
+        raise ValueError("a policy is not an object")
+    return {key: policy[key] for key in ("max_bytes", "max_messages") if key in policy}
+
+
+def read_counts(stats: Mapping[str, Any]) -> Counts:
+    """What the policy of a topic or channel in /stats did; raises ValueError for wrong numbers."""
+    if "policy" not in stats:
+        return NOTHING
+    counts = {name: stats[name] for name in NAMES if name in stats}
+    for count in counts.values():
+        if type(count) is not int or not 0 <= count < NUMBER_MAX:
+            raise ValueError("not a number")
+    return counts
+
+
+def bounds(parts: Iterable[TopicPart]) -> list[View]:
+    """How full a topic is: for each bound the node with the largest share."""
+    fullest: dict[str, tuple[float, View]] = {}
+    for part in parts:
+        for key, used_key, unit in (
+            ("max_bytes", "used_bytes", "bytes"),
+            ("max_messages", "used_messages", "messages"),
+        ):
+            limit, used = _limit(part.policy.get(key)), part.counts.get(used_key)
+            if not limit or used is None:
+                continue
+            share = used / limit
+            if key not in fullest or share > fullest[key][0]:
+                view = {"name": key, "used": used, "limit": limit, "unit": unit}
+                fullest[key] = (share, view)
+    return [view for _, view in fullest.values()]
+
+
+def _limit(value: object) -> int:
+    if isinstance(value, str):
+        try:
+            return parse_size(value)
+        except ValueError:
+            return 0
+    return value if isinstance(value, int) else 0
+
+
+class Effects:
+    """The counts of the last hour."""
+
+    def __init__(self) -> None:
+        # By target: (minute, increases by counter).
+        self._hours: dict[Target, deque[tuple[int, dict[str, int]]]] = {}
+        # By node: its start time, and its counters by target.
+        self._before: dict[str, tuple[int, dict[Target, Counts]]] = {}
+
+    def record(self, sample: Sample) -> None:
+        """Add the increases since the sample before."""
+        minute = sample.at_ms // MINUTE_MS
+        for name, node in sample.nodes.items():
+            if not node.answered:
+                continue
+            now: dict[Target, Counts] = {}
+            for topic, part in node.topics.items():
+                if part.counts:
+                    now[(topic,)] = part.counts
+                for channel, each in part.channels.items():
+                    if each.counts:
+                        now[(topic, channel)] = each.counts
+            known = self._before.get(name)
+            self._before[name] = (node.start_time, now)
+            if known is None:
+                continue
+            past = known[1] if known[0] == node.start_time else {}
+            for target, counts in now.items():
+                self._add(target, minute, counts, past.get(target, {}))
+        for name in self._before.keys() - sample.nodes.keys():
+            del self._before[name]
+        self._forget(minute)
+
+    def _add(self, target: Target, minute: int, counts: Counts, past: Counts) -> None:
+        for key in COUNTERS:
+            value, before = counts.get(key, 0), past.get(key, 0)
+            # Below: deleted and created again.
+            increase = value - before if value >= before else value
+            if not increase:
+                continue
+            if target not in self._hours and len(self._hours) >= TARGET_COUNT_MAX:
+                return
+            minutes = self._hours.setdefault(target, deque(maxlen=MINUTES + 1))
+            if not minutes or minutes[-1][0] != minute:
+                minutes.append((minute, {}))
+            minutes[-1][1][key] = minutes[-1][1].get(key, 0) + increase
+
+    def _forget(self, minute: int) -> None:
+        for target, minutes in list(self._hours.items()):
+            while minutes and minutes[0][0] <= minute - MINUTES:
+                minutes.popleft()
+            if not minutes:
+                del self._hours[target]
+
+    def hour(self, *target: str) -> list[View]:
+        """What was done in the last hour, in the order of COUNTERS; a topic with its channels."""
+        totals: dict[str, int] = {}
+        for known, minutes in self._hours.items():
+            if known[: len(target)] == target:
+                for _, counts in minutes:
+                    for key, count in counts.items():
+                        totals[key] = totals.get(key, 0) + count
+        return [
+            {"count": totals[key], "what": what} for key, what in COUNTERS.items() if key in totals
+        ]
