@@ -1,8 +1,9 @@
 """The delivery window against dicts and lists, and its journal against a replay.
 
 The machine publishes with gaps, lets consumers come and go, answers rightly and wrongly, lets
-time pass, empties and skips; after every step all counts are equal and check() holds.  At any
-moment the window can be rebuilt from what drain() told so far, as a restart does.
+time pass, empties and skips, sets limits of attempts, buries, kicks and discards; after every step
+all counts are equal and check() holds.  At any moment the window can be rebuilt from what drain()
+told so far, as a restart does.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from penstock.core.buried import ATTEMPTS, BURY, EXPIRED, REASONS, Buried
 from penstock.core.deadlines import NEVER_NS
-from penstock.core.window import Consumer, Window
+from penstock.core.window import FAIL_BURY, FAIL_DROP, FAIL_MOVE, Consumer, Window
+from penstock.storage.burials import Burials
 from tests.support.blocks import NODE_ID, block_of, frame, read_frames, read_marks, read_runs
 
-DONE, NOT_IN_FLIGHT, NOT_OWNER = 0, 1, 2
+DONE, NOT_IN_FLIGHT, NOT_OWNER, NO_ROOM = 0, 1, 2, 3
 WAIT_NS = 10
+NO_ROOM_WAIT_NS = 60_000_000_000
 TIMEOUT_MAX_NS = 500
 ANSWER = {
     "who": st.integers(0, 99),
@@ -37,6 +41,22 @@ class Known:
     owner: Consumer | None = None
     deadline_ns: int = 0
     delivered_ns: int = 0
+    lost: bool = False  # a delivery ended without an answer
+    alone: bool = False  # ready, to be delivered alone
+
+
+@dataclass
+class Limits:
+    """A policy."""
+
+    attempts_max: int = 0
+    on_failed: int = FAIL_BURY
+    buried_max: int = 1000
+    backoff: tuple[int, int] = (0, 0)
+
+    def wait_ns(self, attempts: int) -> int:
+        least, most = self.backoff
+        return min(least * 2 ** (attempts - 1), max(least, most))
 
 
 @dataclass
@@ -46,24 +66,37 @@ class Journal:
     low: int = 0
     finished: set[int] = field(default_factory=set)
     marks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    burials: Burials = field(default_factory=Burials)
 
-    def add(self, record: tuple[int, bytes, bytes]) -> None:
+    def add(self, bodies: list[bytes], record: tuple[int, bytes, bytes]) -> None:
+        for body in bodies:
+            self.burials.bury(body)
         low, runs, marks = record
-        assert low >= self.low
-        self.low = low
+        self.low = max(self.low, low)
         for start, end in read_runs(runs):
             assert low <= start < end
             self.finished.update(range(start, end))
+        self.burials.finish(low, read_runs(runs))
         self.marks.update(read_marks(marks))
 
+    def unbury(self, runs: bytes, kicked: bool) -> None:
+        for index in self.burials.unbury(read_runs(runs), kicked=kicked):
+            self.marks.pop(index, None)
+
     def unfinished(self, log: list[int]) -> list[int]:
-        return [i for i in log if i >= self.low and i not in self.finished]
+        kicked = set(self.burials.kicked())
+        return [i for i in log if i in kicked or (i >= self.low and i not in self.finished)]
 
     def rebuild(self, log: list[int]) -> Window:
         """A window as a restart makes it: what was touched is restored, the rest is queued."""
         unfinished = self.unfinished(log)
+        kicked = self.burials.kicked()
         end = max([self.low, *(i + 1 for i in (self.finished | self.marks.keys()))])
-        window = Window(self.low)
+        window = Window(min([self.low, *kicked]))
+        buried = Buried()
+        for body in self.burials.table.snapshot():
+            buried.load(body)
+        window.restore_buried(buried)
         for index in unfinished:
             if index < end:
                 window.restore(index, *self.marks.get(index, (0, 0)))
@@ -92,6 +125,11 @@ class WindowMachine(RuleBasedStateMachine):
         self.journal = Journal()
         self.marked: set[int] = set()
         self.told: dict[int, tuple[int, int]] = {}  # what the journal should know of attempts
+        self.limits = Limits()
+        self.buried: dict[int, tuple[str, int, int]] = {}  # reason, attempts, time
+        self.buried_total = dict.fromkeys(REASONS.values(), 0)
+        self.kicked_count = self.dropped_count = self.no_room_count = 0
+        self.lone: list[set[int]] = []  # as ready, for those to be delivered alone
 
     # ---- the log
 
@@ -261,13 +299,12 @@ class WindowMachine(RuleBasedStateMachine):
             if not requeue:
                 continue
             self.requeue_count += 1
-            self.marked.add(index)
-            if known.attempts == 1:
-                self.make_ready({index})
-                ready += 1
-            else:
+            known.lost = True
+            wait = 0
+            if known.attempts > 1:
                 wait = min(WAIT_NS * 2 ** (known.attempts - 2), consumer.msg_timeout_ns)
-                known.state, known.due_ns = "deferred", self.now_ns + wait
+            wait = max(wait, self.limits.wait_ns(known.attempts))
+            ready += self.fail(index, self.now_ns + wait if wait else 0)
         assert back == ready
         assert consumer.in_flight_count == 0
 
@@ -275,9 +312,150 @@ class WindowMachine(RuleBasedStateMachine):
         return self.consumers[who % len(self.consumers)]
 
     def make_ready(self, indexes: set[int]) -> None:
+        lone = set()
         for index in indexes:
-            self.known[index].state, self.known[index].due_ns = "ready", 0
-        self.ready.append(indexes)
+            known = self.known[index]
+            known.state, known.due_ns = "ready", 0
+            known.alone = self.must_be_alone(known)
+            if known.alone:
+                lone.add(index)
+        if lone:
+            self.lone.append(lone)
+        if indexes - lone:
+            self.ready.append(indexes - lone)
+
+    def must_be_alone(self, known: Known) -> bool:
+        limit = self.limits.attempts_max
+        return limit > 0 and known.lost and known.attempts + 1 >= limit
+
+    # ---- failures, buried messages
+
+    def fail(self, index: int, due_ns: int) -> bool:
+        """A delivery failed; whether the message is ready again."""
+        known, limits = self.known[index], self.limits
+        if limits.attempts_max and known.attempts >= limits.attempts_max:
+            if limits.on_failed == FAIL_DROP:
+                self.dropped_count += 1
+                del self.known[index]
+                return False
+            if len(self.buried) < limits.buried_max:
+                self.bury_as(index, ATTEMPTS)
+                return False
+            self.no_room_count += 1
+            due_ns = max(due_ns, self.now_ns + NO_ROOM_WAIT_NS)
+        self.marked.add(index)
+        if due_ns:
+            known.state, known.due_ns = "deferred", due_ns
+            return False
+        self.make_ready({index})
+        return True
+
+    def bury_as(self, index: int, reason: int, attempts: int | None = None) -> None:
+        known = self.known.pop(index, None)
+        if attempts is None:
+            assert known is not None
+            attempts = known.attempts
+        self.buried[index] = (REASONS[reason], attempts, self.now_ns)
+        self.buried_total[REASONS[reason]] += 1
+
+    @rule(
+        attempts_max=st.sampled_from([0, 1, 2, 2, 3, 4]),
+        on_failed=st.sampled_from([FAIL_BURY, FAIL_BURY, FAIL_DROP, FAIL_MOVE]),
+        buried_max=st.sampled_from([2, 1000, 1000]),
+        backoff=st.sampled_from([(0, 0), (5, 20), (7, 1)]),
+    )
+    def set_policy(
+        self, attempts_max: int, on_failed: int, buried_max: int, backoff: tuple[int, int]
+    ) -> None:
+        self.limits = Limits(attempts_max, on_failed, buried_max, backoff)
+        self.window.set_policy(attempts_max, on_failed, buried_max, *backoff)
+        lone, self.lone = self.lone, []
+        for indexes in lone:
+            self.make_ready(indexes)
+
+    @precondition(lambda self: self.ready)
+    @rule()
+    def set_apart(self) -> None:
+        """Messages that were ready before the limit was set."""
+        index = self.next_ready()
+        alone = self.must_be_alone(self.known[index])
+        assert self.window.set_apart() == alone
+        if alone:
+            self.make_ready({index})
+        else:
+            self.ready.insert(0, {index})
+
+    @precondition(lambda self: self.consumers)
+    @rule(**ANSWER)
+    def bury(self, who: int, what: int, node_id: int) -> None:
+        consumer, index = self.choose(who, what)
+        expected = self.expected(consumer, index, node_id)
+        if expected == DONE and len(self.buried) >= self.limits.buried_max:
+            expected = NO_ROOM
+            self.no_room_count += 1
+        assert self.window.bury_index(consumer, index, node_id, self.now_ns, "no") == expected
+        if expected == DONE:
+            self.bury_as(index, BURY)
+
+    @precondition(lambda self: self.ready)
+    @rule()
+    def bury_ready(self) -> None:
+        full = len(self.buried) >= self.limits.buried_max
+        assert self.window.bury_ready(EXPIRED, self.now_ns) != full
+        if full:
+            self.no_room_count += 1
+            return
+        (index,) = set().union(*self.ready) & set(self.window.buried.indexes())
+        assert index in self.ready[0]
+        self.ready[0].remove(index)
+        if not self.ready[0]:
+            self.ready.pop(0)
+        self.bury_as(index, EXPIRED)
+
+    @precondition(lambda self: any(i < self.released for i in self.queue))
+    @rule()
+    def bury_fresh(self) -> None:
+        full = len(self.buried) >= self.limits.buried_max
+        assert self.window.bury_fresh(self.queue[0], EXPIRED, self.now_ns) != full
+        if full:
+            self.no_room_count += 1
+        else:
+            self.bury_as(self.queue.pop(0), EXPIRED, 0)
+
+    @precondition(lambda self: self.buried)
+    @rule(
+        start=st.integers(0, 40),
+        count=st.integers(1, 8),
+        count_max=st.integers(1, 8),
+        reason=st.sampled_from([0, 0, ATTEMPTS, BURY, EXPIRED]),
+        kicking=st.booleans(),
+    )
+    def unbury(self, start: int, count: int, count_max: int, reason: int, kicking: bool) -> None:
+        end = start + count
+        self.drain(at_exit=False)
+        wanted = [
+            i
+            for i in sorted(self.buried)
+            if start <= i < end
+            and reason in (0, *(r for r in REASONS if REASONS[r] == self.buried[i][0]))
+        ]
+        take = self.window.kick if kicking else self.window.discard
+        taken, after, runs = take(start, end, count_max, reason)
+        wanted, left = wanted[:count_max], wanted[count_max:]
+        assert taken == len(wanted)
+        assert after <= left[0] if left else after <= end
+        self.journal.unbury(runs, kicking)
+        for index in wanted:
+            del self.buried[index]
+            if not kicking:
+                continue
+            self.kicked_count += 1
+            self.told.pop(index, None)
+            if index < self.window.cursor:
+                self.known[index] = Known("ready", 0)
+                self.make_ready({index})
+            else:
+                self.queue = sorted([*self.queue, index])
 
     # ---- answers
 
@@ -317,16 +495,16 @@ class WindowMachine(RuleBasedStateMachine):
     def requeue(self, who: int, what: int, node_id: int, delay_ns: int) -> None:
         consumer, index = self.choose(who, what)
         due_ns = self.now_ns + delay_ns if delay_ns else 0
-        status = self.window.requeue_index(consumer, index, node_id, due_ns)
-        assert status == self.expected(consumer, index, node_id)
+        status = self.expected(consumer, index, node_id)
+        found = self.window.requeue_index(consumer, index, node_id, due_ns, self.now_ns)
+        assert found == status
         if status == DONE:
             self.requeue_count += 1
             self.answered[id(consumer)][2] += 1
-            self.marked.add(index)
-            if delay_ns:
-                self.known[index].state, self.known[index].due_ns = "deferred", due_ns
-            else:
-                self.make_ready({index})
+            wait = self.limits.wait_ns(self.known[index].attempts)
+            if wait and not due_ns:
+                due_ns = self.now_ns + wait
+            self.fail(index, due_ns)
 
     @precondition(lambda self: self.consumers)
     @rule(**ANSWER, timeout_ns=st.integers(1, 300))
@@ -354,12 +532,23 @@ class WindowMachine(RuleBasedStateMachine):
             for i, known in self.known.items()
             if known.state == "in flight" and known.deadline_ns <= self.now_ns
         }
-        consumers = self.window.expire(self.now_ns, count_max)
-        gone = self.moved(due, count_max)
+        consumers = self.window.expire(self.now_ns, count_max, self.now_ns)
+        gone = {i for i in due if (self.window.describe(i) or ("gone",))[0] != "in flight"}
+        assert sorted(due[i] for i in gone) == sorted(due.values())[:count_max]
         assert consumers == {self.known[i].owner for i in gone} - {None}
         self.timeout_count += len(gone)
-        self.marked.update(gone)
-        self.make_ready_by_time({i: due[i] for i in gone})
+        ready = {}
+        for index in sorted(gone, key=lambda i: due[i]):
+            known = self.known[index]
+            known.lost, known.owner = True, None
+            wait = self.limits.wait_ns(known.attempts)
+            full = known.attempts >= self.limits.attempts_max > 0
+            if wait or full:
+                self.fail(index, self.now_ns + wait if wait else 0)
+            else:
+                self.marked.add(index)
+                ready[index] = due[index]
+        self.make_ready_by_time(ready)
 
     @rule(count_max=st.sampled_from([0, 1, 2, 1000]))
     def fire(self, count_max: int) -> None:
@@ -392,6 +581,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.queue = [i for i in self.queue if i >= self.released]
         self.known.clear()
         self.ready.clear()
+        self.lone.clear()
         self.marked.clear()
 
     @rule(at_exit=st.booleans())
@@ -399,7 +589,10 @@ class WindowMachine(RuleBasedStateMachine):
         if at_exit:
             self.window.mark_all()
             self.marked.update(self.known)
-        self.journal.add(self.window.drain())
+            for known in self.known.values():
+                if known.attempts >= self.limits.attempts_max > 0:
+                    known.attempts = self.limits.attempts_max - 1  # this exit is no failure
+        self.journal.add(self.window.drain_buried(), self.window.drain())
         for index in self.marked & self.known.keys():
             self.told[index] = (self.known[index].attempts, self.known[index].due_ns)
         self.marked.clear()
@@ -411,7 +604,11 @@ class WindowMachine(RuleBasedStateMachine):
     def snapshot(self) -> None:
         """A compacted journal says the same, and attempts of everything delivered (R11)."""
         journal = Journal()
-        journal.add(self.window.snapshot())
+        buried = self.window.buried
+        # What was buried since the last drain() is in the snapshot, and is not drained again.
+        for body in self.window.drain_buried():
+            self.journal.burials.bury(body)
+        journal.add(list(buried.snapshot()) if buried else [], self.window.snapshot())
         told = {i: (known.attempts, known.due_ns) for i, known in self.known.items()}
         assert journal.unfinished(self.log) == sorted([*self.known, *self.queue])
         assert journal.marks == {i: mark for i, mark in told.items() if mark[0]}
@@ -422,10 +619,15 @@ class WindowMachine(RuleBasedStateMachine):
         window.check()
         unfinished = sorted([*self.known, *self.queue])
         assert window.unfinished_count + window.queued_count == len(unfinished)
+        self.compare_buried(window)
         for index in window.unfinished(0, 1 << 60, 1 << 20):
             attempts, due_ns = told.get(index, (0, 0))
             state = "deferred" if due_ns else "ready"
             assert window.describe(index) == (state, attempts, due_ns)
+
+    def compare_buried(self, window: Window) -> None:
+        found = window.buried.page(-1, 1000) if window.buried is not None else []
+        assert {one[0]: (one[1], one[3], one[4]) for one in found} == self.buried
 
     @rule()
     def restart(self) -> None:
@@ -435,11 +637,15 @@ class WindowMachine(RuleBasedStateMachine):
         self.window.queued_count = sum(self.window.cursor <= i < self.released for i in self.queue)
         self.consumers, self.gone, self.answered = [], [], {}
         self.requeue_count = self.timeout_count = 0
-        self.ready = []
+        self.kicked_count = self.dropped_count = self.no_room_count = 0
+        self.buried_total = dict.fromkeys(REASONS.values(), 0)
+        self.limits = Limits()
+        self.ready, self.lone = [], []
         restored = self.window.unfinished(0, 1 << 60, 1 << 20)
         for index in restored:
             attempts, due_ns = self.told.get(index, (0, 0))
-            self.known[index] = Known("deferred" if due_ns else "ready", attempts, due_ns)
+            state = "deferred" if due_ns else "ready"
+            self.known[index] = Known(state, attempts, due_ns, lost=attempts > 0)
             if not due_ns:
                 self.ready.append({index})
         self.queue = [i for i in self.queue if i >= self.window.cursor]
@@ -454,7 +660,10 @@ class WindowMachine(RuleBasedStateMachine):
         states = [known.state for known in self.known.values()]
         assert window.in_flight_count == states.count("in flight")
         assert window.deferred_count == states.count("deferred")
-        assert window.ready_count == states.count("ready") == sum(map(len, self.ready))
+        lone_count = sum(map(len, self.lone))
+        assert window.ready_count == states.count("ready") == lone_count + sum(map(len, self.ready))
+        assert window.lone_count == lone_count
+        assert window.next_lone is None or window.next_lone in self.lone[0]
         assert window.unfinished_count == len(self.known)
         assert window.queued_count == sum(i < self.released for i in self.queue)
         assert window.depth == window.queued_count + window.ready_count
@@ -463,6 +672,16 @@ class WindowMachine(RuleBasedStateMachine):
         assert window.unfinished(0, 1 << 60, 1 << 20) == sorted(self.known)
         for index, known in self.known.items():
             assert window.describe(index) == (known.state, known.attempts, known.due_ns)
+
+    @invariant()
+    def burials_agree(self) -> None:
+        window = self.window
+        self.compare_buried(window)
+        assert window.buried_count == len(self.buried)
+        assert window.buried_total == self.buried_total
+        assert window.kicked_count == self.kicked_count
+        assert window.dropped_count == self.dropped_count
+        assert window.no_room_count == self.no_room_count
 
     @invariant()
     def borders_agree(self) -> None:

@@ -358,7 +358,18 @@ class Client:
     def requeue(self, index: int, delay_ns: int = 0) -> int:
         due_ns = self.engine.clock.wall_ns() + delay_ns if delay_ns else 0
         status = self.channel.window.requeue_index(
-            self.consumer, index, self.engine.options.node_id, due_ns
+            self.consumer,
+            index,
+            self.engine.options.node_id,
+            due_ns,
+            self.engine.clock.wall_ns(),
+        )
+        self.channel.offer(self.consumer)
+        return status
+
+    def bury(self, index: int, text: str = "") -> int:
+        status = self.channel.window.bury_index(
+            self.consumer, index, self.engine.options.node_id, self.engine.clock.wall_ns(), text
         )
         self.channel.offer(self.consumer)
         return status

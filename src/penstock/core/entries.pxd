@@ -14,6 +14,7 @@ cdef struct Entry:
     uint16_t node_id      # of the message id
     uint16_t attempts     # deliveries so far
     uint8_t state         # IN_FLIGHT, READY or DEFERRED (window.pyx); 0: free
+    uint8_t lost          # a delivery ended by a timeout or with its client, not by an answer
 
 
 cdef class Entries:
@@ -29,6 +30,7 @@ cdef class Entries:
 
     cdef int32_t find(self, int64_t index) noexcept
     cdef int32_t append_entry(self, int64_t index) except -1
+    cdef int32_t insert_entry(self, int64_t index, int32_t near) except -1
     cdef void remove_entry(self, int32_t slot) noexcept
     cdef int check_entries(self) except -1
     cdef Py_ssize_t home(self, int64_t index) noexcept

@@ -4,7 +4,7 @@
 #     list      head <-> ... <-> tail by index, through before/after
 #     table     index -> place in the array
 #
-# Appending, finding and removing take constant time.
+# Appending, finding and removing take constant time.  Inserting walks from the nearest known entry.
 #
 # Invariants (check_entries):
 #   1. Entries ascend by index along before/after, from head to tail.
@@ -12,6 +12,9 @@
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint64_t
+
+cdef enum:
+    NEIGHBOUR_COUNT = 8  # indexes below a new one that are looked up before the list is walked
 
 
 cdef class Entries:
@@ -37,6 +40,7 @@ cdef class Entries:
         entry.attempts = 0
         entry.due_ns = 0
         entry.owner = -1
+        entry.lost = 0
         entry.before = self.tail
         entry.after = -1
         if self.tail >= 0:
@@ -46,6 +50,43 @@ cdef class Entries:
         self.tail = slot
         self.unfinished_count += 1
         self.table_insert(slot)
+        return slot
+
+    cdef int32_t insert_entry(self, int64_t index, int32_t near) except -1:
+        # ``near`` is a slot from which to look for the place, or -1.
+        cdef Entry* entry
+        cdef int32_t before, after, slot, step
+        if self.tail < 0 or self.entries[self.tail].index < index:
+            return self.append_entry(index)
+        before = self.tail
+        if index - self.entries[self.head].index < self.entries[before].index - index:
+            before = self.head
+        if near >= 0 and self.entries[near].state and (
+                abs(self.entries[near].index - index) < abs(self.entries[before].index - index)):
+            before = near
+        for step in range(1, NEIGHBOUR_COUNT):
+            slot = self.find(index - step)
+            if slot >= 0:
+                before = slot
+                break
+        while before >= 0 and self.entries[before].index > index:
+            before = self.entries[before].before
+        after = self.entries[before].after if before >= 0 else self.head
+        while self.entries[after].index < index:
+            before = after
+            after = self.entries[after].after
+        # It begins at the end, and moves to its place.
+        slot = self.append_entry(index)
+        entry = &self.entries[slot]
+        self.tail = entry.before
+        self.entries[self.tail].after = -1
+        entry.before = before
+        entry.after = after
+        self.entries[after].before = slot
+        if before >= 0:
+            self.entries[before].after = slot
+        else:
+            self.head = slot
         return slot
 
     cdef void remove_entry(self, int32_t slot) noexcept:

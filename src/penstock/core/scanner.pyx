@@ -566,7 +566,7 @@ cdef class Scanner:
             index = value & INDEX_MASK
             node_id = <int>(<uint64_t>value >> ID_INDEX_BITS)
             if name == "REQ":
-                status = self.window.requeue(self.consumer, index, node_id, due_ns)
+                status = self.window.requeue(self.consumer, index, node_id, due_ns, self.wall_ns)
             elif name == "FIN":
                 status = self.window.finish(self.consumer, index, node_id, self.wall_ns)
             else:

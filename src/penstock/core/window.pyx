@@ -12,14 +12,18 @@
 # An entry is in one of three states, and changes state in place:
 #
 #     IN_FLIGHT  sent to a consumer, in the deadline queue by monotonic deadline
-#     READY      to be sent again, in a FIFO list
+#     READY      to be sent again, in a FIFO list; those to be delivered alone (R26) in another
 #     DEFERRED   until a wall-clock time (REQ n, a lost consumer), in the deferral queue
+#
+# A buried message (R24) has no entry.  It is finished as far as the marks and the journal's runs
+# are concerned, and is in a table of its own, from which kick() returns it to the window.
 #
 # Invariants (check), beside those of entries.pyx:
 #   1. The first entry is the low-water mark; all are below the cursor.
 #   2. The deadline queue holds exactly the IN_FLIGHT ones, the deferral queue the DEFERRED
-#      ones, the ready list the READY ones.
+#      ones, the two ready lists the READY ones.
 #   3. A consumer's in_flight_count is the number of IN_FLIGHT entries it owns.
+#   4. A buried message has no entry, and is below the cursor or skipped.
 #
 # Changes that must survive a restart (finished runs, attempts) are collected as they happen, and
 # drain() returns them for the journal.  No I/O, no clock: times are arguments.
@@ -28,10 +32,17 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint16_t, uint64_t
 
 from penstock.core.block cimport Block, Span
+from penstock.core.buried cimport Buried
 from penstock.core.bytes cimport load_i64, load_u32, store_u16, store_u64
 from penstock.core.deadlines cimport DeadlineQueue
 from penstock.core.latency cimport Latency
 from penstock.core.layouts cimport FRAME_ATTEMPTS, FRAME_HEADER, FRAME_ID, FRAME_TIMESTAMP
+
+from penstock.core.buried import REASONS
+
+FAIL_BURY = 0
+FAIL_DROP = 1
+FAIL_MOVE = 2
 
 cdef enum:
     IN_FLIGHT = 1
@@ -42,6 +53,17 @@ cdef enum:
     ATTEMPTS_MAX = 65535
     RUN_COUNT_MAX = 65536   # finished runs kept between two drains before they are merged
     VIEW_SIZE_MIN = 8192
+    BY_ATTEMPTS = 1  # reasons of core/buried.pyx
+    BY_CLIENT = 2
+    DROP = 1         # FAIL_DROP
+    MOVE = 2         # FAIL_MOVE
+    BURIED_COUNT_MAX = 1_000_000  # unless a policy says otherwise
+    MOVING_COUNT_MAX = 10_000  # buried beyond the bound, while they are moved
+    LAST = 2048  # messages that one call of kick() or discard() returns or finishes
+
+# A message that failed too often and cannot be buried waits so long, and is delivered again.
+cdef int64_t NO_ROOM_WAIT_NS = 60_000_000_000
+KICK_COUNT_MAX = LAST
 
 cdef dict STATE_NAMES = {IN_FLIGHT: "in flight", READY: "ready", DEFERRED: "deferred"}
 
@@ -60,6 +82,8 @@ cdef class Consumer:
         self.msg_timeout_ns = msg_timeout_ns
         self.sample_rate = sample_rate
         self.writable = True
+        self.rested = True
+        self.label = ""
         self.number = -1
 
     @property
@@ -79,7 +103,10 @@ cdef class Window(Entries):
         self.random_state = seed or 1
         self.consumers = []
         self.free_numbers = []
-        self.ready_head = self.ready_tail = -1
+        self.ready_head = self.ready_tail = self.lone_head = self.lone_tail = -1
+        self.kicked_slot = -1
+        self.buried_max = BURIED_COUNT_MAX
+        self.moving = []
         self.deadlines = DeadlineQueue()
         self.deferrals = DeadlineQueue()
         self.finished = RunList()
@@ -189,11 +216,19 @@ cdef class Window(Entries):
                 continue
             self.deadlines.drop(slot)
             self.requeue_count += 1
+            wait = 0
+            if entry.attempts > 1:
+                wait = min(wait_ns << min(entry.attempts - 2, 20), consumer.msg_timeout_ns)
+            if wait_ns:
+                entry.lost = True
+                if self.strict:
+                    wait = max(wait, self.backoff(entry.attempts))
+                    self.fail(slot, consumer.label, wall_ns + wait if wait else 0, wall_ns)
+                    continue
             self.mark(entry.index)
             if entry.attempts <= 1:
                 self.push_ready(slot)
             else:
-                wait = min(wait_ns << min(entry.attempts - 2, 20), consumer.msg_timeout_ns)
                 entry.state = DEFERRED
                 entry.due_ns = wall_ns + wait
                 self.deferrals.put(slot, entry.due_ns)
@@ -376,8 +411,32 @@ cdef class Window(Entries):
 
     @property
     def next_ready(self):
-        """Index of the next message to send again, or None."""
+        """Index of the next message to send again, or None; not of those to be delivered alone."""
         return self.entries[self.ready_head].index if self.ready_head >= 0 else None
+
+    @property
+    def next_lone(self):
+        """Index of the next message to deliver alone, or None."""
+        return self.entries[self.lone_head].index if self.lone_head >= 0 else None
+
+    def set_apart(self):
+        """Whether the next ready message must be delivered alone: it is then in that list.
+
+        Only messages from before a change of the policy are found here.
+        """
+        if self.ready_head < 0 or not self.must_be_alone(self.ready_head):
+            return False
+        self.push_ready(self.pop_ready())
+        return True
+
+    def choose_lone(self):
+        """Make the next message to be delivered alone the next ready one."""
+        cdef int32_t slot = self.pop_lone()
+        self.entries[slot].next_ready = self.ready_head
+        self.ready_head = slot
+        if self.ready_tail < 0:
+            self.ready_tail = slot
+        self.ready_count += 1
 
     def redeliver(self, Consumer consumer not None, bytes frame not None, int64_t now_ns):
         """Deliver the next ready message again; return its frame with the new attempts."""
@@ -402,6 +461,10 @@ cdef class Window(Entries):
         """Move the next ready message to the end of the list: it cannot be read now."""
         assert self.ready_head >= 0
         self.push_ready(self.pop_ready())
+
+    def rotate_lone(self):
+        """As rotate_ready(), for messages to be delivered alone."""
+        self.push_ready(self.pop_lone())
 
     def drop_ready(self):
         """Finish the next ready message without sending it: the log does not have it any more."""
@@ -450,8 +513,8 @@ cdef class Window(Entries):
         self.forget(slot)
         return DONE
 
-    cdef int requeue(self, Consumer consumer, int64_t index, int node_id,
-                     int64_t due_ns) except -1:
+    cdef int requeue(self, Consumer consumer, int64_t index, int node_id, int64_t due_ns,
+                     int64_t wall_ns=0) except -1:
         cdef int status
         cdef int32_t slot = self.owned(consumer, index, node_id, &status)
         if slot < 0:
@@ -460,6 +523,11 @@ cdef class Window(Entries):
         consumer.requeue_count += 1
         self.requeue_count += 1
         self.deadlines.drop(slot)
+        if self.strict:
+            if not due_ns and self.backoff_min_ns:
+                due_ns = wall_ns + self.backoff(self.entries[slot].attempts)
+            self.fail(slot, consumer.label, due_ns, wall_ns)
+            return DONE
         self.mark(index)
         if due_ns:
             self.entries[slot].state = DEFERRED
@@ -485,8 +553,12 @@ cdef class Window(Entries):
         return self.finish(consumer, index, node_id, wall_ns)
 
     def requeue_index(self, Consumer consumer not None, int64_t index, int node_id,
-                      int64_t due_ns):
-        return self.requeue(consumer, index, node_id, due_ns)
+                      int64_t due_ns, int64_t wall_ns=0):
+        return self.requeue(consumer, index, node_id, due_ns, wall_ns)
+
+    def bury_index(self, Consumer consumer not None, int64_t index, int node_id,
+                   int64_t wall_ns, str text=""):
+        return self.bury(consumer, index, node_id, wall_ns, text)
 
     def touch_index(self, Consumer consumer not None, int64_t index, int node_id,
                     int64_t now_ns, int64_t timeout_ns, int64_t timeout_max_ns):
@@ -494,21 +566,29 @@ cdef class Window(Entries):
 
     # ---- time
 
-    def expire(self, int64_t now_ns, Py_ssize_t count_max):
+    def expire(self, int64_t now_ns, Py_ssize_t count_max, int64_t wall_ns=0):
         """Make timed-out messages ready; return the consumers that have room again."""
         cdef set consumers = set()
         cdef int32_t slot
+        cdef int64_t wait
         cdef Entry* entry
         while count_max > 0 and self.deadlines.size and self.deadlines.soonest() <= now_ns:
             count_max -= 1
             slot = self.deadlines.heap[0].item
             entry = &self.entries[slot]
+            client = ""
             if entry.owner >= 0:
                 consumer = <Consumer>self.consumers[entry.owner]
                 (<Consumer>consumer).in_flight_count -= 1
+                client = (<Consumer>consumer).label
                 consumers.add(consumer)
             self.deadlines.drop(slot)
             self.timeout_count += 1
+            entry.lost = True
+            if self.strict:
+                wait = self.backoff(entry.attempts)
+                self.fail(slot, client, wall_ns + wait if wait else 0, wall_ns)
+                continue
             self.mark(entry.index)
             self.push_ready(slot)
         return consumers
@@ -524,6 +604,208 @@ cdef class Window(Entries):
             fired += 1
         return fired
 
+    # ---- failed deliveries (R26)
+
+    def set_policy(self, int attempts_max, int on_failed, Py_ssize_t buried_max,
+                   int64_t backoff_min_ns=0, int64_t backoff_max_ns=0):
+        """What happens to messages whose delivery failed; 0: no limit, no wait."""
+        cdef int64_t count = self.lone_count
+        self.attempts_max = attempts_max
+        self.on_failed = on_failed
+        self.buried_max = buried_max
+        self.backoff_min_ns = backoff_min_ns
+        self.backoff_max_ns = max(backoff_min_ns, backoff_max_ns)
+        self.strict = attempts_max > 0 or backoff_min_ns > 0
+        while count > 0:
+            count -= 1
+            self.push_ready(self.pop_lone())
+
+    cdef bint must_be_alone(self, int32_t slot) noexcept:
+        return (self.attempts_max > 0 and self.entries[slot].lost
+                and self.entries[slot].attempts + 1 >= self.attempts_max)
+
+    cdef int64_t backoff(self, int attempts) noexcept:
+        cdef int64_t wait = self.backoff_min_ns
+        while attempts > 1 and 0 < wait < self.backoff_max_ns:
+            wait *= 2
+            attempts -= 1
+        return min(wait, self.backoff_max_ns)
+
+    cdef int fail(self, int32_t slot, str client, int64_t due_ns, int64_t wall_ns) except -1:
+        # A delivery failed; the message is not in flight any more.
+        cdef Entry* entry = &self.entries[slot]
+        if self.attempts_max and entry.attempts >= self.attempts_max:
+            if self.give_up(slot, client, wall_ns):
+                return 0
+            due_ns = max(due_ns, wall_ns + NO_ROOM_WAIT_NS)
+        self.mark(entry.index)
+        if due_ns:
+            entry.state = DEFERRED
+            entry.due_ns = due_ns
+            self.deferrals.put(slot, due_ns)
+        else:
+            self.push_ready(slot)
+        return 0
+
+    cdef bint give_up(self, int32_t slot, str client, int64_t wall_ns) except -1:
+        # False if there is no room to bury it.
+        if self.on_failed == DROP:
+            self.dropped_count += 1
+            self.forget(slot)
+            return True
+        if not self.recording:
+            return False
+        if not self.has_room():
+            self.no_room_count += 1
+            return False
+        if self.movable and (self.on_failed == MOVE or self.is_full()):
+            self.moving.append(self.entries[slot].index)
+        self.bury_entry(slot, BY_ATTEMPTS, client, "", wall_ns)
+        return True
+
+    def is_full(self):
+        """Whether as many messages are buried as the policy allows."""
+        return self.buried is not None and self.buried.count >= self.buried_max
+
+    cdef bint has_room(self) noexcept:
+        if self.buried is None:
+            return True
+        if self.movable:
+            return (self.buried.count < self.buried_max + MOVING_COUNT_MAX
+                    and len(self.moving) < MOVING_COUNT_MAX)
+        return self.buried.count < self.buried_max
+
+    cdef int bury_entry(self, int32_t slot, int reason, str client, str text,
+                        int64_t wall_ns) except -1:
+        # The journal gets the burial before the finish: see drain_buried().
+        if self.buried is None:
+            self.buried = Buried()
+        self.buried.add(
+            self.entries[slot].index, self.entries[slot].attempts, reason, wall_ns, client, text)
+        self.burial_counts[reason] += 1
+        self.forget(slot)
+        return 0
+
+    cdef int bury(self, Consumer consumer, int64_t index, int node_id, int64_t wall_ns,
+                  str text) except -1:
+        cdef int status
+        cdef int32_t slot = self.owned(consumer, index, node_id, &status)
+        if slot < 0:
+            return status
+        if not self.recording:
+            return NOT_DURABLE
+        if not self.has_room():
+            self.no_room_count += 1
+            return NO_ROOM
+        if self.movable and self.is_full():
+            self.moving.append(index)
+        consumer.in_flight_count -= 1
+        self.deadlines.drop(slot)
+        self.bury_entry(slot, BY_CLIENT, consumer.label, text, wall_ns)
+        return DONE
+
+    def bury_ready(self, int reason, int64_t wall_ns):
+        """Bury the next ready message; False if there is no room."""
+        assert self.ready_head >= 0 and self.recording
+        if not self.has_room():
+            self.no_room_count += 1
+            return False
+        self.bury_entry(self.pop_ready(), reason, "", "", wall_ns)
+        return True
+
+    def bury_fresh(self, int64_t index, int reason, int64_t wall_ns):
+        """Bury an undelivered, released message; False if there is no room."""
+        assert index >= self.cursor and self.recording
+        if not self.has_room():
+            self.no_room_count += 1
+            return False
+        if self.buried is None:
+            self.buried = Buried()
+        self.skip(index, index + 1, 1)
+        self.buried.add(index, 0, reason, wall_ns, "", "")
+        self.burial_counts[reason] += 1
+        return True
+
+    def take_moving(self):
+        """The indexes of messages that were buried to be moved, since the last call."""
+        cdef list moving = self.moving
+        self.moving = []
+        return moving
+
+    @property
+    def buried_total(self):
+        """All messages that were ever buried, by reason."""
+        return {name: self.burial_counts[reason] for reason, name in REASONS.items()}
+
+    @property
+    def buried_count(self):
+        return 0 if self.buried is None else self.buried.count
+
+    def kick(self, int64_t start, int64_t end, Py_ssize_t count_max, int reason=0):
+        """Make up to ``count_max`` buried messages in start..end ready, in order.
+
+        drain() must have been called.  Returns (count, where to continue, the ranges in which all
+        buried messages were taken, as an UNBURIED record has them).
+        """
+        return self._unbury(start, end, count_max, reason, True)
+
+    def discard(self, int64_t start, int64_t end, Py_ssize_t count_max, int reason=0):
+        """As kick(), but finish them."""
+        return self._unbury(start, end, count_max, reason, False)
+
+    def _unbury(self, int64_t start, int64_t end, Py_ssize_t count_max, int reason, bint ready):
+        cdef int64_t[LAST] indexes
+        cdef int64_t after = end
+        cdef Py_ssize_t i, count = 0
+        cdef int32_t slot
+        cdef RunList runs = RunList()
+        assert self.buried is None or not self.buried.pending_count
+        if self.buried is not None:
+            count = self.buried.take(start, end, min(count_max, LAST), reason, indexes, &after)
+        if count and not reason:
+            runs.add(indexes[0], indexes[count - 1] + 1)
+        for i in range(count):
+            if reason:
+                runs.add(indexes[i], indexes[i] + 1)
+            if not ready:
+                continue
+            if indexes[i] >= self.cursor:
+                self.unskip(indexes[i])
+                continue
+            slot = self.insert_entry(indexes[i], self.kicked_slot)
+            self.push_ready(slot)
+            self.kicked_slot = slot
+        if ready:
+            self.kicked_count += count
+        self.changed = self.changed or count > 0
+        return count, after, runs.encode()
+
+    cdef int unskip(self, int64_t index) except -1:
+        # A skipped message is queued again.
+        cdef Py_ssize_t i
+        for i in range(len(self.skips) - 1, -1, -1):
+            start, end = self.skips[i]
+            if start <= index < end:
+                self.skips[i:i + 1] = [run for run in ((start, index), (index + 1, end))
+                                       if run[0] < run[1]]
+                break
+        else:
+            raise AssertionError(f"{index} is neither delivered nor skipped")
+        self.next_skip = self.skips[0][0] if self.skips else INT64_MAX
+        self.queued_count += 1
+        return 0
+
+    def restore_buried(self, Buried buried not None):
+        """After a restart: the buried messages, all of which are finished in this window."""
+        self.buried = buried
+
+    def drain_buried(self):
+        """Bodies of BURIED records for what was buried since the last call.
+
+        They must be in the journal before what drain() returns, which says that they are finished.
+        """
+        return [] if self.buried is None else self.buried.drain()
+
     # ---- emptying, restoring, journal
 
     def clear(self, int64_t end):
@@ -535,8 +817,8 @@ cdef class Window(Entries):
             self.deadlines.drop(self.head)
             self.deferrals.drop(self.head)
             self.forget(self.head)
-        self.ready_head = self.ready_tail = -1
-        self.ready_count = self.queued_count = 0
+        self.ready_head = self.ready_tail = self.lone_head = self.lone_tail = -1
+        self.ready_count = self.lone_count = self.queued_count = 0
         for consumer in self.consumers:
             if consumer is not None:
                 (<Consumer>consumer).in_flight_count = 0
@@ -552,6 +834,7 @@ cdef class Window(Entries):
         assert index >= self.cursor and (self.tail < 0 or self.entries[self.tail].index < index)
         slot = self.append_entry(index)
         self.entries[slot].attempts = <uint16_t>attempts
+        self.entries[slot].lost = attempts > 0  # it is not known how they failed
         if due_ns:
             self.entries[slot].state = DEFERRED
             self.entries[slot].due_ns = due_ns
@@ -568,10 +851,15 @@ cdef class Window(Entries):
         self.settle_cursor()
 
     def mark_all(self):
-        """Include the attempts of every delivered message in the next drain() (clean exit)."""
+        """Include the attempts of every delivered message in the next drain() (clean exit).
+
+        A last attempt that this exit ends is not counted: it did not fail.
+        """
         cdef int32_t slot = self.head
         while slot >= 0:
             if self.entries[slot].attempts:
+                if self.attempts_max and self.entries[slot].attempts >= self.attempts_max:
+                    self.entries[slot].attempts = <uint16_t>(self.attempts_max - 1)
                 self.mark(self.entries[slot].index)
             slot = self.entries[slot].after
 
@@ -666,6 +954,15 @@ cdef class Window(Entries):
         self.entries[slot].state = READY
         self.entries[slot].due_ns = 0
         self.entries[slot].next_ready = -1
+        if self.attempts_max and self.must_be_alone(slot):
+            if self.lone_tail >= 0:
+                self.entries[self.lone_tail].next_ready = slot
+            else:
+                self.lone_head = slot
+            self.lone_tail = slot
+            self.lone_count += 1
+            self.ready_count += 1
+            return
         if self.ready_tail >= 0:
             self.entries[self.ready_tail].next_ready = slot
         else:
@@ -678,6 +975,15 @@ cdef class Window(Entries):
         self.ready_head = self.entries[slot].next_ready
         if self.ready_head < 0:
             self.ready_tail = -1
+        self.ready_count -= 1
+        return slot
+
+    cdef int32_t pop_lone(self) noexcept:
+        cdef int32_t slot = self.lone_head
+        self.lone_head = self.entries[slot].next_ready
+        if self.lone_head < 0:
+            self.lone_tail = -1
+        self.lone_count -= 1
         self.ready_count -= 1
         return slot
 
@@ -700,12 +1006,19 @@ cdef class Window(Entries):
             slot = entry.after
         assert states[IN_FLIGHT] == self.deadlines.size
         assert states[DEFERRED] == self.deferrals.size
-        slot = self.ready_head
-        for _ in range(self.ready_count):
-            assert self.entries[slot].state == READY
-            slot = self.entries[slot].next_ready
-        assert slot < 0 and states[READY] == self.ready_count
+        for slot, count in ((self.ready_head, self.ready_count - self.lone_count),
+                            (self.lone_head, self.lone_count)):
+            for _ in range(count):
+                assert self.entries[slot].state == READY
+                slot = self.entries[slot].next_ready
+            assert slot < 0
+        assert states[READY] == self.ready_count
         assert sum(states.values()) == self.unfinished_count
         for number, consumer in enumerate(self.consumers):
             if consumer is not None:
                 assert (<Consumer>consumer).in_flight_count == owned.get(number, 0)
+        if self.buried is not None:
+            self.buried.check()
+            for index in self.buried.indexes():
+                assert self.find(index) < 0, f"{index} is unfinished and buried"
+                assert index < self.cursor or any(a <= index < b for a, b in self.skips)

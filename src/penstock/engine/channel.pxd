@@ -34,6 +34,8 @@ cdef class Channel:
     cdef Marks _progressed               # topics to journal
     cdef int64_t _watched_ns             # the earliest deadline that the scan knows, or later
     cdef int64_t _watched_wall_ns        # the same for deferrals
+    cdef public object sweep             # Sweep of buried messages at a rate, or None
+    cdef Consumer _held                  # gets nothing until it is empty, then a lone message (R26)
     cdef bint _woken
     cdef bint _reading
     cdef int _odd_to_fresh               # who gets the odd message of a share
@@ -51,6 +53,9 @@ cdef class Channel:
     cdef int watch(self) except -1
     cdef Py_ssize_t serve(self, Consumer consumer, int64_t even, int64_t now_ns,
                           Py_ssize_t* size) except -1
+    cdef Py_ssize_t serve_lone(self, Consumer consumer, int64_t now_ns,
+                               Py_ssize_t* size) except -1
+    cdef int release_held(self) except -1
     cdef Py_ssize_t send_fresh(self, Consumer consumer, Py_ssize_t want, int64_t now_ns,
                                list parts) except -1
     cdef int take_block(self, Block block) except -1

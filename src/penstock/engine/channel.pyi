@@ -4,6 +4,9 @@ from typing import Any, Final
 
 from penstock.core.block import Block
 from penstock.core.ticket import Ticket
+from penstock.core.window import FAIL_BURY as FAIL_BURY
+from penstock.core.window import FAIL_DROP as FAIL_DROP
+from penstock.core.window import FAIL_MOVE as FAIL_MOVE
 from penstock.core.window import Consumer, Window
 from penstock.engine.base import BaseTopic
 from penstock.engine.shared import Shared
@@ -11,7 +14,10 @@ from penstock.engine.stats.latency import Percentiles
 from penstock.engine.topology import EXPERIMENT as EXPERIMENT
 from penstock.engine.topology import LOCALITIES as LOCALITIES
 from penstock.engine.topology import NearestFirst
+from penstock.settings.policy import BURY as BURY
 from penstock.settings.policy import DEFAULT as DEFAULT
+from penstock.settings.policy import DROP as DROP
+from penstock.settings.policy import MOVE as MOVE
 from penstock.settings.policy import Policy
 from penstock.storage.channel_reader import ChannelReader
 
@@ -26,6 +32,9 @@ DUE_COUNT_MAX: Final = 2048
 LOST_WAIT_NS: Final = 1_000_000_000
 PASS_COUNT_MAX: Final = 16
 UNREADABLE_COUNT_MAX: Final = 1024
+APART_COUNT_MAX: Final = 1024
+LONE_TRY_COUNT: Final = 64
+ON_FAILED: Final[dict[str, int]]
 
 class Channel:
     ephemeral: bool
@@ -40,6 +49,7 @@ class Channel:
     defer_stamp: int
     held_skip_count: int
     created: Ticket
+    sweep: Any
     @property
     def _shared(self) -> Shared: ...
     @property
@@ -97,6 +107,7 @@ class Channel:
     def pump(self, now_ns: int) -> None: ...
     def _load(self) -> bool: ...
     def _frame(self, index: int) -> bytes | None: ...
+    def move_out(self, indexes: list[int]) -> None: ...
     def expire(self, now_ns: int) -> bool: ...
     def fire(self, wall_ns: int) -> bool: ...
     def apply_policy(self, policy: Policy) -> None: ...

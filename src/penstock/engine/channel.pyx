@@ -19,9 +19,10 @@ from penstock.core.window cimport Consumer, Window
 
 from penstock.core.latency import Latency
 from penstock.core.ticket import settled
+from penstock.core.window import FAIL_BURY, FAIL_DROP, FAIL_MOVE
 from penstock.engine.stats.latency import measured
 from penstock.engine.topology import EXPERIMENT, LOCALITIES, NearestFirst
-from penstock.settings.policy import DEFAULT
+from penstock.settings.policy import BURY, DEFAULT, DROP, MOVE
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,11 @@ LOST_WAIT_NS = 1_000_000_000
 # Unreadable messages that wait for redelivery: how many a turn skips, and how many are remembered.
 PASS_COUNT_MAX = 16
 UNREADABLE_COUNT_MAX = 1024
+# Messages on their last attempt that one delivery sets apart after a change of the policy.
+APART_COUNT_MAX = 1024
+# Consumers that a turn considers for a message that must be delivered alone.
+LONE_TRY_COUNT = 64
+ON_FAILED = {BURY: FAIL_BURY, DROP: FAIL_DROP, MOVE: FAIL_MOVE}
 
 cdef Py_ssize_t turn_count_max = TURN_COUNT_MAX
 cdef Py_ssize_t share_count_max = SHARE_COUNT_MAX
@@ -136,6 +142,13 @@ cdef class Channel:
     def apply_policy(self, policy):
         """The channel's effective policy has changed."""
         self.policy = policy
+        action = ON_FAILED[policy.on_max_attempts]
+        attempts_max = policy.max_attempts
+        if self.ephemeral and action != FAIL_DROP:
+            attempts_max = 0  # nothing of it can be kept
+        backoff = policy.requeue_backoff or (0, 0)
+        self.window.set_policy(attempts_max, action, policy.max_buried, *backoff)
+        self.wake()
 
     def policy_stats(self):
         """What /stats shows besides a channel's policy, if that is shown."""
@@ -172,6 +185,8 @@ cdef class Channel:
         if consumer.offered:
             self.ready.remove(consumer)
             consumer.offered = False
+        if self._held is consumer:
+            self._held = None
         self.window.leave(
             consumer,
             context.options.requeue_on_disconnect and not self.closed,
@@ -179,6 +194,8 @@ cdef class Channel:
             0 if context.supervisor.exiting else LOST_WAIT_NS,
         )
         if not self.closed:
+            if self.window.moving:
+                self.move_out(self.window.take_moving())
             self.watch()
             self.touched()
             self.wake()
@@ -190,6 +207,8 @@ cdef class Channel:
     cpdef offer(self, Consumer consumer):
         """``consumer`` answered or changed RDY; serve it if it has room."""
         self.touched()
+        if self.window.moving:
+            self.move_out(self.window.take_moving())
         if not consumer.offered and consumer.is_ready():
             consumer.offered = True
             self.ready.append(consumer)
@@ -254,6 +273,7 @@ cdef class Channel:
         cdef Window window = self.window
         cdef Consumer consumer
         cdef Py_ssize_t budget = turn_count_max, round_count = 0, count, size
+        cdef Py_ssize_t tries = LONE_TRY_COUNT
         cdef int64_t even = 0
         self._woken = False
         while budget > 0 and not self.paused and not self.closed and self.ready:
@@ -266,7 +286,10 @@ cdef class Channel:
             count = size = 0
             try:
                 if consumer.is_ready():
-                    count = self.serve(consumer, even, now_ns, &size)
+                    if window.lone_count:
+                        count = self.serve_lone(consumer, now_ns, &size)
+                    if not count and consumer.is_ready():
+                        count = self.serve(consumer, even, now_ns, &size)
             except BaseException:
                 # Keep the consumer in the rotation.
                 self.ready.appendleft(consumer)
@@ -277,12 +300,67 @@ cdef class Channel:
                 consumer.offered = False
             elif count:
                 self.ready.append(consumer)
+            elif window.lone_count and tries and len(self.ready):
+                tries -= 1
+                self.ready.append(consumer)  # another one may have nothing in flight
             else:
                 self.ready.appendleft(consumer)
                 break
+        if self._held is not None and not window.lone_count:
+            self.release_held()
         self.watch()
         if budget <= 0 and self.ready:
             self.wake()
+
+    cdef Py_ssize_t serve_lone(self, Consumer consumer, int64_t now_ns,
+                               Py_ssize_t* size) except -1:
+        # Send ``consumer`` a message that must be delivered alone (R26), if nothing is in flight to
+        # it; return whether it got one.
+        #
+        # If all ready consumers have something in flight, one of them gets nothing until it has
+        # answered or timed out; the others go on.  After such a message a consumer gets others
+        # first, if there are any (R13).
+        cdef Window window = self.window
+        if consumer.in_flight_count:
+            if self._held is None:
+                self._held = consumer
+                consumer.alone = True
+            return 0
+        if self._held is consumer:
+            self._held = None
+        consumer.alone = False
+        if not consumer.rested and (
+                window.queued_count or window.ready_count > window.lone_count):
+            consumer.rested = True
+            return 0
+        index = window.next_lone
+        if index in self._unreadable:
+            window.rotate_lone()
+            return 0
+        frame = self._frame(index)
+        if frame is None:
+            return 0
+        window.choose_lone()
+        if not frame:
+            window.drop_ready()
+            return 0
+        part = window.redeliver(consumer, frame, now_ns)
+        consumer.alone = True
+        consumer.rested = False
+        size[0] = len(part)
+        consumer.client.send([part])
+        return 1
+
+    cdef int release_held(self) except -1:
+        # Nothing is left that the consumer was kept for.
+        cdef Consumer consumer = self._held
+        self._held = None
+        consumer.alone = False
+        if not consumer.offered and consumer.is_ready():
+            consumer.offered = True
+            self.ready.append(consumer)
+            self.wake()
+        return 0
 
     cdef Py_ssize_t serve(self, Consumer consumer, int64_t even, int64_t now_ns,
                           Py_ssize_t* size) except -1:
@@ -293,18 +371,20 @@ cdef class Channel:
         cdef Window window = self.window
         cdef Py_ssize_t share = min(
             consumer.ready_count - consumer.in_flight_count, share_count_max, even)
+        cdef int64_t again_count = window.ready_count - window.lone_count
         cdef Py_ssize_t sent = 0, fresh
         cdef list parts = []
         if share <= 0:
             return 0
+        consumer.alone = False  # it has answered what it got alone
         try:
-            if window.ready_count:
+            if again_count:
                 if window.queued_count:
                     fresh = (share + self._odd_to_fresh) // 2
                     self._odd_to_fresh ^= share & 1
-                    fresh = max(fresh, share - window.ready_count)
+                    fresh = max(fresh, share - again_count)
                     sent = self.send_fresh(consumer, fresh, now_ns, parts)
-                again = min(share - sent, window.ready_count)
+                again = min(share - sent, again_count)
                 sent += self._send_again(consumer, again, now_ns, parts)
             sent += self.send_fresh(consumer, share - sent, now_ns, parts)
         finally:
@@ -417,11 +497,17 @@ cdef class Channel:
         return f"{self._source}, messages to be sent again"
 
     def _send_again(self, consumer, want, now_ns, parts):
-        sent = size = passed = 0
+        sent = size = passed = apart = 0
         while sent < want and size < CHUNK_SIZE_MAX:
             index = self.window.next_ready
             if index is None:
                 break
+            if self.window.attempts_max and self.window.set_apart():
+                apart += 1
+                self.wake()
+                if apart == APART_COUNT_MAX:
+                    break
+                continue
             if index in self._unreadable:
                 if not self._pass_over(passed):
                     break
@@ -441,7 +527,8 @@ cdef class Channel:
     def _pass_over(self, passed):
         """Move an unreadable message to the end of the queue, if it is not alone."""
         count = len(self._unreadable)
-        if count >= min(self.window.ready_count, UNREADABLE_COUNT_MAX):
+        plain_count = self.window.ready_count - self.window.lone_count
+        if count >= min(plain_count, UNREADABLE_COUNT_MAX):
             return False
         if passed == PASS_COUNT_MAX:
             self.wake()
@@ -505,9 +592,12 @@ cdef class Channel:
     def expire(self, now_ns):
         """Requeue messages that timed out; whether there were any."""
         self._watched_ns = INT64_MAX
-        consumers = self.window.expire(now_ns, DUE_COUNT_MAX)
+        wall_ns = self._shared.context.clock.wall_ns()
+        consumers = self.window.expire(now_ns, DUE_COUNT_MAX, wall_ns)
         for consumer in consumers:
             self.offer(consumer)
+        if self.window.moving:
+            self.move_out(self.window.take_moving())
         if consumers or self.window.ready_count:
             self.touched()
             self.wake()
@@ -529,8 +619,11 @@ cdef class Channel:
             self.wake()
         return self.topic.save_channel(self)
 
+    def move_out(self, indexes):
+        """Move buried messages to the dead topic."""
+
     def empty(self):
-        """Discard all messages: queued, in flight and deferred."""
+        """Discard all messages: queued, in flight and deferred.  Buried ones stay."""
         self.window.clear(self._feed.released)
         self._redelivery = self._cold_frame = None
         if self._unreadable:

@@ -304,6 +304,8 @@ def _restore_channel(components: Components, topic: Topic, state: ChannelState) 
     for start, end in ahead:
         window.skip(start, end, topic.log.count_between(start, min(end, topic.released)))
     window.drain()
+    if state.buried is not None:
+        _restore_buried(topic, state, window)
     channel = Channel(topic, state.name, window, id=state.id)
     channel.paused = state.paused
     channel.defer_stamp = state.defer_stamp
@@ -312,6 +314,17 @@ def _restore_channel(components: Components, topic: Topic, state: ChannelState) 
     channel.held_skip_count = sum(topic.log.count_between(start, end) for start, end in held)
     components.scan.watch(channel)
     return channel
+
+
+def _restore_buried(topic: Topic, state: ChannelState, window: Window) -> None:
+    assert state.buried is not None
+    gone_count = state.buried.keep(topic.log.existing(0, topic.log.end))
+    if gone_count:
+        log.warning(
+            "topic=%s channel=%s: %d buried messages are not in the log any more",
+            *(topic.name, state.name, gone_count),
+        )
+    window.restore_buried(state.buried)
 
 
 def _split_runs(topic: Topic, state: ChannelState, low: int) -> tuple[int, list[tuple[int, int]]]:

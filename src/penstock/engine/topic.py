@@ -11,6 +11,7 @@ start at it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -325,6 +326,10 @@ class Topic(BaseTopic):
     def journal_later(self) -> None:
         self._rounds.progressed.add(self)
 
+    def retire_later(self) -> None:
+        """Something was finished other than by delivering it."""
+        self._rounds.used.add(self)
+
     def rename_reader(self, channel: Channel) -> None:
         """Journal the new display name of a channel's reader, together with progress."""
         assert channel.reader is not None
@@ -346,7 +351,7 @@ class Topic(BaseTopic):
         if channel.ephemeral:
             return settled()
         self.keeper.add(self._channel_record(channel, channel.window.low))
-        self._add_channel_progress(channel)
+        self.journal_channel(channel)
         self.shared.registry.note_channel(self, channel.name)
         return self.save()
 
@@ -389,7 +394,7 @@ class Topic(BaseTopic):
         durable = False
         for channel in self.channels.values():
             durable = durable or not channel.ephemeral
-            self._add_channel_progress(channel)
+            self.journal_channel(channel)
         if self.channels and not durable:
             # With only ephemeral channels, ``released`` is the only state to keep.
             self.keeper.add(self._topic_record())
@@ -406,8 +411,10 @@ class Topic(BaseTopic):
             self.keeper.add(record)
         return bool(changes)
 
-    def _add_channel_progress(self, channel: Channel) -> None:
+    def journal_channel(self, channel: Channel) -> None:
         if channel.window.changed and not channel.ephemeral:
+            for body in channel.window.drain_buried():
+                self.keeper.add(records.encode_buried(channel.id, body))
             low, runs, marks = channel.window.drain()
             self.keeper.add(records.encode_packed_progress(channel.id, low, runs, marks))
 
@@ -450,8 +457,15 @@ class Topic(BaseTopic):
             record += records.encode_policy(channel.id, channel.own_policy)
         return record
 
-    def _snapshot(self) -> list[bytes]:
-        whole = [self._topic_record(), *self.listing.gone_records()]
+    def unburied(self, channel: Channel, runs: bytes, *, kicked: bool) -> None:
+        """Journal that messages are not buried any more; their burial is in the journal."""
+        self.keeper.add(records.encode_unburied(channel.id, runs, kicked=kicked))
+        self.journal_later()
+
+    def _snapshot(self) -> Iterable[bytes]:
+        # The buried messages are encoded by the thread that writes them.
+        whole: list[bytes | Iterator[bytes]] = [self._topic_record()]
+        whole += self.listing.gone_records()
         if self.own_policy:
             whole.append(records.encode_policy(records.TOPIC_ID, self.own_policy))
         for channel in self.channels.values():
@@ -459,12 +473,17 @@ class Topic(BaseTopic):
                 continue
             channel.window.drain()
             whole.append(self._channel_record(channel, channel.window.low))
+            if channel.window.buried is not None:
+                snapshot = channel.window.buried.snapshot()
+                whole.append(records.encode_burials(channel.id, snapshot))
             whole.append(records.encode_packed_progress(channel.id, *channel.window.snapshot()))
         if self.writer.synced_at is not None:
             whole.append(records.encode_synced(*self.writer.synced_at))
         if self._moves_settled_end:
             whole.append(records.encode_moved(self._moves_settled_end))
-        return whole + self.removal.records() + self.inventory.records()
+        whole += self.removal.records()
+        whole += self.inventory.records()
+        return _flat(whole)
 
     # ---- removing finished segments (R5)
 
@@ -506,3 +525,11 @@ class Topic(BaseTopic):
     def retire(self) -> bool:
         """Remove finished segments; returns whether to check again even if nothing happens here."""
         return self.removal.run()
+
+
+def _flat(pieces: list[bytes | Iterator[bytes]]) -> Iterator[bytes]:
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            yield piece
+        else:
+            yield from piece

@@ -39,7 +39,7 @@ PULL = frozenset(f"/channel/{name}" for name in ("pull", "commit", "pattern", "p
 _OPEN = frozenset({"/ping"})
 _BY_ROLE = {
     PUBLISH: frozenset({"/pub", "/mpub", "/staging", *STAGING}),
-    READ: frozenset({"/log", "/policy", *LOG, *PULL}),
+    READ: frozenset({"/log", "/policy", "/channel/dead", *LOG, *PULL}),
     METRICS: frozenset({"/stats", "/metrics", "/damage"}),
 }
 _ANY_ROLE = frozenset({"/info"})

@@ -214,6 +214,7 @@ class Commands:
         first = self._identified or self.settings
         consumer = Consumer(self._client, first.msg_timeout_ns, first.sample_rate)
         consumer.locality = locality(self._options, self._identified)
+        consumer.label = f"{first.client_id or first.hostname} {self._client.remote_address}"
         self._client.subscribe(channel, consumer)
         self._client.wait(ticket, self._subscribed)
 

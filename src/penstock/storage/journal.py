@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.core.buried import Buried
 from penstock.record import record
+from penstock.storage import burials
 from penstock.storage.channel_reader import ChannelReader, decode_reader
 from penstock.storage.files import Files
 from penstock.storage.records import Framing
@@ -30,6 +32,8 @@ REMOVED = 6
 FILE = 7
 READER = 8
 POLICY = 9
+BURIED = 12
+UNBURIED = 13
 MOVED = 14
 
 # A larger PROGRESS is split: this bounds what one bad record costs, and a corrupt size field cannot
@@ -99,6 +103,7 @@ class ChannelState:
     reader: ChannelReader | None = None
     # What was set for this very channel: JSON values by key, maybe of a later version.
     policy: dict[str, Any] = field(default_factory=dict)
+    buried: Buried | None = None
 
 
 @dataclass
@@ -153,6 +158,19 @@ def encode_policy(id: int, policy: Mapping[str, Any]) -> bytes:
     """All that is set for the channel ``id``, or for the topic (TOPIC_ID)."""
     text = json.dumps(policy, separators=(",", ":"), sort_keys=True)
     return FRAMING.encode(POLICY, _ID.pack(id) + text.encode())
+
+
+def encode_buried(id: int, body: bytes) -> bytes:
+    return burials.encode_buried(FRAMING, BURIED, id, body)
+
+
+def encode_burials(id: int, bodies: Iterable[bytes]) -> Iterator[bytes]:
+    """One record after the other, for a thread that has the time."""
+    return (encode_buried(id, body) for body in bodies)
+
+
+def encode_unburied(id: int, runs: bytes, *, kicked: bool) -> bytes:
+    return burials.encode_unburied(FRAMING, UNBURIED, id, runs, kicked=kicked)
 
 
 def encode_gone(id: int) -> bytes:
@@ -310,6 +328,8 @@ def snapshot(state: TopicState) -> list[bytes]:
             encoded.append(encode_reader(channel.id, channel.reader))
         if channel.policy:
             encoded.append(encode_policy(channel.id, channel.policy))
+        for body in channel.buried.snapshot() if channel.buried is not None else ():
+            encoded.append(encode_buried(channel.id, body))
         encoded.append(encode_progress(channel.id, channel.low, channel.runs, channel.marks))
     if state.synced is not None:
         encoded.append(encode_synced(*state.synced))
@@ -338,6 +358,7 @@ class _Replay:
         self.state = TopicState()
         self.index_min = 1 << 63
         self.channels: dict[int, ChannelState] = {}
+        self.burials: dict[int, burials.Burials] = {}  # by channel id
         self.ids: dict[str, int] = {}  # by name, also of deleted channels
 
     def run(self, data: bytes) -> TopicState:
@@ -352,7 +373,9 @@ class _Replay:
                 except (struct.error, ValueError):
                     self.state.corrupt_count += 1
         for channel in self.channels.values():
-            _settle(channel)
+            buried = self.burials.get(channel.id)
+            _settle(channel, buried.kicked() if buried is not None else [])
+            channel.buried = buried.table if buried is not None and buried.table.count else None
             self.state.channels[channel.name] = channel
         for name, id in self.ids.items():
             if name not in self.state.channels:
@@ -385,6 +408,10 @@ class _Replay:
         elif kind == MOVED:
             state.moves_settled_end = max(state.moves_settled_end, decode_moved(payload))
             self.saw(state.moves_settled_end)
+        elif kind == BURIED:
+            self.apply_buried(*burials.decode_buried(payload))
+        elif kind == UNBURIED:
+            self.apply_unburied(*burials.decode_unburied(payload))
 
     def apply_file(self, base: int, stated: FileState) -> None:
         self.saw(stated.end)
@@ -418,6 +445,17 @@ class _Replay:
         elif (channel := self.channels.get(id)) is not None:
             channel.policy = policy
 
+    def apply_buried(self, id: int, body: bytes) -> None:
+        if id in self.channels:
+            self.burials.setdefault(id, burials.Burials()).bury(body)
+
+    def apply_unburied(self, id: int, kicked: bool, runs: list[Run]) -> None:
+        channel, buried = self.channels.get(id), self.burials.get(id)
+        if channel is None or buried is None:
+            return
+        for index in buried.unbury(runs, kicked=kicked):
+            channel.marks.pop(index, None)  # attempts begin again
+
     def apply_progress(
         self, id: int, low: int, runs: list[Run], marks: list[tuple[int, int, int]]
     ) -> None:
@@ -431,6 +469,8 @@ class _Replay:
             return  # the channel was deleted
         channel.low = max(channel.low, low)
         channel.runs.extend(runs)
+        if id in self.burials:
+            self.burials[id].finish(low, runs)
         for index, attempts, due_ns in marks:
             channel.marks[index] = (attempts, due_ns)
 
@@ -455,8 +495,11 @@ def finish_moved(channel: ChannelState, indexes: Iterable[int]) -> list[Run]:
     return runs
 
 
-def _settle(channel: ChannelState) -> None:
-    """Merge the runs, raise ``low`` over adjacent ones, drop marks of finished messages."""
+def _settle(channel: ChannelState, kicked: Sequence[int] = ()) -> None:
+    """Merge the runs, raise ``low`` over adjacent ones, drop marks of finished messages.
+
+    ``kicked`` messages are unfinished, whatever the runs say.
+    """
     merged: list[Run] = []
     for start, end in sorted(run for run in channel.runs if run[1] > channel.low):
         if start <= channel.low:
@@ -465,6 +508,10 @@ def _settle(channel: ChannelState) -> None:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         elif start < end:
             merged.append((start, end))
+    if kicked:
+        low = min(kicked[0], channel.low)
+        finished = [(low, channel.low), *merged]
+        merged, channel.low = list(burials.without(finished, kicked)), low
     channel.runs = merged
     place = 0
     marks: dict[int, Mark] = {}

@@ -20,6 +20,7 @@ cdef class TopicLog:
     cdef readonly int64_t torn_count
     cdef readonly dict holds               # see removable()
     cdef public set pinned_slots           # slots whose messages may be needed again
+    cdef public list buried                # tables of buried messages, see has_buried()
     cdef public object on_damage           # called when there is damage to take; on any thread
     cdef readonly Files _files
     cdef LogWriter writer
@@ -36,4 +37,5 @@ cdef class TopicLog:
     cdef list _finished(self, int64_t low)
     cdef bint _removable(self, Segment segment) except -1
     cdef bint overgrown(self) noexcept
+    cdef bint _has_buried(self, Segment segment) except -1
     cpdef bint needs_roll(self, int64_t low=*) except -1

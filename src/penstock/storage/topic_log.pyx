@@ -71,6 +71,8 @@ cdef class TopicLog:
         # Segments that extend beyond one of these are kept: a publication in progress may have
         # written parts to them, and searches for those after a crash (R19).
         self.holds = {}
+        # Tables of buried messages: a finished segment with one of them is kept (R24).
+        self.buried = []
         self.end = self.synced_end = end
         self.files = tuple(segments)
         self._runs = Runs()
@@ -429,9 +431,19 @@ cdef class TopicLog:
         for segment in self.files:
             if segment.visible.end > low or len(gone) == REMOVE_COUNT_MAX:
                 break
-            if self._removable(segment):
+            if self._removable(segment) and not self._has_buried(segment):
                 gone.append(segment)
         return gone
+
+    def has_buried(self, Segment segment not None):
+        """Whether a message of the segment was buried, as of the last change of ``buried``."""
+        return self._has_buried(segment)
+
+    cdef bint _has_buried(self, Segment segment) except -1:
+        for table in self.buried:
+            if table.has_between(segment.first, segment.visible.end):
+                return True
+        return False
 
     def removable(self, base):
         """Whether nothing pins the segment: a publication, or a slot (R16, R19)."""
@@ -440,6 +452,12 @@ cdef class TopicLog:
     def unpinned(self, Segment segment not None):
         """As removable(), of one of the files."""
         return self._removable(segment)
+
+    def node_id_at(self, index):
+        """The node id in the id of this message; -1 if the log does not have it."""
+        if not self._runs.count_between(index, index + 1):
+            return -1
+        return self.files[locate(self.files, index)].node_id
 
     def relocate(self, base, indexes):
         """Copy the frames of ``indexes`` to a side file, for relocated().  Blocking.

@@ -13,7 +13,7 @@ Rule 5: the file is at most a few times the size of a snapshot, which depends on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from penstock.core.ticket import Ticket, settled
@@ -31,7 +31,7 @@ class JournalKeeper:
         self,
         journal: Journal,
         disk: Disk,
-        snapshot: Callable[[], list[bytes]],
+        snapshot: Callable[[], Iterable[bytes]],
         health: Callable[[Exception | None], None],
         lane: Disk | None = None,
     ) -> None:

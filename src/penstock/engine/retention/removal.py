@@ -24,7 +24,7 @@ from penstock.core.ticket import Ticket, settled
 from penstock.engine.catalog.journal import JournalKeeper
 from penstock.engine.disk import report
 from penstock.engine.retention.retained import Retained, RetainingTopic
-from penstock.engine.retention.stragglers import searchable, stragglers_of
+from penstock.engine.retention.stragglers import searchable, stragglers_of, tables_of
 from penstock.engine.shared import Shared
 from penstock.errors import StorageError
 from penstock.storage import journal as records
@@ -87,6 +87,7 @@ class Removal:
             return True
         low = topic.low()
         log.pinned_slots = self._shared.deferred.checkpoints.open_slots()
+        log.buried = tables_of(topic.windows())
         rolling = self.retained.roll(low)
         kept_from = self.retained.kept_from()
         end = log.retire_end(min(low, kept_from))
@@ -111,7 +112,11 @@ class Removal:
             self._disk.submit(partial(log.relocate, segment.base, stragglers), self._relocated)
         # A segment below the mark still exists because a deferred slot pins it.
         oldest = log.files[0] if log.files else None
-        pinned = oldest is not None and oldest.sealed and oldest.visible.end <= min(low, kept_from)
+        finished = (
+            oldest is not None and oldest.sealed and oldest.visible.end <= min(low, kept_from)
+        )
+        # One with buried messages is checked again after a kick or a discard.
+        pinned = finished and oldest is not None and not log.has_buried(oldest)
         return rolling or early or segment is not None or pinned
 
     def _journal_removed(self, end: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 
+from penstock.core.buried import Buried
 from penstock.core.window import Window
 from penstock.storage.segment import Segment
 
@@ -20,12 +21,25 @@ def searchable(windows: list[Window]) -> bool:
     return sum(window.unfinished_count for window in windows) <= UNFINISHED_COUNT_MAX
 
 
+def tables_of(windows: list[Window]) -> list[Buried]:
+    """The tables of buried messages, without empty ones."""
+    return [w.buried for w in windows if w.buried is not None and w.buried.count]
+
+
 def stragglers_of(windows: list[Window], segment: Segment) -> list[int] | None:
-    """What some channel has not finished of ``segment``; None if it is too much to be moved."""
+    """What some channel has not finished of ``segment``; None if it is too much to be moved.
+
+    Buried messages are part of it: their bytes are kept (R24).
+    """
     alive: set[int] = set()
     count_max = _count_max(segment)
     for window in windows:
         found = window.unfinished(segment.first, segment.visible.end, count_max)
+        if found is None:
+            return None
+        alive.update(found)
+    for buried in tables_of(windows):
+        found = buried.between(segment.first, segment.visible.end, count_max)
         if found is None:
             return None
         alive.update(found)
@@ -40,13 +54,14 @@ def movable(windows: list[Window], segments: Iterable[Segment]) -> list[Segment]
     found: set[int] = set()
     for window in windows:
         found.update(window.unfinished(window.low, passed, UNFINISHED_COUNT_MAX) or ())
-    alive = sorted(found)
-    return [
-        segment
-        for segment in segments
-        if bisect_left(alive, segment.visible.end) - bisect_left(alive, segment.first)
-        <= _count_max(segment)
-    ]
+    alive, tables = sorted(found), tables_of(windows)
+
+    def count(segment: Segment) -> int:
+        first, end = segment.first, segment.visible.end
+        unfinished_count = bisect_left(alive, end) - bisect_left(alive, first)
+        return unfinished_count + sum(buried.count_between(first, end) for buried in tables)
+
+    return [segment for segment in segments if count(segment) <= _count_max(segment)]
 
 
 def _count_max(segment: Segment) -> int:
