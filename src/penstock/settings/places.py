@@ -14,7 +14,6 @@ A time means the first message appended at or after it (R4).
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from penstock.settings.kinds import Text, format_duration, parse_duration
@@ -82,6 +81,8 @@ def _number(text: str) -> int:
 
 
 def _time_ns(text: str) -> int:
+    from datetime import UTC, datetime  # a start of nsqd does not need it
+
     found = _RFC_3339.fullmatch(text)
     if found is None:
         raise ValueError(text)

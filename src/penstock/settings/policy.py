@@ -10,9 +10,9 @@ over its topic's.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+from penstock.record import record
 from penstock.settings.kinds import Choice, Duration, DurationRange, Int, Size, Text, parse_duration
 from penstock.settings.places import QUEUED, Place, StartKind
 from penstock.settings.table import Setting, row, settings_of
@@ -45,7 +45,7 @@ def _time() -> Duration:
     return Duration(0, parse_duration("36500d"))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@record
 class Policy:
     """The effective policy of a topic or a channel."""
 
