@@ -169,3 +169,29 @@ def test_a_policy_file_is_named_as_the_origin_and_only_admins_see_the_form(
             expect(tab.page.locator(f"{KEYS} tr[data-key='on_max_attempts']")).to_contain_text(
                 "default", timeout=30_000
             )
+
+
+def test_bounds_are_bars_and_the_last_hour_is_counted(tab: Tab, cluster: Cluster) -> None:
+    nsqd = cluster.nsqds[0]
+    cluster.create("bounded", "mail", on=(0,))
+    nsqd.http("PUT", "/policy?topic=bounded", b'{"max_messages":4}')
+    for _ in range(4):
+        cluster.publish("bounded", b"x")
+    cluster.settled()
+    for _ in range(3):
+        assert nsqd.post("/pub?topic=bounded", b"x").status == 507
+    cluster.settled()
+    tab.open("/topics/bounded")
+    bar = tab.page.locator("#bounds meter")
+    expect(bar).to_have_count(1)
+    assert [bar.get_attribute(name) for name in ("value", "max")] == ["4", "4"]
+    expect(tab.page.locator("#bounds")).to_contain_text("4 of 4 messages")
+    expect(tab.page.locator("#policy .note").first).to_contain_text("in the last hour: 3 refused")
+    view = cluster.admin.view("/topics/bounded")
+    assert view["bounds"] == [
+        {"name": "max_messages", "used": 4, "limit": 4, "unit": "messages"},
+    ]
+    assert view["hour"] == [{"count": 3, "what": "refused"}]
+    nsqd.post("/topic/delete?topic=bounded")
+    cluster.lookupd.post("/topic/delete?topic=bounded")
+    tab.check()

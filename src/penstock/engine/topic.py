@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.core.appender import Batch
 from penstock.core.block import Block
@@ -79,6 +79,19 @@ class Topic(BaseTopic):
         super().apply_policy(policy)
         self.removal.retained.apply_policy(policy)
         self.bound.apply(policy)
+
+    def policy_stats(self) -> dict[str, Any]:
+        retained = self.removal.retained
+        stats = super().policy_stats() | {
+            "used_messages": self.bound.unfinished_count,
+            "used_bytes": self.unfinished_size,
+            "refused_count": self.appender.refused_count,
+            "whole_from": self.whole_from,
+        }
+        if retained.wanted:
+            stats["retained_bytes"] = retained.size
+            stats["retained_oldest_ms"] = retained.oldest_age_ns // 1_000_000
+        return stats
 
     # ---- publishing
 

@@ -1,7 +1,7 @@
 """The metrics of policies: what they did, by topic and channel, and the policy file.
 
 A part that counts something gives it to ``policy_stats`` of a topic or channel, where /stats finds
-it, and has a row here.
+it, and has a row here.  nsqadmin counts the last hour by the same names (admin/effects.py).
 """
 
 from __future__ import annotations
