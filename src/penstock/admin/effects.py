@@ -1,7 +1,8 @@
 """What policies do: how full topics are, and what was refused, dropped or moved in the last hour.
 
     /stats      "policy": {"max_bytes": "10GB"}, "used_bytes": 123, "refused_count": 5
-    BOUND       name, used, limit, unit ("bytes" or "messages"): of the node that is fullest
+    BOUND       name, used, limit, unit ("bytes" or "messages"), set (the limit as it was set): of
+                the node that is fullest
     hour        [{"count": 5, "what": "refused"}]: increases of the counts over all nodes
 
 Rule 1: a node's counters are its own.  After its restart they have counted from zero; what a node
@@ -42,6 +43,7 @@ COUNTERS = {
 GAUGES = ("used_bytes", "used_messages", "retained_bytes")
 NAMES = (*COUNTERS, *GAUGES)
 NUMBER_MAX = 1 << 63
+TEXT_SIZE_MAX = 32
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -80,7 +82,7 @@ def bounds(parts: Iterable[TopicPart]) -> list[View]:
             share = used / limit
             if key not in fullest or share > fullest[key][0]:
                 view = {"name": key, "used": used, "limit": limit, "unit": unit}
-                fullest[key] = (share, view)
+                fullest[key] = (share, view | {"set": str(part.policy[key])[:TEXT_SIZE_MAX]})
     return [view for _, view in fullest.values()]
 
 

@@ -97,7 +97,7 @@ def test_a_bound_is_that_of_the_fullest_node() -> None:
 
     parts = [each.topics["t"] for each in (part(50, "1KB"), part(80, "100"), part(900, "1MB"))]
     assert bounds(parts) == [
-        {"name": "max_bytes", "used": 80, "limit": 100, "unit": "bytes"},
+        {"name": "max_bytes", "used": 80, "limit": 100, "unit": "bytes", "set": "100"},
     ]
     assert (
         bounds([node("a", topic={"policy": {"max_bytes": "x"}, "used_bytes": 1}).topics["t"]]) == []
