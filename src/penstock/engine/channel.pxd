@@ -20,6 +20,9 @@ cdef class Channel:
     cdef readonly list consumers
     cdef readonly object ready           # deque or NearestFirst of consumers that have room
     cdef readonly bint closed
+    cdef public object moving            # set of buried messages that are on their way elsewhere
+    cdef public int64_t moved_count      # messages moved to other topics
+    cdef public int64_t move_failure_count
     cdef public bint paused
     cdef public bint named               # an nsqlookupd listed it, and nothing used it since
     cdef public bint partial             # a pull channel created where messages had been removed

@@ -1,4 +1,5 @@
 from collections import deque
+from collections.abc import Set as AbstractSet
 from logging import Logger
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ PASS_COUNT_MAX: Final = 16
 UNREADABLE_COUNT_MAX: Final = 1024
 APART_COUNT_MAX: Final = 1024
 LONE_TRY_COUNT: Final = 64
+NOT_MOVING: Final[frozenset[int]]
 ON_FAILED: Final[dict[str, int]]
 
 class Channel:
@@ -50,6 +52,9 @@ class Channel:
     held_skip_count: int
     created: Ticket
     sweep: Any
+    moving: AbstractSet[int]
+    moved_count: int
+    move_failure_count: int
     @property
     def _shared(self) -> Shared: ...
     @property
@@ -110,6 +115,8 @@ class Channel:
     def move_out(self, indexes: list[int]) -> None: ...
     def expire(self, now_ns: int) -> bool: ...
     def fire(self, wall_ns: int) -> bool: ...
+    @property
+    def dead_topic(self) -> str | None: ...
     def apply_policy(self, policy: Policy) -> None: ...
     def policy_stats(self) -> dict[str, Any]: ...
     def holds(self, index: int) -> bool: ...

@@ -20,6 +20,7 @@ from penstock.core.window cimport Consumer, Window
 from penstock.core.latency import Latency
 from penstock.core.ticket import settled
 from penstock.core.window import FAIL_BURY, FAIL_DROP, FAIL_MOVE
+from penstock.engine.policy.merge import dead_topic
 from penstock.engine.stats.latency import measured
 from penstock.engine.topology import EXPERIMENT, LOCALITIES, NearestFirst
 from penstock.settings.policy import BURY, DEFAULT, DROP, MOVE
@@ -44,6 +45,7 @@ UNREADABLE_COUNT_MAX = 1024
 APART_COUNT_MAX = 1024
 # Consumers that a turn considers for a message that must be delivered alone.
 LONE_TRY_COUNT = 64
+NOT_MOVING = frozenset()
 ON_FAILED = {BURY: FAIL_BURY, DROP: FAIL_DROP, MOVE: FAIL_MOVE}
 
 cdef Py_ssize_t turn_count_max = TURN_COUNT_MAX
@@ -69,6 +71,8 @@ cdef class Channel:
         self.policy = DEFAULT
         self.own_policy = {}
         self.idle_from_ns = shared.context.clock.monotonic_ns()
+        self.moving = NOT_MOVING
+        self._may_move()
         self.consumers = []
         self._shared = shared
         self._feed = topic.feed
@@ -148,11 +152,23 @@ cdef class Channel:
             attempts_max = 0  # nothing of it can be kept
         backoff = policy.requeue_backoff or (0, 0)
         self.window.set_policy(attempts_max, action, policy.max_buried, *backoff)
+        self._may_move()
+        if self.window.buried_count:
+            self._shared.hooks.search_moves(self)
         self.wake()
 
     def policy_stats(self):
         """What /stats shows besides a channel's policy, if that is shown."""
         return {}
+
+    def _may_move(self):
+        self.window.movable = (
+            not self.ephemeral and not self.pulled and self.dead_topic is not None)
+
+    @property
+    def dead_topic(self):
+        """The topic that the policy moves messages to; None if its name would be too long."""
+        return dead_topic(self.topic.name, self.name, self.policy.dead_topic)
 
     def announce(self, exists):
         """The channel was created or deleted: log it and notify nsqlookupd."""
@@ -165,6 +181,8 @@ cdef class Channel:
     def holds(self, int64_t index):
         """Whether the channel has the message, and has not finished it."""
         cdef Window window = self.window
+        if window.buried is not None and index in window.buried:
+            return True
         if index < window.cursor:
             return window.describe(index) is not None
         return (index < self._feed.shown_end
@@ -620,7 +638,8 @@ cdef class Channel:
         return self.topic.save_channel(self)
 
     def move_out(self, indexes):
-        """Move buried messages to the dead topic."""
+        """Move buried messages to the dead topic (R25)."""
+        self._shared.hooks.move_out(self, indexes)
 
     def empty(self):
         """Discard all messages: queued, in flight and deferred.  Buried ones stay."""

@@ -25,6 +25,7 @@ from penstock.engine.deferred.queue import FOREVER, DeferredQueue
 from penstock.engine.disk import Lane
 from penstock.engine.drain.drain import Drain
 from penstock.engine.health import Health, Retries
+from penstock.engine.moves.moves import Moves
 from penstock.engine.policy.policies import Policies
 from penstock.engine.pull.channel import Pulls
 from penstock.engine.pull.patterns import Patterns
@@ -89,6 +90,9 @@ class Components:
         self.pulls = Pulls(context)
         self.patterns = Patterns(context, self.health, self.damage, self.pulls, topics)
         self.broker = Broker(self.shared, topics, by_instance, self.patterns.add_channels)
+        self.moves = Moves(self.shared, topics, self.broker.create_topic)
+        self.shared.hooks.move_out = self.moves.owe
+        self.shared.hooks.search_moves = self.moves.search
         self.staging = Staging(self.shared, topics, self.broker.create_topic)
         self.drain = Drain(
             context,
@@ -129,6 +133,7 @@ class Components:
     def start(self) -> None:
         """Start; everything is recovered.  The listeners are open already (R17)."""
         self.broker.start()
+        self.moves.start()
         self.rounds.start(
             (
                 self.retention.check,

@@ -53,7 +53,7 @@ def open_data_path(components: Components) -> None:
     components.health.reserve.hold()
     live_slots = components.deferred.opening.find()
     fired: dict[int, list[int]] = {}
-    moves = RecoveredMoves(context, broker.topics, partial(_restore_channel, components))
+    moves = RecoveredMoves(context, broker.topics, partial(_restore_again, components))
     end = floor
     metadata = _metadata(components)
     listed = {entry.name: entry for entry in metadata.topics}
@@ -88,7 +88,7 @@ def open_data_path(components: Components) -> None:
         broker.add_topic(topic)
         moves.add(topic, found.moved)
         _cut_deferred(components, topic)
-        if doubtful or found.losses:
+        if doubtful or found.losses or found.state.mended:
             topic.keeper.rewrite()
         if not found.journal.size:
             # It was being created, or its journal is lost: create its first channels again.
@@ -313,6 +313,13 @@ def _restore_channel(components: Components, topic: Topic, state: ChannelState) 
     held = [(topic.released, low), *((max(a, topic.released), b) for a, b in ahead)]
     channel.held_skip_count = sum(topic.log.count_between(start, end) for start, end in held)
     components.scan.watch(channel)
+    return channel
+
+
+def _restore_again(components: Components, topic: Topic, state: ChannelState) -> Channel:
+    """Restore a channel from a state that has changed since."""
+    channel = _restore_channel(components, topic, state)
+    components.policies.recover(topic, channel, state.policy)
     return channel
 
 

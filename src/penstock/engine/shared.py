@@ -68,6 +68,10 @@ class Hooks:
         self.query_channels: Callable[[BaseTopic], bool] = lambda _topic: False
         # The appenders that clients may use have changed: they must look them up again.
         self.on_draining: Callable[[bool], None] = lambda _draining: None
+        # Buried messages of a channel are to be moved to its dead topic: these, and all that its
+        # policy moves.
+        self.move_out: Callable[[Channel, list[int]], None] = lambda _channel, _indexes: None
+        self.search_moves: Callable[[Channel], None] = lambda _channel: None
         # An ephemeral topic has lost its last channel.
         self.on_deserted: Callable[[BaseTopic], None] = lambda _topic: None
 

@@ -39,7 +39,7 @@ from penstock.storage.topic_log import TopicLog
 from penstock.wire.names import is_ephemeral
 
 
-class Move(Protocol):
+class OpenMove(Protocol):
     """Messages that are moved to a topic; see moves/move.py."""
 
     tried: Ticket
@@ -63,7 +63,7 @@ class Topic(BaseTopic):
         self._channel_id = 0
         self._synced_journaled: tuple[int, int] | None = None
         self.poll_sync_ns = 0  # when a long poll last had the log synced
-        self._moves: dict[Move, int] = {}  # on their way here, by the index they began at
+        self._moves: dict[OpenMove, int] = {}  # on their way here, by the index they began at
         self._moves_settled_end = 0
         self._journal_source = f"topic={name}: journal"
         log.on_damage = partial(shared.rounds.damaged.append, self)
@@ -313,11 +313,11 @@ class Topic(BaseTopic):
 
     # ---- moves from other topics (R25)
 
-    def open_move(self, move: Move, first: int = 0) -> None:
+    def open_move(self, move: OpenMove, first: int = 0) -> None:
         """Messages will be moved here, or were from ``first`` on: keep them, for a start."""
         self._moves[move] = self.log.holds[move] = first or self.log.end
 
-    def end_move(self, move: Move) -> None:
+    def end_move(self, move: OpenMove) -> None:
         """The messages are durably finished at their source, or were not appended."""
         self._moves.pop(move)
         self.log.holds.pop(move)

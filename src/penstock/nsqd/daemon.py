@@ -49,6 +49,7 @@ from penstock.nsqd.http_api import NsqdApi
 from penstock.nsqd.http_dead import DeadApi
 from penstock.nsqd.http_drain import DrainApi
 from penstock.nsqd.http_log import LogApi
+from penstock.nsqd.http_moves import MoveApi
 from penstock.nsqd.http_patterns import PatternApi
 from penstock.nsqd.http_peek import PeekApi
 from penstock.nsqd.http_policy import PolicyApi
@@ -130,7 +131,9 @@ class Daemon:
         PolicyApi(components).add_routes(self._api.router)
         PeekApi(components).add_routes(self._api.router)
         DrainApi(components, self._security).add_routes(self._api.router)
-        DeadApi(components).add_routes(self._api.router)
+        dead = DeadApi(components)
+        dead.add_routes(self._api.router)
+        MoveApi(components, dead).add_routes(self._api.router)
         current, tls = (lambda: self._api.options), (lambda: self._security.lookupd_tls)
         self._registration = Registration(components, current, self._identity, tls)
         self._monitoring = Monitoring(

@@ -78,6 +78,8 @@ CHANNEL_COLUMNS = (
     Column("finishes_total", COUNTER, "Messages finished by clients."),
     Column("requeues_total", COUNTER, "Messages requeued by clients, or because one was lost."),
     Column("timeouts_total", COUNTER, "Messages not answered in time."),
+    Column("moved_total", COUNTER, "Buried messages moved to another topic."),
+    Column("move_failures_total", COUNTER, "Batches that could not be moved."),
 )
 RETAINED_COLUMNS = (
     Column("retained_bytes", GAUGE, "Bytes of finished segments that retention keeps."),
@@ -521,6 +523,8 @@ def _channel_row(channel: Channel) -> tuple[int, ...]:
         channel.finish_count,
         channel.requeue_count,
         channel.timeout_count,
+        channel.moved_count,
+        channel.move_failure_count,
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.core.batches import INDEX_MAX
 from penstock.core.buried import Buried
 from penstock.record import record
 from penstock.storage import burials
@@ -130,6 +131,7 @@ class TopicState:
     channel_id_max: int = 0
     corrupt_count: int = 0
     torn_size: int = 0
+    mended: bool = False  # it differs from what the records say: to be written again
 
 
 def encode_topic(released: int, frozen: int, paused: bool, void_stamp: int) -> bytes:
@@ -376,6 +378,7 @@ class _Replay:
             buried = self.burials.get(channel.id)
             _settle(channel, buried.kicked() if buried is not None else [])
             channel.buried = buried.table if buried is not None and buried.table.count else None
+            self.state.mended |= _finish_buried(channel)
             self.state.channels[channel.name] = channel
         for name, id in self.ids.items():
             if name not in self.state.channels:
@@ -480,19 +483,43 @@ class _Replay:
             self.state.index_max = index
 
 
-def finish_moved(channel: ChannelState, indexes: Iterable[int]) -> list[Run]:
-    """Finish messages that are found to have been moved; return those that were not, as runs."""
+def finish_moved(channel: ChannelState, indexes: Iterable[int]) -> bytes:
+    """Finish messages that are found to have been moved; return the records of that."""
     known, place = channel.runs.copy(), 0
     runs: list[Run] = []
+    unburied: list[bytes] = []
     for index in sorted(indexes):
         while place < len(known) and known[place][1] <= index:
             place += 1
         finished = place < len(known) and known[place][0] <= index
-        if index >= channel.low and not finished:
+        if channel.buried is not None and channel.buried.remove(index):
+            unburied.append(_RUN.pack(index, index + 1))
+            runs.append((index, index + 1))
+        elif index >= channel.low and not finished:
             runs.append((index, index + 1))
     channel.runs.extend(runs)
     _settle(channel)
-    return runs
+    gone = encode_unburied(channel.id, b"".join(unburied), kicked=False) if unburied else b""
+    return encode_progress(channel.id, 0, runs) + gone if runs else gone
+
+
+def _finish_buried(channel: ChannelState) -> bool:
+    """A buried message is not unfinished as well, if the record that finishes it was torn off.
+
+    Returns whether there was one.
+    """
+    table, at = channel.buried, channel.low
+    if table is None:
+        return False
+    runs: list[Run] = []
+    for start, end in [*channel.runs, (INDEX_MAX, INDEX_MAX)]:
+        if at < start and table.has_between(at, start):
+            runs += [(index, index + 1) for index in table.between(at, start, table.count) or ()]
+        at = end
+    if runs:
+        channel.runs.extend(runs)
+        _settle(channel)
+    return bool(runs)
 
 
 def _settle(channel: ChannelState, kicked: Sequence[int] = ()) -> None:

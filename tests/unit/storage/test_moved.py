@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.batches import INDEX_MAX, MOVED, ORIGINS, scan
+from penstock.core.buried import ATTEMPTS, Buried
 from penstock.storage import segment_format
 from penstock.storage.files import Files
-from penstock.storage.journal import ChannelState, encode_moved, finish_moved, replay
+from penstock.storage.journal import (
+    ChannelState,
+    encode_buried,
+    encode_channel,
+    encode_moved,
+    finish_moved,
+    replay,
+)
 from penstock.storage.moved import (
     encode_ordinals,
     indexes_from,
@@ -72,14 +80,33 @@ def test_channels_of_a_topic_are_never_mistaken(instance: int, one: int, other: 
 @given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)), st.integers(0, 20))
 def test_moved_messages_are_finished_once(finished: set[int], moved: set[int], low: int) -> None:
     state = ChannelState(3, "c", 0, low=low)
-    assert finish_moved(state, finished) == [(i, i + 1) for i in sorted(finished) if i >= low]
+    finish_moved(state, finished)
     state.marks = dict.fromkeys(range(61), (1, 0))
     known = set(range(state.low)) | finished
-    assert finish_moved(state, moved) == [(i, i + 1) for i in sorted(moved - known)]
+    journaled = replay(encode_channel(3, 0, False, 0, "c") + finish_moved(state, moved))
+    (other,) = journaled.channels.values()
+    runs = {i for a, b in other.runs for i in range(a, b)} | set(range(other.low))
+    assert runs == moved - known, "those that were not"
     known |= moved
     left = {i for a, b in state.runs for i in range(a, b)} | set(range(state.low))
     assert left & set(range(61)) == known & set(range(61))
     assert not state.marks.keys() & known
+
+
+def test_a_buried_message_that_was_moved_is_neither_buried_nor_unfinished() -> None:
+    """Also if the record that finishes it was torn off."""
+    table = Buried()
+    for index in (3, 5, 7):
+        table.put(index, 1, ATTEMPTS, 0)
+    made = encode_channel(3, 0, False, 0, "c")
+    data = made + b"".join(encode_buried(3, body) for body in table.drain())
+    (state,) = replay(data).channels.values()
+    assert state.runs == [(3, 4), (5, 6), (7, 8)], "what is buried is not unfinished (R24)"
+    record = finish_moved(state, [5, 9])
+    assert state.buried is not None and state.buried.indexes() == [3, 7]
+    (state,) = replay(data + record).channels.values()
+    assert state.runs == [(3, 4), (5, 6), (7, 8), (9, 10)]
+    assert state.buried is not None and state.buried.indexes() == [3, 7]
 
 
 def test_the_journal_keeps_how_far_moves_are_settled() -> None:

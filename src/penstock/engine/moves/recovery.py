@@ -16,7 +16,7 @@ from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
 from penstock.engine.context import Context
 from penstock.engine.topic import Topic
-from penstock.storage.journal import ChannelState, encode_progress, finish_moved, replay
+from penstock.storage.journal import ChannelState, finish_moved, replay
 from penstock.storage.moved import Arrivals, route_of
 
 log = logging.getLogger(__name__)
@@ -79,10 +79,12 @@ class RecoveredMoves:
             channel_state = state.channels.get(old.name)
             if channel_state is None or channel_state.id != old.id:
                 continue  # the journal was damaged, and the channel is made again
-            runs = finish_moved(channel_state, indexes)
+            record = finish_moved(channel_state, indexes)
             old.close()
-            topic.add_recovered(self._restore(topic, channel_state))
-            topic.keeper.add(encode_progress(old.id, 0, runs))
+            channel = self._restore(topic, channel_state)
+            topic.add_recovered(channel)
+            topic.shared.policies.admit_channel(channel)
+            topic.keeper.add(record)
             log.info(
                 "topic=%s channel=%s: finished %d messages that were moved before the restart",
                 topic.name,

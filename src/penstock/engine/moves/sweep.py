@@ -9,6 +9,7 @@ What was done is in the journal before the ticket is settled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import partial
 
@@ -128,6 +129,10 @@ def take_some(
     topic, window = channel.topic, channel.window
     if window.buried is None or not isinstance(topic, Topic):
         return 0, end
+    if channel.moving:
+        start, end = _around(channel.moving, start, end)
+        if start >= end:
+            return 0, end
     # Their burial, and progress from before, come first (storage/burials.py).
     topic.journal_channel(channel)
     kicking = act is Act.KICK
@@ -140,6 +145,13 @@ def take_some(
         else:
             window.discarded_count += count
     return count, after
+
+
+def _around(moving: AbstractSet[int], start: int, end: int) -> tuple[int, int]:
+    """The first range in start..end that has none of the messages that are being moved (R25)."""
+    while start in moving:
+        start += 1
+    return start, min((index for index in moving if start < index < end), default=end)
 
 
 def take_indexes(channel: Channel, act: Act, indexes: Sequence[int]) -> int:
