@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.cli.tool import ToolError, client_config, repeated, unless_stopped
 from penstock.client import Config, Consumer
 from penstock.errors import OptionError
-from penstock.settings.table import integer
+from penstock.settings.kinds import Text, parse_duration
+from penstock.settings.places import NOUN, parse_place
+from penstock.settings.table import integer, row
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,6 +30,8 @@ class Consuming(Protocol):
     @property
     def lookupd_http_address(self) -> tuple[str, ...]: ...
     @property
+    def since(self) -> str: ...
+    @property
     def consumer_opt(self) -> tuple[tuple[str, Any], ...]: ...
 
 
@@ -41,6 +45,26 @@ def lookupd_addresses() -> Any:
 
 def max_in_flight(help: str = "messages in flight, over all connections") -> Any:
     return integer("Source", 200, help, minimum=1)
+
+
+class Since(Text):
+    """``1h`` or a place in a log; kept as a place."""
+
+    kind = "duration or place"
+    noun = f"a duration such as 1h, {NOUN}"
+
+    def parse(self, text: str) -> str:
+        if not text:
+            return text
+        try:
+            return str(parse_place(f"-{text}" if parse_duration(text) > 0 else text))
+        except ValueError:
+            return str(parse_place(text))
+
+
+def since(group: str = "Source") -> Any:
+    help = "where a new channel starts: this long ago, or a place; an existing channel stays"
+    return row(Since(), group, "", help, own=True)
 
 
 def check_source(options: Consuming) -> None:
@@ -57,8 +81,10 @@ def check_one_kind(flag: str, nsqds: Sequence[str], lookupds: Sequence[str]) -> 
 def consumer_config(
     program: str, options: Consuming, standing: Mapping[str, Any], **fixed: Any
 ) -> Config:
-    """``--max-in-flight`` overrides the client option of the same name."""
+    """``--max-in-flight`` and ``--since`` override the client's ``max_in_flight`` and ``start``."""
     fixed = {"max_in_flight": options.max_in_flight, **fixed}
+    if options.since:
+        fixed["start"] = options.since
     return client_config(program, options.consumer_opt, standing, **fixed)
 
 

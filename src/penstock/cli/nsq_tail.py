@@ -20,6 +20,7 @@ from penstock.cli.consumer_tools import (
     max_in_flight,
     nsqd_addresses,
     running,
+    since,
 )
 from penstock.cli.flags import FlagTable
 from penstock.cli.tool import (
@@ -48,6 +49,7 @@ class TailOptions:
     n: int = integer("Messages", 0, "exit after this many messages of a topic; 0: never", minimum=0)
     print_topic: bool = boolean("Messages", False, "prefix each line with the topic")
     max_in_flight: int = max_in_flight()
+    since: str = since()
     nsqd_tcp_address: tuple[str, ...] = nsqd_addresses()
     lookupd_http_address: tuple[str, ...] = lookupd_addresses()
     consumer_opt: tuple[tuple[str, Any], ...] = client_options("consumer")

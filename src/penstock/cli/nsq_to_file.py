@@ -31,6 +31,7 @@ from penstock.cli.consumer_tools import (
     make_consumer,
     max_in_flight,
     nsqd_addresses,
+    since,
 )
 from penstock.cli.flags import FlagTable
 from penstock.cli.tool import Signals, client_options, log_level, repeated, start_tool, tool_table
@@ -87,6 +88,7 @@ class ToFileOptions:
         "Files", "30s", "longest time until messages are synced and finished", minimum="1ms"
     )
     max_in_flight: int = max_in_flight("messages in flight per topic, and the most per sync")
+    since: str = since()
     nsqd_tcp_address: tuple[str, ...] = nsqd_addresses()
     lookupd_http_address: tuple[str, ...] = lookupd_addresses()
     http_client_connect_timeout_ns: int = duration(

@@ -23,6 +23,7 @@ from penstock.cli.consumer_tools import (
     max_in_flight,
     nsqd_addresses,
     running,
+    since,
 )
 from penstock.cli.flags import FlagTable
 from penstock.cli.host_pool import make_pool
@@ -76,6 +77,7 @@ class ToHttpOptions:
         "Requests", "20s", "timeout for a request", minimum="1ms"
     )
     max_in_flight: int = max_in_flight()
+    since: str = since()
     nsqd_tcp_address: tuple[str, ...] = nsqd_addresses()
     lookupd_http_address: tuple[str, ...] = lookupd_addresses()
     consumer_opt: tuple[tuple[str, Any], ...] = client_options("consumer")

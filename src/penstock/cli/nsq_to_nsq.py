@@ -27,6 +27,7 @@ from penstock.cli.consumer_tools import (
     max_in_flight,
     nsqd_addresses,
     running,
+    since,
 )
 from penstock.cli.flags import FlagTable
 from penstock.cli.host_pool import make_pool
@@ -71,6 +72,7 @@ class ToNsqdOptions:
         "Filter", "field to keep; all others are removed"
     )
     max_in_flight: int = max_in_flight("messages in flight per topic")
+    since: str = since()
     nsqd_tcp_address: tuple[str, ...] = nsqd_addresses()
     lookupd_http_address: tuple[str, ...] = lookupd_addresses()
     consumer_opt: tuple[tuple[str, Any], ...] = client_options("consumer")

@@ -18,6 +18,7 @@ from penstock.errors import OptionError
 from penstock.net.tls import client_context
 from penstock.settings.daemon import TLS_VERSIONS
 from penstock.settings.kinds import Duration, Text, format_duration, parse_duration
+from penstock.settings.places import NOUN, QUEUED, parse_place
 from penstock.settings.table import boolean, choice, integer, number, row, settings_of, string
 from penstock.version import VERSION
 
@@ -69,6 +70,21 @@ class Context(Text):
 
     def show(self, value: Any) -> str:
         return ""
+
+
+class Start(Text):
+    """A place in a topic's log, or nothing."""
+
+    kind = "place"
+    noun = f"{QUEUED}, {NOUN}, or empty"
+
+    def parse(self, text: str) -> str:
+        return str(parse_place(text)) if text else text
+
+    def convert(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError(value)
+        return self.parse(value)
 
 
 def seconds(group: str, default: str, help: str, **limits: Any) -> Any:
@@ -183,6 +199,12 @@ class Config:
     auto_touch: bool = boolean("Consumer", False, "touch messages in flight at half their timeout")
     sample_rate: int = integer(
         "Consumer", 0, "percentage of messages to receive; 0: all", minimum=0, maximum=99
+    )
+    start: str = row(
+        Start(),
+        "Consumer",
+        "",
+        "where a channel that SUB creates starts, such as -1h; empty: as in NSQ",
     )
     backoff_strategy: str = choice(
         "Consumer",

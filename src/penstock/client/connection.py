@@ -128,6 +128,8 @@ class Connection(asyncio.Protocol):
         answer = await self._answer()
         if answer.startswith(b"{"):
             self.negotiated = _decode(answer)
+        if self.config.start and "channel_start" not in self.negotiated:
+            log.warning("nsqd=%s: it ignores start: a new channel starts as in NSQ", self.address)
         if self.config.tls_v1:
             await self._start_tls(host)
         if self.negotiated.get("snappy"):
@@ -394,6 +396,8 @@ def identity(config: Config) -> dict[str, object]:
         "topology_region": config.topology_region,
         "topology_zone": config.topology_zone,
     }
+    if config.start:
+        fields["channel_start"] = config.start
     if config.msg_timeout:
         fields["msg_timeout"] = _milliseconds(config.msg_timeout)
     return fields

@@ -4,7 +4,8 @@
             --no--------------------------------^
                     reconnect_delay x 2^failures, at most max_reconnect_delay, half of it random
 
-The random half keeps a thousand clients from reconnecting at the same moment.
+The random half keeps a thousand clients from reconnecting at the same moment.  Who reconnects to a
+channel that is gone does not start it in the past again.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Link:
                 # A connection that nsqd closes right after setup counts as a failure.
                 if asyncio.get_running_loop().time() - since_s > STEADY_S:
                     failure_count = 0
+                    if self._config.start:
+                        self._config = self._config.replace(start="")
             if not self._wanted():
                 return
             await asyncio.sleep(reconnect_delay_s(self._config, failure_count, random.random()))

@@ -59,6 +59,7 @@ class Options(TypedDict, total=False):
     msg_timeout: float | str
     auto_touch: bool
     sample_rate: int
+    start: str
     backoff_strategy: str
     max_backoff_duration: float | str
     backoff_multiplier: float | str

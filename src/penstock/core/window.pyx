@@ -828,6 +828,29 @@ cdef class Window(Entries):
         self.settle_cursor()
         self.changed = True
 
+    def rewind(self, int64_t start):
+        """Deliver everything from ``start`` on as if for the first time, skipped or not (R22).
+
+        Everything below is finished.  Nothing of this is in the next drain(): the caller journals
+        it, and sets queued_count.
+        """
+        while self.head >= 0:
+            self.deadlines.drop(self.head)
+            self.deferrals.drop(self.head)
+            self.remove_entry(self.head)
+        self.ready_head = self.ready_tail = -1
+        self.ready_count = self.queued_count = 0
+        for consumer in self.consumers:
+            if consumer is not None:
+                (<Consumer>consumer).in_flight_count = 0
+        self.marked.clear()
+        self.finished.size = 0
+        self.skips.clear()
+        self.next_skip = INT64_MAX
+        self.block = None
+        self.cursor = start
+        self.changed = False
+
     def restore(self, int64_t index, int attempts, int64_t due_ns):
         """Restore an unfinished message after a restart; indexes ascend over the calls."""
         cdef int32_t slot

@@ -241,10 +241,13 @@ class BaseTopic(ABC):
         """Append deferred messages that are due, all of one slot (R16)."""
 
     @abstractmethod
-    def create_channel(self, name: str, *, named: bool = False) -> tuple[Channel, Ticket]:
+    def create_channel(
+        self, name: str, *, named: bool = False, start: int | None = None
+    ) -> tuple[Channel, Ticket]:
         """The channel ``name``, created if missing; the ticket is settled when it is durable.
 
-        ``named``: an nsqlookupd listed it, and nothing on this node has used it.
+        ``named``: an nsqlookupd listed it, and nothing on this node has used it.  ``start``: the
+        index of a new channel's first message; None as in NSQ, at ``released``.
         """
 
     @abstractmethod

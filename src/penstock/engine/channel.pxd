@@ -12,7 +12,8 @@ cdef class Channel:
     cdef readonly object topic           # BaseTopic
     cdef readonly str name
     cdef readonly int number             # of this channel in the scan
-    cdef readonly int64_t id             # in the journal
+    cdef readonly int64_t id             # in the journal; a seek gives it a new one
+    cdef public int64_t first_id         # before the first seek
     cdef readonly Window window
     cdef readonly object policy          # Policy: the channel's effective one
     cdef public dict own_policy          # what was set for this very channel, as in the journal
@@ -28,6 +29,9 @@ cdef class Channel:
     cdef public bint partial             # a pull channel created where messages had been removed
     cdef public object reader            # ChannelReader of a pull channel that is bound, or None
     cdef public int64_t defer_stamp      # deferred publishes accepted before it are not delivered
+    # Messages below begun_end count as appended at begun_ns, if they are older (TTL).
+    cdef public int64_t begun_ns
+    cdef public int64_t begun_end
     cdef public int64_t held_skip_count  # messages that the topic holds back and this one skips
     cdef public Ticket created           # settled when the channel is durable
     cdef readonly object _shared
@@ -61,4 +65,4 @@ cdef class Channel:
     cdef int release_held(self) except -1
     cdef Py_ssize_t send_fresh(self, Consumer consumer, Py_ssize_t want, int64_t now_ns,
                                list parts) except -1
-    cdef int take_block(self, Block block) except -1
+    cpdef take_block(self, Block block)

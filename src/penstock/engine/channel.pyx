@@ -65,7 +65,7 @@ cdef class Channel:
         self.topic = topic
         self.name = name
         self.number = next(shared.channel_numbers)
-        self.id = id
+        self.id = self.first_id = id
         self.window = window
         self.created = settled()
         self.policy = DEFAULT
@@ -282,7 +282,9 @@ cdef class Channel:
 
     def skip_range(self, start, end):
         """Finish messages that were never released to this channel."""
-        self.window.skip(start, end, 0)
+        start = max(start, self.window.cursor)  # it may start above what is released
+        if start < end:
+            self.window.skip(start, end, 0)
         self.held_skip_count = 0
         self.touched()
 
@@ -467,7 +469,8 @@ cdef class Channel:
             partial(self._loaded, cursor),
         )
 
-    cdef int take_block(self, Block block) except -1:
+    cpdef take_block(self, Block block):
+        """Continue in a block of the log that was read for the cursor."""
         cdef Window window = self.window
         if block.span_count and block.end_index() > window.cursor:
             window.load(block)
@@ -477,7 +480,6 @@ cdef class Channel:
             self.touched()
         if window.cursor >= self._feed.released:
             window.queued_count = 0
-        return 0
 
     def _loaded(self, cursor, block, error):
         self._reading = False
@@ -644,15 +646,47 @@ cdef class Channel:
     def empty(self):
         """Discard all messages: queued, in flight and deferred.  Buried ones stay."""
         self.window.clear(self._feed.released)
-        self._redelivery = self._cold_frame = None
-        if self._unreadable:
-            self._unreadable.clear()
-            self._shared.retries.worked(self._source_again)
+        self._forget_reads()
         self.defer_stamp = self._shared.identity.stamp()
         self._shared.deferred.cut(self.topic.instance, self.defer_stamp)
         for consumer in self.consumers:
             self.offer(consumer)
         return self.topic.save_channel(self)
+
+    def begin(self, int64_t begun_ns):
+        """A new channel does not start where the topic's messages wait, but where its window does.
+
+        ``begun_ns``: now, from when on the age of what is in the log already counts.
+        """
+        self._count_from_cursor(begun_ns)
+        self.window.message_count = self.window.queued_count
+
+    def rewind(self, int64_t id, int64_t start, int64_t begun_ns):
+        """Deliver everything from ``start`` on again, as the channel ``id`` (R22)."""
+        self.id = id
+        self.named = False
+        self.window.rewind(start)
+        self._count_from_cursor(begun_ns)
+        self._forget_reads()
+        for consumer in self.consumers:
+            self.offer(consumer)
+        self.wake()
+
+    def _count_from_cursor(self, begun_ns):
+        cdef int64_t cursor = self.window.cursor, released = self._feed.released
+        self.window.queued_count = self.stored_between(cursor, released)
+        self.held_skip_count = self.stored_between(released, cursor)
+        self.begun_ns, self.begun_end = begun_ns, self._feed.shown_end
+
+    def stored_between(self, start, end):
+        """How many messages of the topic's log are in [start, end)."""
+        return self.topic.log.count_between(start, end)
+
+    def _forget_reads(self):
+        self._redelivery = self._cold_frame = None
+        if self._unreadable:
+            self._unreadable.clear()
+            self._shared.retries.worked(self._source_again)
 
     def close(self):
         """Stop delivering and disconnect the consumers (channel or topic deleted)."""

@@ -4,6 +4,9 @@ An ephemeral channel that has ``mem_queue_size`` messages, or keeps ``mem_queue_
 ones on arrival, as nsqd does.  Its topic's ``max_messages`` and ``max_bytes`` bound it in the same
 way (R20).  It keeps messages that wait, are in flight or were requeued, in its
 own blocks, so it never pins a segment.
+
+One that starts in the past is ``behind``: it reads the log by cursor, as far as the log still has
+the messages, and counts the others as dropped.  At the end of the log it becomes an ordinary one.
 """
 
 from __future__ import annotations
@@ -34,22 +37,38 @@ class EphemeralChannel(Channel):
     ephemeral = True
     plain = False
 
-    def __init__(self, topic: BaseTopic, name: str) -> None:
-        super().__init__(topic, name, Window(topic.released, False, random_number()))
+    def __init__(self, topic: BaseTopic, name: str, start: int | None = None) -> None:
+        start = topic.released if start is None else start
+        super().__init__(topic, name, Window(start, False, random_number()))
         self._blocks: deque[Block] = deque()
         self._sent: deque[Block] = deque()
         self._held: dict[int, bytes] = {}
         self._memory = topic.shared.ephemeral
         self._count_max = topic.shared.context.options.mem_queue_size
         self._size = 0  # of all of these
+        self.behind = False  # new messages are only counted, and read from the log
         self._sorted_finish_count = 0
 
     @property
     def backend_depth(self) -> int:
         return 0
 
+    def begin(self, begun_ns: int) -> None:
+        self.behind = True
+        super().begin(begun_ns)
+
+    def rewind(self, id: int, start: int, begun_ns: int) -> None:
+        self.behind = True
+        self._forget()
+        super().rewind(id, start, begun_ns)
+
     def arrive(self, block: Block) -> None:
-        self._accept(block)
+        window = self.window
+        if self.behind and (window.queued_count or window.cursor > block.first):
+            super().arrive(block)
+        else:
+            self.behind = False
+            self._accept(block)
 
     def _accept(self, block: Block) -> bool:
         """Accept as many messages as there is room for; whether that is all."""
@@ -80,6 +99,9 @@ class EphemeralChannel(Channel):
 
     def release(self, start: int, end: int, count: int) -> None:
         """Accept messages that the topic held back, as far as there is room."""
+        if self.behind:
+            super().release(start, end, count)
+            return
         while start < end:
             block = self.topic.block_at(start, READ_SIZE, wait=True)
             if block is None or block.end <= start or not self._accept(block):
@@ -98,6 +120,7 @@ class EphemeralChannel(Channel):
             self.topic.delete_channel(self.name)
 
     def empty(self) -> Ticket:
+        self.behind = False
         self._forget()
         return super().empty()
 
@@ -112,6 +135,8 @@ class EphemeralChannel(Channel):
         self._resize(-self._size)
 
     def _load(self) -> bool:
+        if self.behind:
+            return self._load_stored()
         while self._blocks:
             block = self._blocks.popleft()
             if block.end > self.window.cursor:
@@ -121,6 +146,38 @@ class EphemeralChannel(Channel):
                 return self.window.loaded
             self._resize(-block.size)
         return False
+
+    def _load_stored(self) -> bool:
+        if self._size and self._memory.room(self._size) < READ_SIZE:
+            self._make_room()
+            if self._size and self._memory.room(self._size) < READ_SIZE:
+                return False  # until more is finished
+        if super()._load():
+            return True
+        self.behind = self.window.cursor != self.topic.released
+        return False
+
+    def take_block(self, block: Block) -> None:
+        """Continue in a block of the log."""
+        self._count_removed(block.first if block.span_count else self.topic.released)
+        super().take_block(block)
+        if self.window.loaded:
+            self._resize(block.size)
+            self._sent.append(block)
+            self._shed()
+
+    def _count_removed(self, first: int) -> None:
+        """Count what was removed between the cursor and ``first``."""
+        window = self.window
+        if first <= window.cursor:
+            return
+        released = self.topic.released
+        left = self.stored_between(first, released)
+        for start, end in window.skipped:
+            left -= self.stored_between(max(start, first), min(end, released))
+        if left < window.queued_count:
+            self._memory.dropped_count += window.queued_count - left
+            window.queued_count = left
 
     def _shed(self, count: int = SENT_BLOCK_COUNT) -> None:
         """Drop sent blocks, keeping copies of their unfinished messages."""
@@ -251,7 +308,9 @@ class EphemeralTopic(BaseTopic):
         self._fired.append(dues)
         self.flush()
 
-    def create_channel(self, name: str, *, named: bool = False) -> tuple[Channel, Ticket]:
+    def create_channel(
+        self, name: str, *, named: bool = False, start: int | None = None
+    ) -> tuple[Channel, Ticket]:
         channel = self.channels.get(name)
         if channel is None:
             channel = EphemeralChannel(self, name)

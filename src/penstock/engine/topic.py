@@ -175,7 +175,9 @@ class Topic(BaseTopic):
 
     # ---- channels
 
-    def create_channel(self, name: str, *, named: bool = False) -> tuple[Channel, Ticket]:
+    def create_channel(
+        self, name: str, *, named: bool = False, start: int | None = None
+    ) -> tuple[Channel, Ticket]:
         channel = self.channels.get(name)
         if channel is not None:
             if channel.named and not named:
@@ -183,7 +185,7 @@ class Topic(BaseTopic):
             if channel.created.error is not None:
                 channel.created = self.save()  # the disk may have recovered since
             return channel, channel.created
-        channel = self._new_channel(name, named)
+        channel = self._new_channel(name, named, start)
         return channel, self.add_channel(channel)
 
     def create_named(self, names: list[str]) -> Ticket:
@@ -196,13 +198,34 @@ class Topic(BaseTopic):
             channel.created = ticket
         return ticket
 
-    def _new_channel(self, name: str, named: bool) -> Channel:
+    def _new_channel(self, name: str, named: bool, start: int | None = None) -> Channel:
         if is_ephemeral(name):
-            return EphemeralChannel(self, name)
-        window = Window(self.released, seed=random_number())
-        channel = Channel(self, name, window, id=self.next_channel_id())
-        channel.named = named
+            channel: Channel = EphemeralChannel(self, name, start)
+        else:
+            window = Window(self.released if start is None else start, seed=random_number())
+            channel = Channel(self, name, window, id=self.next_channel_id())
+            channel.named = named
+        if start is not None:
+            self.removal.rewound()
+            channel.begin(self._clock.wall_ns())
         return channel
+
+    def rewind(self, channel: Channel, start: int) -> Ticket:
+        """Move a channel to ``start``, as a new one of the same name (R22)."""
+        self.removal.rewound()
+        # Segments may be finished now; without traffic nothing else would check.
+        self._rounds.used.add(self)
+        if channel.ephemeral:
+            channel.rewind(channel.id, start, self._clock.wall_ns())
+            return settled()
+        named, old_id = channel.named, channel.id
+        channel.rewind(self.next_channel_id(), start, self._clock.wall_ns())
+        begun = channel.begun_ns, channel.begun_end
+        self.keeper.add(records.encode_seek(old_id, *begun, *_stated(channel, start)))
+        if named:
+            self.shared.registry.note_channel(self, channel.name)
+            return self.save()
+        return self.keeper.flush(sync=True)
 
     def _use(self, channel: Channel) -> Ticket:
         """A channel listed by an nsqlookupd is used: from now on it is a plain one."""
@@ -287,7 +310,7 @@ class Topic(BaseTopic):
         self.shared.registry.note_channel(self, channel.name)
         # After the topic's own record: if a power cut tears the journal between them, a topic
         # without channels must not keep an old `released` and hold the last channel's messages.
-        gone = () if channel.ephemeral else (records.encode_gone(channel.id),)
+        gone = () if channel.ephemeral else (_gone(channel),)
         if gone:
             made = self._channel_record(channel, channel.window.low)
             self.listing.gone(channel.id, made + gone[0])
@@ -454,16 +477,9 @@ class Topic(BaseTopic):
         return records.encode_topic(self.released, frozen, self.paused, self.void_stamp)
 
     def _channel_record(self, channel: Channel, start: int) -> bytes:
-        record = records.encode_channel(
-            channel.id,
-            start,
-            channel.paused,
-            channel.defer_stamp,
-            channel.name,
-            channel.pulled,
-            channel.named,
-            channel.partial,
-        )
+        record = records.encode_channel(*_stated(channel, start))
+        if channel.begun_ns:
+            record += records.encode_begun(channel.id, channel.begun_ns, channel.begun_end)
         if channel.reader is not None:
             record += records.encode_reader(channel.id, channel.reader)
         if channel.own_policy:
@@ -531,6 +547,11 @@ class Topic(BaseTopic):
         """At and above it no message was ever removed."""
         return self.removal.whole_from
 
+    @property
+    def safe_from(self) -> int:
+        """``whole_from``, or what it will be after a removal that is in progress."""
+        return self.removal.safe_from
+
     def close(self) -> None:
         super().close()
         self.removal.retained.close()
@@ -546,3 +567,17 @@ def _flat(pieces: list[bytes | Iterator[bytes]]) -> Iterator[bytes]:
             yield piece
         else:
             yield from piece
+
+
+def _stated(channel: Channel, start: int) -> tuple[int, int, bool, int, str, bool, bool, bool]:
+    """The arguments of the channel's CHANNEL or SEEK record."""
+    return (
+        *(channel.id, start, channel.paused, channel.defer_stamp, channel.name),
+        *(channel.pulled, channel.named, channel.partial),
+    )
+
+
+def _gone(channel: Channel) -> bytes:
+    """Versions that skip SEEK records know the channel by its first id."""
+    first = records.encode_gone(channel.first_id) if channel.first_id != channel.id else b""
+    return first + records.encode_gone(channel.id)

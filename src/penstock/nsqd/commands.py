@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.core.scanner import CLOSING, SUBSCRIBED
 from penstock.core.ticket import Ticket
 from penstock.core.window import Consumer
+from penstock.engine.channel import Channel
+from penstock.engine.seek import Search, open_channel, search_start
 from penstock.engine.topology import locality
 from penstock.errors import ProtocolError
 from penstock.nsqd.services import Services
+from penstock.settings.places import NOUN, QUEUED, Place, parse_place
 from penstock.wire import frames, identify
 from penstock.wire.names import is_valid_name
 from penstock.wire.quote import quote
@@ -44,6 +47,7 @@ class Commands:
         self._options = services.components.context.options
         self._security = services.security
         self._identified: identify.Settings | None = None  # by the first IDENTIFY
+        self._start: Place | None = None  # of a new channel, by the first IDENTIFY
         auth = services.security.auth
         self.permit = None if auth is None else auth.permit(services.loop)
         self.appenders = self._broker.appenders if self.permit is None else self.permit.appenders
@@ -128,10 +132,12 @@ class Commands:
             # A second IDENTIFY may add only compression, and only to TLS.
             offers -= {"tls_v1"} if self._client.upgrade.packing is None else offers
         settings, reply = identify.negotiate(body, self._options, self.settings, offers)
+        start = _place(settings.channel_start)
         self._use(settings)
         if self._identified is None:
             # As in nsqd, the first IDENTIFY sets the parameters of delivery.
             self._identified = settings
+            self._start = start
             self._client.beat(settings.heartbeat_interval_ns)
         self._client.write(frames.response(reply))
         upgrades = settings.tls_v1 or settings.snappy or settings.deflate
@@ -199,7 +205,23 @@ class Commands:
         if self._broker.draining and topic_name not in self._broker.topics:
             raise ProtocolError("E_SUB_FAILED", "SUB failed draining")
         topic, _ = self._broker.create_topic(topic_name)
-        channel, ticket = topic.create_channel(channel_name)
+        search = search_start(topic, channel_name, self._start)
+        if search is None:
+            self._join(*topic.create_channel(channel_name))
+        else:
+            self._client.wait(search, partial(self._start_found, topic_name, channel_name))
+
+    def _start_found(self, topic_name: str, channel_name: str, search: Ticket) -> None:
+        if search.error is not None:
+            raise ProtocolError("E_SUB_FAILED", f"SUB failed {search.error}")
+        if self._broker.exiting:
+            raise ProtocolError("E_SUB_FAILED", "SUB failed exiting")
+        assert isinstance(search, Search)
+        topic, _ = self._broker.create_topic(topic_name)
+        self._join(*open_channel(topic, channel_name, search))
+
+    def _join(self, channel: Channel, ticket: Ticket) -> None:
+        topic = channel.topic
         if channel.pulled:
             raise ProtocolError(
                 "E_SUB_FAILED",
@@ -234,3 +256,14 @@ class Commands:
         self._client.consumer.ready_count = 0
         self._client.scanner.state = CLOSING
         self._client.write(frames.CLOSE_WAIT)
+
+
+def _place(text: str) -> Place | None:
+    """Where IDENTIFY says that new channels start."""
+    if not text:
+        return None
+    try:
+        return parse_place(text)
+    except ValueError:
+        wanted = f"channel_start must be {QUEUED}, {NOUN}"
+        raise identify.bad_body(f"{wanted}, not {quote(text.encode())}") from None

@@ -39,6 +39,7 @@ from penstock.net.long_answers import gather
 from penstock.nsqd.clients import Clients
 from penstock.nsqd.http_identity import guard_channel, guard_topic
 from penstock.nsqd.http_publish import DRAINING, PublishApi
+from penstock.nsqd.http_seek import SeekApi
 from penstock.settings.daemon import hostname
 from penstock.settings.table import config_values
 from penstock.version import NSQ_VERSION
@@ -71,6 +72,8 @@ class NsqdApi:
             self._post(f"/topic/{action}", getattr(self, f"topic_{action}"))
             self._post(f"/channel/{action}", getattr(self, f"channel_{action}"))
         self._get("/config/:opt", self.get_config)
+        self._seeks = SeekApi(components.broker)
+        self._seeks.add_routes(self.router)
         put = Route(
             self.put_config,
             body_size_max=self.options.max_msg_size,
@@ -170,8 +173,7 @@ class NsqdApi:
     # Channels
 
     def channel_create(self, request: Request) -> Pending:
-        topic, name = self._channel_place(request)
-        return _when(topic.create_channel(name)[1])
+        return self._seeks.create(request, *self._channel_place(request))
 
     def channel_delete(self, request: Request) -> Pending:
         topic, channel = self._channel(request)

@@ -58,6 +58,8 @@ _RECORDS = {
     journal.FILE: "file",
     journal.POLICY: "policy",
     journal.MOVED: "moved",
+    journal.SEEK: "seek",
+    journal.BEGUN: "begun",
 }
 
 
@@ -220,13 +222,14 @@ def _record(kind: int, payload: bytes) -> str:
             f" void_stamp={void_stamp}{awaiting}"
         )
     if kind == journal.CHANNEL:
-        channel = journal.decode_channel(payload)
-        return (
-            f"id={channel.id} name={channel.name} start={channel.start}"
-            f" paused={channel.paused} defer_stamp={channel.defer_stamp}"
-            f"{' pulled' * channel.pulled}{' named' * channel.named}"
-            f"{' partial' * channel.partial}"
-        )
+        return _channel(journal.decode_channel(payload))
+    if kind == journal.SEEK:
+        old_id, channel = journal.decode_seek(payload)
+        begun = f"begun={time_of(channel.begun_ns)} below={channel.begun_end}"
+        return f"old_id={old_id} {_channel(channel)} {begun}"
+    if kind == journal.BEGUN:
+        id, begun_ns, begun_end = journal.decode_begun(payload)
+        return f"id={id} begun={time_of(begun_ns)} below={begun_end}"
     if kind == journal.READER:
         id, reader = journal.decode_channel_reader(payload)
         return f"id={id} reader={reader}"
@@ -264,6 +267,15 @@ def _policy(payload: bytes) -> str:
     except (ValueError, struct.error):
         return "not JSON"
     return f"id={id} " + (" ".join(f"{key}={value}" for key, value in policy.items()) or "none")
+
+
+def _channel(channel: journal.ChannelState) -> str:
+    return (
+        f"id={channel.id} name={channel.name} start={channel.start}"
+        f" paused={channel.paused} defer_stamp={channel.defer_stamp}"
+        f"{' pulled' * channel.pulled}{' named' * channel.named}"
+        f"{' partial' * channel.partial}"
+    )
 
 
 def _dump_patterns(files: Files, path: str, out: TextIO) -> int:

@@ -4,7 +4,8 @@
 # append-only: a later record adds to or overrides an earlier one, so if its tail is lost, messages
 # are delivered again and none is lost.
 #
-# Rule 1: a finish is permanent.  Runs are only added and `low` only rises, in any order of records.
+# Rule 1: a finish is permanent.  Runs are only added and `low` only rises, in any order of records;
+#         a seek gives the channel a new id, so that what the old one finished is unfinished again.
 # Rule 2: a torn tail is truncated; a bad record in the middle is skipped and counted.
 # Rule 3: compaction writes a new file and renames it; there is a journal at any time.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.batches import INDEX_MAX
@@ -36,6 +37,8 @@ POLICY = 9
 BURIED = 12
 UNBURIED = 13
 MOVED = 14
+SEEK = 10
+BEGUN = 11
 
 # A larger PROGRESS is split: this bounds what one bad record costs, and a corrupt size field cannot
 # make a reader skip the remaining file.
@@ -67,6 +70,7 @@ _SYNCED = struct.Struct(">QQ")
 _REMOVED = struct.Struct(">Q")
 _MOVED = struct.Struct(">Q")
 _FILE = struct.Struct(">QQQQB")
+_BEGUN = struct.Struct(">IqQ")
 
 # The id of the topic itself in a POLICY record; channels count from 1.
 TOPIC_ID = 0
@@ -105,6 +109,9 @@ class ChannelState:
     # What was set for this very channel: JSON values by key, maybe of a later version.
     policy: dict[str, Any] = field(default_factory=dict)
     buried: Buried | None = None
+    begun_ns: int = 0
+    begun_end: int = 0
+    first_id: int = 0  # before its first seek in this file; 0: it has none
 
 
 @dataclass
@@ -148,8 +155,33 @@ def encode_channel(
     named: bool = False,
     partial: bool = False,
 ) -> bytes:
+    payload = _channel_payload(id, start, paused, defer_stamp, name, pulled, named, partial)
+    return FRAMING.encode(CHANNEL, payload)
+
+
+def _channel_payload(
+    id: int,
+    start: int,
+    paused: bool,
+    defer_stamp: int,
+    name: str,
+    pulled: bool,
+    named: bool,
+    partial: bool,
+) -> bytes:
     flags = PAUSED * paused | PULLED * pulled | NAMED * named | PARTIAL * partial
-    return FRAMING.encode(CHANNEL, _CHANNEL.pack(id, start, flags, defer_stamp) + name.encode())
+    return _CHANNEL.pack(id, start, flags, defer_stamp) + name.encode()
+
+
+def encode_seek(old_id: int, begun_ns: int, begun_end: int, *channel: Any) -> bytes:
+    """``channel``: the arguments of encode_channel() for the channel as it begins."""
+    return FRAMING.encode(
+        SEEK, _BEGUN.pack(old_id, begun_ns, begun_end) + _channel_payload(*channel)
+    )
+
+
+def encode_begun(id: int, begun_ns: int, begun_end: int) -> bytes:
+    return FRAMING.encode(BEGUN, _BEGUN.pack(id, begun_ns, begun_end))
 
 
 def encode_reader(id: int, reader: ChannelReader) -> bytes:
@@ -252,6 +284,20 @@ def decode_channel(payload: bytes) -> ChannelState:
     )
 
 
+def decode_seek(payload: bytes) -> tuple[int, ChannelState]:
+    """(old id, the channel as it begins)"""
+    old_id, begun_ns, begun_end = _BEGUN.unpack_from(payload)
+    channel = decode_channel(payload[_BEGUN.size :])
+    channel.begun_ns, channel.begun_end = begun_ns, begun_end
+    return old_id, channel
+
+
+def decode_begun(payload: bytes) -> tuple[int, int, int]:
+    """(id, begun_ns, begun_end)"""
+    id, begun_ns, begun_end = _BEGUN.unpack(payload)
+    return id, begun_ns, begun_end
+
+
 def decode_channel_reader(payload: bytes) -> tuple[int, ChannelReader]:
     """(id, reader of the channel)"""
     id: int = _ID.unpack_from(payload)[0]
@@ -332,6 +378,8 @@ def snapshot(state: TopicState) -> list[bytes]:
             encoded.append(encode_policy(channel.id, channel.policy))
         for body in channel.buried.snapshot() if channel.buried is not None else ():
             encoded.append(encode_buried(channel.id, body))
+        if channel.begun_ns:
+            encoded.append(encode_begun(channel.id, channel.begun_ns, channel.begun_end))
         encoded.append(encode_progress(channel.id, channel.low, channel.runs, channel.marks))
     if state.synced is not None:
         encoded.append(encode_synced(*state.synced))
@@ -355,6 +403,23 @@ def span(data: bytes) -> tuple[int, int]:
     return min(replay.index_min, state.index_max), state.index_max
 
 
+# Records of a channel, by its id, that versions without SEEK write.
+_BEFORE_SEEK = frozenset((CHANNEL, GONE, PROGRESS, READER))
+# What a SEEK record states; the remaining state of the channel stays.
+_SOUGHT = (
+    *("id", "name", "start", "low", "paused", "named", "partial"),
+    *("defer_stamp", "begun_ns", "begun_end"),
+)
+
+
+@dataclass
+class _Chain:
+    """A channel before its first seek, and its ids since."""
+
+    root: ChannelState
+    ids: list[int]
+
+
 class _Replay:
     def __init__(self) -> None:
         self.state = TopicState()
@@ -362,6 +427,7 @@ class _Replay:
         self.channels: dict[int, ChannelState] = {}
         self.burials: dict[int, burials.Burials] = {}  # by channel id
         self.ids: dict[str, int] = {}  # by name, also of deleted channels
+        self.chains: dict[int, _Chain] = {}  # of sought channels, by each of their ids
 
     def run(self, data: bytes) -> TopicState:
         for found in records(data):
@@ -388,6 +454,8 @@ class _Replay:
 
     def apply(self, kind: int, payload: bytes) -> None:
         state = self.state
+        if kind in _BEFORE_SEEK and self.chains:
+            self.undo_seeks(kind, payload)
         if kind == TOPIC:
             state.released, state.frozen, state.paused, state.void_stamp = decode_topic(payload)
             self.saw(state.released)
@@ -415,6 +483,10 @@ class _Replay:
             self.apply_buried(*burials.decode_buried(payload))
         elif kind == UNBURIED:
             self.apply_unburied(*burials.decode_unburied(payload))
+        elif kind == SEEK:
+            self.apply_seek(*decode_seek(payload))
+        elif kind == BEGUN:
+            self.apply_begun(*decode_begun(payload))
 
     def apply_file(self, base: int, stated: FileState) -> None:
         self.saw(stated.end)
@@ -458,6 +530,50 @@ class _Replay:
             return
         for index in buried.unbury(runs, kicked=kicked):
             channel.marks.pop(index, None)  # attempts begin again
+
+    def apply_seek(self, old_id: int, stated: ChannelState) -> None:
+        """The channel continues as ``stated``, with what does not depend on its place."""
+        self.state.channel_id_max = max(self.state.channel_id_max, stated.id)
+        self.saw(stated.start)
+        old = self.channels.pop(old_id, None)
+        if old is not None:
+            chain = self.chains.setdefault(old_id, _Chain(old, []))
+            chain.ids.append(stated.id)
+            self.chains[stated.id] = chain
+            stated = replace(
+                old,
+                **{name: getattr(stated, name) for name in _SOUGHT},
+                first_id=chain.root.id,
+                runs=[],
+                marks={},
+            )
+        self.ids[stated.name] = stated.id
+        self.channels[stated.id] = stated
+
+    def undo_seeks(self, kind: int, payload: bytes) -> None:
+        """An earlier version skipped SEEK records and continued with the channel's first id.
+
+        It shows by a record of an id that was sought away, or by a channel of another name with an
+        id that it could not know.  What it did counts.
+        """
+        id: int = _ID.unpack_from(payload)[0]
+        chain = self.chains.get(id)
+        if chain is None:
+            return
+        renamed = kind == CHANNEL and decode_channel(payload).name != chain.root.name
+        if id == chain.ids[-1] and not renamed:
+            return
+        for each in chain.ids:
+            self.channels.pop(each, None)
+            del self.chains[each]
+        self.chains.pop(chain.root.id)
+        self.ids[chain.root.name] = chain.root.id
+        self.channels[chain.root.id] = chain.root
+
+    def apply_begun(self, id: int, begun_ns: int, begun_end: int) -> None:
+        channel = self.channels.get(id)
+        if channel is not None:
+            channel.begun_ns, channel.begun_end = begun_ns, begun_end
 
     def apply_progress(
         self, id: int, low: int, runs: list[Run], marks: list[tuple[int, int, int]]

@@ -18,6 +18,7 @@ cdef class TopicLog:
     cdef readonly Extent extent            # what was written
     cdef readonly int64_t corrupt_count    # batches found damaged
     cdef readonly int64_t torn_count
+    cdef public int64_t removed_ns         # no message appended later was removed; 0: none was
     cdef readonly dict holds               # see removable()
     cdef public set pinned_slots           # slots whose messages may be needed again
     cdef public list buried                # tables of buried messages, see has_buried()

@@ -21,6 +21,7 @@ STALE_MAX: Final = 16
 class TopicLog:
     pinned_slots: set[int]
     buried: list[Buried]
+    removed_ns: int
     on_damage: Callable[[], object]
     @property
     def folder(self) -> str: ...

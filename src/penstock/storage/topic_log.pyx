@@ -362,8 +362,17 @@ cdef class TopicLog:
 
     def seek(self, append_ns):
         """The first index appended at or after ``append_ns``, or ``end``.  Blocking."""
+        for _ in range(STALE_MAX):
+            segments = self.files
+            try:
+                return self._seek(segments, append_ns)
+            except FileNotFoundError:
+                if segments is self.files:
+                    raise
+        raise StorageError(f"{self.folder}: the log changes too fast to be read")
+
+    def _seek(self, segments, append_ns):
         cdef Py_ssize_t place
-        segments = self.files
         notes = []  # left to later reads
         # Append times never decrease, in a segment and from one to the next (R4).
         start = bisect_left(segments, append_ns, key=_append_ns_last)
@@ -417,6 +426,7 @@ cdef class TopicLog:
             return []
         for segment in gone:
             self._runs.replace(segment.first, segment.visible.end)
+            self.removed_ns = max(self.removed_ns, segment.append_ns_last)
         if gone[len(gone) - 1] is self.files[len(gone) - 1]:
             self.files = self.files[len(gone):]
         else:  # some between them are pinned
@@ -499,6 +509,7 @@ cdef class TopicLog:
         if side is not None:
             side.aged_as(old)
         runs = side.runs() if side is not None else []
+        self.removed_ns = max(self.removed_ns, old.append_ns_last)
         self._runs.replace(old.first, old.visible.end, runs)
         return [old.path]
 

@@ -47,6 +47,7 @@ FIELDS: dict[str, tuple[type, int]] = {
     "deflate_level": (int, 64),
     "topology_region": (str, 0),
     "topology_zone": (str, 0),
+    "channel_start": (str, 0),  # ours: where SUB begins a new channel
 }
 
 
@@ -101,6 +102,7 @@ class Settings(NamedTuple):
     deflate_level: int = DEFLATE_LEVEL
     topology_region: str = ""
     topology_zone: str = ""
+    channel_start: str = ""
 
 
 def initial(limits: Limits, peer_host: str) -> Settings:
@@ -127,7 +129,7 @@ def negotiate(
     try:
         fields = gojson.decode_object(body, FIELDS)
     except ValueError:
-        raise _bad_body("failed to decode JSON body") from None
+        raise bad_body("failed to decode JSON body") from None
     settings = _apply(fields, limits, current)
     if not settings.feature_negotiation:
         return settings, b"OK"
@@ -144,7 +146,7 @@ def _apply(
     output_buffer_size, output_buffer_timeout_ns = _output_buffer(fields, limits, current)
     sample_rate = _integer(fields, "sample_rate")
     if not 0 <= sample_rate <= SAMPLE_RATE_MAX:
-        raise _bad_body(f"sample rate ({sample_rate}) is invalid")
+        raise bad_body(f"sample rate ({sample_rate}) is invalid")
     return current._replace(
         client_id=_string(fields, "client_id"),
         hostname=_string(fields, "hostname"),
@@ -157,6 +159,7 @@ def _apply(
         msg_timeout_ns=_msg_timeout(fields, limits, current),
         topology_region=_string(fields, "topology_region"),
         topology_zone=_string(fields, "topology_zone"),
+        channel_start=_string(fields, "channel_start"),
     )
 
 
@@ -168,7 +171,7 @@ def _heartbeat_interval(fields: dict[str, gojson.Value], limits: Limits, current
         return current.heartbeat_interval_ns
     if HEARTBEAT_INTERVAL_MS_MIN <= interval_ms <= limits.max_heartbeat_interval_ns // MS_NS:
         return interval_ms * MS_NS
-    raise _bad_body(f"heartbeat interval ({interval_ms}) is invalid")
+    raise bad_body(f"heartbeat interval ({interval_ms}) is invalid")
 
 
 def _output_buffer(
@@ -185,7 +188,7 @@ def _output_buffer(
     elif timeout_ms_min <= timeout_ms <= timeout_ms_max:
         timeout_ns = timeout_ms * MS_NS
     else:
-        raise _bad_body(f"output buffer timeout ({timeout_ms}) is invalid")
+        raise bad_body(f"output buffer timeout ({timeout_ms}) is invalid")
     size = _integer(fields, "output_buffer_size")
     if size == -1:
         return 1, 0
@@ -193,7 +196,7 @@ def _output_buffer(
         return current.output_buffer_size, timeout_ns
     if OUTPUT_BUFFER_SIZE_MIN <= size <= limits.max_output_buffer_size:
         return size, timeout_ns
-    raise _bad_body(f"output buffer size ({size}) is invalid")
+    raise bad_body(f"output buffer size ({size}) is invalid")
 
 
 def _msg_timeout(fields: dict[str, gojson.Value], limits: Limits, current: Settings) -> int:
@@ -202,7 +205,7 @@ def _msg_timeout(fields: dict[str, gojson.Value], limits: Limits, current: Setti
         return current.msg_timeout_ns
     if MSG_TIMEOUT_MS_MIN <= timeout_ms <= limits.max_msg_timeout_ns // MS_NS:
         return timeout_ms * MS_NS
-    raise _bad_body(f"msg timeout ({timeout_ms}) is invalid")
+    raise bad_body(f"msg timeout ({timeout_ms}) is invalid")
 
 
 def _upgrade(
@@ -232,6 +235,7 @@ def _upgrade(
 
 def _reply(settings: Settings, limits: Limits) -> bytes:
     """The response to feature_negotiation as JSON, keys in nsqd's order, times in ms."""
+    ours = {"channel_start": settings.channel_start} if settings.channel_start else {}
     return gojson.encode(
         {
             "max_rdy_count": limits.max_rdy_count,
@@ -249,6 +253,7 @@ def _reply(settings: Settings, limits: Limits) -> bytes:
             "output_buffer_timeout": settings.output_buffer_timeout_ns // MS_NS,
             "topology_region": limits.topology_region,
             "topology_zone": limits.topology_zone,
+            **ours,
         }
     )
 
@@ -265,5 +270,6 @@ def _string(fields: dict[str, gojson.Value], name: str) -> str:
     return text.encode()[:STRING_SIZE_MAX].decode(errors="ignore")
 
 
-def _bad_body(text: str) -> ProtocolError:
+def bad_body(text: str) -> ProtocolError:
+    """The error of a wrong value."""
     return ProtocolError("E_BAD_BODY", f"IDENTIFY {text}")

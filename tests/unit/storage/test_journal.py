@@ -18,12 +18,14 @@ from penstock.storage.journal import (
     ChannelState,
     Journal,
     TopicState,
+    encode_begun,
     encode_channel,
     encode_gone,
     encode_policy,
     encode_progress,
     encode_reader,
     encode_removed,
+    encode_seek,
     encode_synced,
     encode_topic,
     records,
@@ -257,3 +259,70 @@ def test_a_channel_made_again_counts_without_the_record_that_the_first_one_is_go
     for data in (first + again, first + encode_gone(1) + again, first + again + encode_gone(1)):
         state = replay(data)
         assert [(c.id, c.low, c.paused) for c in state.channels.values()] == [(7, 20, True)]
+
+
+def sought(*more: bytes) -> TopicState:
+    """Channel 1 has finished much, and was sought to 50 as 5, where it finished 60."""
+    return replay(
+        b"".join(
+            [
+                encode_channel(1, 0, False, 7, "c"),
+                encode_progress(1, 100, [(120, 125)], {130: (3, 0)}),
+                encode_seek(1, 777, 140, *(5, 50, False, 7, "c", False, False, False)),
+                encode_progress(5, 50, [(60, 61)], {70: (1, 0)}),
+                *more,
+            ]
+        )
+    )
+
+
+def test_a_seek_begins_again_with_a_new_id() -> None:
+    """R22"""
+    state = sought()
+    assert state.channels == {
+        "c": ChannelState(
+            *(5, "c", 50, False, 7, 50, [(60, 61)], {70: (1, 0)}),
+            begun_ns=777,
+            begun_end=140,
+            first_id=1,
+        )
+    }
+    assert state.channel_id_max == 5
+    again = replay(b"".join(snapshot(state))).channels["c"]
+    assert (again.id, again.low, again.begun_ns, again.begun_end) == (5, 50, 777, 140)
+
+
+def test_a_seek_without_its_channel_makes_it() -> None:
+    """Its CHANNEL record may be damaged."""
+    state = replay(encode_seek(1, 777, 140, *(5, 50, True, 0, "c", False, False, False)))
+    assert (state.channels["c"].id, state.channels["c"].paused) == (5, True)
+
+
+def test_an_earlier_version_that_skipped_a_seek_continues_where_it_was() -> None:
+    """R22: what it records is for the old id, or a new channel gets the id it does not know of."""
+    twice = encode_seek(5, 888, 140, *(6, 0, False, 7, "c", False, False, False))
+    for more in (b"", twice, twice + encode_progress(6, 5)):
+        state = sought(more, encode_progress(1, 110))
+        assert (state.channels["c"].id, state.channels["c"].low) == (1, 110)
+        assert state.channels["c"].runs == [(120, 125)]
+        state = sought(more, encode_channel(5, 90, False, 0, "b"), encode_progress(5, 95))
+        found = {name: (each.id, each.low) for name, each in state.channels.items()}
+        assert found == {"c": (1, 100), "b": (5, 95)}
+        state = sought(more, encode_gone(1))
+        assert state.channels == {} and state.gone["c"][0] == 1
+        state = sought(more, encode_gone(1), encode_channel(5, 90, False, 0, "c"))
+        assert state.channels["c"].id == 5 and state.channels["c"].low == 90
+
+
+def test_a_sought_channel_is_deleted_by_both_of_its_ids() -> None:
+    state = sought(encode_gone(1), encode_gone(5))
+    assert state.channels == {} and set(state.gone) == {"c"}
+
+
+def test_a_channel_that_begins_in_the_past_knows_since_when() -> None:
+    state = replay(
+        encode_channel(1, 0, False, 0, "c") + encode_begun(1, 5, 9) + encode_begun(2, 1, 1)
+    )
+    assert (state.channels["c"].begun_ns, state.channels["c"].begun_end) == (5, 9)
+    again = replay(b"".join(snapshot(state))).channels["c"]
+    assert (again.begun_ns, again.begun_end) == (5, 9)

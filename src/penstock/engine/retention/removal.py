@@ -64,10 +64,22 @@ class Removal:
         self._removing = False
         self._straggler_ns = 0
         self._relocation_failed = False
+        self._rewind_count = 0  # channels that went back
 
     def recover(self, whole_from: int) -> None:
         """Restore what the journal has."""
         self.whole_from = self._removed_end = self._removed_journaled = whole_from
+        if whole_from:
+            self._log.removed_ns = self._clock.wall_ns()  # when what was removed came is unknown
+
+    @property
+    def safe_from(self) -> int:
+        """``whole_from``, or what it will be after a removal that is in progress."""
+        return max(self.whole_from, self._removed_end) if self._removing else self.whole_from
+
+    def rewound(self) -> None:
+        """A channel went back: which stragglers a relocation in progress has to move is unknown."""
+        self._rewind_count += 1
 
     def records(self) -> list[bytes]:
         """For a snapshot of the journal."""
@@ -109,7 +121,10 @@ class Removal:
                 self._journal_removed(segment.visible.end)
                 return True
             self._removing = True
-            self._disk.submit(partial(log.relocate, segment.base, stragglers), self._relocated)
+            self._disk.submit(
+                partial(log.relocate, segment.base, stragglers),
+                partial(self._relocated, self._rewind_count),
+            )
         # A segment below the mark still exists because a deferred slot pins it.
         oldest = log.files[0] if log.files else None
         finished = (
@@ -202,7 +217,9 @@ class Removal:
 
     # ---- stragglers
 
-    def _relocated(self, moved: Relocation | None, error: Exception | None) -> None:
+    def _relocated(
+        self, rewind_count: int, moved: Relocation | None, error: Exception | None
+    ) -> None:
         self._removing = False
         if self._topic.closed:
             return
@@ -211,8 +228,8 @@ class Removal:
             return
         old, side = moved.segment, moved.side
         paths = [side.path] if side is not None else []
-        # Otherwise a pull channel was created meanwhile that starts in this segment.
-        if old.visible.end <= self._topic.passed():
+        # Otherwise a channel was created meanwhile that starts in this segment, or went back.
+        if old.visible.end <= self._topic.passed() and rewind_count == self._rewind_count:
             try:
                 paths = self._log.relocated(moved)
             except StorageError as error:

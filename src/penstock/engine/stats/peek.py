@@ -92,7 +92,7 @@ def peek(channel: Channel, count: int, size_max: int, disk: Disk, done: Done[lis
         limit=topic.released,
         skipped=window.skipped,
     )
-    if isinstance(channel, EphemeralChannel):
+    if isinstance(channel, EphemeralChannel) and not channel.behind:
         done(_in_memory(channel, peeking), None)
     else:
         disk.submit(partial(_in_files, topic, peeking), done)
