@@ -831,18 +831,23 @@ cdef class Window(Entries):
     def rewind(self, int64_t start):
         """Deliver everything from ``start`` on as if for the first time, skipped or not (R22).
 
-        Everything below is finished.  Nothing of this is in the next drain(): the caller journals
-        it, and sets queued_count.
+        Everything below is finished, and stays buried if it was.  Nothing of this is in the next
+        drain(): the caller journals it, and sets queued_count.
         """
         while self.head >= 0:
             self.deadlines.drop(self.head)
             self.deferrals.drop(self.head)
             self.remove_entry(self.head)
-        self.ready_head = self.ready_tail = -1
-        self.ready_count = self.queued_count = 0
+        self.ready_head = self.ready_tail = self.lone_head = self.lone_tail = -1
+        self.kicked_slot = -1
+        self.ready_count = self.lone_count = self.queued_count = 0
         for consumer in self.consumers:
             if consumer is not None:
                 (<Consumer>consumer).in_flight_count = 0
+                (<Consumer>consumer).alone = False
+        if self.buried is not None:
+            self.buried.remove(start, INT64_MAX)
+            self.moving = [index for index in self.moving if index < start]
         self.marked.clear()
         self.finished.size = 0
         self.skips.clear()

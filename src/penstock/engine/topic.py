@@ -219,6 +219,7 @@ class Topic(BaseTopic):
             channel.rewind(channel.id, start, self._clock.wall_ns())
             return settled()
         named, old_id = channel.named, channel.id
+        self.journal_channel(channel)  # what is buried below the start stays so
         channel.rewind(self.next_channel_id(), start, self._clock.wall_ns())
         begun = channel.begun_ns, channel.begun_end
         self.keeper.add(records.encode_seek(old_id, *begun, *_stated(channel, start)))

@@ -166,7 +166,7 @@ def _check_whole(topic: Topic, start: Start, *, dry_run: bool = False) -> None:
 
 
 def _preview(topic: Topic, channel: Channel, start: Start, *, dry_run: bool) -> dict[str, Any]:
-    window = channel.window
+    window, buried = channel.window, channel.window.buried
     return {
         "topic": topic.name,
         "channel": channel.name,
@@ -177,6 +177,6 @@ def _preview(topic: Topic, channel: Channel, start: Start, *, dry_run: bool) -> 
         "messages": topic.log.count_between(start.at, topic.released),
         "in_flight": window.in_flight_count,
         "deferred": window.deferred_count,
-        "buried": 0,
+        "buried": 0 if buried is None else buried.count_between(start.at, topic.end),
         "dry_run": dry_run,
     }

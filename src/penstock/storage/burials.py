@@ -26,6 +26,7 @@ _UNBURIED = struct.Struct(">IB")
 _RUN = struct.Struct(">QQ")
 # Runs in one record: it stays under the limit of the journal's records.
 RUN_COUNT_MAX = 4096
+INDEX_END = 1 << 54
 
 Run = tuple[int, int]
 
@@ -81,6 +82,19 @@ class Burials:
         for index in returned:
             heapq.heappush(self._order, index)
         return returned
+
+    def rewind(self, start: int) -> None:
+        """The channel was sought to ``start``: what is below stays buried."""
+        self.table.remove(start, INDEX_END)
+        self._kicked.clear()
+        self._order.clear()
+
+    def copy(self) -> Burials:
+        found = Burials()
+        for body in self.table.snapshot():
+            found.table.load(body)
+        found._kicked, found._order = self._kicked.copy(), self._order.copy()
+        return found
 
     def finish(self, low: int, runs: list[Run]) -> None:
         """A later PROGRESS record finishes what is below ``low`` and in ``runs``."""

@@ -418,6 +418,7 @@ class _Chain:
 
     root: ChannelState
     ids: list[int]
+    buried: burials.Burials | None
 
 
 class _Replay:
@@ -537,8 +538,9 @@ class _Replay:
         self.saw(stated.start)
         old = self.channels.pop(old_id, None)
         if old is not None:
-            chain = self.chains.setdefault(old_id, _Chain(old, []))
+            chain = self.chains.get(old_id) or _Chain(old, [], self.copy_burials(old_id))
             chain.ids.append(stated.id)
+            self.chains[old_id] = chain
             self.chains[stated.id] = chain
             stated = replace(
                 old,
@@ -549,6 +551,13 @@ class _Replay:
             )
         self.ids[stated.name] = stated.id
         self.channels[stated.id] = stated
+        if (buried := self.burials.pop(old_id, None)) is not None:
+            buried.rewind(stated.start)
+            self.burials[stated.id] = buried
+
+    def copy_burials(self, id: int) -> burials.Burials | None:
+        buried = self.burials.get(id)
+        return None if buried is None else buried.copy()
 
     def undo_seeks(self, kind: int, payload: bytes) -> None:
         """An earlier version skipped SEEK records and continued with the channel's first id.
@@ -565,7 +574,10 @@ class _Replay:
             return
         for each in chain.ids:
             self.channels.pop(each, None)
+            self.burials.pop(each, None)
             del self.chains[each]
+        if chain.buried is not None:
+            self.burials[chain.root.id] = chain.buried
         self.chains.pop(chain.root.id)
         self.ids[chain.root.name] = chain.root.id
         self.channels[chain.root.id] = chain.root

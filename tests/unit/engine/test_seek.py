@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.engine.ephemeral import EphemeralChannel
 from penstock.engine.seek import Search, open_channel, search_start
 from penstock.engine.topic import Topic
 from penstock.settings.places import parse_place
+from penstock.settings.policy import DEFAULT
 from tests.support.engine import MINUTE, MS, SECOND, Client, Engine
 
 DONE, NOT_IN_FLIGHT = 0, 1
@@ -402,6 +405,43 @@ def test_a_seek_while_stragglers_are_moved_loses_nothing() -> None:
     turns.soon(moved)
     engine.settle()
     assert len(engine.logged("t")) == 60
+
+
+@pytest.mark.parametrize("restart", ["", "rewritten", "lose"])
+def test_buried_messages_from_the_start_on_are_delivered_again(restart: str) -> None:
+    """R22: those below stay buried."""
+    engine = Engine(sync_every=1)
+    client = Client(engine, "t", "c", ready_count=10)
+    client.channel.apply_policy(replace(DEFAULT, max_attempts=1))
+    engine.publish("t", *[b"m%d" % number for number in range(5)])
+    taken = client.take()
+    for received in taken:
+        client.requeue(received.index)
+    engine.settle()
+    topic = engine.topic("t")
+    assert client.channel.window.buried_count == 5 and client.channel.depth == 0
+    seek(engine, client, f"index:{taken[2].index}")
+    if restart:
+        client.channel.apply_policy(DEFAULT)  # or they would be buried again
+        client.close()
+        if restart == "rewritten":
+            engine.done(topic.keeper.rewrite())
+        engine.crash(restart if restart == "lose" else "keep")
+        engine.start()
+        client = Client(engine, "t", "c", ready_count=10)
+        engine.settle()
+    assert client.channel.window.buried_count == 2
+    again = client.take()
+    assert [received.body for received in again] == [b"m2", b"m3", b"m4"]
+    assert {received.attempts for received in again} <= {1, 2}
+    for received in again:
+        assert client.finish(received.index) == DONE
+    engine.advance(SECOND)
+    engine.check()
+    engine.crash()
+    engine.start()
+    window = engine.topic("t").channels["c"].window
+    assert window.buried_count == 2 and window.depth == 0
 
 
 def test_seeks_in_a_loop_leave_a_bounded_journal() -> None:
