@@ -27,6 +27,7 @@ COMMANDS = {
         "republish messages to another topic or nsqd (nsq_to_nsq)",
     ),
     "policy": ("penstock.cli.policy", "show and change policies of topics and channels"),
+    "seek": ("penstock.cli.seek", "deliver messages of a channel again, or skip them"),
     "pipeline": ("penstock.cli.pipeline", "run a data pipeline on Spark, from topics to tables"),
     "spark-cluster": (
         "penstock.cli.spark_cluster",
