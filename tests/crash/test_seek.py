@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.ticket import Ticket
-from penstock.engine.seek import Search, open_channel
+from penstock.engine.catalog.seek import Search, open_channel
 from penstock.engine.topic import Topic
 from penstock.settings.places import parse_place
 from tests.crash.lossy import HOLES, KEEP, LOSE, PREFIX, Crashed

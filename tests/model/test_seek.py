@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.engine.seek import Search, Start, open_channel, search_start
+from penstock.engine.catalog.seek import Search, Start, open_channel, search_start
 from penstock.engine.topic import Topic
 from penstock.settings.places import AGO, EARLIEST, INDEX, LATEST, QUEUED, Place
 from tests.crash.lossy import KEEP, LOSE

@@ -7,6 +7,7 @@
     clear       the damage records of one node
     forget      a pattern, on all nodes that have it
     policy      keys of a topic's or channel's policy, on the topic's nodes
+    preview     what a seek of a channel would do;  seek: send it to another place
 
 With an ``address`` the action runs on that node only.  The address comes from ``addresses.py``,
 never from a request.  An action that would remove messages before a pull channel's reader has read
@@ -26,7 +27,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.admin import readers
+from penstock.admin import readers, seeks
 from penstock.admin.addresses import Addresses
 from penstock.admin.cluster import Cluster, Known, NothingKnownError, Producer
 from penstock.admin.upstream import UpstreamError, request_all
@@ -48,6 +49,7 @@ class Outcome:
     results: list[DaemonResult] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)  # of a peek
+    plans: list[dict[str, Any]] = field(default_factory=list)  # of a preview
 
     @property
     def warning(self) -> str:
@@ -64,21 +66,26 @@ class Actions:
         self._addresses = addresses
         self.upstream = cluster.upstream
 
-    async def create(self, topic: str, channel: str = "", address: str = "") -> Outcome:
+    async def create(
+        self, topic: str, channel: str = "", address: str = "", start: str = ""
+    ) -> Outcome:
+        """``start``: where the channel starts; empty as its topic's policy says."""
         outcome = Outcome()
+        where = {"start": start} if start else {}
         lookupds = self._cluster.lookupds()
         if address or not lookupds:
             nodes = [address] if address else list(self._cluster.nsqds())
             made = await self._on_nsqds(outcome, nodes, "/topic/create", topic=topic)
             if channel:
-                await self._on_nsqds(outcome, made, "/channel/create", topic=topic, channel=channel)
+                names = {"topic": topic, "channel": channel, **where}
+                await self._on_nsqds(outcome, made, "/channel/create", **names)
             return outcome
         await self._on_lookupds(outcome, "/topic/create", topic=topic)
         if channel:
             names = {"topic": topic, "channel": channel}
             await self._on_lookupds(outcome, "/channel/create", **names)
             producers = await self._producers(outcome, topic)
-            await self._on_nsqds(outcome, producers, "/channel/create", **names)
+            await self._on_nsqds(outcome, producers, "/channel/create", **names, **where)
         return outcome
 
     async def delete(
@@ -153,6 +160,28 @@ class Actions:
 
         nodes = [address] if address else await self._producers(outcome, topic)
         await _do(outcome, nodes, put)
+        return outcome
+
+    async def preview(self, topic: str, channel: str, to: str, address: str = "") -> Outcome:
+        """Ask the topic's nodes what a seek would do."""
+        outcome = Outcome()
+        nodes = [address] if address else await self._producers(outcome, topic)
+        query = {"topic": topic, "channel": channel, "to": to}
+        outcome.plans, failures = await seeks.plan(self.upstream, nodes, query)
+        outcome.results = [
+            DaemonResult(each, error.text, error.short) for each, error in failures.items()
+        ]
+        return outcome
+
+    async def seek(
+        self, topic: str, channel: str, to: str, address: str = "", *, partial: bool = False
+    ) -> Outcome:
+        """Send a channel to another place on the topic's nodes."""
+        outcome = Outcome()
+        nodes = [address] if address else await self._producers(outcome, topic)
+        query = {"topic": topic, "channel": channel, "to": to}
+        query |= {"partial": "true"} if partial else {}
+        await self._on_nsqds(outcome, nodes, "/channel/seek", **query)
         return outcome
 
     async def publish(self, topic: str, body: bytes, defer_ms: int, address: str) -> Outcome:

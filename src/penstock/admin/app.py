@@ -14,11 +14,14 @@ To write a page:
 A form posts, as application/x-www-form-urlencoded, the fields:
 
     token      from admin.access
-    action     create, pause, unpause, empty, delete, tombstone, publish, peek, clear or policy
+    action     create, pause, unpause, empty, delete, tombstone, publish, peek, clear, policy,
+               preview or seek
     topic      and channel, for an action on a channel
     node       "host:port", or empty for all nodes
-    confirm    for empty, delete and tombstone: the channel's name, else the topic's, typed by the
-               user
+    to         for preview and seek: the place;  partial: "true" where messages are missing
+    start      for create: where the channel starts
+    confirm    for empty, delete, tombstone and seek: the channel's name, else the topic's, typed
+               by the user
     body       for publish: the message;  defer_ms: its delay
     count      for peek: the number of messages
     set.<key>  for policy: the value of a key, and unset.<key>: "true" to unset it

@@ -176,6 +176,9 @@ class Pages:
         peek = url("/topics/:topic/:channel/peek")
         router.add("GET", peek, Route(handler(self._peek_form)))
         router.add("POST", peek, Route(handler(self._peek), logged=True))
+        seek = url("/topics/:topic/:channel/seek")
+        router.add("GET", seek, Route(handler(self._seek_form)))
+        router.add("POST", seek, Route(handler(self._preview), logged=True))
         action = Route(handler(self._act), body_size_max=BODY_SIZE_MAX, logged=True)
         router.add("POST", url("/action"), action)
         router.add("GET", url("/static/:digest/:asset"), Route(self._asset))
@@ -289,6 +292,47 @@ class Pages:
         }
         here = _path("/topics/:topic/:channel/peek", request.params)
         html = self._render("peek", request, here, "/topics", f"Peek {channel}", values)
+        return answers.html(request, html)
+
+    async def _seek_form(self, request: Request) -> Response:
+        return await self._planned(request, {}, None)
+
+    async def _preview(self, request: Request) -> Response:
+        fields: Mapping[str, str] = {}
+        try:
+            fields = form_fields(request)
+            outcome = await self._admin.posted.form(request)
+        except HttpError as error:
+            if error.text != "INVALID_PLACE":
+                return self._error(request, error)
+            outcome = Outcome(failures=[str(error.more["detail"])])
+        return await self._planned(request, fields, outcome)
+
+    async def _planned(
+        self, request: Request, fields: Mapping[str, str], outcome: Outcome | None
+    ) -> Response:
+        topic, channel = request.params["topic"], request.params["channel"]
+        sample = await self._admin.sample()
+        found = sample.topics.get(topic)
+        known = found.channels.get(channel) if found is not None else None
+        if known is None:
+            return self._error(request, HttpError(404, "CHANNEL_NOT_FOUND"))
+        failures = [r for r in outcome.results if r.error] if outcome is not None else []
+        warnings = [f"{r.daemon}: {r.short or r.error}" for r in failures]
+        plans = [] if outcome is None else outcome.plans
+        values = {
+            "view": {"warnings": warnings + ([] if outcome is None else outcome.failures)},
+            "topic": topic,
+            "channel": channel,
+            "nodes": [name for name in known.nodes if sample.nodes[name].own],
+            "node": fields.get("node", ""),
+            "to": fields.get("to", ""),
+            "plans": plans,
+            "missing": [plan["node"] for plan in plans if not plan["whole"]],
+            "live": False,
+        }
+        here = _path("/topics/:topic/:channel/seek", request.params)
+        html = self._render("seek", request, here, "/topics", f"Seek {channel}", values)
         return answers.html(request, html)
 
     # Rendering

@@ -22,6 +22,7 @@ from penstock.admin.actions import Actions, DaemonResult, Outcome
 from penstock.admin.addresses import Addresses
 from penstock.admin.cluster import NothingKnownError
 from penstock.admin.notifications import Notifier
+from penstock.admin.seeks import checked_place
 from penstock.net.http_message import HttpError, Request
 from penstock.wire.names import is_valid_name
 
@@ -38,9 +39,9 @@ PEEK_COUNT = 10
 
 ACTIONS = (
     *("create", "pause", "unpause", "empty", "delete", "tombstone", "publish", "peek", "clear"),
-    *("forget", "policy"),
+    *("forget", "policy", "preview", "seek"),
 )
-CONFIRMED = frozenset(("empty", "delete", "tombstone", "forget"))
+CONFIRMED = frozenset(("empty", "delete", "tombstone", "forget", "seek"))
 _FORM = b"application/x-www-form-urlencoded"
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
@@ -111,7 +112,7 @@ class Posted:
             len(failed),
         )
         self._notifier.notify(notice_of(action, channel), request, topic, channel, node)
-        if action != "peek":
+        if action not in ("peek", "preview"):
             self._sampler.refresh(topic)
         return outcome
 
@@ -134,7 +135,12 @@ class Posted:
         if action == "forget":
             return await self._forget(channel, address)
         if action == "create":
-            return await actions.create(topic, channel, address)
+            start = checked_place(fields.get("start", ""), start=True)
+            if start and not channel:
+                raise HttpError(400, "INVALID_CHANNEL")
+            return await actions.create(topic, channel, address, start)
+        if action in ("preview", "seek"):
+            return await self._seek(action, topic, channel, address, fields)
         if action == "policy":
             changes = policies.changes_of(fields, channel)
             if not changes:
@@ -143,6 +149,17 @@ class Posted:
         if action == "delete":
             return await actions.delete(topic, channel, address, force=force)
         return await actions.change(action, topic, channel, address, force=force)
+
+    async def _seek(
+        self, action: str, topic: str, channel: str, address: str, fields: Mapping[str, str]
+    ) -> Outcome:
+        if not channel:
+            raise HttpError(400, "INVALID_CHANNEL")
+        to = checked_place(fields.get("to", ""))
+        if action == "preview":
+            return await self._actions.preview(topic, channel, to, address)
+        partial = _flag(fields, "partial")
+        return await self._actions.seek(topic, channel, to, address, partial=partial)
 
     async def _forget(self, channel: str, address: str) -> Outcome:
         sample = await self._sampler.first()
@@ -193,6 +210,7 @@ def notice_of(action: str, channel: str) -> str:
         "peek": "peek_channel",
         "clear": "clear_damage",
         "forget": "delete_pattern",
+        "preview": "preview_seek",
         "policy": f"change_policy_of_{'channel' if channel else 'topic'}",
     }
     return special.get(action) or f"{action}_{'channel' if channel else 'topic'}"
@@ -207,6 +225,7 @@ def answer(outcome: Outcome) -> dict[str, Any]:
             for result in outcome.results
         ],
         "messages": outcome.messages,
+        **({"plans": outcome.plans} if outcome.plans else {}),
     }
 
 

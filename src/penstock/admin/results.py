@@ -26,6 +26,7 @@ _DONE = {
     "clear": "Cleared",
     "forget": "Deleted",
     "policy": "Changed the policy of",
+    "seek": "Sought",
 }
 
 

@@ -105,6 +105,15 @@ class Upstream:
     ) -> None:
         await self._post(address, path, query, self._nsqd_headers, body)
 
+    async def nsqd_ask(self, address: str, path: str, query: Mapping[str, str]) -> Any:
+        """Post a request whose response is JSON."""
+        with Metered(self._meter, POSTED_SIZE_MAX) as incoming:
+            answer = await self._request("POST", address, path, query, self._nsqd_headers, incoming)
+            try:
+                return await self._decoding.decode(answer.body)
+            except ValueError as error:
+                raise failure("POST", f"http://{address}{path}", str(error)) from None
+
     async def nsqd_put(
         self, address: str, path: str, query: Mapping[str, str], body: bytes
     ) -> None:

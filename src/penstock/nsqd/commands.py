@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.core.scanner import CLOSING, SUBSCRIBED
 from penstock.core.ticket import Ticket
 from penstock.core.window import Consumer
+from penstock.engine.catalog.seek import Search, open_channel, search_start
 from penstock.engine.channel import Channel
-from penstock.engine.seek import Search, open_channel, search_start
 from penstock.engine.topology import locality
 from penstock.errors import ProtocolError
 from penstock.nsqd.services import Services

@@ -13,9 +13,9 @@ from typing import Any
 from penstock.core.ticket import Ticket, settled
 from penstock.engine.base import BaseTopic
 from penstock.engine.broker import Broker
+from penstock.engine.catalog.seek import Search, Start, open_channel, search_start
 from penstock.engine.channel import Channel
 from penstock.engine.health import is_full
-from penstock.engine.seek import Search, Start, open_channel, search_start
 from penstock.engine.topic import Topic
 from penstock.net.http_message import (
     EMPTY,

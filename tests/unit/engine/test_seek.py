@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.engine.catalog.seek import Search, open_channel, search_start
 from penstock.engine.ephemeral import EphemeralChannel
-from penstock.engine.seek import Search, open_channel, search_start
 from penstock.engine.topic import Topic
 from penstock.settings.places import parse_place
 from penstock.settings.policy import DEFAULT

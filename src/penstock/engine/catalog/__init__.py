@@ -8,6 +8,7 @@ Rule 3: work that creates, changes or deletes topics uses a lane of the disk thr
     creation     new topics, many at a time
     deletion     the steps of deleting a topic
     journal      a topic's journal: when to write, sync and compact it
+    seek         places in a log: where channels start, and what they are sent to
     listing      the order of a topic's journal and nsqd.dat
     registry     nsqd.dat
     comparison   journal against nsqd.dat, at start
