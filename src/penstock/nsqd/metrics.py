@@ -326,11 +326,12 @@ class Metrics:
     def _drain(self) -> Iterator[bytes]:
         drain, left = self._components.drain, self._components.drain.left
         yield _gauge("draining", "1 while the node is being drained.", int(drain.draining))
-        if not drain.draining or left is None:
-            return
-        yield _gauge("drain_left_messages", "Messages that a drain waits for.", left.messages)
+        messages, blocked_count = 0, 0
+        if drain.draining and left is not None:
+            messages, blocked_count = left.messages, left.blocked_count
+        yield _gauge("drain_left_messages", "Messages that a drain waits for.", messages)
         yield _gauge(
-            "drain_blocked", "Topics and channels that cannot become empty.", left.blocked_count
+            "drain_blocked", "Topics and channels that cannot become empty.", blocked_count
         )
         yield _counter(
             "drain_handed_over_total",
@@ -365,8 +366,7 @@ class Metrics:
             rows.append((_name_labels(each.topic.name), (each.size, each.oldest_age_ns / 1e9)))
             if not len(rows) % PIECE_COUNT:
                 yield b""
-        if rows:
-            yield from _table("penstock_topic_", RETAINED_COLUMNS, rows)
+        yield from _table("penstock_topic_", RETAINED_COLUMNS, rows)
 
     def _channels(self, topics: list[BaseTopic]) -> Iterator[bytes]:
         channels: list[Channel] = []
