@@ -1,6 +1,6 @@
 """What policies do: how full topics are, and what was refused, dropped or moved in the last hour.
 
-    /stats      "policy": {"max_bytes": "10GB"}, "used_bytes": 123, "refused_count": 5
+    /stats      "policy": {"max_bytes": "10GB"}, "unfinished_bytes": 123, "refused_count": 5
     BOUND       name, used, limit, unit ("bytes" or "messages"), set (the limit as it was set): of
                 the node that is fullest
     hour        [{"count": 5, "what": "refused"}]: increases of the counts over all nodes
@@ -30,17 +30,18 @@ MINUTES = 60
 MINUTE_MS = 60_000
 TARGET_COUNT_MAX = 20_000
 
-# Counters of /stats, and how a person says them.
+# Counters of /stats, and how a person says them; some are numbers by reason.
 COUNTERS = {
     "refused_count": "refused",
     "dropped_count": "dropped",
+    "dropped_attempts_total": "dropped",
     "expired_count": "expired",
-    "buried_count": "buried",
-    "moved_count": "moved",
-    "kicked_count": "kicked",
-    "discarded_count": "discarded",
+    "buried_total": "buried",
+    "kicked_total": "kicked",
+    "moved_total": "moved",
+    "discarded_total": "discarded",
 }
-GAUGES = ("used_bytes", "used_messages", "retained_bytes")
+GAUGES = ("unfinished_bytes", "unfinished_count", "retained_bytes")
 NAMES = (*COUNTERS, *GAUGES)
 NUMBER_MAX = 1 << 63
 TEXT_SIZE_MAX = 32
@@ -61,11 +62,16 @@ def read_counts(stats: Mapping[str, Any]) -> Counts:
     """What the policy of a topic or channel in /stats did; raises ValueError for wrong numbers."""
     if "policy" not in stats:
         return NOTHING
-    counts = {name: stats[name] for name in NAMES if name in stats}
-    for count in counts.values():
-        if type(count) is not int or not 0 <= count < NUMBER_MAX:
-            raise ValueError("not a number")
-    return counts
+    return {name: _number(stats[name]) for name in NAMES if name in stats}
+
+
+def _number(value: object) -> int:
+    """A number, or the sum of numbers by reason."""
+    if isinstance(value, dict):
+        return sum(_number(one) for one in value.values() if not isinstance(one, dict))
+    if type(value) is not int or not 0 <= value < NUMBER_MAX:
+        raise ValueError("not a number")
+    return value
 
 
 def bounds(parts: Iterable[TopicPart]) -> list[View]:
@@ -73,8 +79,8 @@ def bounds(parts: Iterable[TopicPart]) -> list[View]:
     fullest: dict[str, tuple[float, View]] = {}
     for part in parts:
         for key, used_key, unit in (
-            ("max_bytes", "used_bytes", "bytes"),
-            ("max_messages", "used_messages", "messages"),
+            ("max_bytes", "unfinished_bytes", "bytes"),
+            ("max_messages", "unfinished_count", "messages"),
         ):
             limit, used = _limit(part.policy.get(key)), part.counts.get(used_key)
             if not limit or used is None:
@@ -156,7 +162,6 @@ class Effects:
             if known[: len(target)] == target:
                 for _, counts in minutes:
                     for key, count in counts.items():
-                        totals[key] = totals.get(key, 0) + count
-        return [
-            {"count": totals[key], "what": what} for key, what in COUNTERS.items() if key in totals
-        ]
+                        totals[COUNTERS[key]] = totals.get(COUNTERS[key], 0) + count
+        words = dict.fromkeys(COUNTERS.values())
+        return [{"count": totals[what], "what": what} for what in words if what in totals]
