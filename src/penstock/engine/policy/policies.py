@@ -198,7 +198,10 @@ class Policies:
         self._check(self._subject(topic, channel)._replace(channel_own=own), changes)
         channel.own_policy = own
         log.info("%s: policy: %s", _name(topic, channel), _text(changes))
+        before = channel.policy.dead_topic
         self._refresh_channel(channel)
+        if before and before != channel.policy.dead_topic:
+            self._turns.soon(partial(self._refresh_named, before))
         return topic.save_policy(channel)
 
     def _check(self, subject: Subject, changes: Mapping[str, object]) -> None:

@@ -348,6 +348,7 @@ def test_a_topic_becomes_one_of_dead_letters_when_a_channel_names_it(engine: Eng
     assert engine.topic("graves").channels["c"].policy.on_max_attempts == "bury"
     set_channel(engine, "orders", "email", dead_topic=None)
     assert not policies(engine).is_dead("graves")
+    assert engine.topic("graves").channels["c"].policy.on_max_attempts == "topic"
 
 
 def test_a_topic_is_not_its_own_topic_of_dead_letters(engine: Engine) -> None:
