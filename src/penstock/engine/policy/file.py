@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.engine.policy.globs import PATTERN_SIZE_MAX, Glob, is_pattern
+from penstock.engine.policy.globs import PATTERN_SIZE_MAX, is_pattern
 from penstock.engine.policy.rules import Given, Rule, Rules
 from penstock.engine.policy.values import convert, setting_of, short
 from penstock.errors import OptionError, PolicyError
@@ -106,7 +106,7 @@ class _TableReader:
             values[key] = Given(found, f"file: {self._path}:{self._line_of(key)}")
         if not values:
             raise self._error("", "the rule sets no key")
-        return Rule(topic, None if channel is None else Glob(channel), values)
+        return Rule(topic, channel, values)
 
     def _pattern(self, table: Mapping[str, Any], key: str) -> str:
         pattern = table.get(key, "*")

@@ -64,19 +64,17 @@ class GlobIndex:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._exact: dict[str, list[int]] = {}
-        self._heads: dict[str, list[tuple[int, Glob]]] = {}
-        self._tails: dict[str, list[tuple[int, Glob]]] = {}
-        globs: dict[str, Glob] = {}
+        places: dict[str, list[int]] = {}
         for place, pattern in enumerate(patterns):
-            if not _WILD.search(pattern):
-                self._exact.setdefault(pattern, []).append(place)
-                continue
-            glob = globs.setdefault(pattern, Glob(pattern))
-            head = _WILD.split(pattern, maxsplit=1)[0]
-            if head:
-                self._heads.setdefault(head, []).append((place, glob))
-            else:
-                self._tails.setdefault(_WILD.split(pattern)[-1], []).append((place, glob))
+            kind = places if _WILD.search(pattern) else self._exact
+            kind.setdefault(pattern, []).append(place)
+        # By the text that a pattern begins with, else by the one that it ends with.
+        self._heads: dict[str, list[tuple[Glob, list[int]]]] = {}
+        self._tails: dict[str, list[tuple[Glob, list[int]]]] = {}
+        for pattern, found in places.items():
+            parts = _WILD.split(pattern)
+            group, key = (self._heads, parts[0]) if parts[0] else (self._tails, parts[-1])
+            group.setdefault(key, []).append((Glob(pattern), found))
         self._head_sizes = sorted({len(head) for head in self._heads})
         self._tail_sizes = sorted({len(tail) for tail in self._tails})
 
@@ -84,11 +82,12 @@ class GlobIndex:
         """The places of all patterns that match, ascending."""
         found = list(self._exact.get(name, ()))
         for size in self._head_sizes[: bisect_right(self._head_sizes, len(name))]:
-            for place, glob in self._heads.get(name[:size], ()):
+            for glob, places in self._heads.get(name[:size], ()):
                 if glob.matches(name):
-                    found.append(place)
+                    found += places
         for size in self._tail_sizes[: bisect_right(self._tail_sizes, len(name))]:
-            for place, glob in self._tails.get(name[len(name) - size :], ()):
+            for glob, places in self._tails.get(name[len(name) - size :], ()):
                 if glob.matches(name):
-                    found.append(place)
-        return sorted(found)
+                    found += places
+        found.sort()
+        return found

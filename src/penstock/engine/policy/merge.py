@@ -79,10 +79,12 @@ def channel_values(rules: Rules, subject: Subject) -> Values:
     found = topic_values(rules, subject)
     values = {key: value for key, value in found.items() if BY_KEY[key].group == BOTH}
     own_keys = frozenset(key for key in CHANNEL_KEYS if BY_KEY[key].group == CHANNEL)
-    for rule in rules.of(subject.topic):
+    matching = rules.of(subject.topic)
+    places = rules.places_of(subject.channel) if matching else ()
+    for rule in matching:
         if rule.channel is None:
             _take(values, rule.values, own_keys)
-        elif rule.channel.matches(subject.channel):
+        elif rule.place in places:
             _take(values, rule.values, CHANNEL_KEYS)
     _take_own(values, subject.channel_own, CHANNEL_KEYS)
     _restrict(values, subject)
