@@ -12,6 +12,7 @@ import pytest
 from tests.cli.tools import run_tool
 from tests.support.certificates import Pki
 from tests.support.daemon import Nsqd, Nsqlookupd
+from tests.support.endpoint import Endpoint
 from tests.support.waits import eventually
 
 Pair = tuple[Nsqd, Nsqd]
@@ -166,3 +167,27 @@ def test_nodes_are_found_with_nsqlookupd_and_the_token_goes_to_nsqds_only(
         reader = policy("show", *place, trust, f"--nsqd-auth-token-file={tmp_path / 'reader'}")
         assert reader.returncode == 1 and b"FORBIDDEN" in reader.stderr
         assert b"UNAUTHORIZED" in policy("show", *place, trust).stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "exit_status"),
+    [
+        (200, b"", 0),
+        (200, b"[]", 0),
+        (200, b'{"policy":{"retain":5,"x":{"value":{"a":[1]},"origin":7}}}', 0),
+        (200, b'{"topics":[{"topic_name":"t","policy":[],"channels":5}]}', 0),
+        (200, b"<html>", 1),
+        (200, b"[" * 100_000, 1),
+        (500, b"", 1),
+        (404, b'{"message":{"a":1}}', 1),
+    ],
+    ids=range(8),
+)
+def test_a_node_that_answers_nonsense_does_no_harm(
+    status: int, body: bytes, exit_status: int
+) -> None:
+    with Endpoint(status, body) as endpoint:
+        for place in ([], ["--topic=t"]):
+            done = policy("show", f"--nsqd-http-address=127.0.0.1:{endpoint.port}", *place)
+            assert done.returncode == exit_status, (done.stdout, done.stderr)
+            assert b"Traceback" not in done.stderr and len(done.stderr) < 2000
