@@ -172,6 +172,7 @@ def test_conflicts_are_409(nsqd: Nsqd) -> None:
     for place, body, code in (
         ("topic=t%23ephemeral", {"retain": "1h"}, "EPHEMERAL_TOPIC"),
         ("topic=orders&channel=e%23ephemeral", {"on_expired": "bury"}, "EPHEMERAL_CHANNEL"),
+        ("topic=orders&channel=e%23ephemeral", {"max_attempts": 5}, "EPHEMERAL_CHANNEL"),
         ("topic=orders&channel=spark", {"max_attempts": 1}, "PULL_CHANNEL"),
     ):
         reply = put(nsqd, place, body)

@@ -79,12 +79,16 @@ def naive_channel(rules: list[Rule], subject: Subject) -> dict[str, str]:
     values = {key: value for key, (value, _) in found.items()}
     if values.get("dead_topic") == subject.topic:
         values["dead_topic"] = ""
-    for key, default in (("on_expired", "drop"), ("on_max_attempts", "bury")):
+    for key, default, limit in (
+        ("on_expired", "drop", "msg_ttl"),
+        ("on_max_attempts", "bury", "max_attempts"),
+    ):
         value, source = found.get(key, (default, "default"))
-        if value == "topic" and subject.dead and source == "file":
+        if subject.channel_ephemeral:
+            if value != "drop":
+                values[limit] = "0"
+        elif value == "topic" and subject.dead and source == "file":
             value = "bury"
-        if value == "bury" and subject.channel_ephemeral:
-            value = "drop"
         values[key] = value
     return values
 

@@ -5,8 +5,9 @@
               set for this channel
 
 Rule 1: a channel's own source of a key of both wins over any source of its topic.
-Rule 2: an ephemeral topic has EPHEMERAL_KEYS only, and its channels have none.  On an ephemeral
-        channel ``bury`` is ``drop``: nothing of it outlives its clients.
+Rule 2: an ephemeral topic has EPHEMERAL_KEYS only, and its channels have none.  Nothing is kept of
+        an ephemeral channel: where the action is ``bury`` or ``topic``, its limit does not apply.
+        A message is dropped only if the policy says ``drop``.
 Rule 3: where ``topic`` cannot work, it is ``bury``, so that nothing is lost: on a topic for dead
         letters, unless it was set for that very topic or channel; and if the name to move to is
         too long.
@@ -30,7 +31,8 @@ from penstock.wire.names import EPHEMERAL, is_valid_name
 SET = "set"
 DEFAULT_ORIGIN = "default"
 EPHEMERAL_KEYS = frozenset({"max_bytes", "max_messages"})
-ACTIONS = ("on_expired", "on_max_attempts")
+# What to do with a message beyond a limit, and the limit.
+ACTIONS = {"on_expired": "msg_ttl", "on_max_attempts": "max_attempts"}
 DEAD_SUFFIX = ".dead"
 
 
@@ -110,18 +112,22 @@ def _restrict(values: Values, subject: Subject) -> None:
     """Apply Rules 2 and 3."""
     named = values.get("dead_topic")
     if named is not None and named.value == subject.topic:
-        note = f"{named.value} is the topic itself"
+        note = f"not {named.value}: it is the topic itself"
         values["dead_topic"] = Value("", named.origin, note)
-    for key in ACTIONS:
+    for key, limit in ACTIONS.items():
         found = values.get(key, Value(getattr(DEFAULT, key), DEFAULT_ORIGIN))
-        value, note = found.value, ""
-        if value == MOVE:
-            note = _immovable(values, subject, found.origin)
-            value = BURY if note else MOVE
-        if value == BURY and subject.channel_ephemeral:
-            value, note = DROP, "nothing is buried on an ephemeral channel"
-        if note:
-            values[key] = Value(value, found.origin, f"not {found.value}: {note}")
+        if subject.channel_ephemeral:
+            _lift(values, limit, f"{key} is {found.value}" if found.value != DROP else "")
+        elif found.value == MOVE and (why := _immovable(values, subject, found.origin)):
+            values[key] = Value(BURY, found.origin, f"not {MOVE}: {why}")
+
+
+def _lift(values: Values, limit: str, why: str) -> None:
+    """Do not apply a limit to an ephemeral channel, if there is a reason."""
+    setting, found = BY_KEY[limit], values.get(limit)
+    if why and found is not None and found.value:
+        note = f"not {setting.kind.show(found.value)}: {why}, and nothing is kept of an ephemeral"
+        values[limit] = Value(0, found.origin, f"{note} channel")
 
 
 def _immovable(values: Values, subject: Subject, origin: str) -> str:

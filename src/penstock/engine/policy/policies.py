@@ -44,7 +44,7 @@ from penstock.engine.policy.values import (
     stored,
 )
 from penstock.errors import PolicyError
-from penstock.settings.policy import BURY, DEFAULT, KEYS, MOVE
+from penstock.settings.policy import DEFAULT, DROP, KEYS, MOVE
 
 # What a reload visits: a topic, or a channel of it.
 Target = tuple[RuledTopic, RuledChannel | None]
@@ -209,16 +209,30 @@ class Policies:
         if "dead_topic" in changes and subject.channel_own.get("dead_topic") == subject.topic:
             text = "dead_topic must not be the topic itself"
             raise PolicyError("INVALID_VALUE", "dead_topic", text)
-        if not changes.keys() & {*ACTIONS, "dead_topic"}:
-            return
         values = channel_values(self.rules, subject)
-        for key in ACTIONS:
+        for key, limit in ACTIONS.items():
             found = values.get(key)
-            if found is None or found.origin != SET or not found.note:
+            if subject.channel_ephemeral:
+                self._check_ephemeral(subject, key, limit, changes, values)
+            elif found is None or found.origin != SET or not found.note:
                 continue
-            if subject.channel_own.get(key) == BURY:
-                raise PolicyError("EPHEMERAL_CHANNEL", key, f"{key}: {found.note}", conflict=True)
-            raise PolicyError("INVALID_VALUE", key, f"{key}: {found.note}")
+            elif key in changes or "dead_topic" in changes:
+                raise PolicyError("INVALID_VALUE", key, f"{key}: {found.note}")
+
+    def _check_ephemeral(
+        self,
+        subject: Subject,
+        key: str,
+        limit: str,
+        changes: Mapping[str, object],
+        values: Values,
+    ) -> None:
+        wanted = subject.channel_own.get(key)
+        text = f"nothing is kept of an ephemeral channel; {key} must be {DROP}"
+        if key in changes and wanted is not None and wanted != DROP:
+            raise PolicyError("EPHEMERAL_CHANNEL", key, text, conflict=True)
+        if changes.get(limit) is not None and values[limit].note:
+            raise PolicyError("EPHEMERAL_CHANNEL", limit, text, conflict=True)
 
     def _check_names(self, topic: RuledTopic) -> None:
         """``topic`` is to be set for all channels: refuse it if one cannot move its messages."""

@@ -303,24 +303,30 @@ def test_an_ephemeral_topic_takes_bounds_only(engine: Engine) -> None:
         policies(engine).set_channel(made, {"max_attempts": 5})
 
 
-def test_an_ephemeral_channel_drops_where_others_bury(
+def test_limits_of_an_ephemeral_channel_apply_only_with_drop(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rule = '[[policy]]\nmax_attempts = 5\non_expired = "bury"\n'
+    rule = '[[policy]]\nmax_attempts = 5\nmsg_ttl = "1h"\non_expired = "topic"\n'
     with caplog.at_level(logging.WARNING):
         reload(engine, rule)
         for name in ("a#ephemeral", "b#ephemeral"):
             made = channel(engine, "t", name)
-            assert (made.policy.on_expired, made.policy.on_max_attempts) == ("drop", "drop")
-    assert caplog.text.count("nothing is buried on an ephemeral channel") == 1
-    told = shown(engine, "t", "a#ephemeral", "on_expired")
-    assert told["value"] == "drop" and told["origin"].startswith("file: ")
-    assert told["note"] == "not bury: nothing is buried on an ephemeral channel"
-    with pytest.raises(PolicyError) as caught:
-        policies(engine).set_channel(made, {"on_max_attempts": "bury"})
-    assert (caught.value.code, caught.value.conflict) == ("EPHEMERAL_CHANNEL", True)
-    set_channel(engine, "t", "b#ephemeral", on_max_attempts="topic")
-    assert made.policy.on_max_attempts == "topic"
+            # A message is dropped only if the policy says so.
+            assert (made.policy.max_attempts, made.policy.msg_ttl_ns) == (0, 0)
+    for key in ("max_attempts", "msg_ttl"):
+        assert caplog.text.count(f"policy: {key} of file") == 1
+    note = "not 5: on_max_attempts is bury, and nothing is kept of an ephemeral channel"
+    told = shown(engine, "t", "a#ephemeral", "max_attempts")
+    assert told["origin"].startswith("file: ") and (told["value"], told["note"]) == (0, note)
+    for key, value in (("on_max_attempts", "bury"), ("on_expired", "topic"), ("max_attempts", 7)):
+        with pytest.raises(PolicyError) as caught:
+            policies(engine).set_channel(made, {key: value})
+        assert (caught.value.code, caught.value.conflict) == ("EPHEMERAL_CHANNEL", True)
+        assert made.own_policy == {}
+    set_channel(engine, "t", "b#ephemeral", max_attempts=7, on_max_attempts="drop")
+    assert (made.policy.max_attempts, made.policy.msg_ttl_ns) == (7, 0)
+    reload(engine, rule.replace("topic", "drop"))
+    assert made.policy.msg_ttl_ns == HOUR
 
 
 def test_a_pattern_does_not_move_messages_out_of_a_topic_of_dead_letters(engine: Engine) -> None:
@@ -355,7 +361,10 @@ def test_a_topic_is_not_its_own_topic_of_dead_letters(engine: Engine) -> None:
     reload(engine, '[[policy]]\ntopic = "o*"\ndead_topic = "orders"')
     made = channel(engine, "orders", "email")
     assert made.policy.dead_topic == ""
-    assert shown(engine, "orders", "email", "dead_topic")["note"] == "orders is the topic itself"
+    assert (
+        shown(engine, "orders", "email", "dead_topic")["note"]
+        == "not orders: it is the topic itself"
+    )
     with pytest.raises(PolicyError, match="must not be the topic itself"):
         policies(engine).set_channel(made, {"dead_topic": "orders"})
 
