@@ -10,7 +10,8 @@ from penstock.engine.policy.file import parse_rules
 from tests.meta.coverage_table import ROOT
 
 PAGE = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"(?m)(?:^    \[\[policy\]\]\n(?:(?:    .*)?\n)*)", PAGE)
+LINE = r"    (?:\[\[policy\]\]|[a-z_]+ = .*)\n"
+BLOCKS = re.findall(rf"(?m)(?:^{LINE}|^\n(?=    \[\[policy))+", PAGE)
 
 
 def test_there_are_policy_files_on_the_page() -> None:
