@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,22 @@ def test_nodes_register_one_by_one_and_a_dead_one_comes_back(tmp_path: Path) -> 
     assert bodies == {b"0", b"1"}
     assert len(re.findall("NSQ: bye", nsqd.log)) == 3
     assert {path.name for path in tmp_path.iterdir()} == {"node-0", "node-1"}
+
+
+def test_a_drained_node_is_not_started_again(tmp_path: Path) -> None:
+    with Nsqd(tmp_path, "--processes=2") as nsqd:
+        wait_for_all(nsqd)
+        for line in [line for line in nsqd.lines if " HTTP: listening on " in line]:
+            port = int(line.rpartition(":")[2])
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/drain", method="POST")
+            with urllib.request.urlopen(request, timeout=10) as reply:
+                assert reply.status == 200
+            nsqd.wait_for_log("NSQ: drained: nothing is left")
+        assert nsqd.wait(20) == 0
+    assert "restarting" not in nsqd.log
+    assert nsqd.log.count("NSQ: drained") == 2
+    assert "is not started again; the others continue" in nsqd.log
+    assert "ended, as the last one" in nsqd.log
 
 
 def test_sighup_reaches_each_and_kill_9_leaves_nothing_running(tmp_path: Path) -> None:

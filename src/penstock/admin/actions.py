@@ -5,6 +5,7 @@
     pause, unpause, empty      the topic's nodes
     tombstone   nsqlookupds hide the node for the topic, then it is deleted there
     clear       the damage records of one node
+    drain, undrain             one node: empty it, then end it; or cancel that
     forget      a pattern, on all nodes that have it
     policy      keys of a topic's or channel's policy, on the topic's nodes
     preview     what a seek of a channel would do;  seek: send it to another place
@@ -139,6 +140,23 @@ class Actions:
         """Delete a node's damage records, once somebody has read them."""
         outcome = Outcome()
         await self._on_nsqds(outcome, [address], "/damage/clear")
+        return outcome
+
+    async def drain(self, address: str, to: str) -> Outcome:
+        """Have a node deliver what it has, and end; deferred messages go to the node ``to``."""
+        outcome = Outcome()
+        query = {"to": to} if to else {}
+        await self._on_nsqds(outcome, [address], "/drain", **query)
+        return outcome
+
+    async def undrain(self, address: str) -> Outcome:
+        """Cancel the drain of a node."""
+
+        async def delete(at: str) -> None:
+            await self.upstream.nsqd_delete(at, "/drain")
+
+        outcome = Outcome()
+        await _do(outcome, [address], delete)
         return outcome
 
     async def forget(self, channel: str, addresses: Iterable[str]) -> Outcome:

@@ -24,6 +24,11 @@ KEEP_S = 2.0
 KEPT_COUNT_MAX = 64
 CLIENT_COUNT_MAX = 1000
 DAMAGE_COUNT_MAX = 200
+BLOCKED_COUNT_MAX = 100
+DRAIN_COUNTS = (
+    *("messages", "topics", "queued", "in_flight", "requeued", "deferred", "held", "unread"),
+    *("buried", "stagings"),
+)
 HOUR_S = 3600
 HOUR_COUNT_MAX = 48
 
@@ -53,6 +58,14 @@ class Damages:
     """Damaged or missing data that a node has found."""
 
     records: list[View] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Drain:
+    """How far the drain of a node is; None if it is not being drained."""
+
+    progress: View | None = None
     warnings: list[str] = field(default_factory=list)
 
 
@@ -114,6 +127,14 @@ class Details:
         )
         return result
 
+    async def drain(self, sample: Sample, node: str) -> Drain:
+        """The drain of a node."""
+        part = sample.nodes[node]
+        if not part.answered or not part.draining:
+            return Drain()
+        found: Drain = await self._once(("drain", node), lambda: self._drain(part))
+        return found
+
     async def deferred(self, sample: Sample) -> PendingMessages:
         """The deferred messages of all nodes that report them."""
         parts = [part for part in sample.nodes.values() if part.answered]
@@ -160,6 +181,15 @@ class Details:
         except (AttributeError, ValueError):
             return Damages(warnings=[f"{part.node}: invalid damage records"])
 
+    async def _drain(self, part: NodePart) -> Drain:
+        try:
+            answer = await self._upstream.nsqd_get(part.address, "/drain")
+            return Drain(_drain_progress(answer))
+        except UpstreamError as error:
+            return Drain(warnings=[f"{part.node}: {error.short}"])
+        except (ValueError, AttributeError):
+            return Drain(warnings=[f"{part.node}: invalid answer about its drain"])
+
     async def _deferred(self, parts: list[NodePart]) -> PendingMessages:
         able = {part.address: part for part in parts if part.own}
 
@@ -177,6 +207,31 @@ class Details:
                     own[start_s] = own.get(start_s, 0) + count
         _add_up(result, due, time.time())
         return result
+
+
+def _drain_progress(answer: Any) -> View:
+    """The fields that the page shows; raises ValueError if they are invalid."""
+    if not isinstance(answer, dict):
+        raise ValueError("not an object")
+    left = answer.get("left") or {}
+    if not isinstance(left, dict):
+        raise ValueError("not an object")
+    return {
+        "to": text(answer, "to") if answer.get("to") else "",
+        "error": text(answer, "handover_error")[:1000] if answer.get("handover_error") else "",
+        "handed_over": api_objects.count(answer, "handed_over", 0),
+        "left": {name: api_objects.count(left, name, 0) for name in DRAIN_COUNTS},
+        "blocked_count": api_objects.count(answer, "blocked_count", 0),
+        "blocked": [
+            {
+                "topic": text(entry, "topic"),
+                "channel": text(entry, "channel") if "channel" in entry else "",
+                "messages": api_objects.count(entry, "messages"),
+                "why": text(entry, "why")[:200],
+            }
+            for entry in objects(answer.get("blocked"))[:BLOCKED_COUNT_MAX]
+        ],
+    }
 
 
 def _damage_record(record: Mapping[str, Any]) -> View:

@@ -39,8 +39,10 @@ PEEK_COUNT = 10
 
 ACTIONS = (
     *("create", "pause", "unpause", "empty", "delete", "tombstone", "publish", "peek", "clear"),
-    *("forget", "policy", "preview", "seek"),
+    *("forget", "policy", "preview", "seek", "drain", "undrain"),
 )
+# Actions on a node, not on a topic or channel.
+ON_NODE = frozenset(("clear", "drain", "undrain"))
 CONFIRMED = frozenset(("empty", "delete", "tombstone", "forget", "seek"))
 _FORM = b"application/x-www-form-urlencoded"
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -85,7 +87,7 @@ class Posted:
         node = fields.get("node", "")
         if action not in ACTIONS:
             raise HttpError(400, "INVALID_ACTION")
-        if action == "clear":
+        if action in ON_NODE:
             topic = channel = ""
         elif action == "forget":
             topic = ""
@@ -95,6 +97,8 @@ class Posted:
             raise HttpError(400, "INVALID_CHANNEL")
         if action in CONFIRMED and fields.get("confirm", "") != (channel or topic):
             raise HttpError(400, "CONFIRM_NAME")
+        if action == "drain" and node and fields.get("confirm", "") != node:
+            raise HttpError(400, "CONFIRM_NAME")
         try:
             outcome = await self._act(action, topic, channel, node, fields)
         except NothingKnownError as error:
@@ -103,7 +107,7 @@ class Posted:
         failed = [result for result in outcome.results if result.error]
         log.info(
             "%s: %s%s by %s (%s): done on %d, failed on %d",
-            _named(topic, channel),
+            _named(topic, channel, action),
             action,
             f" on {node}" if node else "",
             self._access.user(request) or "-",
@@ -124,7 +128,7 @@ class Posted:
             return await self._peek(topic, channel, node, _number(fields, "count", PEEK_COUNT))
         if action == "publish":
             return await self._publish(topic, node, fields)
-        if action in ("tombstone", "clear") and not node:
+        if action in ("tombstone", *ON_NODE) and not node:
             raise HttpError(400, "INVALID_NODE")
         force = _flag(fields, "force")
         if action == "tombstone":
@@ -132,6 +136,11 @@ class Posted:
         if action == "clear":
             return await actions.clear(await self._addresses.of(node))
         address = await self._addresses.of(node) if node else ""
+        if action == "drain":
+            to = fields.get("to", "")
+            return await actions.drain(address, await self._addresses.of(to) if to else "")
+        if action == "undrain":
+            return await actions.undrain(address)
         if action == "forget":
             return await self._forget(channel, address)
         if action == "create":
@@ -209,6 +218,8 @@ def notice_of(action: str, channel: str) -> str:
         "publish": "publish_message",
         "peek": "peek_channel",
         "clear": "clear_damage",
+        "drain": "drain_node",
+        "undrain": "cancel_drain",
         "forget": "delete_pattern",
         "preview": "preview_seek",
         "policy": f"change_policy_of_{'channel' if channel else 'topic'}",
@@ -286,7 +297,9 @@ def _flag(fields: Mapping[str, str], name: str) -> bool:
     return text == "true"
 
 
-def _named(topic: str, channel: str) -> str:
+def _named(topic: str, channel: str, action: str = "") -> str:
+    if action in ("drain", "undrain"):
+        return "node"
     if not topic:
         return f"pattern={channel}" if channel else "damage"
     return f"topic={topic} channel={channel}" if channel else f"topic={topic}"

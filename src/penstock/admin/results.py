@@ -27,6 +27,8 @@ _DONE = {
     "forget": "Deleted",
     "policy": "Changed the policy of",
     "seek": "Sought",
+    "drain": "Draining",
+    "undrain": "Cancelled the drain of",
 }
 
 
@@ -62,6 +64,8 @@ def describe(fields: Mapping[str, str], outcome: Outcome) -> Result:
     what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
     if fields.get("action") == "clear":
         what = "the damage records"
+    if fields.get("action") in ("drain", "undrain"):
+        what = "the node"
     if fields.get("action") == "forget":
         what = f"the pattern of channel {channel}"
     failed = [result for result in outcome.results if result.error]

@@ -75,6 +75,7 @@ def node_row(sample: Sample, node: NodePart) -> View:
         "lookupd_count": len(sample.lookupds),
         "tombstones": list(node.tombstones),
         "memory_size": memory.get("heap_in_use_bytes"),
+        "draining": node.draining,
         "damage": None if node.damage is None else node.damage._asdict(),
         **figures(node.figures),
     }

@@ -147,6 +147,7 @@ class NodePart:
     start_time: int = 0
     memory: dict[str, int] = field(default_factory=dict)
     damage: Damage | None = None
+    draining: bool = False
     patterns: tuple[PatternPart, ...] = ()
     at_ns: int = 0  # monotonic time of its response
     topics: dict[str, TopicPart] = field(default_factory=dict)
@@ -237,6 +238,7 @@ def reading_node(part: NodePart, stats: Any, at_ns: int) -> Iterator[None]:
         part.start_time = _count(stats.get("start_time") or 0)
         part.memory = _numbers(stats.get("memory"))
         part.damage = _damage(stats.get("damage"))
+        part.draining = stats.get("draining") is True
         part.patterns = read_patterns(stats.get("patterns"))
         topics: dict[str, TopicPart] = {}
         done = 0

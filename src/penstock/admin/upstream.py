@@ -120,6 +120,10 @@ class Upstream:
         with Metered(self._meter, POSTED_SIZE_MAX) as incoming:
             await self._request("PUT", address, path, query, self._nsqd_headers, incoming, body)
 
+    async def nsqd_delete(self, address: str, path: str) -> None:
+        with Metered(self._meter, POSTED_SIZE_MAX) as incoming:
+            await self._request("DELETE", address, path, {}, self._nsqd_headers, incoming)
+
     async def elsewhere(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes = b""
     ) -> Answer:

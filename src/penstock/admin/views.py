@@ -22,7 +22,7 @@ and the parts below.  Rates are per second, times are ms or s by their names, ``
                 http_port, version, zone, region, state ("ok", "unhealthy", "down"), health, error,
                 own (of Penstock), out_of_date, start_time (s), topic_count, channel_count,
                 lookupds [address], lookupd_count, tombstones [topic], memory_size,
-                damage {records, messages, kinds {kind: count}} or None, + FIGURES
+                damage {records, messages, kinds {kind: count}} or None, draining, + FIGURES
     TOPIC       topic, ephemeral, paused, node_count, channel_count, topic_depth (not in any
                 channel yet), message_bytes, lag_s (of its slowest channel), lag_open, + FIGURES
     CHANNEL     topic, channel, ephemeral, paused, pull (read by Spark), node_count, backend_depth,
@@ -198,10 +198,12 @@ async def nodes(admin: Admin) -> View:
 
 
 async def node(admin: Admin, name: str) -> View:
-    """node: NODE; memory {name: number}; topics [TOPIC ON NODE]; clients; damage [DAMAGE]; chart.
+    """node: NODE; memory {name: number}; topics [TOPIC ON NODE]; clients; damage [DAMAGE]; chart;
+    drain: of a node that is being drained, else None.
 
     TOPIC ON NODE: topic, topic_depth, backend_depth, message_count, message_bytes, paused,
     tombstoned, latency, channels [CHANNEL ON NODE + channel].  clients: of all channels.
+    drain: the fields of its GET /drain: left, blocked, blocked_count, to, handover_error.
     DAMAGE: time_ms, kind, topic, path, messages (None: unknown), text; the newest first.
     """
     sample = await admin.sample()
@@ -210,12 +212,14 @@ async def node(admin: Admin, name: str) -> View:
         raise HttpError(404, "NODE_NOT_FOUND")
     details = await admin.details.node(sample, name)
     damage = await admin.details.damage(sample, name)
+    drain = await admin.details.drain(sample, name)
     head = _head(admin, "node", sample)
     return {
         **head,
-        "warnings": head["warnings"] + details.warnings + damage.warnings,
+        "warnings": head["warnings"] + details.warnings + damage.warnings + drain.warnings,
         "node": rows.node_row(sample, found),
         "damage": damage.records,
+        "drain": drain.progress,
         "memory": found.memory,
         "topics": [
             {

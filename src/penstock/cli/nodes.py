@@ -180,12 +180,23 @@ class Nodes:
                 self._status = 1
                 self._stopping.set()
                 return
+            if status == 0:
+                self._left(node)
+                return
             first = False
             wait_s = RESTART_WAIT_S if ran_s > STEADY_S else wait_s
             log.error("node=%d: ended %s, restarting in %g s", node, status_text(status), wait_s)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
             wait_s = min(2 * wait_s, RESTART_WAIT_MAX_S)
+
+    def _left(self, node: int) -> None:
+        """A node has ended cleanly by itself: it was drained, or somebody stopped it alone."""
+        if self._running:
+            log.warning("node=%d: ended, and is not started again; the others continue", node)
+        else:
+            log.warning("node=%d: ended, as the last one", node)
+            self._stopping.set()
 
     async def _run(self, node: int) -> int:
         """Run one node until it ends; return its exit code."""

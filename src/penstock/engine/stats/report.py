@@ -112,6 +112,8 @@ def _summary(source: StatsSource, wanted: Selection) -> dict[str, Any]:
         stats["damage"] = damage
     if wanted.policies:
         stats["policy_file"] = components.policies.stats
+    if components.drain.draining:
+        stats["draining"] = True
     if patterns := components.patterns.stats:
         stats["patterns"] = patterns
     return stats
