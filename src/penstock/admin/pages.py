@@ -406,7 +406,7 @@ def _filtered(page: Page, view: View, request: Request) -> View:
 
 def _refused(fields: Mapping[str, str], error: HttpError) -> str:
     if error.text == "CONFIRM_NAME":
-        name = fields.get("channel") or fields.get("topic")
+        name = fields.get("channel") or fields.get("topic") or fields.get("node")
         return f"Nothing was changed: the name typed is not {name}."
     if "detail" in error.more:
         return f"Nothing was changed: {error.more['detail']}."

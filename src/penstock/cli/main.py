@@ -26,6 +26,7 @@ COMMANDS = {
         "penstock.cli.nsq_to_nsq",
         "republish messages to another topic or nsqd (nsq_to_nsq)",
     ),
+    "drain": ("penstock.cli.drain", "empty a node before it is taken away"),
     "policy": ("penstock.cli.policy", "show and change policies of topics and channels"),
     "seek": ("penstock.cli.seek", "deliver messages of a channel again, or skip them"),
     "pipeline": ("penstock.cli.pipeline", "run a data pipeline on Spark, from topics to tables"),

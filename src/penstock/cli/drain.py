@@ -1,0 +1,208 @@
+"""`penstock drain NODE`: have a node deliver what it has and end, watch that, or cancel it.
+
+penstock drain nsqd1:4151 --wait
+penstock drain nsqd1:4151 --to=nsqd2:4151 --wait
+penstock drain nsqd1:4151 --status
+penstock drain nsqd1:4151 --cancel
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from penstock.cli.flags import FlagTable, take_words
+from penstock.cli.node_commands import (
+    NodeAnswer,
+    NodeOptions,
+    NodeSet,
+    check_nodes,
+    report_failures,
+)
+from penstock.cli.tool import Signals, start_tool, unless_stopped
+from penstock.errors import OptionError
+from penstock.settings.table import boolean, string
+
+PROGRAM = "penstock drain"
+STATUSES = (
+    (0, "done; with -wait, the nodes were drained and have ended"),
+    (1, "a node failed, disappeared before it was drained, or its drain was cancelled"),
+    (2, "wrong usage of the command line"),
+)
+POLL_S = 0.5
+# Between two lines about a node whose state does not change.
+SHOWN_S = 10.0
+# A node that does not answer may be restarting; it continues to drain.
+LOST_S = 30.0
+BLOCKED_COUNT_MAX = 10
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DrainOptions(NodeOptions):
+    to: str = string(
+        "Drain", "", "nsqd (HTTP, host:port) to hand deferred messages over to", own=True
+    )
+    wait: bool = boolean(
+        "Drain", False, "wait until the nodes are drained and have ended", own=True
+    )
+    status: bool = boolean("Drain", False, "only print how far they are", own=True)
+    cancel: bool = boolean("Drain", False, "cancel: accept publishes again", own=True)
+    json: bool = boolean("Output", False, "print JSON, with a part for each node", own=True)
+
+
+def flag_table() -> FlagTable[DrainOptions]:
+    return FlagTable(
+        f"{PROGRAM} NODE...",
+        DrainOptions,
+        summary="Has nodes (HTTP, host:port) refuse publishes, deliver what they have, and end.",
+        environment_prefix="PENSTOCK_DRAIN_",
+        statuses=STATUSES,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    table = flag_table()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not {"-h", "-help", "--help"}.isdisjoint(arguments):
+        print(table.help(), end="")
+        return 0
+    try:
+        words, flags = take_words(table, arguments)
+    except OptionError as error:
+        print(f'{error}\nSee "{PROGRAM} --help" for all flags.', file=sys.stderr)
+        return 2
+    return start_tool(table, flags, run, partial(checked, words))
+
+
+def checked(words: Sequence[str], options: DrainOptions) -> DrainOptions:
+    if options.lookupd_http_address:
+        raise OptionError("name the nodes to drain; --lookupd-http-address is not for that")
+    named = (*words, *options.nsqd_http_address)
+    if not named:
+        raise OptionError(f"{PROGRAM} needs a node: host:port of its HTTP API")
+    options = dataclasses.replace(options, nsqd_http_address=named)
+    check_nodes(options)
+    if options.status + options.cancel > 1 or (options.cancel and options.wait):
+        raise OptionError("use one of --status, --cancel and --wait")
+    if options.to and (options.status or options.cancel):
+        raise OptionError("--to begins a drain: not with --status or --cancel")
+    return options
+
+
+async def run(options: DrainOptions, signals: Signals) -> int:
+    nodes = NodeSet(options)
+    addresses = await nodes.addresses()
+    method = "GET" if options.status else "DELETE" if options.cancel else "POST"
+    query = {"to": options.to} if options.to else {}
+    answers = await nodes.ask_all(addresses, method, "/drain", query)
+    if options.json and not options.wait:
+        print(json.dumps({answer.node: answer.body for answer in answers if answer.ok}))
+    else:
+        for answer in answers:
+            if answer.ok:
+                print(f"{answer.node}: {state_text(answer.body)}", flush=True)
+                for line in blocked_lines(answer.body):
+                    print(line)
+    status = report_failures(nodes, answers)
+    if not options.wait:
+        return status
+    watches = [Watch(nodes, answer.node, options.json) for answer in answers if answer.ok]
+
+    async def wait_for_all() -> None:
+        await asyncio.gather(*(watch.run() for watch in watches))
+
+    if not await unless_stopped(wait_for_all(), signals.stop):
+        print("stopped waiting; the drain goes on", file=sys.stderr)
+        return 1
+    return max([status, *(int(not watch.drained) for watch in watches)])
+
+
+class Watch:
+    """Waits for one node."""
+
+    def __init__(self, nodes: NodeSet, node: str, as_json: bool) -> None:
+        self.drained = False
+        self._nodes = nodes
+        self._node = node
+        self._as_json = as_json
+        self._shown = ""
+        self._shown_s = 0.0
+
+    async def run(self) -> None:
+        """Return when the node has ended, or will not end by itself."""
+        loop = asyncio.get_running_loop()
+        heard_s = loop.time()
+        while True:
+            answer = await self._nodes.ask(self._node, "GET", "/drain", {})
+            now_s = loop.time()
+            if answer.ok:
+                heard_s = now_s
+                if not self._show(answer.body, now_s):
+                    return
+            elif self.drained and answer.status == 0:
+                print(f"{self._node}: ended", flush=True)
+                return
+            elif answer.status or now_s - heard_s > LOST_S:
+                self._fail(answer)
+                return
+            await asyncio.sleep(POLL_S)
+
+    def _show(self, body: Any, now_s: float) -> bool:
+        """Print the state if it has changed or is old; return whether to go on waiting."""
+        state = body.get("state") if isinstance(body, dict) else None
+        self.drained = state == "drained"
+        text = json.dumps({self._node: body}) if self._as_json else state_text(body)
+        if state != "draining" or now_s - self._shown_s >= SHOWN_S:
+            if text != self._shown or state == "draining":
+                print(text if self._as_json else f"{self._node}: {text}", flush=True)
+            self._shown, self._shown_s = text, now_s
+        if state in ("draining", "drained"):
+            return True
+        print(f"{self._node}: the drain was cancelled", file=sys.stderr)
+        return False
+
+    def _fail(self, answer: NodeAnswer) -> None:
+        self.drained = False
+        print(f"{self._node}: {answer.error}; it had not been drained", file=sys.stderr)
+
+
+def state_text(body: Any) -> str:
+    """One line of GET /drain."""
+    if not isinstance(body, dict):
+        return "unexpected answer"
+    text = str(body.get("state"))
+    left = body.get("left")
+    if isinstance(left, dict) and text == "draining":
+        counts = [f"{left[key]} {key.replace('_', ' ')}" for key in COUNTED if left.get(key)]
+        text += f": {left.get('messages', 0)} messages left in {left.get('topics', 0)} topics"
+        text += f" ({', '.join(counts)})" if counts else ""
+    if body.get("to"):
+        text += f"; {body.get('handed_over', 0)} handed over to {body['to']}"
+    if body.get("handover_error"):
+        text += f"; cannot hand over: {body['handover_error']}"
+    return text
+
+
+COUNTED = (
+    *("queued", "in_flight", "requeued", "deferred", "held", "unread", "buried"),
+    "stagings",
+)
+
+
+def blocked_lines(body: Any) -> list[str]:
+    """What does not leave by itself, a line each."""
+    blocked = body.get("blocked") if isinstance(body, dict) else None
+    if not isinstance(blocked, list):
+        return []
+    lines = []
+    for entry in blocked[:BLOCKED_COUNT_MAX]:
+        channel = f" channel={entry['channel']}" if entry.get("channel") else ""
+        lines.append(f"    topic={entry.get('topic')}{channel}: {entry.get('why')}")
+    more = body.get("blocked_count", 0) - len(lines)
+    return [*lines, f"    and {more} more"] if more > 0 else lines
