@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -80,6 +81,13 @@ class Driven:
     def publish(self, topic: str, *bodies: bytes) -> None:
         self._do("publish", topic=topic, bodies=[body.decode("latin-1") for body in bodies])
         assert self._reply() == {"event": "published", "error": None}
+
+    def refused(self, topic: str, body: bytes) -> str:
+        """Publish, and return the error that the client reports."""
+        self._do("publish", topic=topic, bodies=[body.decode("latin-1")])
+        answer = self._reply()
+        assert answer["event"] == "published" and answer["error"], answer
+        return str(answer["error"])
 
     def defer(self, topic: str, delay_ms: int, body: bytes) -> None:
         self._do("defer", topic=topic, body=body.decode("latin-1"), delay_ms=delay_ms)
@@ -263,3 +271,22 @@ class ClientScenarios:
             assert {d.body for d in came} == set(numbered(20)) - {finished.body}
             assert all(d.attempts == 2 for d in came if d.id in held)
             assert eventually(lambda: nsqd.channel("dies", "work")["in_flight_count"] == 0)
+
+    def test_a_drain_refuses_publishes_and_delivers_the_rest(self, tmp_path: Path) -> None:
+        """#1302: its consumer gets what was published before, and the node ends."""
+        with (
+            Nsqd(tmp_path) as nsqd,
+            self.start(nsqd) as producer,
+            self.start(nsqd) as consumer,
+        ):
+            consumer.subscribe("drained", "c", ready=1)
+            producer.publish("drained", *numbered(3))
+            assert nsqd.post("/drain").status == 200
+            assert "draining" in producer.refused("drained", b"late")
+            bodies = []
+            for _ in range(3):
+                delivery = consumer.take()
+                bodies.append(delivery.body)
+                consumer.finish(delivery)
+            assert sorted(bodies) == sorted(numbered(3))
+            assert nsqd.wait(WAIT_SECONDS_MAX) == 0, nsqd.log
