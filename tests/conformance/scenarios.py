@@ -279,7 +279,7 @@ class ClientScenarios:
             self.start(nsqd) as producer,
             self.start(nsqd) as consumer,
         ):
-            consumer.subscribe("drained", "c", ready=1)
+            consumer.subscribe("drained", "ch", ready=1)
             producer.publish("drained", *numbered(3))
             assert nsqd.post("/drain").status == 200
             assert "draining" in producer.refused("drained", b"late")
