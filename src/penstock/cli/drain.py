@@ -137,18 +137,18 @@ class Watch:
     async def run(self) -> None:
         """Return when the node has ended, or will not end by itself."""
         loop = asyncio.get_running_loop()
-        heard_s = loop.time()
+        answered_s = loop.time()
         while True:
             answer = await self._nodes.ask(self._node, "GET", "/drain", {})
             now_s = loop.time()
             if answer.ok:
-                heard_s = now_s
+                answered_s = now_s
                 if not self._show(answer.body, now_s):
                     return
             elif self.drained and answer.status == 0:
                 print(f"{self._node}: ended", flush=True)
                 return
-            elif answer.status or now_s - heard_s > LOST_S:
+            elif answer.status or now_s - answered_s > LOST_S:
                 self._fail(answer)
                 return
             await asyncio.sleep(POLL_S)
