@@ -184,6 +184,24 @@ def test_what_is_paused_holds_the_node(tmp_path: Path, what: str) -> None:
         wait_for_end(nsqd)
 
 
+def test_buried_messages_hold_the_node(tmp_path: Path) -> None:
+    with running(tmp_path / "a") as nsqd, nsqd.connect() as consumer:
+        consumer.subscribe("t")
+        policy = b'{"max_attempts":1,"on_max_attempts":"bury"}'
+        assert nsqd.http("PUT", "/policy?topic=t&channel=c", policy).status == 200
+        assert nsqd.post("/pub?topic=t", b"poison").status == 200
+        consumer.send(b"REQ %s 0\n" % consumer.receive().id)
+        wait_for(lambda: nsqd.get("/channel/dead?topic=t&channel=c").json["count"], 1)
+        shown = drain(nsqd)
+        assert (shown["left"]["messages"], shown["left"]["buried"]) == (1, 1)
+        assert [entry["why"] for entry in shown["blocked"]] == ["they are buried"]
+        time.sleep(1.2)  # a survey
+        assert state(nsqd)["state"] == "draining"
+        assert nsqd.post("/channel/kick?topic=t&channel=c").status == 200
+        assert take(consumer, 1) == [b"poison"]
+        wait_for_end(nsqd)
+
+
 def test_a_reader_by_index_is_waited_for(tmp_path: Path) -> None:
     with running(tmp_path / "a") as nsqd:
         assert nsqd.post("/topic/create?topic=t").status == 200

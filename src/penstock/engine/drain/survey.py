@@ -32,6 +32,7 @@ class Left:
     queued: int = 0
     in_flight: int = 0
     requeued: int = 0  # with a delay
+    buried: int = 0  # until they are kicked, moved or discarded
     unread: int = 0  # by the readers of pull channels
     deferred: int = 0
     stagings: int = 0  # of Spark queries; not messages
@@ -45,7 +46,7 @@ class Left:
     @property
     def messages(self) -> int:
         delivered = self.held + self.queued + self.in_flight + self.requeued
-        return delivered + self.unread + self.deferred
+        return delivered + self.buried + self.unread + self.deferred
 
     @property
     def empty(self) -> bool:
@@ -62,6 +63,7 @@ class Left:
             "deferred": self.deferred,
             "deferred_until_ms": self.deferred_until_ms,
             "held": self.held,
+            "buried": self.buried,
             "unread": self.unread,
             "stagings": self.stagings,
         }
@@ -159,6 +161,10 @@ def _count_channel(topic: BaseTopic, channel: Channel, left: Left) -> None:
     left.queued += channel.depth
     left.in_flight += window.in_flight_count
     left.requeued += window.deferred_count
+    buried = window.buried_count
+    if buried:
+        left.buried += buried
+        left.block("they are buried", buried, topic.name, channel.name)
     if count and channel.paused:
         left.block("the channel is paused", count, topic.name, channel.name)
     elif count and not channel.consumers:
