@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -20,6 +21,7 @@ from penstock.cli.up import SECOND_SIGNAL_S
 from penstock.client import sync
 from tests.support.daemon import Daemon
 from tests.support.processes import children, command_line, gone
+from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -166,3 +168,46 @@ def test_a_terminal_gets_colours_and_its_end_stops_all(tmp_path: Path) -> None:
     finally:
         up.kill()
         up.wait(10)
+
+
+def test_the_policy_file_belongs_to_the_user(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text('[[policy]]\ntopic = "mine"\nretain = "5m"\n')
+    with Up(tmp_path) as up:
+        nsqd = f"http://{up.address('nsqd', 'HTTP')}"
+        for topic in ("mine", "other"):
+            asked(f"{nsqd}/topic/create?topic={topic}", b"")
+        values = [
+            json.loads(asked(f"{nsqd}/policy?topic={topic}"))["policy"]["retain"]["value"]
+            for topic in ("mine", "other")
+        ]
+        assert values == ["5m", "0"]
+
+
+def test_the_demo_has_poison_that_is_buried_and_can_be_kicked(tmp_path: Path) -> None:
+    with Up(tmp_path, "--demo") as up:
+        nsqd = f"http://{up.address('nsqd', 'HTTP')}"
+        up.wait_for_log(r"^up .*reading orders on the channel billing")
+        up.wait_for_log(r"topic=orders channel=billing: created")
+        asked(f"{nsqd}/pub?topic=orders", b"poison")
+        where = "topic=orders&channel=billing"
+
+        def dead() -> list[dict[str, object]]:
+            found: list[dict[str, object]] = json.loads(asked(f"{nsqd}/channel/dead?{where}"))[
+                "messages"
+            ]
+            return [message for message in found if message["body"] == "cG9pc29u"]
+
+        wait_until(lambda: dead(), why=lambda: up.log)
+        [message] = dead()
+        assert (message["reason"], message["attempts"]) == ("attempts", 3)
+        kick = json.dumps({"ids": [message["id"]]}).encode()
+        assert json.loads(asked(f"{nsqd}/channel/kick?{where}", kick))["kicked"] == 1
+        wait_until(lambda: len(dead()) == 1, why=lambda: up.log)
+        assert up.log.count("attempt 1: b'poison' is not JSON") == 2
+
+
+def asked(url: str, body: bytes | None = None) -> bytes:
+    with urllib.request.urlopen(url, body, timeout=10) as reply:
+        assert reply.status == 200
+        answer: bytes = reply.read()
+        return answer

@@ -3,7 +3,8 @@
     orders    {"id": 17, "customer": "carla", "total": 12.5, "at": "2026-11-15T10:31:22Z"}
     clicks    {"page": "/shop", "customer": "emil", "ms": 81}
 
-One order in a hundred is invalid JSON, as in real life.
+One order in a hundred is invalid JSON, as in real life.  With -consume a consumer reads the orders
+on the channel billing and fails at those; `penstock up` has a policy that buries them.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from dataclasses import dataclass
 
 from penstock.cli.flags import FlagTable
 from penstock.cli.tool import Signals, client_config, log_level, start_tool, unless_stopped
-from penstock.client import Producer
+from penstock.client import Consumer, Message, Producer
 from penstock.errors import ClientError
 from penstock.net import log
-from penstock.settings.table import integer, string
+from penstock.settings.table import boolean, integer, string
 
 PROGRAM = "penstock demo"
 CUSTOMERS = ("anna", "bert", "carla", "dora", "emil", "frida")
 PAGES = ("/", "/shop", "/cart", "/help")
 TICK_S = 0.1
 STOP_TIMEOUT_S = 2.0
+CHANNEL = "billing"
+# While nsqd has no policy for the channel.
+MAX_ATTEMPTS = 10
 BROKEN_PERCENT = 1
 
 
@@ -34,6 +38,12 @@ BROKEN_PERCENT = 1
 class DemoOptions:
     nsqd_tcp_address: str = string("Demo", "127.0.0.1:4150", "nsqd to publish to", own=True)
     rate: int = integer("Demo", 20, "messages per second", minimum=1, maximum=100_000, own=True)
+    consume: bool = boolean(
+        "Demo",
+        False,
+        "read the orders too, on the channel billing, and fail at invalid ones",
+        own=True,
+    )
     count: int = integer("Demo", 0, "messages to publish; 0: no limit", minimum=0, own=True)
     log_level: str = log_level()
 
@@ -72,11 +82,36 @@ def make_message(number: int, chance: random.Random) -> tuple[str, bytes]:
 async def run(options: DemoOptions, signals: Signals) -> int:
     config = client_config(PROGRAM, (), {"stop_timeout": STOP_TIMEOUT_S})
     producer = Producer([options.nsqd_tcp_address], config=config)
+    consumer = _consumer(options) if options.consume else None
     try:
+        if consumer is not None:
+            await consumer.start()
         await unless_stopped(_publish_all(options, producer), signals.stop)
     finally:
         await producer.stop()
+        if consumer is not None:
+            await consumer.stop()
     return 0
+
+
+def _consumer(options: DemoOptions) -> Consumer:
+    fixed = {"stop_timeout": STOP_TIMEOUT_S, "max_attempts": MAX_ATTEMPTS, "max_in_flight": 20}
+    config = client_config(PROGRAM, (), fixed)
+    address = options.nsqd_tcp_address
+    return Consumer("orders", CHANNEL, bill, nsqd_tcp_addresses=[address], config=config)
+
+
+async def bill(message: Message) -> None:
+    """Read an order; nsqd buries one that cannot be read after its last attempt."""
+    try:
+        json.loads(message.body)
+    except ValueError:
+        log.LOGGER.warning(
+            "topic=orders channel=%s: attempt %d: %.40r is not JSON",
+            *(CHANNEL, message.attempts, message.body),
+        )
+        # At once, and without a pause for the others.
+        message.requeue(0, backoff=False)
 
 
 async def _publish_all(options: DemoOptions, producer: Producer) -> None:

@@ -10,6 +10,7 @@ Rule 2: they end in reverse order at the first Ctrl-C; a second one kills them.
 Rule 3: if a part ends by itself, the others end too, and `up` exits with status 1.
 Rule 4: a pipeline or a demo runs in addition on request; the parts continue if it ends.
 Rule 5: no process is left running, however `up` ends (see ``child``).
+Rule 6: the first run writes a policy file into the data path; it is never overwritten.
 """
 
 from __future__ import annotations
@@ -53,6 +54,26 @@ COLOURS = (36, 33, 32, 35, 34)
 LISTENING = re.compile(r'\b(TCP|HTTP): listening on ([^\s"]+)')
 PREFIX = re.compile(r"\[([\w-]+)\] ")
 FATAL = re.compile(r" FATAL: (.*)")
+
+POLICY_FILE = "policy.toml"
+POLICIES = """\
+# Policies of the nsqd of `penstock up`.  Edit this file and send SIGHUP to nsqd, or start again;
+# `penstock policy` and nsqadmin show what is in effect.
+
+# Finished messages are kept for an hour, and a new channel gets them: messages can be published
+# first and read later, or again.
+[[policy]]
+retain = "1h"
+channel_start = "earliest"
+
+# The consumer of `penstock up --demo` cannot read one order in a hundred.  After three attempts it
+# is buried: see the dead letters on nsqadmin's page of the channel.
+[[policy]]
+topic = "orders"
+channel = "billing"
+max_attempts = 3
+on_max_attempts = "bury"
+"""
 
 PORTS = "Ports; 0 for any free port"
 
@@ -114,12 +135,24 @@ def lookupd_flags(options: UpOptions, addresses: Addresses) -> dict[str, object]
 
 
 def nsqd_flags(options: UpOptions, addresses: Addresses) -> dict[str, object]:
+    policies: dict[str, object] = {}
+    if "PENSTOCK_NSQD_POLICY_FILE" not in os.environ:
+        policies["policy-file"] = policy_file(options.data_path)
     return {
+        **policies,
         **listen_flags(options, options.nsqd_tcp_port, options.nsqd_http_port),
         "lookupd-tcp-address": addresses["nsqlookupd"]["TCP"],
         "data-path": options.data_path,
         "processes": options.processes,
     }
+
+
+def policy_file(data_path: str) -> Path:
+    """The policies of this installation; written if there are none yet."""
+    path = Path(data_path) / POLICY_FILE
+    if not path.exists():
+        path.write_text(POLICIES, encoding="utf-8")
+    return path
 
 
 def admin_flags(options: UpOptions, addresses: Addresses) -> dict[str, object]:
@@ -361,7 +394,9 @@ class Up:
         nsqd = next(kinds["HTTP"] for kinds in self._running[1].addresses.values())
         show(NAME, f"nsqadmin: http://{admin}")
         show(NAME, f"publish: curl -d hello 'http://{nsqd}/pub?topic=greetings'")
-        show(NAME, f"messages are stored in {Path(self._options.data_path).resolve()}")
+        folder = Path(self._options.data_path).resolve()
+        kept = "" if "PENSTOCK_NSQD_POLICY_FILE" in os.environ else f", policies in {POLICY_FILE}"
+        show(NAME, f"messages are stored in {folder}{kept}")
         show(NAME, "all programs are up; press Ctrl-C to stop them")
 
     async def _end(self) -> None:

@@ -49,10 +49,12 @@ def pipeline(name: str, lookupd: str, data_path: str) -> Extra:
 
 
 def demo(nsqd: str) -> Extra:
-    command = ("demo", f"--nsqd-tcp-address={nsqd}")
-    return Extra(
-        "demo", command, ("demo: publishing sample messages to the topics orders and clicks",)
+    command = ("demo", f"--nsqd-tcp-address={nsqd}", "--consume")
+    notices = (
+        "demo: publishing sample messages to the topics orders and clicks",
+        "demo: reading orders on the channel billing, where broken ones are buried",
     )
+    return Extra("demo", command, notices)
 
 
 def missing() -> str:
