@@ -324,19 +324,23 @@ class Metrics:
         )
 
     def _drain(self) -> Iterator[bytes]:
-        drain, left = self._components.drain, self._components.drain.left
+        drain = self._components.drain
+        left = drain.left if drain.draining else None
         yield _gauge("draining", "1 while the node is being drained.", int(drain.draining))
-        messages, blocked_count = 0, 0
-        if drain.draining and left is not None:
-            messages, blocked_count = left.messages, left.blocked_count
-        yield _gauge("drain_left_messages", "Messages that a drain waits for.", messages)
         yield _gauge(
-            "drain_blocked", "Topics and channels that cannot become empty.", blocked_count
+            "drain_left_messages",
+            "Messages that a drain waits for.",
+            0 if left is None else left.messages,
         )
-        yield _counter(
-            "drain_handed_over_total",
-            "Deferred messages that another node has taken over.",
-            drain.record.handed_over,
+        yield _gauge(
+            "drain_blocked",
+            "Topics and channels that a drain waits for and that cannot become empty.",
+            0 if left is None else left.blocked_count,
+        )
+        yield _gauge(
+            "drain_handed_over",
+            "Deferred messages that another node has taken over in this drain.",
+            drain.record.handed_over if drain.draining else 0,
         )
 
     # Topics and channels
