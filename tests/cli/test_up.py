@@ -170,6 +170,24 @@ def test_a_terminal_gets_colours_and_its_end_stops_all(tmp_path: Path) -> None:
         up.wait(10)
 
 
+def test_a_channel_made_later_gets_what_was_published_before(tmp_path: Path) -> None:
+    """Also though a reader by index, such as the archive's, was the topic's first channel."""
+    with Up(tmp_path / "data") as up:
+        nsqd = f"http://{up.address('nsqd', 'HTTP')}"
+        pattern = {"channel": "archive", "identity": "1f" * 16, "topics": ["*"]}
+        asked(f"{nsqd}/channel/pattern", json.dumps(pattern).encode())
+        asked(f"{nsqd}/pub?topic=greetings", b"first")
+        asked(f"{nsqd}/pub?topic=greetings", b"second")
+        [topic] = json.loads(asked(f"{nsqd}/stats?format=json"))["topics"]
+        assert [channel["channel_name"] for channel in topic["channels"]] == ["archive"]
+        for channel in ("one", "two"):
+            with sync.Consumer(
+                "greetings", channel, nsqd_tcp_addresses=up.address("nsqd", "TCP"), max_in_flight=2
+            ) as consumer:
+                assert bodies_of(consumer, 2) == [b"first", b"second"]
+        assert (tmp_path / "data" / "policy.toml").read_text().startswith("# Policies of the nsqd")
+
+
 def test_the_policy_file_belongs_to_the_user(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text('[[policy]]\ntopic = "mine"\nretain = "5m"\n')
     with Up(tmp_path) as up:
@@ -211,3 +229,13 @@ def asked(url: str, body: bytes | None = None) -> bytes:
         assert reply.status == 200
         answer: bytes = reply.read()
         return answer
+
+
+def bodies_of(consumer: sync.Consumer, count: int) -> list[bytes]:
+    bodies = []
+    for message in consumer:
+        bodies.append(message.body)
+        message.finish()
+        if len(bodies) == count:
+            break
+    return sorted(bodies)

@@ -63,6 +63,17 @@ def staged_on(nsqd: Nsqd, query: Query) -> list[dict[str, Any]]:
     return [each for each in nsqd.get("/staging").json if each["query"] == query.id]
 
 
+def test_a_node_that_is_being_drained_gets_no_new_rows(tmp_path: Path) -> None:
+    with Nsqd(tmp_path / "a") as first, Nsqd(tmp_path / "b") as second:
+        query = Query({**nodes(first, second), "topic": "t"})
+        assert first.post("/topic/create?topic=held").status == 200
+        assert first.post("/pub?topic=held", b"it stays").status == 200
+        assert first.post("/drain").status == 200
+        for partition in range(3):
+            query.stage(0, partition, numbered(2))
+        assert (len(staged_on(first, query)), len(staged_on(second, query))) == (0, 3)
+
+
 def published(*nsqds: Nsqd, topic: str) -> list[bytes]:
     return sorted(bodies(read({**nodes(*nsqds), "topic": topic})))
 

@@ -98,6 +98,7 @@ class NsqdApi:
 
     def info(self, request: Request) -> Response:
         options = self.options
+        draining = {"draining": True} if self._broker.draining else {}
         return json_response(
             {
                 "version": NSQ_VERSION,
@@ -113,6 +114,7 @@ class NsqdApi:
                 "topology_zone": options.topology_zone,
                 "topology_region": options.topology_region,
                 "node_uuid": self._components.identity.uuid,
+                **draining,
             }
         )
 

@@ -88,12 +88,13 @@ class Stager:
         return StagedMessage(StagedRows(query, batch, partition))
 
     def _node(self, turn: int) -> Node:
-        """The first node that responds, starting at ``turn``."""
+        """The first node that responds and is not being drained, starting at ``turn``."""
         error: NodeError | None = None
         for step in range(len(self.addresses)):
             node = Node(self.addresses[(turn + step) % len(self.addresses)], self.access)
             try:
                 node.brief().try_once(node_request("GET", "/ping"))
+                refuse_draining(node)
                 return node
             except NodeError as found:
                 log.warning("%s; staging on another node", found)
@@ -103,6 +104,13 @@ class Stager:
         node.call(node_request("GET", "/ping"))
         log.info("after %s: %s is back", error, node)
         return node
+
+
+def refuse_draining(node: Node) -> None:
+    """Raise NodeError if the node is being drained: it takes no new stagings."""
+    about = node.brief().json(node_request("GET", "/info"), 0.0)
+    if isinstance(about, dict) and about.get("draining"):
+        raise NodeError(f"{node} is being drained")
 
 
 def task_of() -> TaskContext:
