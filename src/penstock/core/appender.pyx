@@ -95,7 +95,8 @@ cdef class Batch:
         # The frames of deferred and moved messages are followed by ordinals (core/layouts.pxd).
         cdef int64_t tables_size = ORDINAL_SIZE * self.count if self.flags & FLAG_ORIGINS else 0
         return dense_block(
-            self.payload, self.first, self.count, len(self.payload) - tables_size, node_id)
+            self.payload, self.first, self.count, len(self.payload) - tables_size, node_id,
+            self.append_ns)
 
     cpdef bytes header(self):
         """The bytes before the payload in a file."""

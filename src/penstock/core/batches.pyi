@@ -23,7 +23,7 @@ class ScanResult:
     size: int
     first: int
     count: int
-    def spans(self, index: int) -> list[tuple[int, int, int, int]]: ...
+    def spans(self, index: int) -> list[tuple[int, ...]]: ...
 
 def encode_batch_header(
     payload: bytes,

@@ -146,7 +146,7 @@ cdef class ScanResult:
         cdef tuple batch
         for batch in self.batches:
             if <int64_t>batch[0] + <int64_t>batch[1] > index:
-                spans.append(batch[:4])
+                spans.append(batch[:5])
         return spans
 
 

@@ -6,6 +6,7 @@ cdef struct Span:
     int64_t count     # messages
     Py_ssize_t start  # offset of the first frame in the data
     Py_ssize_t end    # offset after the last frame
+    int64_t append_ns  # of their batch (R4); 0: not known
 
 
 cdef class Block:
@@ -24,4 +25,5 @@ cdef class Block:
     cdef Py_ssize_t offset_of(self, Py_ssize_t span, int64_t index) except -1
 
 
-cdef Block dense_block(bytes data, int64_t first, int64_t count, Py_ssize_t end, int node_id)
+cdef Block dense_block(bytes data, int64_t first, int64_t count, Py_ssize_t end, int node_id,
+                       int64_t append_ns)

@@ -30,13 +30,13 @@ cdef class Block:
             if self.spans == NULL:
                 raise MemoryError
         for i in range(count):
-            first, number, start, end = spans[i]
+            first, number, start, end, *append_ns = spans[i]
             if not 0 <= start <= end <= len(data) or number < 1:
                 raise ValueError(f"span {spans[i]} is outside of {len(data)} bytes")
             if i and (first < self.spans[i - 1].first + self.spans[i - 1].count
                       or start < self.spans[i - 1].end):
                 raise ValueError(f"span {spans[i]} overlaps the one before it")
-            self.spans[i] = Span(first, number, start, end)
+            self.spans[i] = Span(first, number, start, end, append_ns[0] if append_ns else 0)
         self.span_count = count
 
     def __dealloc__(self):
@@ -111,6 +111,11 @@ cdef class Block:
             raise ValueError(f"frame of index {index} does not fit its span")
         return self.data[at:at + 4 + load_u32(self.bytes_at + at)]
 
+    def append_ns(self, int64_t index):
+        """When the message was appended; 0 if the block does not have it, or that is not known."""
+        cdef Py_ssize_t span = self.find(index)
+        return self.spans[span].append_ns if span >= 0 and self.spans[span].first <= index else 0
+
     def indexes(self, int64_t start, Py_ssize_t count_max):
         """Up to ``count_max`` indexes of the block, from ``start`` on."""
         cdef list found = []
@@ -138,15 +143,17 @@ cdef class Block:
                 break
             span = self.spans[i]
             if span.count <= count:
-                spans.append((span.first, span.count, span.start, span.end))
+                spans.append((span.first, span.count, span.start, span.end, span.append_ns))
             else:
                 end = self.offset_of(i, span.first + count)
-                spans.append((span.first, count, span.start, end))
+                spans.append((span.first, count, span.start, end, span.append_ns))
             count -= span.count
         if not spans:
             return Block(b"", spans, self.node_id)
         begin, end = spans[0][2], spans[len(spans) - 1][3]
-        moved = [(first, number, at - begin, to - begin) for first, number, at, to in spans]
+        moved = [
+            (first, number, at - begin, to - begin, append_ns)
+            for first, number, at, to, append_ns in spans]
         return Block(self.data[begin:end], moved, self.node_id)
 
     cdef Py_ssize_t find(self, int64_t index) noexcept:
@@ -175,14 +182,15 @@ cdef class Block:
         return at
 
 
-cdef Block dense_block(bytes data, int64_t first, int64_t count, Py_ssize_t end, int node_id):
+cdef Block dense_block(bytes data, int64_t first, int64_t count, Py_ssize_t end, int node_id,
+                       int64_t append_ns):
     # A block of one span at the start of ``data``, without the list that __init__ takes.
     cdef Block block = Block.__new__(Block)
     assert 0 <= end <= len(data) and count > 0
     block.data = data
     block.bytes_at = data
     block.node_id = node_id
-    block.single = Span(first, count, 0, end)
+    block.single = Span(first, count, 0, end, append_ns)
     block.spans = &block.single
     block.span_count = 1
     return block

@@ -117,3 +117,4 @@ cdef class Window(Entries):
     cdef Py_ssize_t frame_end(self, Py_ssize_t at, Py_ssize_t end) noexcept
     cdef int refuse_frame(self) except -1
     cdef int settle_cursor(self) except -1
+    cdef int64_t stale_end(self, int64_t cutoff_ns, int64_t limit) except -1

@@ -878,6 +878,64 @@ cdef class Window(Entries):
         self.block = None
         self.settle_cursor()
 
+    # ---- giving up messages: expired, or dropped at a bound (R20)
+
+    def stale_run(self, int64_t cutoff_ns, int64_t limit):
+        """Where the messages end that start at the cursor and were appended before ``cutoff_ns``.
+
+        They are of one batch, below ``limit``; the cursor if there are none.
+        """
+        return self.stale_end(cutoff_ns, limit)
+
+    cdef int64_t stale_end(self, int64_t cutoff_ns, int64_t limit) except -1:
+        cdef Span span
+        if self.cursor >= self.next_skip:
+            self.settle_cursor()
+        if self.block is None or self.cursor >= limit:
+            return self.cursor
+        span = self.block.spans[self.span]
+        if not 0 < span.append_ns < cutoff_ns:
+            return self.cursor
+        return min(limit, self.next_skip, span.first + span.count)
+
+    def pass_over(self, int64_t end, int64_t count):
+        """Finish the ``count`` messages from the cursor up to ``end`` that are not skipped, unsent."""
+        assert end >= self.cursor
+        if end > self.cursor:
+            self.note_finished(self.cursor, end)
+            self.queued_count -= count
+            self.cursor = end
+            self.settle_cursor()
+
+    def drop_below(self, int64_t end):
+        """Finish the delivered messages below ``end``, in flight or not.
+
+        Returns their count, and the consumers that some were in flight to.
+        """
+        cdef set consumers = set()
+        cdef int64_t count = 0, left, lone_left = self.lone_count
+        cdef int32_t slot
+        left = self.ready_count
+        while left > 0:
+            left -= 1
+            slot = self.pop_lone() if left < lone_left else self.pop_ready()
+            if self.entries[slot].index < end:
+                self.forget(slot)
+                count += 1
+            else:
+                self.push_ready(slot)
+        while self.head >= 0 and self.entries[self.head].index < end:
+            slot = self.head
+            if self.entries[slot].state == IN_FLIGHT and self.entries[slot].owner >= 0:
+                consumer = <Consumer>self.consumers[self.entries[slot].owner]
+                (<Consumer>consumer).in_flight_count -= 1
+                consumers.add(consumer)
+            self.deadlines.drop(slot)
+            self.deferrals.drop(slot)
+            self.forget(slot)
+            count += 1
+        return count, consumers
+
     def mark_all(self):
         """Include the attempts of every delivered message in the next drain() (clean exit).
 

@@ -10,7 +10,9 @@ from penstock.engine.writer cimport TopicWriter
 cdef class Bound:
     cdef readonly int64_t count_max      # messages; INT64_MAX: no bound
     cdef readonly int64_t size_max       # bytes; INT64_MAX: no bound
-    cdef readonly bint refusing          # publishes were refused lately
+    cdef readonly bint bounded           # either of them is set
+    cdef readonly bint full              # publishes were refused, or messages dropped, lately
+    cdef readonly int64_t dropped_count  # messages of the fullest channel that were dropped
     cdef object _topic
     cdef object _episodes                # of the broker
     cdef TopicWriter _writer
@@ -18,8 +20,8 @@ cdef class Bound:
     cdef Feed _feed
     cdef Clock _clock
     cdef Channel _fullest                # the channel that was the fullest; None: not known
-    cdef int64_t _refused_ns             # monotonic, when the last publish was refused
-    cdef int64_t _refused_count          # publishes refused before this episode
+    cdef int64_t _full_ns                # monotonic, when it last was
+    cdef int64_t _counted                # refused or dropped before this episode
     cdef int64_t _size_ns                # monotonic, when the bytes were last found too many
 
     cdef int64_t load(self, Channel channel) except -1

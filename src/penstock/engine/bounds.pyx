@@ -13,7 +13,9 @@
 # Rule 2: a batch may pass the bound; the publishes after it are refused.
 # Rule 3: a finish makes room for one publish.  There is no low mark below which a full topic must
 #         fall first.
-# Rule 4: nothing is counted per message: the plain path compares two numbers.
+# Rule 4: with drop-oldest nothing is refused.  Whole files are dropped, the oldest first, which are
+#         an eighth of the bound each; all durable channels move past them.
+# Rule 5: nothing is counted per message: the plain path compares two numbers.
 
 from libc.stdint cimport INT64_MAX, int64_t
 
@@ -27,10 +29,11 @@ import logging
 from penstock.engine.disk import failed
 from penstock.errors import TopicFullError
 from penstock.settings.policy import DROP_OLDEST
+from penstock.storage.log_reader import locate
 
 log = logging.getLogger(__name__)
 
-# A topic refuses and accepts by turns while it is full.  It is full until no publish was refused
+# A topic at its bound refuses and accepts by turns.  It is full until nothing was refused or dropped
 # for so long, for the log.
 EPISODE_NS = 10_000_000_000
 # The parts that a bound is divided into, each a file, and the smallest useful file.
@@ -63,17 +66,26 @@ cdef class Bound:
         """The topic's policy has changed."""
         self.count_max = policy.max_messages or INT64_MAX
         self.size_max = policy.max_bytes or INT64_MAX
-        cdef bint bounded = self.count_max < INT64_MAX or self.size_max < INT64_MAX
         cdef Appender appender = self._appender
-        appender.index_limit = appender.size_limit = 0  # the next publish is judged
-        appender.bounded = bounded and policy.overflow != DROP_OLDEST
+        self.bounded = self.count_max < INT64_MAX or self.size_max < INT64_MAX
+        self._end()
+        appender.dropping = self.bounded and policy.overflow == DROP_OLDEST
+        appender.bounded = self.bounded and not appender.dropping
+        self.stale()
         self._size_ns = self._clock.monotonic_ns() - SIZE_INTERVAL_NS
         # Files go as a whole: so that room comes, and messages go, in eighths.
-        self._topic.log.bound_segments(
-            INT64_MAX if self.size_max == INT64_MAX else max(SIZE_MIN, self.size_max // SHARES),
-            INT64_MAX)
-        if not appender.bounded:
-            self._end()
+        size = count = INT64_MAX
+        if self.size_max < INT64_MAX:
+            size = max(SIZE_MIN, self.size_max // SHARES)
+        if self.count_max < INT64_MAX and appender.dropping:
+            count = max(1, self.count_max // SHARES)
+        self._topic.log.bound_segments(size, count)
+        if appender.dropping:
+            self.overflow()
+
+    def stale(self):
+        """Something other than a publish has added messages: count again before the next one."""
+        self._appender.index_limit = self._appender.size_limit = 0
 
     @property
     def unfinished_count(self):
@@ -90,13 +102,66 @@ cdef class Bound:
         if key is None:
             return False
         self._appender.refusal = _REFUSALS[key]
-        self._refused_ns = self._clock.monotonic_ns()
-        if not self.refusing:
-            self.refusing = True
-            self._refused_count = self._appender.refused_count
-            self._episodes.add(self)
-            log.warning("topic=%s: full (%s), publishes are refused", self._topic.name, key)
+        self._full(key, "publishes are refused")
         return True
+
+    def _full(self, key, what):
+        self._full_ns = self._clock.monotonic_ns()
+        if not self.full:
+            self.full = True
+            self._counted = self._given_up_count()
+            self._episodes.add(self)
+            log.warning("topic=%s: full (%s), %s", self._topic.name, key, what)
+
+    def _given_up_count(self):
+        return self.dropped_count if self._appender.dropping else self._appender.refused_count
+
+    # ---- drop-oldest
+
+    def overflow(self):
+        """Drop the oldest files until the topic is within its bound; the newest one stays.
+
+        The writer calls it after a batch that reached a limit.
+        """
+        cdef int64_t end, count
+        while True:
+            key = self._over()
+            end = 0 if key is None else self._oldest_end()
+            if not end:
+                break
+            self._full(key, "the oldest messages are dropped")
+            count = self.unfinished_count
+            self._topic.drop_below(end)
+            self.dropped_count += max(0, count - self.unfinished_count)
+
+    def _over(self):
+        # The key of the bound that is passed, or None; sets the limits for the next batches.
+        cdef int64_t count, size
+        if self.count_max < INT64_MAX:
+            count = self.unfinished_count
+            self._appender.index_limit = self._feed.shown_end + self.count_max - count + 1
+            if count > self.count_max:
+                return MAX_MESSAGES
+        else:
+            self._appender.index_limit = INT64_MAX
+        if self.size_max < INT64_MAX:
+            size = self._topic.unfinished_size
+            self._appender.size_limit = self._appender.sealed_size + self.size_max - size + 1
+            if size > self.size_max:
+                return MAX_BYTES
+        else:
+            self._appender.size_limit = INT64_MAX
+        return None
+
+    def _oldest_end(self):
+        # The end of the oldest file with unfinished messages; 0 if that is the newest file.
+        files = self._topic.log.files
+        place = locate(files, self._topic.low())
+        if place >= len(files) - 1 or files[place].visible.end > self._feed.shown_end:
+            return 0
+        return files[place].visible.end
+
+    # ---- counting
 
     cdef str reached(self):
         # The key of the bound that is reached, or None.
@@ -149,17 +214,17 @@ cdef class Bound:
         return self._feed.held_count + self._writer.unshown_count + self._appender.count
 
     def check(self):
-        """Whether the episode of refusals goes on."""
-        if self.refusing and self._clock.monotonic_ns() - self._refused_ns >= EPISODE_NS:
+        """Whether the episode goes on."""
+        if self.full and self._clock.monotonic_ns() - self._full_ns >= EPISODE_NS:
             self._end()
-        return self.refusing and not self._topic.closed
+        return self.full and not self._topic.closed
 
     def _end(self):
-        if self.refusing:
-            self.refusing = False
+        if self.full:
+            self.full = False
             log.info(
-                "topic=%s: publishes are accepted again, %d were refused",
+                "topic=%s: is not full any more, %d %s",
                 self._topic.name,
-                self._appender.refused_count - self._refused_count,
+                self._given_up_count() - self._counted,
+                "messages were dropped" if self._appender.dropping else "publishes were refused",
             )
-

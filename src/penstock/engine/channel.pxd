@@ -34,6 +34,11 @@ cdef class Channel:
     cdef public int64_t begun_end
     cdef public int64_t held_skip_count  # messages that the topic holds back and this one skips
     cdef public Ticket created           # settled when the channel is durable
+    cdef readonly int64_t ttl_ns         # msg_ttl; 0: none
+    cdef readonly int64_t expired_count  # messages that were too old to be delivered
+    cdef readonly int64_t dropped_count  # messages dropped at the topic's bound
+    cdef bint _expire_drops              # expired messages are dropped, not buried
+    cdef int64_t _cutoff_ns              # what was appended before it is not delivered; 0: all is
     cdef readonly object _shared
     cdef readonly list _left_counts      # messages sent to consumers that have left, by locality
     cdef Feed _feed                      # of the topic

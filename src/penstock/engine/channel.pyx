@@ -19,6 +19,7 @@ from penstock.core.window cimport Consumer, Window
 
 from penstock.core.latency import Latency
 from penstock.core.ticket import settled
+from penstock.core.buried import EXPIRED
 from penstock.core.window import FAIL_BURY, FAIL_DROP, FAIL_MOVE
 from penstock.engine.policy.merge import dead_topic
 from penstock.engine.stats.latency import measured
@@ -47,6 +48,9 @@ APART_COUNT_MAX = 1024
 LONE_TRY_COUNT = 64
 NOT_MOVING = frozenset()
 ON_FAILED = {BURY: FAIL_BURY, DROP: FAIL_DROP, MOVE: FAIL_MOVE}
+
+# Batches of expired messages that one delivery passes over.
+STALE_COUNT_MAX = 256
 
 cdef Py_ssize_t turn_count_max = TURN_COUNT_MAX
 cdef Py_ssize_t share_count_max = SHARE_COUNT_MAX
@@ -156,10 +160,15 @@ cdef class Channel:
         if self.window.buried_count:
             self._shared.hooks.search_moves(self)
         self.wake()
+        self.ttl_ns = policy.msg_ttl_ns
+        self._expire_drops = self.ephemeral or policy.on_expired == DROP
+        self._cutoff_ns = 0
+        if self.ttl_ns:
+            self._shared.expiry.watch(self.topic)
 
     def policy_stats(self):
         """What /stats shows besides a channel's policy, if that is shown."""
-        return {}
+        return {"expired_count": self.expired_count, "dropped_count": self.dropped_count}
 
     def _may_move(self):
         self.window.movable = (
@@ -296,6 +305,8 @@ cdef class Channel:
         cdef Py_ssize_t tries = LONE_TRY_COUNT
         cdef int64_t even = 0
         self._woken = False
+        if self.ttl_ns:
+            self._cutoff_ns = self.cutoff_ns(self._shared.context.clock.wall_ns())
         while budget > 0 and not self.paused and not self.closed and self.ready:
             if not round_count:
                 # A round: each ready consumer gets an equal share of the depth.
@@ -361,6 +372,9 @@ cdef class Channel:
         if frame is None:
             return 0
         window.choose_lone()
+        if self._cutoff_ns and 0 < self._appended_ns(index) < self._cutoff_ns:
+            self._expire_ready()
+            return 0
         if not frame:
             window.drop_ready()
             return 0
@@ -418,10 +432,18 @@ cdef class Channel:
                                list parts) except -1:
         cdef Window window = self.window
         cdef int64_t limit = self._feed.released
-        cdef Py_ssize_t sent = 0, size = 0, count
+        cdef Py_ssize_t sent = 0, size = 0, count, stale_max = STALE_COUNT_MAX
         while sent < want and size < chunk_size_max:
             if window.block is None and not self._load():
                 break
+            if self._cutoff_ns and window.stale_end(self._cutoff_ns, limit) > window.cursor:
+                stale_max -= 1
+                if not stale_max:
+                    self.wake()
+                    break
+                if not self._expire_fresh(window.stale_end(self._cutoff_ns, limit)):
+                    break
+                continue
             count = 0
             if consumer.sample_rate:
                 given = window.deliver_sampled(consumer, want - sent, turn_count_max, limit, now_ns)
@@ -539,6 +561,10 @@ cdef class Channel:
             if not frame:
                 self.window.drop_ready()
                 continue
+            if self._cutoff_ns and 0 < self._appended_ns(index) < self._cutoff_ns:
+                if not self._expire_ready():
+                    break
+                continue
             parts.append(self.window.redeliver(consumer, frame, now_ns))
             sent += 1
             size += len(frame)
@@ -573,16 +599,30 @@ cdef class Channel:
             frame = block.frame(index)
             if frame is not None:
                 return frame
-        found = self.topic.frame(index, wait=False)
+        found = None if self.ttl_ns else self.topic.frame(index, wait=False)
         if found is None:
             self._read_frame(index)
         return found
 
+    def _appended_ns(self, index):
+        """When the message that ``_frame`` found was appended; 0: not known."""
+        return 0 if self._redelivery is None else self._redelivery.append_ns(index)
+
     def _read_frame(self, index):
         self._reading = True
+        if self.ttl_ns:  # with its batch, which says how old it is
+            self._shared.context.disk.submit(
+                partial(self.topic.block_at, index, 1, wait=True),
+                partial(self._redelivery_read, index))
+            return
         self._shared.context.disk.submit(
             partial(self.topic.frame, index, wait=True), partial(self._frame_read, index)
         )
+
+    def _redelivery_read(self, index, block, error):
+        if block is not None:
+            self._redelivery = block
+        self._frame_read(index, None if block is None else block.frame(index) or b"", error)
 
     def _frame_read(self, index, found, error):
         self._reading = False
@@ -630,6 +670,145 @@ cdef class Channel:
         if fired:
             self.wake()
         return bool(fired)
+
+    # ---- giving up messages
+
+    def cutoff_ns(self, int64_t wall_ns):
+        """Messages appended before this have expired; 0: none can have.
+
+        The age of those that were in the log when the channel started in the past counts from then.
+        They are older than the others: as long as they have not expired, nothing has.
+        """
+        cdef int64_t cutoff_ns = wall_ns - self.ttl_ns
+        return cutoff_ns if self.ttl_ns and cutoff_ns > max(<int64_t>0, self.begun_ns) else 0
+
+    def _expire_fresh(self, int64_t end):
+        """The messages from the cursor up to ``end``, of one batch, have expired.
+
+        False if they cannot be buried now: then they wait, undelivered.
+        """
+        cdef int64_t start = self.window.cursor
+        if self._expire_drops:
+            self.window.pass_over(end, end - start)
+            self.expired_count += end - start
+            self.touched()
+            return True
+        end = min(end, start + DUE_COUNT_MAX)
+        return self._bury_expired(range(start, end)) == end - start
+
+    def _bury_expired(self, indexes):
+        """Bury messages from the cursor on, in order; returns how many there was room for."""
+        cdef int64_t now_ns = self._shared.context.clock.wall_ns()
+        buried = []
+        for index in indexes:
+            if not self.window.bury_fresh(index, EXPIRED, now_ns):
+                break
+            buried.append(index)
+        self._buried(buried)
+        return len(buried)
+
+    def _buried(self, indexes):
+        self.expired_count += len(indexes)
+        if indexes and self.policy.on_expired == MOVE and self.window.movable:
+            self.move_out(indexes)
+        self.touched()
+
+    def _expire_ready(self):
+        """The next ready message has expired; False if it cannot be buried now."""
+        index = self.window.next_ready
+        if self._expire_drops:
+            self.window.drop_ready()
+            self.expired_count += 1
+            self.touched()
+        elif self.window.bury_ready(EXPIRED, self._shared.context.clock.wall_ns()):
+            self._buried([index])
+        else:
+            return False
+        return True
+
+    def expire_below(self, int64_t end):
+        """Give up what waits below ``end``, which has expired; return whether there is more."""
+        cdef int64_t fresh_end = min(end, self._feed.released)
+        more = self.window.cursor < fresh_end and self._expire_waiting(fresh_end)
+        return self._expire_again(end) or more
+
+    def _expire_waiting(self, int64_t end):
+        """Give up messages from the cursor on; whether there is more."""
+        cdef Window window = self.window
+        if self._expire_drops:
+            count = self._waiting_between(window.cursor, end)
+            window.pass_over(end, count)
+            self.expired_count += count
+            self.touched()
+            return False
+        indexes = []
+        for start, stop in self.topic.log.existing(window.cursor, end):
+            indexes += range(start, min(stop, start + DUE_COUNT_MAX - len(indexes)))
+            if len(indexes) >= DUE_COUNT_MAX:
+                break
+        skipped = window.skipped
+        wanted = [i for i in indexes if not any([a <= i < b for a, b in skipped])]
+        if self._bury_expired(wanted) < len(wanted):
+            return False  # no room: the next second tries again
+        window.advance(indexes[len(indexes) - 1] + 1 if indexes else end)
+        return window.cursor < end
+
+    def _expire_again(self, int64_t end):
+        """Give up messages that were delivered before and wait again; whether there is more."""
+        cdef Window window = self.window
+        cdef Py_ssize_t lone_count = min(window.lone_count, DUE_COUNT_MAX)
+        cdef Py_ssize_t count = min(window.ready_count - window.lone_count, DUE_COUNT_MAX)
+        more = window.ready_count > lone_count + count
+        for _ in range(lone_count):
+            if window.next_lone < end:
+                window.choose_lone()
+                if not self._expire_ready():
+                    return False
+            else:
+                window.rotate_lone()
+        for _ in range(count):
+            if window.next_ready is None:
+                break
+            if window.next_ready < end:
+                if not self._expire_ready():
+                    return False
+            else:
+                window.rotate_ready()
+        return more
+
+    def drop_below(self, int64_t end):
+        """Finish everything below ``end``, in flight included (R20)."""
+        cdef Window window = self.window
+        cdef int64_t released = max(end, self._feed.released)
+        count, consumers = window.drop_below(end)
+        if window.cursor < end:
+            queued_end = max(window.cursor, min(end, self._feed.released))
+            queued_count = self._waiting_between(window.cursor, queued_end)
+            count += queued_count + self._waiting_between(queued_end, end)
+            window.pass_over(end, queued_count)
+        if self.held_skip_count:
+            self.held_skip_count = sum([
+                self.topic.log.count_between(max(start, released), stop)
+                for start, stop in window.skipped if stop > released])
+        self.dropped_count += count
+        self._redelivery = self._cold_frame = None
+        if self._unreadable:
+            self._unreadable.clear()
+            self._shared.retries.worked(self._source_again)
+        for consumer in consumers:
+            self.offer(consumer)
+        self.touched()
+        self.wake()
+
+    def _waiting_between(self, int64_t start, int64_t end):
+        """Messages in [start, end), at or above the cursor, that are not skipped."""
+        if start >= end:
+            return 0
+        count = self.topic.log.count_between(start, end)
+        for first, stop in self.window.skipped:
+            if first < end and stop > start:
+                count -= self.topic.log.count_between(max(first, start), min(stop, end))
+        return count
 
     # ---- operations
 

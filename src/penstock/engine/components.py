@@ -25,6 +25,7 @@ from penstock.engine.deferred.queue import FOREVER, DeferredQueue
 from penstock.engine.disk import Lane
 from penstock.engine.drain.drain import Drain
 from penstock.engine.health import Health, Retries
+from penstock.engine.limits.expiry import Expiry
 from penstock.engine.moves.moves import Moves
 from penstock.engine.policy.policies import Policies
 from penstock.engine.pull.channel import Pulls
@@ -83,6 +84,7 @@ class Components:
             self.turn,
             changes_disk,
             EphemeralMemory(options.mem_queue_bytes),
+            Expiry(context),
             self.polls.awaited,
             self.polls.arrived,
             self.polls.changed,
@@ -145,6 +147,7 @@ class Components:
                 self.health.probe,
                 self.drain.check,
                 self.shared.episodes.run,
+                self.shared.expiry.run,
             )
         )
         self.staging.start()

@@ -43,6 +43,7 @@ class EphemeralChannel(Channel):
         self._blocks: deque[Block] = deque()
         self._sent: deque[Block] = deque()
         self._held: dict[int, bytes] = {}
+        self._held_ns: dict[int, int] = {}  # their append times, while they may expire
         self._memory = topic.shared.ephemeral
         self._count_max = topic.shared.context.options.mem_queue_size
         self._size = 0  # of all of these
@@ -132,6 +133,7 @@ class EphemeralChannel(Channel):
         self._blocks.clear()
         self._sent.clear()
         self._held.clear()
+        self._held_ns.clear()
         self._resize(-self._size)
 
     def _load(self) -> bool:
@@ -188,6 +190,8 @@ class EphemeralChannel(Channel):
                 frame = block.frame(index)
                 if frame is not None:
                     self._held[index] = frame
+                    if self.ttl_ns:
+                        self._held_ns[index] = block.append_ns(index)
                     self._resize(len(frame) + HELD_OVERHEAD_SIZE)
         if len(self._held) > 2 * self.window.unfinished_count + 64:
             self._sort_out()
@@ -197,6 +201,7 @@ class EphemeralChannel(Channel):
         self._sorted_finish_count = self.window.finish_count
         for index in [index for index in self._held if not self.window.describe(index)]:
             self._resize(-len(self._held.pop(index)) - HELD_OVERHEAD_SIZE)
+            self._held_ns.pop(index, None)
 
     def _make_room(self) -> None:
         """Drop everything that is finished."""
@@ -221,6 +226,16 @@ class EphemeralChannel(Channel):
             if frame is not None:
                 return frame
         return self._held.get(index, b"")
+
+    def _appended_ns(self, index: int) -> int:
+        for block in reversed(self._sent):
+            if append_ns := block.append_ns(index):
+                return append_ns
+        return self._held_ns.get(index, 0)
+
+    def expire_below(self, end: int) -> bool:
+        """Only a delivery gives up messages: there is a consumer, and little waits."""
+        return False
 
 
 def _least(room: int, bound: int, used: int) -> int:

@@ -88,6 +88,11 @@ cdef class Feed:
         self.released = self.shown_end
         self.held_count = 0
 
+    def drop_below(self, int64_t end, int64_t count):
+        """The first ``count`` messages held back, those below ``end``, were dropped."""
+        self.released = end
+        self.held_count -= count
+
     def drop_held(self):
         """An ephemeral topic dropped what it held back."""
         self.held_count = 0

@@ -21,6 +21,7 @@ from penstock.engine.deferred.queue import DeferredQueue
 from penstock.engine.disk import Lane
 from penstock.engine.health import Health, Retries
 from penstock.engine.limits.episodes import Episodes
+from penstock.engine.limits.expiry import Expiry
 from penstock.engine.policy.policies import Policies
 from penstock.engine.retention.wakes import Retention
 from penstock.engine.rounds import Rounds
@@ -94,6 +95,7 @@ class Shared:
     turn: Turn
     changes_disk: Lane  # for work that creates, changes or deletes topics and channels
     ephemeral: EphemeralMemory
+    expiry: Expiry
     awaited: Mapping[str, object]  # topics that long polls wait for, by name
     arrived: Callable[[str], None]  # a batch of such a topic became visible
     changed: Callable[[str], None]  # this topic was created, deleted or changed

@@ -71,6 +71,8 @@ class Topic(BaseTopic):
         self.appender = self.writer.appender
         self.removal = Removal(self, shared)
         self.bound = Bound(self)
+        # Messages given up while they waited for the topic's first channel.
+        self.dropped_count = self.expired_count = 0
         self.keeper = JournalKeeper(
             journal, context.disk, self._snapshot, self._record_journal, shared.changes_disk
         )
@@ -79,6 +81,8 @@ class Topic(BaseTopic):
         super().apply_policy(policy)
         self.removal.retained.apply_policy(policy)
         self.bound.apply(policy)
+        if policy.msg_ttl_ns:
+            self.shared.expiry.watch(self)
 
     def policy_stats(self) -> dict[str, Any]:
         retained = self.removal.retained
@@ -86,6 +90,8 @@ class Topic(BaseTopic):
             "unfinished_count": self.bound.unfinished_count,
             "unfinished_bytes": self.unfinished_size,
             "refused_count": self.appender.refused_count,
+            "dropped_count": self.dropped_count,
+            "expired_count": self.expired_count,
             "whole_from": self.whole_from,
         }
         if retained.wanted:
@@ -207,12 +213,14 @@ class Topic(BaseTopic):
             channel.named = named
         if start is not None:
             self.removal.rewound()
+            self.bound.stale()
             channel.begin(self._clock.wall_ns())
         return channel
 
     def rewind(self, channel: Channel, start: int) -> Ticket:
         """Move a channel to ``start``, as a new one of the same name (R22)."""
         self.removal.rewound()
+        self.bound.stale()
         # Segments may be finished now; without traffic nothing else would check.
         self._rounds.used.add(self)
         if channel.ephemeral:
@@ -489,6 +497,7 @@ class Topic(BaseTopic):
 
     def unburied(self, channel: Channel, runs: bytes, *, kicked: bool) -> None:
         """Journal that messages are not buried any more; their burial is in the journal."""
+        self.bound.stale()
         self.keeper.add(records.encode_unburied(channel.id, runs, kicked=kicked))
         self.journal_later()
 
@@ -534,6 +543,48 @@ class Topic(BaseTopic):
                 break
             size += segment.file_size
         return size
+
+    def drop_below(self, end: int) -> None:
+        """Finish everything below ``end`` on all durable channels, and here (R20)."""
+        assert end <= self.end
+        for channel in self.channels.values():
+            if not channel.ephemeral:
+                channel.drop_below(end)
+        if self.released < end:
+            self.dropped_count += self._drop_held(end)
+        self.journal_later()
+        self.shared.context.turns.soon(self._retire_dropped)
+
+    def _retire_dropped(self) -> None:
+        self.retire()
+
+    def _drop_held(self, end: int) -> int:
+        """Drop what is held back below ``end``; returns how many, if no channel counts them."""
+        count = self.log.count_between(self.released, end)
+        self.feed.drop_below(end, count)
+        self.keeper.add(self._topic_record())
+        self.journal_later()
+        return 0 if self.windows() else count
+
+    def cutoffs(self, wall_ns: int) -> list[int]:
+        """Times before which something that waits was appended, if it has expired."""
+        found = {c.cutoff_ns(wall_ns) for c in self.channels.values() if c.ttl_ns and c.depth}
+        if not self.channels and self.depth:
+            found.add(max(0, wall_ns - self.policy.msg_ttl_ns) if self.policy.msg_ttl_ns else 0)
+        return sorted(found - {0})
+
+    def expire_below(self, ends: dict[int, int], wall_ns: int) -> bool:
+        """Give up what has expired, by the ends found for the cutoffs; whether there is more."""
+        more = False
+        for channel in list(self.channels.values()):
+            if channel.ttl_ns:
+                more = channel.expire_below(_end_of(ends, channel.cutoff_ns(wall_ns))) or more
+        if not self.channels and self.policy.msg_ttl_ns:
+            end = min(_end_of(ends, wall_ns - self.policy.msg_ttl_ns), self.end)
+            if self.released < end:
+                self.expired_count += self._drop_held(end)
+        self._rounds.used.add(self)
+        return more
 
     def passed(self) -> int:
         """The index below which all channels have delivered everything."""
@@ -582,3 +633,8 @@ def _gone(channel: Channel) -> bytes:
     """Versions that skip SEEK records know the channel by its first id."""
     first = records.encode_gone(channel.first_id) if channel.first_id != channel.id else b""
     return first + records.encode_gone(channel.id)
+
+
+def _end_of(ends: dict[int, int], cutoff_ns: int) -> int:
+    """The end found for the latest cutoff that is not after ``cutoff_ns``; 0 if there is none."""
+    return max((end for cutoff, end in ends.items() if cutoff <= cutoff_ns), default=0)

@@ -318,6 +318,8 @@ cdef class TopicWriter:
         self._feed.show(batch, self.log.node_id)
         if batch.dues is not None:
             self._topic.deferred_shown(batch)
+        if self.appender.dropping and not self.appender.below_limits():
+            self._topic.bound.overflow()
         self._unsynced.add(self._topic)
         self._used.add(self._topic)
         if self.log.files is not self._inventory.seen:

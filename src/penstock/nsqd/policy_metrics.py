@@ -23,8 +23,41 @@ class Counted(NamedTuple):
     help: str
 
 
-TOPIC_COUNTS: tuple[Counted, ...] = ()
-CHANNEL_COUNTS: tuple[Counted, ...] = ()
+TOPIC_COUNTS: tuple[Counted, ...] = (
+    Counted(
+        "used_messages",
+        "penstock_topic_unfinished_messages",
+        GAUGE,
+        "Messages that max_messages bounds.",
+    ),
+    Counted("used_bytes", "penstock_topic_unfinished_bytes", GAUGE, "Bytes that max_bytes bounds."),
+    Counted(
+        "dropped_count",
+        "penstock_topic_dropped_total",
+        COUNTER,
+        "Messages dropped at a bound while they waited for the first channel.",
+    ),
+    Counted(
+        "expired_count",
+        "penstock_topic_expired_total",
+        COUNTER,
+        "Messages that became older than msg_ttl while they waited for the first channel.",
+    ),
+)
+CHANNEL_COUNTS: tuple[Counted, ...] = (
+    Counted(
+        "expired_count",
+        "penstock_channel_expired_total",
+        COUNTER,
+        "Messages that became older than msg_ttl before they were delivered.",
+    ),
+    Counted(
+        "dropped_count",
+        "penstock_channel_dropped_total",
+        COUNTER,
+        "Messages dropped at a bound of the topic.",
+    ),
+)
 
 
 def policy_families(components: Components, topics: Sequence[BaseTopic]) -> Iterator[bytes]:

@@ -120,6 +120,11 @@ cdef class TopicLog:
         return self.end if first is None else first
 
     @property
+    def append_ns_first(self):
+        """When the first batch of the oldest file was appended; 0 if there is none."""
+        return self.files[0].append_ns_first if self.files else 0
+
+    @property
     def count(self):
         """Messages present, those in side files included."""
         return self._runs.count

@@ -73,7 +73,7 @@ def test_spans_make_a_block_from_the_batch_that_holds_an_index() -> None:
     data = two()
     block = Block(data, scan(data, 0, True).spans(11), 7)
     assert (block.first, block.end, block.frame(12)) == (10, 13, frame(12, b"x" * 1000))
-    assert scan(data, 0, True).spans(12) == [scan(data, 0, True).batches[1][:4]]
+    assert scan(data, 0, True).spans(12) == [scan(data, 0, True).batches[1][:5]]
     assert scan(data, 0, True).spans(13) == []
 
 

@@ -326,11 +326,169 @@ def test_an_episode_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     lines = [record.getMessage() for record in caplog.records if "publishes" in record.getMessage()]
     assert lines == ["topic=t: full (max_messages), publishes are refused"]
     bounded.engine.advance(EPISODE_NS + 2 * SECOND)
-    lines = [record.getMessage() for record in caplog.records if "accepted" in record.getMessage()]
-    assert lines == ["topic=t: publishes are accepted again, 20 were refused"]
+    lines = [record.getMessage() for record in caplog.records if "any more" in record.getMessage()]
+    assert lines == ["topic=t: is not full any more, 20 publishes were refused"]
 
 
 def test_the_default_policy_has_no_bound() -> None:
     bounded = Bounded("c")
     assert bounded.topic.policy == DEFAULT
     assert not bounded.topic.appender.bounded
+
+
+# ---- drop-oldest
+
+
+def test_drop_oldest_accepts_everything_and_keeps_the_newest() -> None:
+    bounded = Bounded("c", max_messages=80, overflow="drop-oldest")
+    for number in range(500):
+        assert bounded.pub(b"%d" % number) == ""
+    channel = bounded.topic.channels["c"]
+    assert 70 <= channel.depth <= 80
+    assert channel.depth + channel.dropped_count == 500
+    bounded.engine.advance(3 * SECOND)
+    assert bounded.topic.log.count == channel.depth
+    assert bounded.topic.whole_from == bounded.topic.log.first
+    client = bounded.consumer("c", ready_count=2500)
+    bodies = [message.body for message in client.take()]
+    assert bodies == [b"%d" % number for number in range(500 - len(bodies), 500)]
+    bounded.engine.check()
+
+
+def test_no_more_than_an_eighth_is_dropped_at_once() -> None:
+    bounded = Bounded("c", max_messages=80, overflow="drop-oldest")
+    channel = bounded.topic.channels["c"]
+    dropped = 0
+    for _ in range(300):
+        bounded.pub(b"x")
+        assert channel.dropped_count - dropped in (0, 10)
+        assert channel.dropped_count == dropped or channel.depth == 71
+        dropped = channel.dropped_count
+
+
+def test_a_topic_that_is_consumed_drops_nothing() -> None:
+    bounded = Bounded("c", max_messages=16, overflow="drop-oldest")
+    client = bounded.consumer("c", ready_count=10)
+    for _ in range(200):
+        bounded.pub(b"x")
+        for message in client.take():
+            client.finish(message.index)
+    assert client.channel.dropped_count == 0
+    assert client.channel.finish_count == 200
+
+
+def test_dropped_messages_in_flight_are_not_finished_twice_and_counts_are_right() -> None:
+    bounded = Bounded("c", max_messages=16, overflow="drop-oldest")
+    client = bounded.consumer("c", ready_count=5)
+    for number in range(16):
+        bounded.pub(b"%d" % number)
+    held = client.take()
+    assert len(held) == 5
+    client.requeue(held[4].index, delay_ns=MINUTE)
+    for number in range(16, 40):
+        bounded.pub(b"%d" % number)
+    bounded.engine.settle()
+    assert [client.finish(message.index) for message in held] == [1] * 5  # not in flight
+    assert client.consumer.in_flight_count == 5 == client.channel.in_flight_count
+    assert client.channel.depth + 5 <= 16
+    bounded.engine.check()
+
+
+def test_all_channels_move_past_what_is_dropped() -> None:
+    bounded = Bounded("slow", "fast", max_messages=16, overflow="drop-oldest")
+    fast = bounded.consumer("fast", ready_count=100)
+    pulls = bounded.engine.components.pulls
+    pull, _, _ = pulls.open(bounded.topic, "p", bounded.topic.end)
+    for number in range(100):
+        bounded.pub(b"%d" % number)
+        for message in fast.take()[1:] if number % 10 else fast.take():
+            fast.finish(message.index)
+    low = bounded.topic.low()
+    assert bounded.topic.channels["slow"].depth <= 16
+    assert pull.low == low and pull.depth <= 16 and pull.dropped_count > 0
+    bounded.engine.advance(3 * SECOND)
+    assert bounded.topic.whole_from == low == pull.whole_from
+    assert fast.channel.finish_count + fast.channel.dropped_count <= 100
+    bounded.engine.check()
+
+
+def test_messages_for_the_first_channel_are_dropped_too() -> None:
+    bounded = Bounded(max_messages=16, overflow="drop-oldest")
+    for number in range(100):
+        bounded.pub(b"%d" % number)
+    assert bounded.topic.depth <= 16
+    assert bounded.topic.depth + bounded.topic.dropped_count == 100
+    client = bounded.consumer("c", ready_count=100)
+    assert client.take()[-1].body == b"99"
+    bounded.engine.check()
+
+
+def test_a_paused_topic_drops_what_it_holds() -> None:
+    bounded = Bounded("c", max_messages=16, overflow="drop-oldest")
+    for number in range(8):
+        bounded.pub(b"%d" % number)
+    bounded.topic.pause(True)
+    for number in range(8, 100):
+        bounded.pub(b"%d" % number)
+    channel = bounded.topic.channels["c"]
+    assert channel.depth + bounded.topic.depth <= 16
+    bounded.topic.pause(False)
+    bounded.engine.settle()
+    assert channel.depth <= 16 and channel.depth + channel.dropped_count == 100
+    client = bounded.consumer("c", ready_count=100)
+    bodies = [message.body for message in client.take()]
+    assert bodies == [b"%d" % number for number in range(100 - len(bodies), 100)]
+    bounded.engine.check()
+
+
+def test_bytes_are_dropped_by_files() -> None:
+    bounded = Bounded("c", max_bytes=1 << 20, overflow="drop-oldest")
+    for _ in range(400):
+        assert bounded.pub(bytes(10_000)) == ""
+        assert bounded.topic.unfinished_size <= (1 << 20)
+    bounded.engine.advance(3 * SECOND)
+    assert (7 << 17) - 20_000 < bounded.topic.log.size <= (1 << 20) + (1 << 17)
+    bounded.engine.check()
+
+
+def test_what_was_dropped_stays_dropped_after_a_restart() -> None:
+    bounded = Bounded("c", max_messages=16, overflow="drop-oldest")
+    for number in range(100):
+        bounded.pub(b"%d" % number)
+    bounded.engine.advance(3 * SECOND)
+    depth = bounded.topic.channels["c"].depth
+    bounded.engine.exit()
+    bounded.engine.start()
+    client = Client(bounded.engine, "t", "c", ready_count=100)
+    bounded.engine.settle()
+    assert [m.body for m in client.take()] == [b"%d" % n for n in range(100 - depth, 100)]
+
+
+def test_a_bound_that_is_lowered_drops_at_once() -> None:
+    bounded = Bounded("c", max_messages=800, overflow="drop-oldest")
+    for number in range(800):
+        bounded.pub(b"%d" % number)
+    bound(bounded.topic, max_messages=300)
+    assert 200 <= bounded.topic.channels["c"].depth <= 300
+
+
+def test_one_batch_larger_than_the_bound_stays_until_the_next_one() -> None:
+    bounded = Bounded("c", max_messages=16, overflow="drop-oldest")
+    bounded.pub(*[b"x"] * 100)
+    assert bounded.topic.channels["c"].depth == 100
+    bounded.pub(b"last")
+    assert bounded.topic.channels["c"].depth == 1
+
+
+def test_a_drop_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    bounded = Bounded("c", max_messages=16, overflow="drop-oldest")
+    for _ in range(100):
+        bounded.pub(b"x")
+    bounded.engine.advance(EPISODE_NS + 2 * SECOND)
+    dropped = bounded.topic.channels["c"].dropped_count
+    lines = [record.getMessage() for record in caplog.records if "full" in record.getMessage()]
+    assert lines == [
+        "topic=t: full (max_messages), the oldest messages are dropped",
+        f"topic=t: is not full any more, {dropped} messages were dropped",
+    ]

@@ -258,6 +258,10 @@ class PullChannel(Channel):
         self.window.clear(self.topic.released)
         return self.topic.save_channel(self)
 
+    def expire_below(self, end: int) -> bool:
+        """Its reader decides by itself what is too old."""
+        return False
+
     def close(self) -> None:
         super().close()
         self._pulls.channels.discard(self)
