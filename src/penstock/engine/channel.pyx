@@ -709,7 +709,8 @@ cdef class Channel:
 
     def _buried(self, indexes):
         self.expired_count += len(indexes)
-        if indexes and self.policy.on_expired == MOVE and self.window.movable:
+        if (indexes and self.window.movable
+                and (self.policy.on_expired == MOVE or self.window.is_full())):
             self.move_out(indexes)
         self.touched()
 

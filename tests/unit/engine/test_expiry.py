@@ -253,6 +253,7 @@ def test_a_delivery_buries_what_has_expired_and_goes_on() -> None:
 def test_without_room_to_bury_it_an_expired_message_waits() -> None:
     mortal = Mortal()
     lifetime(mortal.channel, on_expired="bury", max_buried=2)
+    mortal.channel.window.movable = False
     mortal.pub(b"1", b"2", b"3")
     mortal.engine.advance(2 * MINUTE)
     client = mortal.consumer()
@@ -261,6 +262,20 @@ def test_without_room_to_bury_it_an_expired_message_waits() -> None:
     lifetime(mortal.channel, max_buried=3)
     mortal.engine.advance(2 * SECOND)
     assert (mortal.channel.depth, mortal.channel.window.buried_count) == (0, 3)
+    mortal.engine.check()
+
+
+@pytest.mark.parametrize("keys", [{"on_expired": "topic"}, {"on_expired": "bury", "max_buried": 1}])
+def test_expired_messages_are_moved_to_the_dead_topic(keys: dict[str, Any]) -> None:
+    """By the policy, or because too many are buried."""
+    mortal = Mortal()
+    lifetime(mortal.channel, **keys)
+    mortal.pub(b"1", b"2", b"3")
+    mortal.engine.advance(2 * MINUTE)
+    left = mortal.channel.window.buried_count
+    assert left == keys.get("max_buried", 0)
+    moved = set(mortal.engine.logged("t.c.dead").values())
+    assert len(moved) == 3 - left and moved <= {b"1", b"2", b"3"}
     mortal.engine.check()
 
 
