@@ -348,11 +348,16 @@ cdef class Schedule:
 
     def retry(self, Slot slot, Due due, int64_t due_ns):
         """Return a message that could not be fired, to be retried at ``due_ns``."""
+        self.give_back(slot, due.ordinal, due.offset, due.size, max(due.due_ns, due_ns))
+
+    def give_back(self, Slot slot, uint32_t ordinal, int64_t offset, uint32_t size,
+                  int64_t due_ns):
+        """As retry(), for a message known by its place."""
         cdef NearEntry entry
-        entry.due_ns = max(due.due_ns, due_ns)
-        entry.offset = due.offset
-        entry.ordinal = due.ordinal
-        entry.size = due.size
+        entry.due_ns = due_ns
+        entry.offset = offset
+        entry.ordinal = ordinal
+        entry.size = size
         entry.slot = self.place_of(slot)
         entry.rank = 0
         if slot.firing_count < 1:

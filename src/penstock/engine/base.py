@@ -153,6 +153,18 @@ class BaseTopic(ABC):
         shared.turn.deferred_changed()
         return self._defer(body, now_ns, now_ns + delay_ns, shared.identity.stamp())
 
+    def room(self, count: int) -> int:
+        """How many of ``count`` messages that were accepted earlier may be appended now (R20)."""
+        return count
+
+    def park(self, dues: list[Due]) -> None:
+        """Let due messages wait for room."""
+        raise AssertionError("only a bounded topic has no room")
+
+    def use_room(self) -> None:
+        """There may be room for what waits."""
+        raise AssertionError("only a bounded topic has no room")
+
     def skip_void(self, dues: list[Due], first: int) -> None:
         """A channel emptied after a deferred publish was accepted does not get it (R17)."""
         for channel in self.channels.values():

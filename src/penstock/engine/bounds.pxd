@@ -14,6 +14,8 @@ cdef class Bound:
     cdef readonly bint full              # publishes were refused, or messages dropped, lately
     cdef readonly int64_t dropped_count  # messages of the fullest channel that were dropped
     cdef object _topic
+    cdef object _deferred                # DeferredQueue
+    cdef list _waiters                   # called when there is room
     cdef object _episodes                # of the broker
     cdef TopicWriter _writer
     cdef Appender _appender
@@ -25,7 +27,8 @@ cdef class Bound:
     cdef int64_t _size_ns                # monotonic, when the bytes were last found too many
 
     cdef int64_t load(self, Channel channel) except -1
-    cdef int64_t coming(self) noexcept
+    cdef int64_t arriving(self) noexcept
+    cdef int64_t coming(self) except -1
     cdef str reached(self)
     cdef bint over_count(self) except -1
     cdef bint over_size(self) except -1

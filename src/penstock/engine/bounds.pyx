@@ -42,6 +42,9 @@ SIZE_MIN = 4096
 # Bytes become fewer only when files go, so they are counted no more often than this while full.
 SIZE_INTERVAL_NS = 10_000_000
 
+# Messages that wait for room which are let go at once.
+ROOM_COUNT_MAX = 4096
+
 MAX_MESSAGES, MAX_BYTES = "max_messages", "max_bytes"
 
 _REFUSALS = {key: failed(TopicFullError(key)) for key in (MAX_MESSAGES, MAX_BYTES)}
@@ -58,6 +61,8 @@ cdef class Bound:
         self._appender = topic.appender
         self._feed = topic.feed
         self._clock = shared.context.clock
+        self._deferred = shared.deferred
+        self._waiters = []
         self.count_max = self.size_max = INT64_MAX
         self._size_ns = -SIZE_INTERVAL_NS
         self._appender.judge = self.judge
@@ -82,6 +87,7 @@ cdef class Bound:
         self._topic.log.bound_segments(size, count)
         if appender.dropping:
             self.overflow()
+        self.use_room()
 
     def stale(self):
         """Something other than a publish has added messages: count again before the next one."""
@@ -115,6 +121,39 @@ cdef class Bound:
 
     def _given_up_count(self):
         return self.dropped_count if self._appender.dropping else self._appender.refused_count
+
+    # ---- what was accepted earlier, and waits for room
+
+    def room(self):
+        """How many messages may be appended that were accepted earlier: they go first."""
+        cdef int64_t most = 0
+        cdef Channel channel
+        if self.size_max < INT64_MAX and self.over_size():
+            return 0
+        if self.count_max == INT64_MAX:
+            return ROOM_COUNT_MAX
+        for channel in self._feed.channels.values():
+            most = max(most, self.load(channel))
+        return max(0, self.count_max - most - self.arriving() - self._writer.fired_count())
+
+    def wait(self, waiter=None):
+        """Something waits for room; ``waiter`` is called when there is some."""
+        self._feed.room_wanted = True
+        if waiter is not None:
+            self._waiters.append(waiter)
+        self._episodes.add(self)
+
+    def use_room(self):
+        """Let what waits have the room that there is."""
+        instance = self._topic.instance
+        count = min(self.room() if self._appender.bounded else ROOM_COUNT_MAX, ROOM_COUNT_MAX)
+        if count <= 0 or not self._feed.room_wanted:
+            return
+        self._deferred.unpark(instance, count)
+        self._feed.room_wanted = self._deferred.parked.waiting(instance) > 0
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
 
     # ---- drop-oldest
 
@@ -209,15 +248,23 @@ cdef class Bound:
             return window.queued_count + window.unfinished_count
         return channel.depth if channel.pulled else 0
 
-    cdef int64_t coming(self) noexcept:
+    cdef int64_t arriving(self) noexcept:
         # Messages that all channels will have.
         return self._feed.held_count + self._writer.unshown_count + self._appender.count
 
+    cdef int64_t coming(self) except -1:
+        # With those that wait for room: publishes come after them.
+        if not self._feed.room_wanted:
+            return self.arriving()
+        return self.arriving() + <int64_t>self._deferred.parked.waiting(self._topic.instance)
+
     def check(self):
-        """Whether the episode goes on."""
+        """Whether the episode goes on, or something waits for room; called once a second."""
+        if self._feed.room_wanted and not self._topic.closed:
+            self.use_room()
         if self.full and self._clock.monotonic_ns() - self._full_ns >= EPISODE_NS:
             self._end()
-        return self.full and not self._topic.closed
+        return (self.full or self._feed.room_wanted) and not self._topic.closed
 
     def _end(self):
         if self.full:

@@ -253,6 +253,8 @@ cdef class Channel:
     cpdef touched(self):
         """The channel has progress to journal."""
         self._progressed.add(self.topic)
+        if self._feed.room_wanted:
+            self._turn.room_at(self.topic)
 
     cdef int watch(self) except -1:
         # Let the scan know the earliest deadlines.  What it knows stays a lower bound until it

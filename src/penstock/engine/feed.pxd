@@ -14,6 +14,7 @@ cdef class Feed:
     cdef readonly int64_t released        # one past the last message that channels may read
     cdef readonly int64_t message_count   # all that ever arrived
     cdef readonly int64_t message_bytes   # of their bodies
+    cdef public bint room_wanted          # something waits for room at the topic's bound (R20)
     cdef readonly int64_t held_count      # shown and not released
 
     cdef bint is_frozen(self) noexcept

@@ -5,6 +5,7 @@ from penstock.core.block import Block
 from penstock.core.tail import Tail, TailBudget
 
 class Feed:
+    room_wanted: bool
     @property
     def tail(self) -> Tail: ...
     @property

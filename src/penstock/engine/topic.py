@@ -89,6 +89,7 @@ class Topic(BaseTopic):
         stats = super().policy_stats() | {
             "unfinished_count": self.bound.unfinished_count,
             "unfinished_bytes": self.unfinished_size,
+            "waiting_count": self.shared.deferred.parked.waiting(self.instance),
             "refused_count": self.appender.refused_count,
             "dropped_count": self.dropped_count,
             "expired_count": self.expired_count,
@@ -129,6 +130,16 @@ class Topic(BaseTopic):
     def fire(self, dues: list[Due]) -> None:
         self.writer.fire(dues)
         self.flush()
+
+    def room(self, count: int) -> int:
+        return min(count, self.bound.room()) if self.appender.bounded else count
+
+    def park(self, dues: list[Due]) -> None:
+        self.shared.deferred.park(dues)
+        self.bound.wait()
+
+    def use_room(self) -> None:
+        self.bound.use_room()
 
     @property
     def leaving(self) -> bool:

@@ -15,6 +15,7 @@ cdef class Turn:
     cdef object _by_instance          # instance -> topic
     cdef list _dirty                  # with messages to write, each once
     cdef list _woken                  # channels to serve
+    cdef set _roomy                   # topics that may have room for what waits
     cdef int64_t _deferred_sync_ns
     cdef bint _deferred_dirty
     cdef bint _scheduled              # the loop is going to call
@@ -27,6 +28,7 @@ cdef class Turn:
     cpdef flush_later(self, topic)
     cpdef wake(self, channel)
     cpdef watch(self, channel)
+    cpdef room_at(self, topic)
     cpdef run(self)
     cdef int ask(self) except -1
     cdef int schedule(self) except -1

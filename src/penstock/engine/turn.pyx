@@ -42,6 +42,7 @@ cdef class Turn:
         self.lateness = Histogram()
         self._dirty = []
         self._woken = []
+        self._roomy = set()
         self._timer_ns = INT64_MAX
 
     def serve(self, deferred, by_instance):
@@ -85,6 +86,11 @@ cdef class Turn:
         if not self._tick_asked:
             self._tick_asked = True
             self._turns.soon(self._tick)
+
+    cpdef room_at(self, topic):
+        """Something was finished in a topic in which something waits for room (R20)."""
+        self._roomy.add(topic)
+        self.fire_soon()
 
     def unfired(self, dues):
         """These could not be written to their topic's log: retry them soon."""
@@ -182,7 +188,20 @@ cdef class Turn:
             if topic is None:
                 self._deferred.void(dues)
             else:
-                topic.fire(dues)
+                self._fire(topic, dues)
+
+    def _fire(self, topic, dues):
+        """Fire what the topic has room for; the rest waits."""
+        room = topic.room(len(dues))
+        if room:
+            topic.fire(dues[:room])
+        if room < len(dues):
+            topic.park(dues[room:])
+
+    def _use_room(self):
+        roomy, self._roomy = self._roomy, set()
+        for topic in roomy:
+            topic.use_room()
 
     def _tick(self):
         if self._timer is not None:
@@ -193,6 +212,8 @@ cdef class Turn:
             return
         self._arm_wanted = self.asked = True
         self._supervisor.guard("scan", self._scan.run)
+        if self._roomy:
+            self._supervisor.guard("bounds", self._use_room)
         self._supervisor.guard("deferred", self._fire_deferred)
         self.run()
 

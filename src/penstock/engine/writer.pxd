@@ -74,6 +74,7 @@ cdef class TopicWriter:
     cdef bint _seal_later(self) except -1
     cdef int _relieve(self) except -1
     cdef Batch take_next(self)
+    cdef int64_t fired_count(self) except -1
     cdef int ended(self, Batch batch) except -1
     cdef int write(self, Batch batch, bint alone) except -1
     cdef int written(self, Batch batch, int64_t now_ns, bint alone) except -1

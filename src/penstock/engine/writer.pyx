@@ -146,6 +146,10 @@ cdef class TopicWriter:
         """Append deferred messages, all of one slot, that are due."""
         self._fired.append(dues)
 
+    cdef int64_t fired_count(self) except -1:
+        # Messages passed to fire() that are not in a batch yet.
+        return sum([len(dues) for dues in self._fired])
+
     def stage(self, Part part not None):
         """Append a staged part; the caller limits how many wait here."""
         self._parts.append(part)

@@ -25,12 +25,14 @@ class Counted(NamedTuple):
 
 TOPIC_COUNTS: tuple[Counted, ...] = (
     Counted(
-        "used_messages",
+        "unfinished_count",
         "penstock_topic_unfinished_messages",
         GAUGE,
         "Messages that max_messages bounds.",
     ),
-    Counted("used_bytes", "penstock_topic_unfinished_bytes", GAUGE, "Bytes that max_bytes bounds."),
+    Counted(
+        "unfinished_bytes", "penstock_topic_unfinished_bytes", GAUGE, "Bytes that max_bytes bounds."
+    ),
     Counted(
         "dropped_count",
         "penstock_topic_dropped_total",

@@ -18,7 +18,7 @@ from penstock.engine.topic import Topic
 from penstock.errors import TopicFullError
 from penstock.settings.policy import DEFAULT
 from tests.support.bodies import several, sized
-from tests.support.engine import MINUTE, SECOND, Client, Engine
+from tests.support.engine import HOUR, MINUTE, SECOND, Client, Engine
 from tests.support.faults import Faults
 from tests.support.scanners import multi
 
@@ -492,3 +492,86 @@ def test_a_drop_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         "topic=t: full (max_messages), the oldest messages are dropped",
         f"topic=t: is not full any more, {dropped} messages were dropped",
     ]
+
+
+# ---- deferred messages that fall due
+
+
+def test_deferred_messages_that_fall_due_wait_for_room_and_go_first() -> None:
+    bounded = Bounded("c", max_messages=3)
+    topic, engine = bounded.topic, bounded.engine
+    for number in range(10):
+        assert engine.done(topic.defer(b"late%d" % number, MINUTE + number)) is None
+    assert bounded.fill() == 3
+    engine.advance(2 * MINUTE)
+    assert topic.policy_stats()["waiting_count"] == 10 == topic.deferred_count
+    client = bounded.consumer("c", ready_count=1)
+    came: list[bytes] = []
+    while len(came) < 13:
+        (message,) = client.take()
+        came.append(message.body)
+        client.finish(message.index)
+        engine.settle()
+        if len(came) < 10:
+            assert bounded.pub(b"x") == "max_messages"  # those that wait come first
+        assert topic.bound.unfinished_count <= max(3, 13 - len(came))
+    assert came[3:] == [b"late%d" % number for number in range(10)]
+    assert topic.policy_stats()["waiting_count"] == 0 == topic.deferred_count
+    assert bounded.pub(b"x") == ""
+    engine.check()
+
+
+def test_messages_that_wait_for_room_survive_a_restart() -> None:
+    bounded = Bounded("c", max_messages=2)
+    topic, engine = bounded.topic, bounded.engine
+    engine.done(topic.defer(b"late", MINUTE))
+    bounded.fill()
+    engine.advance(2 * MINUTE)
+    assert topic.policy_stats()["waiting_count"] == 1
+    engine.exit()
+    engine.start()
+    client = Client(engine, "t", "c", ready_count=10)
+    engine.advance(3 * SECOND)
+    assert sorted(message.body for message in client.take()) == [b"0", b"1", b"late"]
+
+
+def test_they_go_when_the_bound_goes_and_are_void_when_the_topic_is_emptied() -> None:
+    for act in ("unbound", "empty", "delete"):
+        bounded = Bounded("c", max_messages=2)
+        topic, engine = bounded.topic, bounded.engine
+        for _ in range(3):
+            engine.done(topic.defer(b"late", MINUTE))
+        bounded.fill()
+        engine.advance(2 * MINUTE)
+        if act == "unbound":
+            bound(topic, max_messages=0)
+        elif act == "empty":
+            topic.empty()
+        else:
+            engine.broker.delete_topic("t")
+        engine.advance(3 * SECOND)
+        depth = topic.channels["c"].depth if topic.channels else 2
+        assert depth == (5 if act == "unbound" else 2)
+        assert topic.policy_stats()["waiting_count"] == 0
+        assert len(engine.components.deferred._schedule) == 0
+        engine.advance(2 * HOUR)
+        assert not engine.components.deferred.table.files  # all of them are done
+
+
+def test_other_topics_are_not_held_up_and_nothing_spins() -> None:
+    bounded = Bounded("c", max_messages=2)
+    engine = bounded.engine
+    for _ in range(600):
+        bounded.topic.defer(b"late", MINUTE)
+    engine.settle()
+    bounded.fill()
+    other = Client(engine, "other", "c", ready_count=10)
+    engine.defer("other", MINUTE + SECOND, b"on time")
+    engine.advance(MINUTE + 2 * SECOND)
+    assert [message.body for message in other.take()] == [b"on time"]
+    read: list[str] = []
+    store = engine.components.deferred.table.store
+    real = store.read_now
+    store.read_now = lambda name, *rest: (read.append(name), real(name, *rest))[1]
+    engine.advance(5 * MINUTE)
+    assert not read

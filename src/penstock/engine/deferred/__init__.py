@@ -5,6 +5,7 @@ Rule 2: memory grows with what is due soon; bodies stay on disk until they are d
 Rule 3: all methods are called on the loop and do not wait; files are read and written on threads.
 
     queue         all deferred messages of a broker: accepting, taking due ones, firing
+    parked        due messages that wait for room in their topic
     slot          one slot file, and the table of all of them
     writer        writes messages to slot files
     syncer        syncs of slot files

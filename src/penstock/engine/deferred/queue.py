@@ -33,6 +33,7 @@ from penstock.engine.deferred.checkpoints import Checkpoints, Fired
 from penstock.engine.deferred.counts import Reports, SlotCounts
 from penstock.engine.deferred.damage import SlotDamage
 from penstock.engine.deferred.loader import SlotLoader
+from penstock.engine.deferred.parked import PARKED_COUNT_MAX, Parked
 from penstock.engine.deferred.recovery import SlotOpening
 from penstock.engine.deferred.slot import RETRY_NS, SlotFile, SlotTable
 from penstock.engine.deferred.writer import SlotWriter
@@ -46,6 +47,9 @@ __all__ = ["FOREVER", "NEVER", "DeferredQueue", "Due", "Fired"]
 FOREVER = (1 << 63) - 1
 
 NEAR_COUNT_MAX = 1_000_000
+
+# Due messages of full topics, beyond those whose places are kept, are tried again this often.
+PARKED_RETRY_NS = 30_000_000_000
 
 # Neighbours in a file are read together if at most this is between them.
 GAP_SIZE_MAX = 16 * 1024  # a separate read costs as much as copying 30 KB
@@ -114,6 +118,7 @@ class DeferredQueue:
         self._memory_count_max = memory_count_max
         self._memory_size_max = memory_size_max
         self._ready: deque[Due] = deque()
+        self.parked = Parked()
         self._reading = False
 
     # Start
@@ -307,6 +312,8 @@ class DeferredQueue:
 
     def fired(self, dues: list[Due]) -> None:
         """These are in their topics' logs now (in the page cache)."""
+        if dues:
+            self.parked.went(dues[0].instance, len(dues))
         for (number, instance), (topic, ordinals) in self._schedule.group(dues).items():
             if number:
                 file = self.table.files[number]
@@ -322,6 +329,23 @@ class DeferredQueue:
             else:
                 heapq.heappush(self._memory, (max(due.due_ns, retry_ns), due.stamp, due))
                 self._memory_size += len(due.body)
+
+    def park(self, dues: list[Due]) -> None:
+        """Their topic is full: keep their places until ``unpark``."""
+        self.parked.went(dues[0].instance, len(dues))
+        retry_ns = self.table.clock.wall_ns() + PARKED_RETRY_NS
+        for due in self.parked.add(dues):
+            self._schedule.retry(self.table.files[due.slot], due, retry_ns)
+
+    def unpark(self, instance: int, count: int) -> int:
+        """Their topic has room: the next ``take`` returns up to ``count`` of them."""
+        places = self.parked.take(instance, count)
+        for place in places:
+            file = self.table.files[place.slot]
+            self._schedule.give_back(file, *place[1:])
+        if places:
+            self.wake()
+        return len(places)
 
     def void(self, dues: list[Due]) -> None:
         """Discard these: their topic is gone or was emptied."""
@@ -348,6 +372,8 @@ class DeferredQueue:
         The counts drop at once; the records themselves are skipped when they are due.
         """
         dropped = self.tallies.purge(instance, stamp)
+        self.unpark(instance, PARKED_COUNT_MAX)  # they are found to be void, or wait again
+        self.parked.went(instance, PARKED_COUNT_MAX)
         kept = [item for item in self._memory if item[2].stamp >= self._void_stamp_of(item[2])]
         if len(kept) < len(self._memory):
             self.table.void_count += len(self._memory) - len(kept)
