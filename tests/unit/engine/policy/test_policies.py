@@ -206,6 +206,24 @@ def test_a_new_topic_or_channel_of_the_same_name_has_no_policy(engine: Engine) -
     assert engine.topic("t").policy.retain_ns == HOUR
 
 
+def test_a_channel_that_is_sought_keeps_its_policy(engine: Engine) -> None:
+    made = channel(engine, "t", "c")
+    set_channel(engine, "t", "c", max_attempts=3)
+    for n in (4, 5):
+        old_id = made.id
+        assert engine.done(engine.topic("t").rewind(made, engine.topic("t").log.first)) is None
+        assert made.id != old_id and made.own_policy == {"max_attempts": str(n - 1)}
+        set_channel(engine, "t", "c", max_attempts=n)
+        engine.crash(LOSE)
+        engine.start()
+        made = engine.topic("t").channels["c"]
+        assert made.policy.max_attempts == n
+    assert engine.done(engine.topic("t").keeper.rewrite()) is None
+    engine.exit()
+    engine.start()
+    assert engine.topic("t").channels["c"].policy.max_attempts == 5
+
+
 def test_a_policy_is_set_while_its_topic_is_being_created(engine: Engine) -> None:
     topic, created = engine.broker.create_topic("fresh")
     made, _ = topic.create_channel("c")
