@@ -290,3 +290,27 @@ class ClientScenarios:
                 consumer.finish(delivery)
             assert sorted(bodies) == sorted(numbered(3))
             assert nsqd.wait(WAIT_SECONDS_MAX) == 0, nsqd.log
+
+
+class DeadTopicScenarios(ClientScenarios):
+    """Also what fails too often."""
+
+    def test_what_always_fails_goes_to_the_dead_topic(self, nsqd: Nsqd, client: Driven) -> None:
+        """R25: the client requeues it like any message, and consumes the dead topic like any."""
+        client.publish("poisoned", b"good")
+        assert nsqd.post("/channel/create?topic=poisoned&channel=c").status == 200
+        keys = b'{"max_attempts": 2, "on_max_attempts": "topic", "dead_topic": "mourned"}'
+        assert nsqd.http("PUT", "/policy?topic=poisoned&channel=c", keys).status == 200
+        client.publish("poisoned", b"bad")
+        with self.start(nsqd) as consumer, self.start(nsqd) as mourner:
+            consumer.subscribe("poisoned", "c")
+            mourner.subscribe("mourned", "again")
+            for _ in range(3):
+                delivery = consumer.take()
+                if delivery.body == b"good":
+                    consumer.finish(delivery)
+                else:
+                    consumer.requeue(delivery)
+            moved = mourner.take()
+            assert (moved.body, moved.attempts) == (b"bad", 1)
+            mourner.finish(moved)

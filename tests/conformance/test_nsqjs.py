@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conformance import nodejs
-from tests.conformance.scenarios import ClientScenarios, Driven
+from tests.conformance.scenarios import DeadTopicScenarios, Driven
 from tests.support.daemon import Nsqd
 
 
@@ -18,7 +18,7 @@ def installed() -> Iterator[None]:
     yield
 
 
-class TestNsqjs(ClientScenarios):
+class TestNsqjs(DeadTopicScenarios):
     @classmethod
     def start(cls, nsqd: Nsqd) -> Driven:
         return Driven(

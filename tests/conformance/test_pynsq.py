@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from tests.conformance.scenarios import ClientScenarios, Driven
+from tests.conformance.scenarios import DeadTopicScenarios, Driven
 from tests.support.daemon import Nsqd
 
 
-class TestPynsq(ClientScenarios):
+class TestPynsq(DeadTopicScenarios):
     @classmethod
     def start(cls, nsqd: Nsqd) -> Driven:
         driver = "tests.conformance.clients.pynsq_driver"

@@ -9,6 +9,7 @@
     forget      a pattern, on all nodes that have it
     policy      keys of a topic's or channel's policy, on the topic's nodes
     preview     what a seek of a channel would do;  seek: send it to another place
+    kick, move, discard        a channel's buried messages, on the topic's nodes
 
 With an ``address`` the action runs on that node only.  The address comes from ``addresses.py``,
 never from a request.  An action that would remove messages before a pull channel's reader has read
@@ -28,7 +29,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.admin import readers, seeks
+from penstock.admin import dead_letters, readers, seeks
 from penstock.admin.addresses import Addresses
 from penstock.admin.cluster import Cluster, Known, NothingKnownError, Producer
 from penstock.admin.upstream import UpstreamError, request_all
@@ -41,6 +42,7 @@ class DaemonResult:
     daemon: str
     error: str = ""
     short: str = ""
+    text: str = ""  # what was done there, of actions that say so
 
 
 @dataclass(slots=True)
@@ -200,6 +202,25 @@ class Actions:
         query = {"topic": topic, "channel": channel, "to": to}
         query |= {"partial": "true"} if partial else {}
         await self._on_nsqds(outcome, nodes, "/channel/seek", **query)
+        return outcome
+
+    async def dead(
+        self, topic: str, channel: str, what: dead_letters.Wanted, address: str = ""
+    ) -> Outcome:
+        """Kick, move or discard buried messages."""
+        outcome = Outcome()
+
+        async def act(to: str) -> str:
+            return await dead_letters.act(self.upstream, to, topic, channel, what)
+
+        nodes = [address] if address else await self._producers(outcome, topic)
+        answers, failures = await request_all(nodes, act)
+        outcome.results += [DaemonResult(to, text=text) for to, text in answers.items()]
+        outcome.results += [
+            DaemonResult(to, error.text, error.short)
+            for to, error in failures.items()
+            if error.status != 404 or not answers  # it does not have the channel
+        ]
         return outcome
 
     async def publish(self, topic: str, body: bytes, defer_ms: int, address: str) -> Outcome:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.admin import answers, formats, page_charts, views
+from penstock.admin import answers, dead_letters, formats, page_charts, views
 from penstock.admin.actions import Outcome
 from penstock.admin.answers import PAGE_HEADERS
 from penstock.admin.posted_actions import BODY_SIZE_MAX, form_fields
@@ -179,6 +179,9 @@ class Pages:
         seek = url("/topics/:topic/:channel/seek")
         router.add("GET", seek, Route(handler(self._seek_form)))
         router.add("POST", seek, Route(handler(self._preview), logged=True))
+        dead = "/topics/:topic/:channel/dead"
+        router.add("GET", url(dead), Route(handler(self._dead)))
+        router.add("GET", url(f"/api/view{dead}"), Route(handler(self._dead_twin)))
         action = Route(handler(self._act), body_size_max=BODY_SIZE_MAX, logged=True)
         router.add("POST", url("/action"), action)
         router.add("GET", url("/static/:digest/:asset"), Route(self._asset))
@@ -334,6 +337,34 @@ class Pages:
         here = _path("/topics/:topic/:channel/seek", request.params)
         html = self._render("seek", request, here, "/topics", f"Seek {channel}", values)
         return answers.html(request, html)
+
+    async def _dead(self, request: Request) -> Response:
+        try:
+            view = await self._dead_view(request)
+        except HttpError as error:
+            return self._error(request, error)
+        values = {
+            "view": view,
+            "reasons": dead_letters.REASONS,
+            "result": self._results.find(request.query.get("done", "")),
+            "live": False,
+        }
+        here = _path("/topics/:topic/:channel/dead", request.params)
+        title = f"Dead letters of {view['channel']}"
+        return answers.html(request, self._render("dead", request, here, "/topics", title, values))
+
+    async def _dead_twin(self, request: Request) -> Response:
+        return answers.json_object(request, await self._dead_view(request))
+
+    async def _dead_view(self, request: Request) -> View:
+        read = self._admin.access.is_admin(request)
+        topic, channel = request.params["topic"], request.params["channel"]
+        sample = await self._admin.sample()
+        dead_letters.known_channel(sample, topic, channel)
+        policy = await self._admin.details.policy(sample, topic, channel)
+        return await dead_letters.view(
+            self._admin.upstream, sample, policy, topic, channel, request.query, read=read
+        )
 
     # Rendering
 

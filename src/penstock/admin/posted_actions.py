@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import parse_qsl
 
-from penstock.admin import peek, policies
+from penstock.admin import dead_letters, peek, policies
 from penstock.admin.access import Access
 from penstock.admin.actions import Actions, DaemonResult, Outcome
 from penstock.admin.addresses import Addresses
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BODY_SIZE_MAX = 2 << 20
-# The form of a policy has three for each key.
+# The form of a policy has three for each key; that of dead letters up to 50, one for each message.
 FIELD_COUNT_MAX = 64
 DEFER_MS_MAX = 366 * 24 * 3600 * 1000
 PEEK_COUNT = 10
 
 ACTIONS = (
     *("create", "pause", "unpause", "empty", "delete", "tombstone", "publish", "peek", "clear"),
-    *("forget", "policy", "preview", "seek", "drain", "undrain"),
+    *("forget", "policy", "preview", "seek", "drain", "undrain", "kick", "move", "discard"),
 )
 # Actions on a node, not on a topic or channel.
 ON_NODE = frozenset(("clear", "drain", "undrain"))
-CONFIRMED = frozenset(("empty", "delete", "tombstone", "forget", "seek"))
+CONFIRMED = frozenset(("empty", "delete", "tombstone", "forget", "seek", "discard"))
 _FORM = b"application/x-www-form-urlencoded"
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
@@ -150,6 +150,12 @@ class Posted:
             return await actions.create(topic, channel, address, start)
         if action in ("preview", "seek"):
             return await self._seek(action, topic, channel, address, fields)
+        if action in dead_letters.DONE:
+            if not channel:
+                raise HttpError(400, "INVALID_CHANNEL")
+            return await actions.dead(
+                topic, channel, dead_letters.wanted(action, topic, fields), address
+            )
         if action == "policy":
             changes = policies.changes_of(fields, channel)
             if not changes:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from penstock.admin.actions import Outcome
 
 KEPT_COUNT_MAX = 256
+# Nodes whose results are in the text.
+SHOWN_COUNT_MAX = 20
 
 _DONE = {
     "create": "Created",
@@ -29,6 +31,9 @@ _DONE = {
     "seek": "Sought",
     "drain": "Draining",
     "undrain": "Cancelled the drain of",
+    "kick": "Kicked messages of",
+    "move": "Moved messages of",
+    "discard": "Discarded messages of",
 }
 
 
@@ -77,6 +82,9 @@ def describe(fields: Mapping[str, str], outcome: Outcome) -> Result:
     if not done_count:
         return Result(False, f"Nothing was changed: {what}.", failures or ["not found on any node"])
     text += f" on {where[0]}" if len(where) == 1 else f" on {done_count} daemons"
+    shown = [f"{result.daemon}: {result.text}" for result in outcome.results if result.text]
+    if shown:
+        text += f" ({'; '.join(shown[:SHOWN_COUNT_MAX])}{'; ...' * (len(shown) > SHOWN_COUNT_MAX)})"
     return Result(
         not failures, f"{text}, but failed on others:" if failures else f"{text}.", failures
     )

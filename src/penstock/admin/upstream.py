@@ -105,10 +105,13 @@ class Upstream:
     ) -> None:
         await self._post(address, path, query, self._nsqd_headers, body)
 
-    async def nsqd_ask(self, address: str, path: str, query: Mapping[str, str]) -> Any:
+    async def nsqd_ask(
+        self, address: str, path: str, query: Mapping[str, str], body: bytes = b""
+    ) -> Any:
         """Post a request whose response is JSON."""
         with Metered(self._meter, POSTED_SIZE_MAX) as incoming:
-            answer = await self._request("POST", address, path, query, self._nsqd_headers, incoming)
+            headers = self._nsqd_headers
+            answer = await self._request("POST", address, path, query, headers, incoming, body)
             try:
                 return await self._decoding.decode(answer.body)
             except ValueError as error:

@@ -29,6 +29,7 @@ COMMANDS = {
     "drain": ("penstock.cli.drain", "empty a node before it is taken away"),
     "policy": ("penstock.cli.policy", "show and change policies of topics and channels"),
     "seek": ("penstock.cli.seek", "deliver messages of a channel again, or skip them"),
+    "dead": ("penstock.cli.dead", "list, kick, move and discard messages that failed for good"),
     "pipeline": ("penstock.cli.pipeline", "run a data pipeline on Spark, from topics to tables"),
     "spark-cluster": (
         "penstock.cli.spark_cluster",

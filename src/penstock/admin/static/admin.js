@@ -38,6 +38,13 @@ document.addEventListener("click", (event) => {
 // One action per click.
 document.addEventListener("submit", (event) => {
   if (event.defaultPrevented || event.target.method !== "post") return;
+  // A disabled button does not send its value.
+  if (event.submitter?.name) {
+    const field = Object.assign(document.createElement("input"), { type: "hidden" });
+    field.name = event.submitter.name;
+    field.value = event.submitter.value;
+    event.target.append(field);
+  }
   for (const button of event.target.querySelectorAll("button")) button.disabled = true;
 });
 // After "Back" the browser shows the page in its last state.

@@ -1,0 +1,219 @@
+"""The buried messages of a channel on all its nodes: shown, kicked, moved and discarded.
+
+    VIEW     topic, channel, counts [{"node", "count"}], total, messages [MESSAGE] or None (not
+             permitted), more [{"node", "after"}]: where each node's next page begins,
+             nodes [name], node, reason, to: the dead topic that the page proposes,
+             limits: values of max_attempts above CLIENT_ATTEMPTS
+    MESSAGE  node, id, reason, text, attempts, client, timestamp_ms, buried_ms, size, cut, kind,
+             body
+
+A form chooses messages by ``which``: ``selected`` with fields ``id.<id>``, ``oldest`` with
+``number``, or ``all``.
+
+Rule 1: at most PAGE_COUNT messages are shown, those of the nodes in equal shares.
+Rule 2: a request to a node is about BATCH_COUNT messages at most; others follow until all are done
+        or BUSY_S is over.  The result says how many are left.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.admin import api_objects, bodies
+from penstock.admin.policies import Policies
+from penstock.admin.sample import TEXT_SIZE_MAX, ChannelSum, NodePart, Sample
+from penstock.admin.upstream import Upstream, UpstreamError, request_all
+from penstock.net.http_message import HttpError
+from penstock.record import record
+from penstock.wire.ids import split_id
+from penstock.wire.names import EPHEMERAL, is_ephemeral, is_valid_name
+from penstock.wire.peer_answers import objects, text
+
+View = dict[str, Any]
+
+PAGE_COUNT = 50
+REASONS = {"attempts": "failed too often", "bury": "buried by its client", "expired": "expired"}
+DONE = {"kick": "kicked", "move": "moved", "discard": "discarded"}
+# go-nsq and pynsq give up on a message after so many attempts, by themselves.
+CLIENT_ATTEMPTS = 5
+BATCH_COUNT = 10_000
+BUSY_S = 10.0
+ID_COUNT_MAX = 100
+COUNT_MAX = 10_000_000
+
+
+@record
+class Wanted:
+    """Which messages a form is about, and where they go."""
+
+    action: str
+    ids: list[str] | None
+    count: int  # of each node; 0: all
+    reason: str
+    to: str
+
+
+async def view(
+    upstream: Upstream,
+    sample: Sample,
+    policy: Policies,
+    topic: str,
+    channel: str,
+    query: Mapping[str, str],
+    *,
+    read: bool,
+) -> View:
+    """The page; without ``read`` it has no messages."""
+    known = known_channel(sample, topic, channel)
+    parts = {part.address: part for part in map(sample.nodes.__getitem__, known.nodes) if part.own}
+    node, reason, after = (query.get(name, "") for name in ("node", "reason", "after"))
+    if reason not in ("", *REASONS):
+        raise HttpError(400, "INVALID_REASON")
+    if after and (not after.isdecimal() or len(after) > 19 or not node):
+        raise HttpError(400, "INVALID_AFTER")
+    asked = {a: part for a, part in parts.items() if node in ("", part.node)}
+    pages, failures = await _pages(upstream, asked, topic, channel, reason, after, read=read)
+    warnings = [f"{parts[a].node}: {error.short}" for a, error in failures.items()]
+    messages = [message for page in pages.values() for message in page["messages"]]
+    messages.sort(key=lambda message: int(message["buried_ms"]))
+    return {
+        "warnings": [*warnings, *policy.warnings],
+        "topic": topic,
+        "channel": channel,
+        "counts": [{"node": parts[a].node, "count": page["count"]} for a, page in pages.items()],
+        "total": sum(page["count"] for page in pages.values()),
+        "messages": messages[:PAGE_COUNT] if read else None,
+        "more": [
+            {"node": parts[a].node, "after": page["next"]}
+            for a, page in pages.items()
+            if page["next"] is not None and read
+        ],
+        "nodes": [part.node for part in parts.values()],
+        "node": node,
+        "reason": reason,
+        "to": f"{topic}.{channel.removesuffix(EPHEMERAL)}.dead",
+        "limits": _limits(policy.shown),
+    }
+
+
+def known_channel(sample: Sample, topic: str, channel: str) -> ChannelSum:
+    """The channel in a sample; raises HttpError."""
+    found = sample.topics.get(topic)
+    known = found.channels.get(channel) if found is not None else None
+    if known is None:
+        raise HttpError(404, "CHANNEL_NOT_FOUND")
+    return known
+
+
+async def _pages(
+    upstream: Upstream,
+    parts: Mapping[str, NodePart],
+    topic: str,
+    channel: str,
+    reason: str,
+    after: str,
+    *,
+    read: bool,
+) -> tuple[dict[str, View], dict[str, UpstreamError]]:
+    count = max(1, PAGE_COUNT // max(1, len(parts))) if read else 1
+    query = {"topic": topic, "channel": channel, "count": str(count)}
+    query["size_max"] = str(bodies.BODY_SIZE_MAX if read else 1)
+    query |= {name: value for name, value in (("reason", reason), ("after", after)) if value}
+
+    async def fetch(address: str) -> View:
+        answer = await upstream.nsqd_get(address, "/channel/dead", **query)
+        return _page(answer, parts[address].node)
+
+    answers, failures = await request_all(parts, fetch)
+    # An earlier version buries nothing; or the channel has just been deleted there.
+    return answers, {a: error for a, error in failures.items() if error.status != 404}
+
+
+def _page(answer: Any, node: str) -> View:
+    try:
+        following = answer.get("next")
+        return {
+            "count": api_objects.count(answer, "count"),
+            "messages": [_message(found, node) for found in objects(answer.get("messages"))],
+            "next": following if isinstance(following, int) else None,
+        }
+    except (AttributeError, ValueError, binascii.Error):
+        raise UpstreamError("invalid messages") from None
+
+
+def _message(found: Any, node: str) -> View:
+    body = base64.b64decode(text(found, "body"), validate=True)
+    size = api_objects.count(found, "size")
+    shown = bodies.shown(body, whole=len(body) == size)
+    return {
+        "node": node,
+        "id": text(found, "id"),
+        "reason": text(found, "reason"),
+        "text": text(found, "text")[:TEXT_SIZE_MAX],
+        "attempts": api_objects.count(found, "attempts"),
+        "client": text(found, "client")[:TEXT_SIZE_MAX],
+        "timestamp_ms": api_objects.count(found, "timestamp") // 1_000_000,
+        "buried_ms": api_objects.count(found, "buried") // 1_000_000,
+        "size": size,
+        "cut": shown.size < size,
+        "kind": shown.kind,
+        "body": shown.text,
+    }
+
+
+def _limits(shown: View | None) -> list[int]:
+    """Values of max_attempts with which clients give up first."""
+    for key in shown["keys"] if shown is not None else ():
+        if key["key"] == "max_attempts":
+            values = {entry["value"] for entry in key["values"] if entry["value"].isdecimal()}
+            return sorted(int(value) for value in values if int(value) > CLIENT_ATTEMPTS)
+    return []
+
+
+def wanted(action: str, topic: str, fields: Mapping[str, str]) -> Wanted:
+    """What a form asks for; raises HttpError."""
+    which, reason, to = (fields.get(name, "") for name in ("which", "reason", "to"))
+    if reason not in ("", *REASONS):
+        raise HttpError(400, "INVALID_REASON")
+    if action == "move" and (not is_valid_name(to) or is_ephemeral(to) or to == topic):
+        raise HttpError(400, "INVALID_TO", detail="the topic to move to is not another topic")
+    ids = [name[3:] for name in fields if name.startswith("id.")]
+    if which == "selected":
+        if not 0 < len(ids) <= ID_COUNT_MAX:
+            raise HttpError(400, "NO_MESSAGES", detail="no message was selected")
+        if any(split_id(id.encode("utf-8", "replace")) is None for id in ids):
+            raise HttpError(400, "INVALID_IDS")
+        return Wanted(action, ids, 0, "", to)
+    if which == "all":
+        return Wanted(action, None, 0, reason, to)
+    number = fields.get("number", "")
+    if which != "oldest" or not number.isdecimal() or not 0 < int(number[:9]) <= COUNT_MAX:
+        raise HttpError(400, "INVALID_NUMBER", detail="which messages is not said")
+    return Wanted(action, None, int(number[:9]), reason, to)
+
+
+async def act(upstream: Upstream, address: str, topic: str, channel: str, what: Wanted) -> str:
+    """Do it on one node; returns what was done.  Raises UpstreamError."""
+    query = {"topic": topic, "channel": channel}
+    query |= {"to": what.to} if what.action == "move" else {}
+    query |= {"reason": what.reason} if what.reason else {}
+    body = json.dumps({"ids": what.ids}).encode() if what.ids is not None else b""
+    done, end_s = 0, time.monotonic() + BUSY_S
+    while True:
+        count = min(BATCH_COUNT, what.count - done) if what.count else BATCH_COUNT
+        batch = query if what.ids is not None else {**query, "count": str(count)}
+        answer = await upstream.nsqd_ask(address, f"/channel/{what.action}", batch, body)
+        try:
+            found = api_objects.count(answer, DONE[what.action])
+            left = api_objects.count(answer, "left")
+        except (AttributeError, ValueError):
+            raise UpstreamError("invalid answer") from None
+        done += found
+        ended = what.ids is not None or found < count or (what.count and done >= what.count)
+        if ended or time.monotonic() > end_s:
+            return f"{done} {DONE[what.action]}, {left} left"

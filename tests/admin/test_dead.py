@@ -1,0 +1,172 @@
+"""The page of dead letters: real poison messages, listed, kicked, moved and discarded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.admin.browser import NARROW, Browser, Tab
+from tests.admin.cluster import Cluster, Nsqadmin
+from tests.support.client import Client
+from tests.support.waits import eventually, wait_for
+
+BODIES = (b'{"order": 7, "items": ["a", "b"]}', b"plain <b>text</b>", bytes(range(64)))
+
+
+@pytest.fixture
+def tab(browser: Browser, cluster: Cluster) -> Iterator[Tab]:
+    with browser.tab(cluster.admin.url) as tab:
+        yield tab
+
+
+def poison(
+    cluster: Cluster, topic: str, *bodies: bytes, on: int = 0, max_attempts: int = 1
+) -> None:
+    """Messages whose every delivery fails, until the server buries them."""
+    nsqd = cluster.nsqds[on]
+    cluster.create(topic, "c", on=(on,))
+    keys = b'{"max_attempts": %d}' % max_attempts
+    assert nsqd.http("PUT", f"/policy?topic={topic}&channel=c", keys).status == 200
+    for body in bodies:
+        cluster.publish(topic, body, on)
+    with Client.of(nsqd).sub(topic, "c", ready=100) as client:
+        for _ in range(max_attempts * len(bodies)):
+            client.req(client.message())
+        eventually(lambda: buried(cluster, topic, on) == len(bodies))
+
+
+def buried(cluster: Cluster, topic: str, on: int = 0) -> int:
+    answer = cluster.nsqds[on].get(f"/channel/dead?topic={topic}&channel=c&count=1")
+    return int(answer.json["count"])
+
+
+def opened(tab: Tab, cluster: Cluster, topic: str) -> None:
+    cluster.settled()
+    tab.open(f"/topics/{topic}/c")
+    tab.page.get_by_role("link", name="Dead letters…").click()
+    expect(tab.page.get_by_role("heading", name="Dead letters")).to_be_visible()
+
+
+def result(tab: Tab) -> str:
+    banner = tab.page.locator(".banner.outcome")
+    expect(banner).to_be_visible()
+    return banner.inner_text()
+
+
+def test_buried_messages_are_shown_with_their_bodies(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.shown", *BODIES)
+    poison(cluster, "dead.shown", b"on another node", on=1)
+    opened(tab, cluster, "dead.shown")
+    assert tab.table("dead-nodes")[cluster.node(0)]["Buried"] == "3"
+    assert tab.table("dead-nodes")[cluster.node(1)]["Buried"] == "1"
+    messages = tab.page.locator("article.message")
+    assert messages.count() == 4
+    text = "\n".join(messages.all_inner_texts())
+    for part in ('"order": 7', "plain <b>text</b>", "failed too often", "attempts 1", "last at"):
+        assert part in text, part
+    tab.page.get_by_label("On", exact=True).select_option(cluster.node(1))
+    tab.page.get_by_role("button", name="Show").click()
+    expect(messages).to_have_count(1)
+    twin = cluster.admin.view("/topics/dead.shown/c/dead")
+    assert twin["total"] == 4 and len(twin["messages"]) == 4
+
+
+def test_selected_messages_are_kicked_and_the_rest_stay(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.kicked", b"first", b"second", b"third")
+    opened(tab, cluster, "dead.kicked")
+    article = tab.page.locator("article.message").filter(has_text="second")
+    article.get_by_role("checkbox").check()
+    tab.click("Kick")
+    assert "1 kicked, 2 left" in result(tab)
+    with Client.of(cluster.nsqds[0]).sub("dead.kicked", "c", ready=1) as client:
+        message = client.message()
+        assert (message.body, message.attempts) == (b"second", 1)
+        client.fin(message)
+    assert tab.page.locator("article.message").count() == 2
+
+
+def test_nothing_happens_when_nothing_is_selected(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.none", b"x")
+    opened(tab, cluster, "dead.none")
+    tab.click("Kick")
+    assert "no message was selected" in result(tab)
+    assert buried(cluster, "dead.none") == 1
+
+
+def test_messages_are_moved_to_a_topic(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.moved", *[b"%d" % i for i in range(5)])
+    opened(tab, cluster, "dead.moved")
+    assert tab.page.get_by_label("Topic", exact=True).input_value() == "dead.moved.c.dead"
+    tab.page.get_by_label("the oldest").check()
+    tab.page.get_by_label("How many of each node").fill("2")
+    tab.click("Move")
+    assert "2 moved, 3 left" in result(tab)
+    tab.page.get_by_label("all", exact=True).check()
+    tab.click("Move")
+    assert "3 moved, 0 left" in result(tab)
+    expect(tab.page.get_by_text("No buried messages")).to_be_visible()
+    with Client.of(cluster.nsqds[0]).sub("dead.moved.c.dead", "again", ready=9) as client:
+        assert [m.body for m in client.finish_all(5)] == [b"%d" % i for i in range(5)]
+
+
+def test_discarding_needs_the_name_of_the_channel(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.lost", b"x", b"y")
+    opened(tab, cluster, "dead.lost")
+    tab.page.get_by_label("all", exact=True).check()
+    tab.click("Discard…")
+    tab.page.get_by_role("button", name="Discard", exact=True).click()
+    assert "the name typed is not c" in result(tab)
+    assert buried(cluster, "dead.lost") == 2
+    tab.page.get_by_label("all", exact=True).check()
+    tab.click("Discard…")
+    tab.page.get_by_label("to confirm").fill("c")
+    tab.page.get_by_role("button", name="Discard", exact=True).click()
+    assert "2 discarded, 0 left" in result(tab)
+    assert buried(cluster, "dead.lost") == 0
+
+
+def test_a_limit_above_that_of_the_clients_is_warned_of(tab: Tab, cluster: Cluster) -> None:
+    cluster.create("dead.limit", "c", on=(0,))
+    for value, warned in ((6, True), (5, False)):
+        keys = b'{"max_attempts": %d}' % value
+        cluster.nsqds[0].http("PUT", "/policy?topic=dead.limit&channel=c", keys)
+        cluster.settled()
+        tab.open("/topics/dead.limit/c/dead")
+        banner = tab.page.get_by_text("max_attempts is 6")
+        expect(banner).to_be_visible() if warned else expect(banner).to_have_count(0)
+
+
+def test_the_page_is_usable_in_the_dark_and_on_a_telephone(
+    browser: Browser, cluster: Cluster
+) -> None:
+    poison(cluster, "dead.looks", *BODIES, b"long " * 200)
+    cluster.settled()
+    for name, context in {
+        "dead-wide": {},
+        "dead-dark": {"color_scheme": "dark"},
+        "dead-narrow": {"viewport": NARROW},
+    }.items():
+        with browser.tab(cluster.admin.url, **context) as tab:
+            tab.open("/topics/dead.looks/c/dead")
+            tab.screenshot(name)
+            width = tab.page.evaluate("document.documentElement.scrollWidth")
+            assert width <= tab.page.evaluate("window.innerWidth"), name
+
+
+def test_who_is_no_admin_reads_counts_only(browser: Browser, cluster: Cluster) -> None:
+    poison(cluster, "dead.reader", b"secret")
+    address = f"--nsqd-http-address={cluster.node(0)}"
+    with Nsqadmin(address, "--admin-user=root") as admin, browser.tab(admin.url) as tab:
+        wait_for(lambda: admin.view("/topics")["topics"], bool)
+        tab.open("/topics/dead.reader/c/dead")
+        assert tab.table("dead-nodes")[cluster.node(0)]["Buried"] == "1"
+        expect(tab.page.locator("main")).to_contain_text("may read and change messages")
+        assert tab.page.locator("main form[method=post]").count() == 0
+        assert "secret" not in tab.page.content()
+        assert admin.view("/topics/dead.reader/c/dead")["messages"] is None
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        body = b"action=kick&topic=dead.reader&channel=c&which=all"
+        assert admin.http("POST", "/action", body, form).status == 403
+    assert buried(cluster, "dead.reader") == 1
