@@ -101,6 +101,13 @@ class RunOptions(FileOptions):
     begin_anew: str = string(
         "Answers", "", "write to a table whose contents cannot be verified", own=True
     )
+    replay: str = string(
+        "Replay",
+        "",
+        "read everything since this place once, such as -1d or earliest, into a new -output",
+        own=True,
+    )
+    output: str = string("Replay", "", "folder of the replay's table; it must be new", own=True)
     take_over: str = string(
         "Answers", "", "identity of the reader to take the channel over from", own=True
     )
@@ -259,7 +266,7 @@ def exit_status(error: PenstockError | OSError) -> int:
 
 
 def run(options: RunOptions, file: str) -> int:
-    pipeline = _read(options, file)
+    pipeline = _replayed(options, _read(options, file))
     check_pyspark()
     from penstock.pipeline.lock import ledgers_of
     from penstock.pipeline.losses import Answers
@@ -286,6 +293,22 @@ def run(options: RunOptions, file: str) -> int:
         terminal.close()
         log.LOGGER.info("pipeline=%s: %s", pipeline.name, _joined("ended", life.report()))
     return 0
+
+
+def _replayed(options: RunOptions, pipeline: Pipeline) -> Pipeline:
+    if not options.replay:
+        if options.output:
+            raise UsageError("-output is for -replay")
+        return pipeline
+    from penstock.pipeline import replay
+
+    try:
+        place = replay.place_of(options.replay)
+    except ValueError:
+        text = f'invalid value "{options.replay}" for flag -replay: must be {replay.NOUN}'
+        raise UsageError(text) from None
+    own = dataclasses.replace(pipeline, checkpoint="") if options.checkpoint else pipeline
+    return replay.replayed(own, place, options.output, options.checkpoint)
 
 
 def _read(options: FileOptions, file: str) -> Pipeline:
