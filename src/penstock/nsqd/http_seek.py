@@ -98,6 +98,9 @@ class SeekApi:
             change.answer = _preview(now_topic, channel, start, dry_run=dry_run)
             if dry_run:
                 return settled()
+            if channel.moving:
+                # Their origins name the channel by its id: they would be moved twice (R25).
+                raise HttpError(409, "MESSAGES_MOVING", detail="try again in a moment")
             return now_topic.rewind(channel, start.at)
 
         return change.after(search, apply)
