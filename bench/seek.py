@@ -2,9 +2,9 @@
 
     python -m bench.seek --count 500000 --segments 5000
 
-Both read from files, in turns; the CPU of nsqd for each message is less noisy than the time.  Beside
-a replay another topic passes 500 messages a second.  Then seeks to times all over a log of many
-segments.  Prints JSON.
+Both read from files, in turns; the CPU of nsqd for each message is less noisy than the time.
+Beside a replay another topic passes 500 messages a second.  Then seeks to times all over a log of
+many segments.  Prints JSON.
 """
 
 from __future__ import annotations

@@ -312,6 +312,25 @@ def test_seeks_in_a_loop_beside_consumers_and_publishers(nsqd: Nsqd) -> None:
         assert (channel["depth"], channel["client_count"]) == (0, 2)
 
 
+def test_the_policy_decides_where_channels_start_that_nobody_gave_a_start(nsqd: Nsqd) -> None:
+    """R23: for SUB and a plain creation; what somebody says wins."""
+    bodies = filled(nsqd, "ruled", 5)
+    policy = json.dumps({"channel_start": "earliest"}).encode()
+    assert nsqd.http("PUT", "/policy?topic=ruled", policy).status == 200
+    with nsqd.connect() as raw:
+        raw.subscribe("ruled", "c")
+        assert [raw.receive().body for _ in bodies] == bodies
+    nsqd.post("/channel/create?topic=ruled&channel=d")
+    nsqd.post("/channel/create?topic=ruled&channel=e&start=latest")
+    nsqd.post("/channel/create?topic=ruled&channel=f&start=queued")
+    assert [nsqd.channel("ruled", name)["depth"] for name in "def"] == [5, 0, 0]
+    policy = json.dumps({"channel_start": "-1h"}).encode()
+    assert nsqd.http("PUT", "/policy?topic=ruled", policy).status == 200
+    with nsqd.connect() as raw:
+        raw.subscribe("ruled", "g#ephemeral")
+        assert [raw.receive().body for _ in bodies] == bodies
+
+
 def test_a_seek_needs_the_role_admin(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("admin aaaaaaaaaaaa\nread rrrrrrrrrrrr\npublish pppppppppppp\n")
