@@ -17,11 +17,13 @@ from penstock.storage.channel_reader import ChannelReader
 from penstock.storage.drain import DrainRecord, HandoverIntent, encode_drain
 from penstock.storage.files import Files
 from penstock.storage.journal import (
+    encode_begun,
     encode_channel,
     encode_gone,
     encode_progress,
     encode_reader,
     encode_removed,
+    encode_seek,
     encode_synced,
     encode_topic,
 )
@@ -132,6 +134,18 @@ def test_a_journal_is_told_record_by_record(
         f"reader id=2 reader=pipeline lake (identity {'1f' * 16}, since 2027-01-15T08:00:00Z)",
         "channel id=3 name=late start=80 paused=False defer_stamp=0 pulled partial",
         "removed whole_from=90",
+    ]
+
+
+def test_a_seek_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "journal"
+    sought = encode_seek(1, 1_800_000_000_000_000_000, 200, 5, 50, *(False, 0, "c"), *[False] * 3)
+    path.write_bytes(sought + encode_begun(6, 1_800_000_000_000_000_000, 210))
+    assert main([str(path)]) == 0
+    assert [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()] == [
+        "seek old_id=1 id=5 name=c start=50 paused=False defer_stamp=0"
+        " begun=2027-01-15T08:00:00.000000Z below=200",
+        "begun id=6 begun=2027-01-15T08:00:00.000000Z below=210",
     ]
 
 

@@ -7,6 +7,7 @@ partial=true   accept a place where messages are missing
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,8 @@ from penstock.net.http_message import (
 )
 from penstock.net.http_router import Route, Router
 from penstock.settings.places import INDEX, QUEUED, Place, parse_place
+
+log = logging.getLogger(__name__)
 
 _DISK_FULL = error_response(503, "DISK_FULL")
 
@@ -101,6 +104,10 @@ class SeekApi:
             if channel.moving:
                 # Their origins name the channel by its id: they would be moved twice (R25).
                 raise HttpError(409, "MESSAGES_MOVING", detail="try again in a moment")
+            log.info(
+                "topic=%s channel=%s: sought to index %d, %d messages are queued",
+                *(topic_name, name, start.at, change.answer["messages"]),
+            )
             return now_topic.rewind(channel, start.at)
 
         return change.after(search, apply)
