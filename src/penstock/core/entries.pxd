@@ -32,6 +32,7 @@ cdef class Entries:
     cdef int32_t append_entry(self, int64_t index) except -1
     cdef int32_t insert_entry(self, int64_t index, int32_t near) except -1
     cdef void remove_entry(self, int32_t slot) noexcept
+    cdef void drop_entries(self) noexcept
     cdef int check_entries(self) except -1
     cdef Py_ssize_t home(self, int64_t index) noexcept
     cdef void table_insert(self, int32_t slot) noexcept

@@ -180,6 +180,16 @@ cdef class Entries:
         self.entry_capacity = capacity
         return 0
 
+    cdef void drop_entries(self) noexcept:
+        # Remove all, in the same time however many there are.
+        PyMem_Free(self.entries)
+        PyMem_Free(self.table)
+        self.entries = NULL
+        self.table = NULL
+        self.entry_capacity = self.unfinished_count = 0
+        self.free_entry = self.head = self.tail = -1
+        self.table_mask = -1
+
     cdef int check_entries(self) except -1:
         # Assert the invariants above.
         cdef int32_t slot = self.head, before = -1

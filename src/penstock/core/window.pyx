@@ -834,10 +834,8 @@ cdef class Window(Entries):
         Everything below is finished, and stays buried if it was.  Nothing of this is in the next
         drain(): the caller journals it, and sets queued_count.
         """
-        while self.head >= 0:
-            self.deadlines.drop(self.head)
-            self.deferrals.drop(self.head)
-            self.remove_entry(self.head)
+        self.drop_entries()
+        self.deadlines, self.deferrals = DeadlineQueue(), DeadlineQueue()
         self.ready_head = self.ready_tail = self.lone_head = self.lone_tail = -1
         self.kicked_slot = -1
         self.ready_count = self.lone_count = self.queued_count = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import tracemalloc
 
 from penstock.core.block import Block
@@ -126,3 +127,23 @@ def test_every_message_is_found_whatever_lies_beside_it_in_the_table() -> None:
         if gone % 100 == 0:
             window.check()
     assert window.unfinished_count == 0
+
+
+def test_a_seek_from_a_million_deferred_messages_takes_no_turn_of_its_own() -> None:
+    """R9, R22: the entries are dropped as a whole."""
+    window = Window(0)
+    for index in range(1_000_000):
+        window.restore(index, 1, 10**18 + index)
+    began_s = time.perf_counter()
+    window.rewind(5)
+    assert time.perf_counter() - began_s < 0.1
+    window.check()
+    assert (window.cursor, window.low, window.unfinished_count, window.deferred_count) == (
+        5,
+        5,
+        0,
+        0,
+    )
+    window.restore(7, 1, 0)
+    window.check()
+    assert window.depth == 1
