@@ -64,6 +64,11 @@ class NsqPeer:
         return Exchange(b"  V2", pub(body), reply_size=10)
 
 
+def mpub(body: bytes, count: int) -> bytes:
+    bodies = count.to_bytes(4, "big") + (len(body).to_bytes(4, "big") + body) * count
+    return b"MPUB bench\n" + len(bodies).to_bytes(4, "big") + bodies
+
+
 def pub(body: bytes) -> bytes:
     return b"PUB bench\n" + len(body).to_bytes(4, "big") + body
 

@@ -94,7 +94,20 @@ def quantiles(times_ns: list[int]) -> dict[str, float]:
     return {"p50_us": cuts[49] / 1e3, "p99_us": cuts[98] / 1e3}
 
 
-# A consumer that finishes one message a packet
+# As NSQ's bench_writer: batches, each of which awaits its OK
+
+
+def write(peer: NsqPeer, *, connections: int, messages: int, batch: int) -> dict[str, float]:
+    exchange = Exchange(b"  V2", peers.mpub(BODY, batch), reply_size=10)
+    with connected(peer.port, exchange, connections) as sockets:
+        awaited(sockets, exchange, messages // batch // 10)
+        before = usage(peer.pid).cpu_us
+        seconds, _ = awaited(sockets, exchange, messages // batch)
+        cpu_us = usage(peer.pid).cpu_us - before
+    return {"rate": messages / seconds, "cpu_us": cpu_us / messages}
+
+
+# As NSQ's bench_reader: a consumer that finishes one message a packet
 
 
 def finish(peer: NsqPeer, *, messages: int) -> dict[str, float]:
@@ -268,10 +281,18 @@ ROWS = (
     ),
     Row(
         "finish",
-        "a consumer that finishes one message a packet, RDY 200",
+        "a consumer that finishes one message a packet, RDY 200, as NSQ's bench_reader",
         finish,
         full={"messages": 300_000},
         quick={"messages": 60_000},
+        peers=NSQDS,
+    ),
+    Row(
+        "write",
+        "MPUB of 200 messages over two connections, each OK awaited, as NSQ's bench_writer",
+        write,
+        full={"connections": 2, "messages": 4_000_000, "batch": 200},
+        quick={"messages": 400_000},
         peers=NSQDS,
     ),
     Row(
