@@ -110,21 +110,46 @@ class LossyFiles(Files):
     def free_size(self, path: str) -> int:
         return max(0, self.space - self._used(self._root))
 
-    def append(self, path: str, parts: Sequence[bytes]) -> int:
+    def append(self, path: str, parts: Sequence[bytes], offset: int = -1) -> int:
         self._step("append", path)
         data = b"".join(parts)
         inode = self._make(path)
-        for action in ("append", "short"):
-            self._maybe_fail(action, path)
+        try:
+            for action in ("append", "short"):
+                self._maybe_fail(action, path)
+        except OSError:
+            if offset >= 0:
+                del inode.now[offset:]
+            raise
         try:
             self._maybe_fail("uncut", path)
         except OSError as error:
-            inode.now += data[: len(data) // 2]
+            inode.now[offset if offset >= 0 else len(inode.now) :] = data[: len(data) // 2]
             raise UncutError(f"{path}: {error}; and cutting back: too") from error
-        if self.space < ENDLESS and len(data) > self.free_size(path):
+        at = len(inode.now) if offset < 0 else offset
+        assert not any(inode.now[at:]), "only zeros are overwritten"
+        grown = at + len(data) - len(inode.now)
+        if self.space < ENDLESS and grown > self.free_size(path):
+            del inode.now[at:]
             raise OSError(errno.ENOSPC, "No space left on device", path)
-        inode.now += data
-        return len(inode.now)
+        inode.now[at : at + len(data)] = data
+        return at + len(data)
+
+    def extend(self, path: str, start: int, end: int) -> None:
+        self._step("extend", path)
+        self._maybe_fail("extend", path)
+        inode = self._inode(path)
+        assert len(inode.now) == start < end
+        if self.space < ENDLESS and end - start > self.free_size(path):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        inode.now += bytes(end - start)
+
+    def sync_size(self, path: str) -> None:
+        self._step("sync_size", path)
+        self._maybe_fail("sync_size", path)
+        inode = self._inode(path)
+        # Of the messages before it none is synced.
+        inode.synced += bytes(max(0, len(inode.now) - len(inode.synced)))
 
     def truncate(self, path: str, size: int) -> None:
         self._step("truncate", path)
@@ -365,14 +390,26 @@ def _surviving(inode: _Inode, mode: str, chance: random.Random) -> bytes:
         return now
     if mode == LOSE or now == synced:
         return synced
-    if not now.startswith(synced):  # it was cut: either size may be what is on the disk
+    if len(now) < len(synced):  # it was cut: either size may be what is on the disk
         return now if chance.random() < 0.5 else synced
+    same = _same_size(now, synced)
+    if any(synced[same:]):  # cut, and appended to since
+        return now if chance.random() < 0.5 else synced
+    # Zeros that were written ahead and synced are there; what was written over them may not be.
     if mode == PREFIX:
-        return now[: chance.randint(len(synced), len(now))]
+        cut = chance.randint(same, len(now))
+        return now[:cut] + synced[cut:]
     torn = bytearray(now)
-    for block in range(len(synced) - len(synced) % 512, len(now), 512):
+    for block in range(same - same % 512, len(now), 512):
         if chance.random() < 0.3:
-            start = max(block, len(synced))
+            start = max(block, same)
             end = min(block + 512, len(now))
             torn[start:end] = bytes(end - start)
     return bytes(torn)
+
+
+def _same_size(now: bytes, synced: bytes) -> int:
+    """How many bytes at the start of both are the same."""
+    if now.startswith(synced):
+        return len(synced)
+    return next(at for at, (a, b) in enumerate(zip(now, synced, strict=False)) if a != b)

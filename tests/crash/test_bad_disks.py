@@ -148,10 +148,10 @@ class SlowFiles(Files):
 
     delay_s = 0.0
 
-    def append(self, path: str, parts: object) -> int:
+    def append(self, path: str, parts: object, offset: int = -1) -> int:
         if "/slow~" in path and path.endswith(".log"):
             time.sleep(self.delay_s)
-        return super().append(path, parts)  # type: ignore[arg-type]
+        return super().append(path, parts, offset)  # type: ignore[arg-type]
 
     def sync(self, path: str) -> None:
         if "/slow~" in path:

@@ -34,6 +34,7 @@ RULES_VARIABLE = "PENSTOCK_TEST_FAULTS"
 READS = ("pread", "read", "size", "list", "exists")
 WRITES = (
     "append",
+    "extend",
     "truncate",
     "write_new",
     "allocate",
@@ -110,9 +111,17 @@ class FaultyFiles(Files):
         self.check("exists", path)
         return super().exists(path)
 
-    def append(self, path: str, parts: Sequence[bytes]) -> int:
+    def append(self, path: str, parts: Sequence[bytes], offset: int = -1) -> int:
         self.check("append", path)
-        return super().append(path, parts)
+        return super().append(path, parts, offset)
+
+    def extend(self, path: str, start: int, end: int) -> None:
+        self.check("extend", path)
+        super().extend(path, start, end)
+
+    def sync_size(self, path: str) -> None:
+        self.check("sync", path)
+        super().sync_size(path)
 
     def truncate(self, path: str, size: int) -> None:
         self.check("truncate", path)

@@ -41,6 +41,8 @@ from penstock.engine.turn import Turn
 from penstock.storage.damage import DamageKind
 from penstock.storage.slots import SlotStore
 
+# Topics that get zeros ahead of the end of their log at once.
+ZEROS_WORK_COUNT_MAX = 1
 # Disk work that creates, changes or deletes topics and channels: at most this many at once.
 CHANGE_WORK_COUNT_MAX = 2
 
@@ -82,6 +84,7 @@ class Components:
             self.retention,
             self.scan,
             self.turn,
+            Lane(context.disk, ZEROS_WORK_COUNT_MAX),
             changes_disk,
             EphemeralMemory(options.mem_queue_bytes),
             Expiry(context),

@@ -93,6 +93,7 @@ class Shared:
     retention: Retention
     scan: Scan
     turn: Turn
+    zeros_disk: Lane  # for zeros ahead of the ends of logs
     changes_disk: Lane  # for work that creates, changes or deletes topics and channels
     ephemeral: EphemeralMemory
     expiry: Expiry

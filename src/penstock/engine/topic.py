@@ -486,6 +486,8 @@ class Topic(BaseTopic):
             tickets.append(self.removal.keep_evidence(damages))
         if self.log.extent.unsynced_count or not self.writer.idle:
             tickets.append(self.writer.sync())
+        if self.log.zeros_size:
+            tickets.append(self.writer.cut_zeros())
         return tickets
 
     def fail(self, error: Exception) -> None:

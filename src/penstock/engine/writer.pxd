@@ -49,6 +49,7 @@ cdef class TopicWriter:
     cdef object _arrived               # called for those
     cdef object _unfired               # called with deferred messages that were not written
     cdef object _disk
+    cdef object _zeros_disk
     cdef object _first_disk            # for the first write and sync, which open files (Rule 5)
     cdef Clock _clock
     cdef object _reserve
@@ -63,6 +64,7 @@ cdef class TopicWriter:
     cdef bint _busy                    # a thread writes or rolls
     cdef bint _exclusive               # a thread rolls or rewrites: no sync meanwhile
     cdef bint _syncing
+    cdef bint _preparing               # a thread writes zeros ahead
     cdef bint _troubled                # the last write or sync failed
     cdef int64_t _sync_every
     cdef int64_t _append_ns            # of the last batch
@@ -80,5 +82,6 @@ cdef class TopicWriter:
     cdef int written(self, Batch batch, int64_t now_ns, bint alone) except -1
     cdef bint _sync_here(self) except -1
     cdef int _end_sync(self, Waiting waiting, token, error) except -1
+    cdef int _prepare(self, Batch batch) except -1
     cdef int show(self, Batch batch) except -1
     cdef bint pending(self) except -1

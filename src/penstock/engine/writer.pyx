@@ -19,6 +19,7 @@
 # Rule 6: a part of a staging is one batch (R19).  A large one is encoded and written on a thread;
 #         publishes that arrive meanwhile are written before the next part.
 
+import logging
 from collections import deque
 from functools import partial
 
@@ -32,6 +33,8 @@ from penstock.core.batches import ORIGINS, STAGED
 from penstock.core.parts import frames
 from penstock.engine.health import refused_by
 from penstock.errors import PenstockError
+
+log = logging.getLogger("penstock.engine.writer")
 
 # A write to the page cache takes microseconds; above this the kernel is throttling writers.
 SLOW_NS = 20_000_000
@@ -55,6 +58,8 @@ cdef enum:
     # A full segment with more unsynced bytes is synced while writes continue, and sealed then,
     # unless it has grown too much (LogWriter.overgrown).
     SEAL_SIZE_MAX = 1 << 20
+    # Larger batches get no zeros ahead: their syncs take the time of their bytes.
+    ZEROS_BATCH_SIZE_MAX = 32 << 10
     # Parts of stagings up to this size are written by the loop: a tenth of a millisecond.
     PART_SIZE_INLINE = 128 << 10
 
@@ -116,6 +121,7 @@ cdef class TopicWriter:
         self._arrived = shared.arrived
         self._unfired = shared.turn.unfired
         self._disk = context.disk
+        self._zeros_disk = shared.zeros_disk
         self._first_disk = shared.changes_disk
         self._clock = context.clock
         self._sync_every = context.options.sync_every
@@ -306,7 +312,7 @@ cdef class TopicWriter:
             self._waiting.batches.append(batch)
             if not alone or not self._sync_here():
                 self.start_sync()
-            return 0
+            return self._prepare(batch)
         self.show(batch)
         if self.log.extent.unsynced_bytes() > STRAIN_SIZE and not self.appender.strained:
             self.appender.strain(True)
@@ -315,6 +321,27 @@ cdef class TopicWriter:
                 and self.log.extent.unsynced_messages() >= self._sync_every):
             self.start_sync()
         return 0
+
+    cdef int _prepare(self, Batch batch) except -1:
+        # With --sync-every=1: have zeros written ahead of the end of the log, for quicker syncs.
+        if (not self._preparing and len(batch.payload) <= ZEROS_BATCH_SIZE_MAX
+                and self.log.wants_zeros() and self._reserve.held):
+            self._preparing = True
+            self._zeros_disk.submit(self.log.write_zeros, self._prepared)
+        return 0
+
+    def _prepared(self, _, error):
+        # After an error the log is appended to as without zeros, until its next segment.
+        self._preparing = False
+        if error is not None:
+            log.debug("topic=%s: no zeros ahead of the end: %s", self.name, error)
+
+    def cut_zeros(self):
+        """Cut off the zeros ahead of the end; a ticket."""
+        cdef Ticket ticket = Ticket()
+        # If that fails, the next start cuts them off.
+        self._disk.submit(self.log.cut_zeros, lambda _, error: ticket.settle())
+        return ticket
 
     cdef int show(self, Batch batch) except -1:
         # Show the batch to the channels, mark the topic for the rounds, answer the publishers.

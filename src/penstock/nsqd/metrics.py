@@ -505,7 +505,7 @@ def _topic_row(topic: BaseTopic) -> tuple[int, ...]:
 def _log_row(topic: Topic) -> tuple[int, ...]:
     log = topic.log
     return (
-        log.size,
+        log.size + log.zeros_size,
         log.segment_count,
         log.extent.unsynced_count,
         log.extent.unsynced_size,

@@ -132,6 +132,9 @@ class _Printer(Walk):
             at += size
 
     def saw_bad(self, bad: BadBytes) -> None:
+        if bad.end == self.result.size and bad.offset == self.result.zeros_from:
+            print(f"{bad.offset:>12}  {bad.end - bad.offset} zeros ahead of the end", file=self.out)
+            return
         lost = f", index {bad.index_start} up to {bad.index_end}" * (
             bad.index_end > bad.index_start
         )
@@ -163,8 +166,11 @@ def _dump_segment(files: Files, path: str, start: bytes, out: TextIO, brief: boo
     base = header.base if header is not None else 0
     walk = _Printer(files, path, base, end=trailer.tables_offset if trailer is not None else 0)
     walk.out, walk.brief = out, brief
-    damage += len(walk.run().bad)
+    found = walk.run()
+    damage += len(found.bad)
     if trailer is None:
+        if found.bad and found.bad[-1].offset == found.zeros_from < size:
+            damage -= 1
         print(f"{size:>12}  not sealed", file=out)
         return damage
     return damage + _dump_footer(files, path, trailer, out)

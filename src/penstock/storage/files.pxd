@@ -16,7 +16,7 @@ cdef class Files:
     cdef bytearray _buffer
     cdef SyncThreads _sync_threads  # None: every sync is a call that waits
 
-    cpdef int64_t append(self, str path, parts) except -1
+    cpdef int64_t append(self, str path, parts, int64_t offset=*) except -1
     cpdef sync(self, str path)
     cpdef bint sync_here(self, str path) except -1
     cpdef bint start_sync(self, str path, done) except -1

@@ -146,8 +146,10 @@ cdef class Files:
 
     # Writing
 
-    cpdef int64_t append(self, str path, parts) except -1:
+    cpdef int64_t append(self, str path, parts, int64_t offset=-1) except -1:
         """Append ``parts`` to the file, which is created if it is missing; return its new size.
+
+        After extend(), which writes zeros ahead, ``offset`` says where they begin.
 
         If not everything can be written, the file is truncated to its old size before the error is
         raised.  UncutError means that this failed as well: there may be bytes of a partial batch
@@ -155,12 +157,38 @@ cdef class Files:
         """
         cdef Handle handle = self.pin(path, True)
         try:
-            return handle.append(parts)
+            return handle.append(parts, offset)
         except OSError as error:
             _name(error, path)
             raise
         finally:
             self.unpin(handle)
+
+    def extend(self, path, start, end):
+        """Write zeros from ``start``, the end of the file, to ``end``; all of them or none."""
+        cdef Handle handle = self.pin(path, False)
+        try:
+            handle.extend(start, end)
+        except OSError as error:
+            _name(error, path)
+            raise
+        finally:
+            self.unpin(handle)
+
+    def sync_size(self, path):
+        """Make the size of the file durable, and what extend() wrote.
+
+        The kernel reports a failed write once to each open file.  This opens one of its own, so that
+        a sync of the messages fails if theirs is the write that failed.
+        """
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            _name(error, path)
+            raise
+        finally:
+            os.close(fd)
 
     def truncate(self, path, size):
         cdef Handle handle = self.pin(path, False)

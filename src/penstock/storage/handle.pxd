@@ -10,7 +10,8 @@ cdef class Handle(Pins):
     cdef readonly int64_t size  # bytes of the file; -1: not known
     cdef cython.pymutex lock    # held by one change at a time
 
-    cpdef int64_t append(self, parts) except -1
+    cpdef int64_t append(self, parts, int64_t offset=*) except -1
+    cdef int extend(self, int64_t start, int64_t end) except -1
     cdef int64_t end(self) except -1
     cdef int cut(self, int64_t size) except -1
     cdef int allocate(self, int64_t size) except -1

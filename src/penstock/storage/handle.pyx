@@ -22,6 +22,7 @@ cdef extern from "<sys/uio.h>" nogil:
 
 cdef enum:
     PIECES_MAX = 64     # more are joined first
+    ZEROS_SIZE = 64 << 10
 
 
 cdef Py_ssize_t put(int fd, const iovec* pieces, int count, int64_t offset) except -1:
@@ -78,11 +79,14 @@ cdef class Handle(Pins):
             self.size = os.fstat(self.fd).st_size
         return self.size
 
-    cpdef int64_t append(self, parts) except -1:
-        """Append ``parts``, or truncate the file to what it was; return the new size."""
+    cpdef int64_t append(self, parts, int64_t offset=-1) except -1:
+        """Append ``parts``, or truncate the file to what it was; return the new size.
+
+        With ``offset`` they are written there, over zeros; if that fails, the zeros are cut off too.
+        """
         cdef int64_t old_size
         with self.lock:
-            old_size = self.end()
+            old_size = offset if offset >= 0 else self.end()
             try:
                 self.size = write_all(self.fd, parts, old_size)
             except OSError as error:
@@ -98,6 +102,19 @@ cdef class Handle(Pins):
         with self.lock:
             os.ftruncate(self.fd, size)
             self.size = size
+        return 0
+
+    cdef int extend(self, int64_t start, int64_t end) except -1:
+        # Write zeros from ``start``, the end of the file, to ``end``.
+        cdef bytes piece = bytes(min(end - start, ZEROS_SIZE))
+        cdef int64_t at = start
+        with self.lock:
+            try:
+                while at < end:
+                    at = write_all(self.fd, [piece[:end - at]], at)
+            except OSError:
+                os.ftruncate(self.fd, start)
+                raise
         return 0
 
     cdef int allocate(self, int64_t size) except -1:

@@ -17,6 +17,8 @@ cdef class LogWriter:
     cdef int64_t _size_max                 # without a bound of the topic
     cdef int64_t _bound_size               # with it
     cdef int64_t _excess_max               # bytes that a full segment may grow by
+    cdef int64_t _zeros_end                # the active segment is zeros up to here; 0: none
+    cdef bint _zeros_refused               # none are written any more to the active segment
     cdef Files _files
     cdef str _folder
     cdef uint64_t _instance
@@ -29,4 +31,7 @@ cdef class LogWriter:
     cpdef sync_here(self)
     cdef bint _is_plain(self)
     cdef bint overgrown(self) noexcept
+    cdef int64_t zeros_size(self) noexcept
+    cdef bint wants_zeros(self) noexcept
+    cdef int64_t _ahead(self) noexcept
     cpdef bint needs_roll(self, int64_t low=*) except -1

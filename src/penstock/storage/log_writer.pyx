@@ -10,6 +10,9 @@
 # Rule 1: a batch is written whole or not at all, and only after batches that were.
 # Rule 2: a segment and its folder are synced before the next segment is created.
 # Rule 3: batches that a failed sync should have covered are written to a new file.
+# Rule 4: where the log ends is in the tally.  The file may be larger: with --sync-every=1 zeros are
+#         written ahead of the end, since a sync of bytes that replace others does not wait for the
+#         file system's journal (docs/benchmarks.md).  They are cut off before the footer.
 
 import threading
 from collections import deque
@@ -35,6 +38,14 @@ SEGMENT_SIZE_MAX = 64 * 1024 * 1024
 
 # A full segment may grow by this much before it is sealed (engine/writer.pyx).
 EXCESS_SIZE_MAX = 32 * 1024 * 1024
+
+cdef enum:
+    # Zeros ahead of the end: as many as the segment has bytes, from the first size on, up to the
+    # second, and more when half of them are used.
+    ZEROS_SIZE_MIN = 64 << 10
+    ZEROS_SIZE_MAX = 4 << 20
+    # Written and synced at a time.  A write or sync of messages may wait for one such write.
+    PIECE_SIZE = 256 << 10
 
 # An active segment whose messages are all finished is rolled at this size, to be removed.
 ROLL_SIZE_FINISHED = 4 * 1024 * 1024
@@ -98,12 +109,84 @@ cdef class LogWriter:
                 segment = self._start_segment(batch)
             else:
                 try:
-                    self._files.append(segment.path, [batch.header(), batch.payload])
+                    self._files.append(
+                        segment.path, [batch.header(), batch.payload],
+                        segment.tally.size if self._zeros_end else -1)
                 except UncutError:
                     segment.closed = True
                     raise
+                except OSError:
+                    self._zeros_end = 0
+                    raise
             segment.wrote(batch, self.extent)
             self.events.append(batch)
+
+    # Zeros ahead of the end
+
+    cdef int64_t zeros_size(self) noexcept:
+        # Bytes of the active segment's file after its end.
+        cdef Segment segment = self.active
+        if not self._zeros_end or segment is None or segment.tally is None:
+            return 0
+        return max(0, self._zeros_end - segment.tally.size)
+
+    cdef int64_t _ahead(self) noexcept:
+        # How many zeros there should be.
+        cdef int64_t size = self.active.tally.size
+        cdef int64_t size_max = min(ZEROS_SIZE_MAX, self.segment_size_max // 16)
+        if size < min(ZEROS_SIZE_MIN, size_max):
+            return 0
+        return max(0, min(size, size_max, self.segment_size_max - size))
+
+    cdef bint wants_zeros(self) noexcept:
+        # Whether write_zeros() has something to do.
+        cdef Segment segment = self.active
+        if (segment is None or segment.tally is None or segment.closed or segment.failed
+                or self._zeros_refused):
+            return False
+        return self.zeros_size() < (self._ahead() + 1) // 2
+
+    def write_zeros(self):
+        """Write zeros ahead of the end of the active segment.  Blocking.
+
+        After an OSError the segment gets no more: batches are appended as without.
+        """
+        cdef Segment segment = self.active
+        cdef int64_t goal = 0, start, end
+        while True:
+            with self._lock:
+                if segment is None or segment is not self.active or self._zeros_refused:
+                    return
+                if segment.closed or segment.failed:
+                    return
+                if not goal:
+                    goal = segment.tally.size + self._ahead()
+                start = max(self._zeros_end, segment.tally.size)
+                end = min(goal, start + PIECE_SIZE)
+                if start >= end:
+                    return
+                try:
+                    self._files.extend(segment.path, start, end)
+                except OSError:
+                    self._zeros_refused = True
+                    raise
+                self._zeros_end = end
+            try:
+                self._files.sync_size(segment.path)
+            except OSError:
+                # A sync of the messages says whether theirs are affected.
+                self._zeros_refused = True
+                raise
+
+    def cut_zeros(self):
+        """Cut the zeros off, before a clean exit.  Blocking."""
+        cdef Segment segment
+        with self._lock:
+            segment = self.active
+            self._zeros_refused = True
+            if self.zeros_size() and not segment.closed and not segment.failed:
+                self._files.truncate(segment.path, segment.tally.size)
+                self._zeros_end = 0
 
     def _prepare(self):
         with self._sync_lock:
@@ -235,6 +318,8 @@ cdef class LogWriter:
         self._folder_dirty = True
         segment = Segment.from_tally(path, first, self._node_id, Tally(first))
         self.active = segment
+        self._zeros_end = 0
+        self._zeros_refused = False
         return segment
 
     def _token(self):
@@ -269,8 +354,9 @@ cdef class LogWriter:
         tally = segment.tally
         assert tally is not None
         segment.closed = True
-        if self._files.size(segment.path) > tally.size:  # a write or a footer that failed
+        if self._files.size(segment.path) > tally.size:  # zeros, a write or a footer that failed
             self._files.truncate(segment.path, tally.size)
+        self._zeros_end = 0
         if segment.synced.size < tally.size:
             self._sync_file(segment, tally.visible())
         ending = footer(tally)
@@ -294,6 +380,7 @@ cdef class LogWriter:
         base = old.base if whole else old.synced.end
         path = segment_path(self._folder, base)
         start = 0 if whole else old.synced.size
+        self._zeros_end = 0  # the copy has none
         header = b""
         if not whole:
             header = encode_header(old.node_id, base, base, tally.append_ns_last, self._instance)

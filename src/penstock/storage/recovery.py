@@ -4,6 +4,8 @@
 #         scanned. 10 GB of sealed backlog cost two reads a segment.
 # Rule 2: bad bytes after the synced offset are torn: truncated if no good batch follows, otherwise
 #         a gap.  Before it they are corrupt: counted, copied to a .corrupt file, skipped (R3).
+#         Zeros between the last batch and the end of the file are neither: they were written
+#         ahead (log_writer.pyx), and are cut off.
 # Rule 3: good batches are kept, whatever else is damaged.
 # Rule 4: the next index is above every index that may have been used (R1).
 # Rule 5: a read error of the disk is not damage: it is raised, and nothing is changed.
@@ -208,7 +210,13 @@ class _Recovery:
         whole = after is not None and found.tally.end >= after.previous_end
         for bad in found.bad:
             known = min(synced_offset, found.tally.size) if whole else synced_offset
-            self.report(path, bad.offset, bad.end, known, "batch", bad.index_end - bad.index_start)
+            bad_end = bad.end
+            if bad_end == found.size:
+                bad_end = max(found.zeros_from, min(known, found.size))
+            if bad_end > bad.offset:
+                self.report(
+                    path, bad.offset, bad_end, known, "batch", bad.index_end - bad.index_start
+                )
         if not found.tally.count:
             if found.bad:
                 kept = set_aside(self.files, path)

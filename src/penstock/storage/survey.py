@@ -53,6 +53,7 @@ class Survey:
     tally: Tally
     bad: list[BadBytes] = field(default_factory=list)
     size: int = 0
+    zeros_from: int = 0  # the file is zeros from here to its end
     fired: dict[int, list[int]] = field(default_factory=dict)
     moved: Arrivals = field(default_factory=Arrivals)
     node_id: int | None = None
@@ -144,8 +145,21 @@ class Walk:
             else:
                 self.open_bad(offset + found.stop)
                 offset = self.find_next(offset + found.stop + 1, size)
+        self.result.zeros_from = size
+        if self.bad_from is not None:
+            self.result.zeros_from = self.zeros_from(self.bad_from, size)
         self.close_bad(size, self.index)
         return self.result
+
+    def zeros_from(self, start: int, end: int) -> int:
+        """Where the zeros begin that the bytes of [start, end) end with."""
+        while start < end:
+            offset = max(start, end - PIECE_SIZE)
+            piece = self.read(offset, end - offset)
+            if size := len(piece.rstrip(b"\0")):
+                return offset + size
+            end = offset
+        return start
 
     def read(self, offset: int, size: int) -> bytes:
         return self.files.pread(self.path, offset, size, True) or b""

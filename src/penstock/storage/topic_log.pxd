@@ -35,6 +35,7 @@ cdef class TopicLog:
     cpdef write(self, Batch batch)
     cpdef commit(self, Batch batch)
     cpdef sync_here(self)
+    cdef bint wants_zeros(self) noexcept
     cdef list _finished(self, int64_t low)
     cdef bint _removable(self, Segment segment) except -1
     cdef bint overgrown(self) noexcept

@@ -131,11 +131,16 @@ cdef class TopicLog:
 
     @property
     def size(self):
-        """Bytes on disk, headers and footers included."""
+        """Bytes on disk, headers and footers included; without zeros ahead of the end."""
         cdef Py_ssize_t last = <Py_ssize_t>len(self.files) - 1
         if last < 0:
             return 0
         return self.size_before(last) + (<Segment>self.files[last]).file_size
+
+    @property
+    def zeros_size(self):
+        """Bytes of zeros ahead of the end (log_writer.pyx)."""
+        return self.writer.zeros_size()
 
     def size_before(self, Py_ssize_t place):
         """Bytes of the files before ``place`` in the list of files, which is at most the last."""
@@ -223,6 +228,17 @@ cdef class TopicLog:
 
     cdef bint overgrown(self) noexcept:
         return self.writer.overgrown()
+
+    cdef bint wants_zeros(self) noexcept:
+        return self.writer.wants_zeros()
+
+    def write_zeros(self):
+        """Write zeros ahead of the end; see LogWriter.write_zeros().  Blocking."""
+        self.writer.write_zeros()
+
+    def cut_zeros(self):
+        """Cut them off, before a clean exit.  Blocking."""
+        self.writer.cut_zeros()
 
     cpdef sync_here(self):
         """sync() on the loop, if that is quick; None if a thread has to do it."""

@@ -38,8 +38,8 @@ class RecordingFiles(Files):
         self.written: dict[str, bytes] = {}
         self.synced: dict[str, int] = {}
 
-    def append(self, path: str, parts: Sequence[bytes]) -> int:
-        size = super().append(path, parts)
+    def append(self, path: str, parts: Sequence[bytes], offset: int = -1) -> int:
+        size = super().append(path, parts, offset)
         self.written[path] = self.written.get(path, b"") + b"".join(parts)
         assert size == len(self.written[path])
         return size
