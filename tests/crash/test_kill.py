@@ -11,7 +11,10 @@ import itertools
 import random
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from penstock.wire import commands
 from tests.crash.load import Consumer, Ledger, Mix, Producer, finish_all
@@ -34,10 +37,23 @@ WAYS = (
 
 def test_nothing_acknowledged_is_lost_by_twenty_kills(tmp_path: Path) -> None:
     """A-3, R1, R2, R16, D-1, D-2, D-3, D-5, D-6: PUB, MPUB, DPUB, FIN and REQ all the time."""
+    _kill_again_and_again(tmp_path, WAYS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--sync-every=1",)])
+def test_nothing_is_lost_by_twenty_kills_of_one_mode(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """The same, always synced as at the start or with every OK (R3, R8)."""
+    _kill_again_and_again(tmp_path, (flags,))
+
+
+def _kill_again_and_again(tmp_path: Path, all_ways: Sequence[tuple[str, ...]]) -> None:
     chance = random.Random(1)
     ledger = Ledger()
     nsqd = Nsqd(tmp_path / "nsqd", "--msg-timeout=1s")
-    nsqd.start()
+    nsqd.start(*all_ways[0])
     for channel in ("a", "b"):
         _create(nsqd, "main", channel)
     _create(nsqd, "paused", "a")
@@ -59,7 +75,7 @@ def test_nothing_acknowledged_is_lost_by_twenty_kills(tmp_path: Path) -> None:
     for client in clients:
         client.start()
     try:
-        ways = itertools.cycle(WAYS)
+        ways = itertools.cycle(all_ways)
         for _ in range(KILL_COUNT):
             time.sleep(chance.uniform(0.3, 0.8))
             ledger.kills_ns.append(time.time_ns())
