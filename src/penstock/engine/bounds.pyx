@@ -151,6 +151,9 @@ cdef class Bound:
             return
         self._deferred.unpark(instance, count)
         self._feed.room_wanted = self._deferred.parked.waiting(instance) > 0
+        self._release()
+
+    def _release(self):
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter()
@@ -260,7 +263,9 @@ cdef class Bound:
 
     def check(self):
         """Whether the episode goes on, or something waits for room; called once a second."""
-        if self._feed.room_wanted and not self._topic.closed:
+        if self._topic.closed:
+            self._release()
+        elif self._feed.room_wanted:
             self.use_room()
         if self.full and self._clock.monotonic_ns() - self._full_ns >= EPISODE_NS:
             self._end()

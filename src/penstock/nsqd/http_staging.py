@@ -59,6 +59,7 @@ _STATUS = {
     "STAGING_LOST": 410,
     "STAGING_FULL": 507,
     "DISK_FULL": 507,
+    "TOPIC_FULL": 507,
     "STAGING_BUSY": 503,
     "EXITING": 503,
     "DRAINING": 503,

@@ -15,12 +15,13 @@ from penstock.engine.base import BaseTopic
 from penstock.engine.bounds import EPISODE_NS
 from penstock.engine.pull.channel import PullChannel
 from penstock.engine.topic import Topic
-from penstock.errors import TopicFullError
+from penstock.errors import StagingError, TopicFullError
 from penstock.settings.policy import DEFAULT
 from tests.support.bodies import several, sized
 from tests.support.engine import HOUR, MINUTE, SECOND, Client, Engine
 from tests.support.faults import Faults
 from tests.support.scanners import multi
+from tests.support.staging import ATTEMPT, Query, plain
 
 LIMITS: dict[str, int] = {
     "message_size_max": 1 << 20,
@@ -575,3 +576,45 @@ def test_other_topics_are_not_held_up_and_nothing_spins() -> None:
     store.read_now = lambda name, *rest: (read.append(name), real(name, *rest))[1]
     engine.advance(5 * MINUTE)
     assert not read
+
+
+# ---- staged rows
+
+
+def test_staged_rows_are_refused_at_the_bound_and_a_decided_batch_waits() -> None:
+    """R19: what was decided is published completely, and once."""
+    bounded = Bounded("c", max_messages=3)
+    engine, topic = bounded.engine, bounded.topic
+    query = Query(engine)
+    key = query.key()
+    query.stage(key, "t", [b"s0", b"s1"], [b"s2"], [b"s3"])
+    bounded.fill()
+    with pytest.raises(StagingError, match=r"TOPIC_FULL: t: topic is full \(max_messages\)"):
+        query.put(query.key(1), 0, "t", plain(b"x"))
+    ticket, _ = engine.components.staging.publish("q", 0, [(0, ATTEMPT)])
+    engine.advance(20 * SECOND)
+    assert not ticket.done and topic.channels["c"].depth == 3
+    client = bounded.consumer("c", ready_count=1)
+    came: list[bytes] = []
+    while len(came) < 7:
+        (message,) = client.take()
+        came.append(message.body)
+        client.finish(message.index)
+        engine.advance(SECOND)
+        assert client.channel.depth + client.channel.in_flight_count <= 4
+    assert ticket.done and ticket.error is None
+    assert came[3:] == [b"s0", b"s1", b"s2", b"s3"]
+    engine.check()
+
+
+def test_a_decided_batch_that_waits_ends_with_its_topic() -> None:
+    bounded = Bounded("c", max_messages=1)
+    query = Query(bounded.engine)
+    query.stage(query.key(), "t", [b"s"])
+    bounded.fill()
+    ticket, _ = bounded.engine.components.staging.publish("q", 0, [(0, ATTEMPT)])
+    bounded.engine.advance(SECOND)
+    bounded.engine.broker.delete_topic("t")
+    bounded.engine.advance(20 * SECOND)
+    assert ticket.done and ticket.error is None
+    assert bounded.engine.components.staging.void_count == 1

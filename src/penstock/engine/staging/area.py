@@ -131,6 +131,7 @@ class Staging:
             if known is not None:
                 return known
             staged.refuse_parts()
+        self._refuse_full(topic)
         self._refuse_size(incoming)
         if staged is None:
             staged = self._make(key)
@@ -151,6 +152,13 @@ class Staging:
         if self.is_published(key):
             raise StagingError("BATCH_PUBLISHED", "the batch, or a later one, is published")
         self.losses.refuse(key)
+
+    def _refuse_full(self, name: str) -> None:
+        """Rows for a topic at its bound are refused here, before anything is decided (R20)."""
+        topic = self.topics.get(name)
+        full = topic.appender.refuse() if topic is not None else None
+        if full is not None:
+            raise StagingError("TOPIC_FULL", f"{name}: {full.error}")
 
     def _refuse_size(self, incoming: IncomingPart) -> None:
         if self.size + incoming.weight > self._context.options.max_staging_bytes:
@@ -369,7 +377,9 @@ class Staging:
 
     def may_run(self, publication: Publication) -> bool:
         """Whether it may run now; otherwise it runs when another one ends."""
-        running = sum(other.running for other in self.publications.values())
+        running = sum(
+            other.running and not other.without_room for other in self.publications.values()
+        )
         return running < RUNNING_COUNT_MAX
 
     def ended(self) -> None:

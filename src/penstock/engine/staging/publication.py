@@ -72,6 +72,7 @@ class Publication:
         self.lost: list[Member] = []  # stagings that are missing: the batch is held back
         self.running = False
         self.waiting = False  # for its turn to run
+        self.without_room = False  # it waits until a topic is not full (R20)
         self.void_count = 0
         self._staging = staging
         self._shared = staging.shared
@@ -306,17 +307,43 @@ class Publication:
         if self._error is not None:
             if not self._window_count:
                 self._stop(self._error)
+        elif self._left and self._waits_for_room():
+            return
         elif self._left:
             if self._window_count < WINDOW_COUNT_MAX and self._window_size < WINDOW_SIZE_MAX:
                 self._read()
         elif not self._window_count:
             self._sync()
 
+    def _waits_for_room(self) -> bool:
+        """Whether the topic of the next part is full: a decided batch waits, and is not refused."""
+        topic = self._topic(self._left[0].record.topic)
+        if topic is None or not topic.appender.bounded:
+            return False
+        if self._window_count:
+            return True  # one part at a time, so that no more than one passes the bound
+        if topic.room(1):
+            return False
+        if not self.without_room:
+            self.without_room = True
+            log.warning(
+                "query=%s batch=%d: waits for room in topic %s", self.query, self.batch, topic.name
+            )
+            topic.bound.wait(self._find_room)
+            self._staging.ended()  # another publication may run meanwhile
+        return True
+
+    def _find_room(self) -> None:
+        self.without_room = False
+        self._context.turns.soon(self._continue)
+
     def _read(self) -> None:
         self._reading = True
         batch: list[Source] = []
         size = 0
-        while self._left and len(batch) < READ_COUNT_MAX:
+        first = self._topic(self._left[0].record.topic)
+        count_max = 1 if first is not None and first.appender.bounded else READ_COUNT_MAX
+        while self._left and len(batch) < count_max:
             size += self._left[0].record.size
             if batch and size > READ_SIZE_MAX:
                 break
