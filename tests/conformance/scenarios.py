@@ -89,6 +89,12 @@ class Driven:
         assert answer["event"] == "published" and answer["error"], answer
         return str(answer["error"])
 
+    def try_publish(self, topic: str, body: bytes) -> str | None:
+        """Publish; return the error as the client reports it, or None."""
+        self._do("publish", topic=topic, bodies=[body.decode("latin-1")])
+        error = self._reply()["error"]
+        return None if error is None else str(error)
+
     def defer(self, topic: str, delay_ms: int, body: bytes) -> None:
         self._do("defer", topic=topic, body=body.decode("latin-1"), delay_ms=delay_ms)
         assert self._reply() == {"event": "published", "error": None}
@@ -314,3 +320,21 @@ class DeadTopicScenarios(ClientScenarios):
             moved = mourner.take()
             assert (moved.body, moved.attempts) == (b"bad", 1)
             mourner.finish(moved)
+
+    def test_a_publish_at_a_bound_is_an_error_and_a_later_one_works(self, nsqd: Nsqd) -> None:
+        """R20: nsqd leaves the connection open; nsqjs and pynsq close it after any error."""
+        bounded(nsqd, "full", {"max_messages": 2})
+        with self.start(nsqd) as client:
+            assert [client.try_publish("full", b"x") for _ in range(2)] == [None, None]
+            assert "topic is full (max_messages)" in (client.try_publish("full", b"x") or "")
+        assert nsqd.channel("full", "c")["depth"] == 2
+        assert nsqd.post("/channel/empty?topic=full&channel=c").status == 200
+        with self.start(nsqd) as client:
+            assert client.try_publish("full", b"y") is None
+
+
+def bounded(nsqd: Nsqd, topic: str, policy: dict[str, object]) -> None:
+    """A topic with the channel c and a policy."""
+    assert nsqd.post(f"/topic/create?topic={topic}").status == 200
+    assert nsqd.post(f"/channel/create?topic={topic}&channel=c").status == 200
+    assert nsqd.http("PUT", f"/policy?topic={topic}", json.dumps(policy).encode()).status == 200

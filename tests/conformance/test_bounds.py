@@ -155,3 +155,25 @@ def test_bytes_fall_by_themselves_after_a_flood(nsqd: Nsqd) -> None:
     with Client.of(nsqd).sub("bytes", "c", ready=100) as consumer:
         consumer.finish_all(count)
     eventually(lambda: nsqd.post("/pub?topic=bytes", b"x").status == 200)
+
+
+def test_a_consumer_goes_on_after_its_messages_in_flight_were_dropped(nsqd: Nsqd) -> None:
+    bounded(nsqd, "dropped", max_messages=16, overflow="drop-oldest")
+    with Client.of(nsqd).sub("dropped", "c", ready=2) as consumer:
+        with Client.of(nsqd) as producer:
+            for number in range(4):
+                producer.pub("dropped", b"%d" % number)
+            held = consumer.messages(2)
+            for number in range(4, 64):
+                producer.pub("dropped", b"%d" % number)
+            topic = nsqd.stats("&topic=dropped&policies=true")["topics"][0]
+            channel = topic["channels"][0]
+            assert channel["in_flight_count"] == 2
+            assert channel["depth"] + 2 + channel["dropped_count"] == 64
+            consumer.fin(*held)
+            assert [consumer.error().split()[0] for _ in held] == ["E_FIN_FAILED"] * 2
+            producer.pub("dropped", b"last")
+        while (message := consumer.message()).body != b"last":
+            consumer.fin(message)
+    metrics = nsqd.get("/metrics").text
+    assert 'penstock_channel_dropped_total{topic="dropped",channel="c"}' in metrics
