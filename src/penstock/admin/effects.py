@@ -1,6 +1,6 @@
 """What policies do: how full topics are, and what was refused, dropped or moved in the last hour.
 
-    /stats      "policy": {"max_bytes": "10GB"}, "used_bytes": 123, "refused_count": 5
+    /stats      "policy": {"max_bytes": "10GB"}, "unfinished_bytes": 123, "refused_count": 5
     BOUND       name, used, limit, unit ("bytes" or "messages"), set (the limit as it was set): of
                 the node that is fullest
     hour        [{"count": 5, "what": "refused"}]: increases of the counts over all nodes
@@ -41,7 +41,7 @@ COUNTERS = {
     "moved_total": "moved",
     "discarded_total": "discarded",
 }
-GAUGES = ("used_bytes", "used_messages", "retained_bytes")
+GAUGES = ("unfinished_bytes", "unfinished_count", "retained_bytes")
 NAMES = (*COUNTERS, *GAUGES)
 NUMBER_MAX = 1 << 63
 TEXT_SIZE_MAX = 32
@@ -79,8 +79,8 @@ def bounds(parts: Iterable[TopicPart]) -> list[View]:
     fullest: dict[str, tuple[float, View]] = {}
     for part in parts:
         for key, used_key, unit in (
-            ("max_bytes", "used_bytes", "bytes"),
-            ("max_messages", "used_messages", "messages"),
+            ("max_bytes", "unfinished_bytes", "bytes"),
+            ("max_messages", "unfinished_count", "messages"),
         ):
             limit, used = _limit(part.policy.get(key)), part.counts.get(used_key)
             if not limit or used is None:

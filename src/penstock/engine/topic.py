@@ -87,8 +87,6 @@ class Topic(BaseTopic):
     def policy_stats(self) -> dict[str, Any]:
         retained = self.removal.retained
         stats = super().policy_stats() | {
-            "used_messages": self.bound.unfinished_count,
-            "used_bytes": self.unfinished_size,
             "unfinished_count": self.bound.unfinished_count,
             "unfinished_bytes": self.unfinished_size,
             "waiting_count": self.shared.deferred.parked.waiting(self.instance),

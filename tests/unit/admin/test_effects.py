@@ -93,7 +93,7 @@ def test_a_topic_has_what_its_channels_did() -> None:
 
 def test_a_bound_is_that_of_the_fullest_node() -> None:
     def part(used: int, limit: str) -> NodePart:
-        told = {"policy": {"max_bytes": limit, "max_messages": 10}, "used_bytes": used}
+        told = {"policy": {"max_bytes": limit, "max_messages": 10}, "unfinished_bytes": used}
         return node("a", topic=told)
 
     parts = [each.topics["t"] for each in (part(50, "1KB"), part(80, "100"), part(900, "1MB"))]
@@ -101,7 +101,8 @@ def test_a_bound_is_that_of_the_fullest_node() -> None:
         {"name": "max_bytes", "used": 80, "limit": 100, "unit": "bytes", "set": "100"},
     ]
     assert (
-        bounds([node("a", topic={"policy": {"max_bytes": "x"}, "used_bytes": 1}).topics["t"]]) == []
+        bounds([node("a", topic={"policy": {"max_bytes": "x"}, "unfinished_bytes": 1}).topics["t"]])
+        == []
     )
 
 
@@ -113,7 +114,7 @@ def test_a_bound_is_that_of_the_fullest_node() -> None:
         {"policy": {}, "refused_count": 1.5},
         {"policy": {}, "refused_count": True},
         {"policy": {}, "buried_total": {"bury": "5"}},
-        {"policy": {}, "used_bytes": 1 << 70},
+        {"policy": {}, "unfinished_bytes": 1 << 70},
     ],
 )
 def test_wrong_counts_are_refused(told: dict[str, Any]) -> None:
