@@ -197,6 +197,39 @@ class ClientScenarios:
             assert eventually(lambda: nsqd.channel("arrives", "work")["in_flight_count"] == 0)
             assert nsqd.channel("arrives", "work")["depth"] == 0
 
+    def test_what_fails_too_often_is_buried_and_comes_again_after_a_kick(
+        self, nsqd: Nsqd, client: Driven
+    ) -> None:
+        """R24, R26: for the client it is a message that does not come any more, and then does."""
+        nsqd.post("/topic/create?topic=buried")
+        nsqd.post("/channel/create?topic=buried&channel=work")
+        policy = json.dumps({"max_attempts": 3}).encode()
+        assert nsqd.http("PUT", "/policy?topic=buried&channel=work", policy).status == 200
+        client.publish("buried", b"requeued", b"late", *numbered(5))
+        with self.start(nsqd).subscribe("buried", "work") as consumer:
+            came = {b"requeued": 0, b"late": 0}
+            count = 0
+            while count < 3 + 3 + 5:
+                delivery = consumer.take()
+                count += 1
+                if delivery.body == b"requeued":
+                    consumer.requeue(delivery)
+                elif delivery.body != b"late":  # which times out
+                    consumer.finish(delivery)
+                if delivery.body in came:
+                    came[delivery.body] += 1
+                    assert delivery.attempts == came[delivery.body]
+            target = "/channel/dead?topic=buried&channel=work"
+            assert eventually(lambda: nsqd.get(target).json["count"] == 2)
+            assert {m["attempts"] for m in nsqd.get(target).json["messages"]} == {3}
+            reply = nsqd.post("/channel/kick?topic=buried&channel=work")
+            assert reply.json == {"kicked": 2, "left": 0}
+            again = [consumer.take() for _ in range(2)]
+            assert {(d.body, d.attempts) for d in again} == {(b"requeued", 1), (b"late", 1)}
+            for delivery in again:
+                consumer.finish(delivery)
+            assert eventually(lambda: nsqd.channel("buried", "work")["in_flight_count"] == 0)
+
     def test_what_is_answered_and_what_is_not(self, nsqd: Nsqd, client: Driven) -> None:
         """Finish, requeue with and without a delay, touch, timeout; S0-2, S4-7, S3-5."""
         kinds = [b"finish", b"requeue", b"delay", b"touch", b"timeout"]

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import socket
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -262,6 +263,9 @@ def test_every_metric_is_documented_and_every_panel_of_the_dashboard_has_one(nsq
     documented = set(re.findall(r"`(penstock_\w+)`", page))
     assert names ^ (documented & names) == set(), "every metric is in docs/operations.md"
     assert documented <= names, "and nothing else is"
+    rules = (REPOSITORY / "examples" / "prometheus" / "penstock.rules.yml").read_text()
+    shown = page[page.index("Suggested alerts:") :].split("```yaml\n")[1].split("```")[0]
+    assert textwrap.dedent(rules.partition("rules:\n")[2]) == shown
     alerts = {name.removesuffix("_bucket") for name in re.findall(r"\bpenstock_\w+", page)}
     assert alerts <= names
     dashboard = json.loads((REPOSITORY / "examples" / "grafana" / "penstock.json").read_text())

@@ -176,6 +176,9 @@ def _after_sub(state: str) -> Iterator[Row]:
     for command in ANSWERS:
         reply = f"E_{command}_FAILED {command} 0000000000000000 failed ID not in flight"
         yield Row(state, command, reply, state)
+    yield Row(state, "BURY, in flight, if IDENTIFY offered it", "", state)
+    reply = "E_BURY_FAILED BURY 0000000000000000 failed ID not in flight"
+    yield Row(state, "BURY, if IDENTIFY offered it", reply, state)
     yield Row(state, "NOP", "", state)
     yield from (Row(state, command, "OK", state) for command in PUBLISHES)
     yield from _forbidden(state)

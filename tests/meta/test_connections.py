@@ -33,6 +33,7 @@ def test_a_fatal_error_leads_out_and_another_does_not() -> None:
                 "E_FIN_FAILED",
                 "E_REQ_FAILED",
                 "E_TOUCH_FAILED",
+                "E_BURY_FAILED",
             )
             ends = ("LINGERING", "FINISHING", "CLOSED")
             assert row.after == row.state if stays else row.after in ends, row

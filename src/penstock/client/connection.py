@@ -49,7 +49,7 @@ FRAME_SIZE_MAX = (5 << 20) + 30
 HTTP_SIZE = 1213486160
 # How long a peer may take to close after our EOF.
 CLOSE_SECONDS_MAX = 2.0
-NON_FATAL = (b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED")
+NON_FATAL = (b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED", b"E_BURY_FAILED")
 
 
 class Receiver(Protocol):
@@ -395,6 +395,7 @@ def identity(config: Config) -> dict[str, object]:
         "deflate_level": config.deflate_level,
         "topology_region": config.topology_region,
         "topology_zone": config.topology_zone,
+        "bury": True,
     }
     if config.start:
         fields["channel_start"] = config.start

@@ -50,6 +50,7 @@ class Stats:
     received: int = 0
     finished: int = 0
     requeued: int = 0
+    buried: int = 0
     given_up: int = 0
     refused: int = 0  # answers that came too late for nsqd
     connected: int = 0  # connections opened
@@ -344,6 +345,13 @@ class Consumer(Lifecycle):
 
     def finished(self, count: int) -> None:
         self.stats.finished += count
+        if self._backoff.level and self._backoff.succeed():
+            self._follow()
+        self._settle()
+
+    def buried(self) -> None:
+        """A message was buried: it is no failure of the handler, which knew what to do."""
+        self.stats.buried += 1
         if self._backoff.level and self._backoff.succeed():
             self._follow()
         self._settle()

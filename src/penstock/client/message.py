@@ -3,11 +3,11 @@
     handler returns            finish
     handler returns False      requeue, and back off
     handler raises             requeue, and back off
-    message.finish(), .requeue(delay), .touch()      explicit answers, from any thread
+    message.finish(), .requeue(delay), .touch(), .bury(text)      explicit answers, any thread
     message.enable_async()     the handler's return is not an answer; the program answers later
 
-A message is answered once: answers after the first finish or requeue are ignored, as in go-nsq,
-and so are answers after the connection was lost: nsqd delivers the message again.
+A message is answered once: answers after the first finish, requeue or bury are ignored, as in
+go-nsq, and so are answers after the connection was lost: nsqd delivers the message again.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from penstock.client.connection import NON_FATAL, Connection, refusal
 from penstock.client.message import RESPONDED, Message, requeue_delay_s
 from penstock.client.ready_counts import Share
 from penstock.core.frames import Reply
-from penstock.errors import RefusedError
+from penstock.errors import ClientError, RefusedError
 from penstock.wire import commands
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ log = logging.getLogger("penstock.client")
 CLS_SECONDS_MAX = 2.0
 # Ten years; nsqd accepts any 64-bit number.
 REQUEUE_MS_MAX = 315_360_000_000
+
+
+# nsqd keeps up to 255 bytes of a reason.
+BURY_TEXT_MAX = 255
 
 
 class Subscription:
@@ -151,6 +155,20 @@ class Subscription:
         self.consumer.requeued(backoff)
         delay_ms = min(round(delay * 1000), REQUEUE_MS_MAX)
         self.connection.send(commands.req(message.id, delay_ms))
+
+    def bury(self, message: Message, text: str) -> None:
+        if self.connection.negotiated.get("bury") is not True:
+            raise ClientError(f"{self.address} does not offer BURY")
+        if get_ident() != self._loop_thread:
+            self._post(lambda: self.bury(message, text))
+            return
+        if message.state == RESPONDED:
+            return
+        message.state = RESPONDED
+        if not self.closed:
+            self._answered(message)
+            self.consumer.buried()
+            self.connection.send(commands.bury(message.id, text[:BURY_TEXT_MAX]))
 
     def touch(self, message: Message) -> None:
         if get_ident() != self._loop_thread:

@@ -54,7 +54,7 @@ cdef class Message:
 
     @property
     def responded(self):
-        """Whether the message has been finished or requeued."""
+        """Whether the message has been finished, requeued or buried."""
         return self.state == RESPONDED
 
     def finish(self):
@@ -67,6 +67,13 @@ cdef class Message:
     def requeue(self, delay=None, *, backoff=True):
         """Send REQ: redeliver after ``delay`` seconds; None computes it from the attempts."""
         self.owner.requeue(self, delay, backoff)
+
+    def bury(self, text=""):
+        """Send BURY: set the message aside, with a short reason, until somebody kicks it.
+
+        Raises ClientError if nsqd does not offer it.
+        """
+        self.owner.bury(self, text)
 
     def touch(self):
         """Send TOUCH: restart the message's timeout."""

@@ -23,6 +23,7 @@ cdef class Scanner:
     cdef public int state                # INIT, SUBSCRIBED or CLOSING; set by the connection
     cdef public Window window            # of the subscribed channel; set by the connection
     cdef public Consumer consumer        # of the subscription; set by the connection
+    cdef public bint buries              # IDENTIFY offered BURY; set by the connection
     cdef public bint tls_required        # refuse everything but IDENTIFY; set by the connection
     cdef public int64_t msg_timeout_ns   # what TOUCH extends by; set by the connection
     cdef public bint progressed          # a command was consumed; cleared by the connection
@@ -72,6 +73,7 @@ cdef class Scanner:
     cdef object check_multi(self, int64_t count, Py_ssize_t body_at)
     cdef object body_missing(self, str name, Py_ssize_t body_at, int64_t* size)
     cdef object with_body(self, str name, Py_ssize_t body_at, int64_t size_max)
+    cdef object bury(self, Token* tokens, int count)
     cdef object answer(self, str name, Token* tokens, int count)
     cdef object set_ready(self, Token* tokens, int count)
     cdef object need(self, tuple waiting)

@@ -22,6 +22,7 @@ class Scanner:
     window: Window | None
     consumer: Consumer | None
     tls_required: bool
+    buries: bool
     msg_timeout_ns: int
     progressed: bool
     answered: bool

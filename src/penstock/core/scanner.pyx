@@ -27,7 +27,7 @@ from penstock.core.appender cimport Appender
 from penstock.core.bytes cimport load_u32
 from penstock.core.layouts cimport ID_INDEX_BITS, ID_SIZE
 from penstock.core.ticket cimport Ticket
-from penstock.core.window cimport DONE, NOT_IN_FLIGHT, Consumer, Window
+from penstock.core.window cimport DONE, NO_ROOM, NOT_DURABLE, NOT_IN_FLIGHT, NOT_OWNER, Consumer, Window
 
 from penstock.errors import ProtocolError
 
@@ -63,6 +63,12 @@ cdef object CONTINUE = object()
 cdef object MORE = object()
 WORKED = object()
 cdef tuple LINE_TOO_LONG = ("LINE_TOO_LONG",)
+cdef dict NOT_BURIED = {
+    NOT_IN_FLIGHT: "ID not in flight",
+    NOT_OWNER: "client does not own message",
+    NO_ROOM: "too many buried messages",
+    NOT_DURABLE: "channel is ephemeral",
+}
 
 
 cdef inline bint is_word(Token* token, const char* word, Py_ssize_t size) noexcept:
@@ -322,6 +328,8 @@ cdef class Scanner:
                 return invalid("cannot CLS in current state")
             self.consume(body_at)
             return ("CLS",)
+        if self.buries and is_word(tokens, b"BURY", 4):
+            return self.bury(tokens, count)
         return invalid(f"invalid command {as_text(tokens)}")
 
     # ---- publishing
@@ -579,6 +587,37 @@ cdef class Scanner:
             why = "ID not in flight" if status == NOT_IN_FLIGHT else "client does not own message"
             failed = ProtocolError(
                 f"E_{name}_FAILED", f"{name} {as_text(&tokens[1])} failed {why}", fatal=False)
+        self.consume(self.line_scanned + 1)
+        return CONTINUE if failed is None else failed
+
+    cdef object bury(self, Token* tokens, int count):
+        # BURY <id> [<text up to the end of the line>]
+        cdef int64_t value
+        cdef int status = NOT_IN_FLIGHT
+        cdef Token ending
+        cdef str text = ""
+        if self.state != STATE_SUBSCRIBED and self.state != STATE_CLOSING:
+            return invalid("cannot BURY in current state")
+        if count < 2:
+            return invalid("BURY insufficient number of params")
+        if tokens[1].size != ID_SIZE:
+            return invalid("invalid message ID")
+        assert self.window is not None and self.consumer is not None
+        if count > 2:
+            ending = Token(tokens[2].at, self.at + self.line_scanned - tokens[2].at)
+            text = as_bytes(&ending).decode("utf-8", "replace").rstrip("\r")
+        value = parse_id(tokens[1].at)
+        if value != -1:
+            status = self.window.bury(
+                self.consumer, value & INDEX_MASK, <int>(<uint64_t>value >> ID_INDEX_BITS),
+                self.wall_ns, text)
+        failed = None
+        if status == DONE:
+            self.answered = True
+        else:
+            failed = ProtocolError(
+                "E_BURY_FAILED", f"BURY {as_text(&tokens[1])} failed {NOT_BURIED[status]}",
+                fatal=False)
         self.consume(self.line_scanned + 1)
         return CONTINUE if failed is None else failed
 

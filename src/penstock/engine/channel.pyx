@@ -168,7 +168,21 @@ cdef class Channel:
 
     def policy_stats(self):
         """What /stats shows besides a channel's policy, if that is shown."""
-        return {"expired_count": self.expired_count, "dropped_count": self.dropped_count}
+        cdef Window window = self.window
+        stats = {"expired_count": self.expired_count, "dropped_count": self.dropped_count}
+        if window.buried is None and not window.strict and not window.dropped_count:
+            return stats
+        stats |= {
+            "buried": window.buried_count,
+            "buried_total": window.buried_total,
+            "kicked_total": window.kicked_count,
+            "discarded_total": window.discarded_count,
+            "dropped_attempts_total": window.dropped_count,
+            "not_buried_total": window.no_room_count,
+        }
+        if self.sweep is not None:
+            stats["sweeping"] = {"act": self.sweep.act.value, "left": self.sweep.left}
+        return stats
 
     def _may_move(self):
         self.window.movable = (

@@ -68,6 +68,7 @@ class Commands:
     def _use(self, settings: identify.Settings) -> None:
         self.settings = settings
         self._client.scanner.msg_timeout_ns = settings.msg_timeout_ns
+        self._client.scanner.buries = settings.bury
         self._client.expect_within(settings.heartbeat_interval_ns)
 
     def is_publish(self, command: Any) -> bool:

@@ -6,8 +6,8 @@ it, and has a row here.  nsqadmin counts the last hour by the same names (admin/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from penstock.engine.base import BaseTopic
 from penstock.engine.components import Components
@@ -15,12 +15,16 @@ from penstock.net.exposition import COUNTER, GAUGE, Sample, family, labels, sing
 
 
 class Counted(NamedTuple):
-    """A number of ``policy_stats`` and its metric; ``name`` is complete."""
+    """A number of ``policy_stats`` and its metric; ``name`` is complete.
+
+    If it is several numbers by name, ``label`` is the label for that name.
+    """
 
     key: str
     name: str
     kind: str
     help: str
+    label: str = ""
 
 
 TOPIC_COUNTS: tuple[Counted, ...] = (
@@ -59,6 +63,38 @@ CHANNEL_COUNTS: tuple[Counted, ...] = (
         COUNTER,
         "Messages dropped at a bound of the topic.",
     ),
+    Counted("buried", "penstock_channel_buried", GAUGE, "Messages that are buried."),
+    Counted(
+        "buried_total",
+        "penstock_channel_burials_total",
+        COUNTER,
+        "Messages buried, by reason.",
+        "reason",
+    ),
+    Counted(
+        "kicked_total",
+        "penstock_channel_kicked_total",
+        COUNTER,
+        "Buried messages that were made ready again.",
+    ),
+    Counted(
+        "discarded_total",
+        "penstock_channel_discarded_total",
+        COUNTER,
+        "Buried messages that were finished.",
+    ),
+    Counted(
+        "dropped_attempts_total",
+        "penstock_channel_dropped_attempts_total",
+        COUNTER,
+        "Messages dropped after max_attempts.",
+    ),
+    Counted(
+        "not_buried_total",
+        "penstock_channel_not_buried_total",
+        COUNTER,
+        "Messages that max_buried left no room for; they stay in the channel.",
+    ),
 )
 
 
@@ -81,17 +117,29 @@ def policy_families(components: Components, topics: Sequence[BaseTopic]) -> Iter
     of_topics: dict[str, list[Sample]] = {counted.key: [] for counted in TOPIC_COUNTS}
     of_channels: dict[str, list[Sample]] = {counted.key: [] for counted in CHANNEL_COUNTS}
     for topic in topics:
-        where = labels({"topic": topic.name})
-        for key, value in topic.policy_stats().items():
-            if key in of_topics:
-                of_topics[key].append((where, value))
+        _collect(topic.policy_stats(), {"topic": topic.name}, TOPIC_COUNTS, of_topics)
         for name, channel in sorted(topic.channels.items()) if of_channels else ():
-            where = labels({"topic": topic.name, "channel": name})
-            for key, value in channel.policy_stats().items():
-                if key in of_channels:
-                    of_channels[key].append((where, value))
+            where = {"topic": topic.name, "channel": name}
+            _collect(channel.policy_stats(), where, CHANNEL_COUNTS, of_channels)
         yield b""
     for counted in TOPIC_COUNTS:
         yield from family(counted.name, counted.kind, counted.help, of_topics[counted.key])
     for counted in CHANNEL_COUNTS:
         yield from family(counted.name, counted.kind, counted.help, of_channels[counted.key])
+
+
+def _collect(
+    stats: Mapping[str, Any],
+    where: dict[str, str],
+    counts: Sequence[Counted],
+    samples: dict[str, list[Sample]],
+) -> None:
+    for counted in counts if stats else ():
+        value = stats.get(counted.key)
+        if value is None:
+            continue
+        if counted.label:
+            named = ((labels(where | {counted.label: name}), one) for name, one in value.items())
+            samples[counted.key] += named
+        else:
+            samples[counted.key].append((labels(where), value))

@@ -63,6 +63,12 @@ def touch(id: bytes) -> bytes:
     return b"TOUCH " + id + b"\n"
 
 
+def bury(id: bytes, text: str = "") -> bytes:
+    """Only nsqds that offer it in IDENTIFY know it; a line is a text's end."""
+    words = " ".join(text.split())
+    return b"BURY " + id + (b" " + words.encode("utf-8", "replace") if words else b"") + b"\n"
+
+
 def cls() -> bytes:
     return CLS
 

@@ -48,6 +48,7 @@ FIELDS: dict[str, tuple[type, int]] = {
     "topology_region": (str, 0),
     "topology_zone": (str, 0),
     "channel_start": (str, 0),  # ours: where SUB begins a new channel
+    "bury": (bool, 0),  # ours: whether the client may send BURY
 }
 
 
@@ -103,6 +104,7 @@ class Settings(NamedTuple):
     topology_region: str = ""
     topology_zone: str = ""
     channel_start: str = ""
+    bury: bool = False
 
 
 def initial(limits: Limits, peer_host: str) -> Settings:
@@ -160,6 +162,7 @@ def _apply(
         topology_region=_string(fields, "topology_region"),
         topology_zone=_string(fields, "topology_zone"),
         channel_start=_string(fields, "channel_start"),
+        bury=bool(fields.get("feature_negotiation")) and bool(fields.get("bury")),
     )
 
 
@@ -235,7 +238,12 @@ def _upgrade(
 
 def _reply(settings: Settings, limits: Limits) -> bytes:
     """The response to feature_negotiation as JSON, keys in nsqd's order, times in ms."""
-    ours = {"channel_start": settings.channel_start} if settings.channel_start else {}
+    # Clients that do not ask for ours get nsqd's bytes.
+    ours: dict[str, gojson.Value] = {}
+    if settings.channel_start:
+        ours["channel_start"] = settings.channel_start
+    if settings.bury:
+        ours["bury"] = True
     return gojson.encode(
         {
             "max_rdy_count": limits.max_rdy_count,
