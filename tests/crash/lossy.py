@@ -108,7 +108,11 @@ class LossyFiles(Files):
         return sorted(found.now) if isinstance(found, _Folder) else []
 
     def free_size(self, path: str) -> int:
-        return max(0, self.space - self._used(self._root))
+        self._maybe_fail("free_size", path)
+        return self._free()
+
+    def total_size(self, path: str) -> int:
+        return self.space
 
     def append(self, path: str, parts: Sequence[bytes], offset: int = -1) -> int:
         self._step("append", path)
@@ -129,7 +133,7 @@ class LossyFiles(Files):
         at = len(inode.now) if offset < 0 else offset
         assert not any(inode.now[at:]), "only zeros are overwritten"
         grown = at + len(data) - len(inode.now)
-        if self.space < ENDLESS and grown > self.free_size(path):
+        if self.space < ENDLESS and grown > self._free():
             del inode.now[at:]
             raise OSError(errno.ENOSPC, "No space left on device", path)
         inode.now[at : at + len(data)] = data
@@ -140,7 +144,7 @@ class LossyFiles(Files):
         self._maybe_fail("extend", path)
         inode = self._inode(path)
         assert len(inode.now) == start < end
-        if self.space < ENDLESS and end - start > self.free_size(path):
+        if self.space < ENDLESS and end - start > self._free():
             raise OSError(errno.ENOSPC, "No space left on device", path)
         inode.now += bytes(end - start)
 
@@ -175,7 +179,7 @@ class LossyFiles(Files):
         self._maybe_fail("allocate", path)
         inode = self._make(path)
         missing = size - len(inode.now)
-        if missing > self.free_size(path):
+        if missing > self._free():
             raise OSError(errno.ENOSPC, "No space left on device", path)
         inode.now += bytes(max(0, missing))
         inode.synced = bytes(inode.now)
@@ -339,6 +343,9 @@ class LossyFiles(Files):
         folder, name = self._split(path)
         if folder is not None:
             folder.now.pop(name, None)
+
+    def _free(self) -> int:
+        return ENDLESS if self.space == ENDLESS else max(0, self.space - self._used(self._root))
 
     def _used(self, folder: _Folder) -> int:
         total = 0

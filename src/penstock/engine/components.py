@@ -33,6 +33,7 @@ from penstock.engine.pull.patterns import Patterns
 from penstock.engine.pull.polls import Polls
 from penstock.engine.pull.reads import Reads
 from penstock.engine.retention.wakes import Retention
+from penstock.engine.retention.watermark import Room
 from penstock.engine.rounds import Rounds
 from penstock.engine.scan import DeadlineScan, SampleScan, Scan
 from penstock.engine.shared import EphemeralMemory, Shared
@@ -68,6 +69,7 @@ class Components:
         self.rounds = Rounds(context, self.identity, self.deferred, by_instance)
         self.policies = Policies(context, topics)
         self.retention = Retention(context, self.rounds)
+        self.room = Room(context, self.health, self.retention)
         changes_disk = Lane(context.disk, CHANGE_WORK_COUNT_MAX)
         self.registry = Registry(context, self.health, changes_disk, topics)
         self.polls = Polls(context, topics)
@@ -154,6 +156,7 @@ class Components:
             )
         )
         self.staging.start()
+        self.room.start()
 
     def refuse_all(self) -> None:
         """Shutdown has begun: accept nothing new, and answer all long polls."""

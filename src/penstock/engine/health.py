@@ -68,12 +68,12 @@ class Health:
     def refuse(self, source: str, error: Exception) -> None:
         """As failing(), and refuse publishes, since they would not be kept."""
         self.failing(source, error)
-        self.reserve.bar(error)
+        self.reserve.bar(source, error)
 
     def accept(self, source: str) -> None:
         """As working(); accept publishes once the reserve is held again."""
         self.working(source)
-        self.reserve.unbar()
+        self.reserve.unbar(source)
 
     # Writes
 
@@ -94,8 +94,8 @@ class Health:
 
     def needs_room(self, error: Exception) -> None:
         """If the disk is full, free the reserve for journals and metadata."""
-        if is_full(error) and self.reserve.held:
-            self.reserve.held = False
+        if is_full(error) and self.reserve.allocated:
+            self.reserve.held = self.reserve.allocated = False
             self._context.disk.submit(self.reserve.free, lambda _result, _error: None)
 
     def failed(self, error: Exception) -> None:

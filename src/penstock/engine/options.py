@@ -20,7 +20,7 @@ from penstock.settings.daemon import (
     tls_client_auth_policy,
     tls_required,
 )
-from penstock.settings.kinds import Float, Listed, format_float
+from penstock.settings.kinds import Float, Listed, SetInt, format_float
 from penstock.settings.table import (
     boolean,
     choice,
@@ -47,6 +47,9 @@ STATS = "Statistics"
 # A frame's size is read as a signed 32-bit integer by clients, and is the body's plus 30.
 BODY_SIZE_MAX = 2**31 - 1
 MESSAGE_SIZE_MAX = BODY_SIZE_MAX - 30
+
+# --disk-low-watermark if it is not set; then publishes are not refused below it.
+LOW_PERCENT = 5
 
 # With ports 100 apart from 4150 on, all of them are below those that the kernel assigns (32768).
 PROCESS_COUNT_MAX = 256
@@ -173,6 +176,14 @@ class Options:
         STORAGE,
         "",
         "TOML file of policies for topics and channels; read again on SIGHUP",
+        own=True,
+    )
+    disk_low_watermark: int | None = row(
+        SetInt(0, 99, LOW_PERCENT),
+        STORAGE,
+        None,
+        "percent of the disk to keep free of retained messages; if set, of publishes too; 0: off",
+        default_text="5, for publishes 0",
         own=True,
     )
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
 from penstock.engine.components import Components
+from penstock.engine.retention.wakes import Keeping
 from penstock.engine.stats.memory import Memory
 from penstock.engine.topic import Topic
 from penstock.engine.topology import EXPERIMENT, LOCALITIES
@@ -84,6 +85,7 @@ CHANNEL_COLUMNS = (
 RETAINED_COLUMNS = (
     Column("retained_bytes", GAUGE, "Bytes of finished segments that retention keeps."),
     Column("retained_oldest_seconds", GAUGE, "Age of the oldest message that retention keeps."),
+    Column("retained_given_up_total", COUNTER, "Messages removed early because the disk was low."),
 )
 TOPIC_COLUMNS = (
     Column("depth", GAUGE, "Messages that no channel may read yet."),
@@ -255,6 +257,11 @@ class Metrics:
             "1 while disk space is held back for journals; 0: the disk is full.",
             int(self._components.health.reserve.held),
         )
+        yield _gauge(
+            "disk_low",
+            "1 while less of the disk is free than --disk-low-watermark.",
+            int(self._components.room.low),
+        )
         yield histogram("penstock_sync_duration_seconds", "Syncs of topic logs.", sync_times)
         rows: list[tuple[str, tuple[int, ...]]] = []
         for topic in topics:
@@ -367,7 +374,7 @@ class Metrics:
         """Of the topics whose policy retains something."""
         rows: list[tuple[str, tuple[float, ...]]] = []
         for each in self._components.retention.by_name():
-            rows.append((_name_labels(each.topic.name), (each.size, each.oldest_age_ns / 1e9)))
+            rows.append((_name_labels(each.topic.name), _retained_row(each)))
             if not len(rows) % PIECE_COUNT:
                 yield b""
         yield from _table("penstock_topic_", RETAINED_COLUMNS, rows)
@@ -488,6 +495,10 @@ def _name_labels(topic: str) -> str:
 
 def _channel_labels(channel: Channel) -> str:
     return f'{{topic="{escape(channel.topic.name)}",channel="{escape(channel.name)}"}}'
+
+
+def _retained_row(each: Keeping) -> tuple[float, ...]:
+    return each.size, each.oldest_age_ns / 1e9, each.given_up_count
 
 
 def _topic_row(topic: BaseTopic) -> tuple[int, ...]:

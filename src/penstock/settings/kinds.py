@@ -209,6 +209,20 @@ class Int(Text):
         return _bounds(low, high)
 
 
+class SetInt(Int):
+    """An integer for which it matters whether it was set; None: it was not, and ``unset`` holds."""
+
+    def __init__(self, minimum: int, maximum: int, unset: int) -> None:
+        super().__init__(minimum, maximum)
+        self.unset = unset
+
+    def show(self, value: Any) -> str:
+        return str(self.to_json(value))
+
+    def to_json(self, value: Any) -> Any:
+        return self.unset if value is None else value
+
+
 class Float(Text):
     kind = "float"
     noun = "a number"

@@ -144,6 +144,11 @@ cdef class Files:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
+    def total_size(self, path):
+        """The size of the file system of ``path``, in bytes."""
+        found = os.statvfs(path)
+        return found.f_blocks * found.f_frsize
+
     # Writing
 
     cpdef int64_t append(self, str path, parts, int64_t offset=-1) except -1:

@@ -15,19 +15,24 @@ class Reserve:
         self._files = files
         self._path = path
         self.size = size
-        self.held = size == 0
-        # Why it must not be held; publishes are rejected while it is not.
-        self.barred: Exception | None = None
+        self.held = self.allocated = size == 0
+        # Why it must not be held, by source; publishes are rejected while it is not.
+        self._bars: dict[str, Exception] = {}
 
-    def bar(self, reason: Exception) -> None:
+    @property
+    def barred(self) -> Exception | None:
+        """The first reason why it must not be held."""
+        return next(iter(self._bars.values()), None)
+
+    def bar(self, source: str, reason: Exception) -> None:
         """Count as not held until ``unbar``, even if there is space."""
-        self.barred = reason
+        self._bars[source] = reason
         self.held = False
 
-    def unbar(self) -> None:
-        """It may be held again: see hold()."""
-        self.barred = None
-        self.held = self.size == 0
+    def unbar(self, source: str) -> None:
+        """It may be held again if no other source bars it: see hold()."""
+        if self._bars.pop(source, None) is not None and not self._bars:
+            self.held = self.size == 0
 
     def hold(self) -> bool:
         """Allocate the space if there is room; return whether it is held.  Blocking."""
@@ -41,11 +46,12 @@ class Reserve:
             # A partial reserve is useless, and others need the space.
             self._files.unlink(self._path)
             return False
+        self.allocated = True
         self.held = self.barred is None
         return self.held
 
     def free(self) -> None:
         """Free the space.  Blocking."""
         if self.size:
-            self.held = False
+            self.held = self.allocated = False
             self._files.unlink(self._path)

@@ -65,6 +65,7 @@ class Removal:
         self._straggler_ns = 0
         self._relocation_failed = False
         self._rewind_count = 0  # channels that went back
+        self._given_up_end = 0
 
     def recover(self, whole_from: int) -> None:
         """Restore what the journal has."""
@@ -106,11 +107,17 @@ class Removal:
         if end > self._removed_journaled:
             self._journal_removed(end)
             return True
-        paths = log.retire(min(low, kept_from))
-        if paths:
+        if end:
+            size = log.size
+            self.retained.removing(log.first, end)
+            paths = log.retire(min(low, kept_from))
             self.whole_from = max(self.whole_from, end)
-            self._unlink(paths)
+            self._unlink(paths, size - log.size)
             return True
+        if self.retained.given_up_end > self._given_up_end:
+            self._given_up_end = self.retained.given_up_end
+            if not self._relocation_failed:
+                self._straggler_ns = 0  # the disk cannot wait for the next search
         early = self._clock.monotonic_ns() < self._straggler_ns
         segment, stragglers = self._find_stragglers(kept_from)
         if segment is None and self._relocation_failed and not early:
@@ -149,27 +156,30 @@ class Removal:
 
         keeper.flush(sync=True).add(journaled)
 
-    def _unlink(self, paths: list[str]) -> None:
+    def _unlink(self, paths: list[str], size: int) -> None:
         """Unlink files that the log dropped, after the journal no longer lists them."""
         self._removing = True
         topic = self._topic
         journaled = topic.keeper.flush(sync=True) if topic.journal_files() else settled()
-        journaled.add(partial(self._unlink_journaled, paths))
+        journaled.add(partial(self._unlink_journaled, paths, size))
 
-    def _unlink_journaled(self, paths: list[str], journaled: Ticket) -> None:
+    def _unlink_journaled(self, paths: list[str], size: int, journaled: Ticket) -> None:
         if journaled.error is not None:
             if not self._topic.closed:
-                self._shared.context.retry(partial(self._unlink, paths))
+                self._shared.context.retry(partial(self._unlink, paths, size))
             return
+        retention = self._shared.retention
+        retention.unlinking_size += size
 
         def unlink() -> None:
             for path in paths:
                 self._shared.context.files.unlink(path)
 
-        self._shared.retention.unlinks.submit(unlink, self._unlinked)
+        retention.unlinks.submit(unlink, partial(self._unlinked, size))
 
-    def _unlinked(self, _: None, error: Exception | None) -> None:
+    def _unlinked(self, size: int, _: None, error: Exception | None) -> None:
         self._removing = False
+        self._shared.retention.unlinking_size -= size
         if error is not None:
             self._report(error)
         else:
@@ -231,6 +241,8 @@ class Removal:
         # Otherwise a channel was created meanwhile that starts in this segment, or went back.
         if old.visible.end <= self._topic.passed() and rewind_count == self._rewind_count:
             try:
+                first, end = old.first, old.visible.end
+                self.retained.removing(first, end, len(moved.indexes))
                 paths = self._log.relocated(moved)
             except StorageError as error:
                 self._not_relocated(error)
@@ -239,7 +251,7 @@ class Removal:
                 self._shared.retries.worked(self._relocating)
             if old.path in paths:
                 self.whole_from = max(self.whole_from, old.visible.end)
-        self._unlink(paths)
+        self._unlink(paths, 0)
 
     @property
     def _relocating(self) -> str:

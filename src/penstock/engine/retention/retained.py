@@ -63,6 +63,7 @@ class RetainingTopic(Protocol):
     def released(self) -> int: ...
     def low(self) -> int: ...
     def passed(self) -> int: ...
+    def retire(self) -> bool: ...
     def windows(self) -> list[Window]: ...
 
 
@@ -80,7 +81,8 @@ class Retained:
         self._active: Segment | None = None  # the active segment when it was last seen,
         self._active_ns = 0  # and when it was first seen
         self.wake_ns = NEVER_NS  # when the topic is checked again
-        self._given_up_end = 0
+        self._expired_end = 0  # what the policy keeps begins here
+        self.given_up_end = 0  # segments below this have to make room
         self.given_up_count = 0  # messages removed early because the disk was low
         self._beside_of: tuple[Segment, ...] = ()
         self._beside_until_ns = self._beside_size = 0
@@ -128,8 +130,8 @@ class Retained:
                     self._retention.wake(self, now_ns + max(left_ns, 0))
                 break
             place += 1
-        kept_from = files[place - 1].visible.end if place else 0
-        return max(kept_from, self._given_up_end)
+        self._expired_end = files[place - 1].visible.end if place else 0
+        return max(self._expired_end, self.given_up_end)
 
     def _see_sealed(self) -> int:
         """Note how old the segments are that were sealed since the last call; returns the time."""
@@ -193,10 +195,34 @@ class Retained:
 
     # ---- giving up
 
+    def oldest_ns(self) -> int | None:
+        """When the newest message of the oldest retained segment was appended, if there is one."""
+        oldest = self.oldest()
+        return None if oldest is None else oldest.append_ns_last
+
+    def give_up(self) -> int:
+        """Give up the oldest retained segment; returns its size."""
+        oldest = self.oldest()
+        assert oldest is not None
+        self.given_up_end = oldest.visible.end
+        return oldest.file_size
+
+    @property
+    def given_up_size(self) -> int:
+        """Bytes of the segments that were given up and are still there."""
+        count = self._sealed_count(min(self.given_up_end, self.topic.passed()))
+        return self._size_before(count) if count else 0
+
+    def removing(self, start: int, end: int, moved_count: int = 0) -> None:
+        """The messages in [start, end) go now, but for those moved; count what had time left."""
+        start = max(start, self._expired_end)
+        if start < end and self.wanted:
+            self.given_up_count += self._log.count_between(start, end) - moved_count
+
     def oldest(self) -> Segment | None:
         """The oldest segment that is retained; None if there is none."""
         files = self._log.files
-        place = locate(files, self._given_up_end)
+        place = locate(files, self.given_up_end)
         if not self.wanted or place >= self._sealed_count(self.topic.passed()):
             return None
         return files[place]

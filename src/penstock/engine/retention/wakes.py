@@ -19,10 +19,12 @@ ROLL_COUNT_MAX = 1
 UNLINK_COUNT_MAX = 1
 
 
-class Named(Protocol):
-    """A topic."""
+class KeepingTopic(Protocol):
+    """A topic as the retention of a node sees it."""
 
     name: str
+
+    def retire(self) -> bool: ...
 
 
 class Keeping(Protocol):
@@ -31,11 +33,17 @@ class Keeping(Protocol):
     wake_ns: int
 
     @property
-    def topic(self) -> Named: ...
+    def topic(self) -> KeepingTopic: ...
     @property
     def size(self) -> int: ...
     @property
     def oldest_age_ns(self) -> int: ...
+    @property
+    def given_up_size(self) -> int: ...
+    @property
+    def given_up_count(self) -> int: ...
+    def oldest_ns(self) -> int | None: ...
+    def give_up(self) -> int: ...
 
 
 class Retention:
@@ -47,6 +55,7 @@ class Retention:
         self.retained: dict[Keeping, None] = {}  # of the topics that retain something
         self.rolls = LimitedQueue(context, ROLL_COUNT_MAX)
         self.unlinks = Lane(context.disk, UNLINK_COUNT_MAX)
+        self.unlinking_size = 0  # bytes of files on their way out
         self.room_low = False  # retained segments have to make room
         self._due: list[tuple[int, int, Keeping]] = []
         self._number = 0

@@ -1,0 +1,184 @@
+"""Room on the disk: below --disk-low-watermark, retained segments go early, oldest first (R21).
+
+    free    0 ......... low ........ enough ............................ total
+            an episode begins below low and ends at enough
+
+Rule 1: only what retention alone keeps is given up, over all topics by age, and only as much as is
+        missing; each segment is counted, each episode is logged.
+Rule 2: publishes are refused only if the flag was set by hand, and only when nothing is left to
+        give up.  Otherwise they are until the disk is full (R8).
+Rule 3: the disk is measured once a second, and more often while it fills fast; not at all if it
+        would change nothing.  A measurement gives up a bounded number of segments, and what is
+        on its way out counts as free.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import logging
+
+from penstock.engine.context import Context
+from penstock.engine.health import Health
+from penstock.engine.options import LOW_PERCENT
+from penstock.engine.retention.wakes import Keeping, Retention
+
+log = logging.getLogger(__name__)
+
+SOURCE = "disk"
+INTERVAL_NS = 1_000_000_000
+INTERVAL_NEAR_NS = 100_000_000  # with less free than twice the watermark
+INTERVAL_MIN_NS = 50_000_000
+# An episode ends a quarter above the watermark, so that it does not begin again at once.
+MARGIN_PART = 4
+GIVE_UP_COUNT_MAX = 64
+# What was given up and is still there after this long is kept by something else.
+GIVEN_UP_NS = 10_000_000_000
+
+
+class Room:
+    """Measures the disk, and makes room."""
+
+    def __init__(self, context: Context, health: Health, retention: Retention) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._health = health
+        self._retention = retention
+        percent = context.options.disk_low_watermark
+        self._refuses = bool(percent)
+        self.percent = LOW_PERCENT if percent is None else percent
+        self._free_size = -1  # at the last measurement
+        self._measured_ns = 0
+        self._given_up: dict[Keeping, int] = {}  # when a segment of it was last given up
+        self._count = 0  # of this episode
+        self._exhausted = False
+
+    @property
+    def low(self) -> bool:
+        """Whether an episode is under way."""
+        return self._retention.room_low
+
+    def start(self) -> None:
+        if self.percent:
+            self._context.turns.after(INTERVAL_NS, self._measure)
+
+    def _measure(self) -> None:
+        if self._context.supervisor.exiting:
+            return
+        if not (self._refuses or self._retention.retained or self.low):
+            self._context.turns.after(INTERVAL_NS, self._measure)
+            return
+        files, path = self._context.files, self._context.data.own
+
+        def measure() -> tuple[int, int]:
+            return files.free_size(path), files.total_size(path)
+
+        self._context.disk.submit(measure, self._measured)
+
+    def _measured(self, sizes: tuple[int, int] | None, error: Exception | None) -> None:
+        interval_ns = INTERVAL_NS
+        if sizes is not None and sizes[1]:
+            interval_ns = self._judge(*sizes)
+        self._context.turns.after(interval_ns, self._measure)
+
+    def _judge(self, free_size: int, total_size: int) -> int:
+        """Begin or end an episode, and make room; returns when to measure again."""
+        low_size = total_size * self.percent // 100
+        enough_size = low_size + min(low_size // MARGIN_PART, (total_size - low_size) // 2)
+        if not self.low and free_size < low_size:
+            self._begin(free_size, total_size)
+        elif self.low and free_size >= enough_size:
+            self._end(free_size, total_size)
+        if self.low:
+            self._make_room(enough_size - free_size - self._leaving_size())
+            self._refuse(free_size, total_size)
+            return INTERVAL_NS if self._exhausted else INTERVAL_MIN_NS
+        return self._next_ns(free_size, low_size)
+
+    def _next_ns(self, free_size: int, low_size: int) -> int:
+        """Before half of what is left above the watermark is used, at the rate of late."""
+        now_ns, used_size = self._clock.monotonic_ns(), self._free_size - free_size
+        passed_ns = max(1, now_ns - self._measured_ns)
+        self._free_size, self._measured_ns = free_size, now_ns
+        interval_ns = INTERVAL_NEAR_NS if free_size < 2 * low_size else INTERVAL_NS
+        if used_size <= 0:
+            return interval_ns
+        left_ns = (free_size - low_size) * passed_ns // used_size
+        return min(interval_ns, max(INTERVAL_MIN_NS, left_ns // 2))
+
+    # ---- an episode
+
+    def _begin(self, free_size: int, total_size: int) -> None:
+        self._retention.room_low = True
+        self._count, self._exhausted = 0, False
+        log.warning(
+            "disk: %s free, less than --disk-low-watermark (%d %%): retained segments are given up,"
+            " oldest first",
+            _share(free_size, total_size),
+            self.percent,
+        )
+        for retained in self._retention.retained:
+            self._retention.check_soon(retained)  # finished active segments are in the way now
+
+    def _end(self, free_size: int, total_size: int) -> None:
+        self._retention.room_low = False
+        self._given_up.clear()
+        self._free_size = -1
+        if self._refuses:
+            self._health.accept(SOURCE)
+        log.info(
+            "disk: %s free again; %d retained segments were given up",
+            _share(free_size, total_size),
+            self._count,
+        )
+
+    def _leaving_size(self) -> int:
+        """Bytes that were given up and are still on the disk."""
+        now_ns = self._clock.monotonic_ns()
+        for each in [e for e, at_ns in self._given_up.items() if now_ns - at_ns > GIVEN_UP_NS]:
+            del self._given_up[each]
+        return self._retention.unlinking_size + sum(each.given_up_size for each in self._given_up)
+
+    def _make_room(self, missing_size: int) -> None:
+        """Give up segments of ``missing_size`` bytes, the oldest of all topics first."""
+        self._exhausted = False
+        if missing_size <= 0:
+            return
+        oldest = [
+            (age_ns, number, each)
+            for number, each in enumerate(self._retention.retained)
+            if (age_ns := each.oldest_ns()) is not None
+        ]
+        heapq.heapify(oldest)
+        self._exhausted = not oldest and not self._leaving_size()
+        touched: dict[Keeping, None] = {}
+        for _ in range(GIVE_UP_COUNT_MAX):
+            if not oldest or missing_size <= 0:
+                break
+            _, number, each = oldest[0]
+            missing_size -= each.give_up()
+            self._count += 1
+            touched[each] = None
+            next_ns = each.oldest_ns()
+            if next_ns is None:
+                heapq.heappop(oldest)
+            else:
+                heapq.heapreplace(oldest, (next_ns, number, each))
+        for each in touched:
+            self._given_up[each] = self._clock.monotonic_ns()
+            self._context.supervisor.guard(SOURCE, each.topic.retire)
+
+    def _refuse(self, free_size: int, total_size: int) -> None:
+        if self._refuses and self._exhausted:
+            share = _share(free_size, total_size)
+            self._health.refuse(
+                SOURCE,
+                OSError(
+                    errno.ENOSPC,
+                    f"disk low: {share} free, --disk-low-watermark is {self.percent} %",
+                ),
+            )
+
+
+def _share(free_size: int, total_size: int) -> str:
+    return f"{100 * free_size / total_size:.1f} %"
