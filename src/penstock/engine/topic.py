@@ -85,8 +85,8 @@ class Topic(BaseTopic):
             self.shared.expiry.watch(self)
 
     def policy_stats(self) -> dict[str, Any]:
-        retained = self.removal.retained
-        stats = super().policy_stats() | {
+        return {
+            **super().policy_stats(),
             "unfinished_count": self.bound.unfinished_count,
             "unfinished_bytes": self.unfinished_size,
             "waiting_count": self.shared.deferred.parked.waiting(self.instance),
@@ -94,11 +94,8 @@ class Topic(BaseTopic):
             "dropped_count": self.dropped_count,
             "expired_count": self.expired_count,
             "whole_from": self.whole_from,
+            **self.removal.retained.stats(),
         }
-        if retained.wanted:
-            stats["retained_bytes"] = retained.size
-            stats["retained_oldest_ms"] = retained.oldest_age_ns // 1_000_000
-        return stats
 
     # ---- publishing
 

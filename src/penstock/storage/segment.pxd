@@ -33,8 +33,9 @@ cdef class Segment:
     cdef public set slots                # None: only the range in the trailer is known
     cdef public int64_t slot_min
     cdef public int64_t slot_max
-    cdef public int64_t seen_ns          # monotonic time when retention first saw it; 0: not yet
-    cdef public int64_t age_ns           # how old it was then
+    cdef public int64_t seen_ns          # monotonic time when retention last saw it change; 0: not yet
+    cdef public int64_t seen_end         # where it ended then
+    cdef public int64_t age_ns           # and how old it was
     cdef public bint sealed
     cdef public bint closed              # takes no more batches
     cdef public bint failed              # a sync failed: bytes after `synced` may be lost

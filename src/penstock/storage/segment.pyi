@@ -37,6 +37,7 @@ class Segment:
     slot_min: int
     slot_max: int
     seen_ns: int
+    seen_end: int
     age_ns: int
     sealed: bool
     closed: bool

@@ -175,7 +175,7 @@ cdef class Segment:
 
     def aged_as(self, Segment old not None):
         """Take over the age of the segment that this one replaces."""
-        self.seen_ns, self.age_ns = old.seen_ns, old.age_ns
+        self.seen_ns, self.age_ns, self.seen_end = old.seen_ns, old.age_ns, self.visible.end
 
     def drop_tables(self):
         """Free the tables if they can be loaded again."""

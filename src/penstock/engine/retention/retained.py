@@ -9,10 +9,10 @@ Rule 1: at least what the policy says is kept, in whole segments: a segment goes
 Rule 2: an active segment is sealed before it spans a quarter of ``retain``, also on an idle topic;
         with ``retain_bytes`` it is full at an eighth of that.
 Rule 3: a wrong clock makes nothing go early.  The age is the smaller of two: by the wall clock
-        now; and by the wall clock when this process first saw it sealed, plus the monotonic
-        time since.  It is at least that monotonic time, so a clock that was fast once does not keep
-        a segment forever.  For a while after a start nothing goes by its age: a machine may boot
-        with a wrong clock.
+        now; and by the wall clock when this process first saw its newest message, plus the
+        monotonic time since.  It is at least that monotonic time, so a clock that was fast once
+        does not keep a segment forever.  For a while after a start nothing goes by its age: a
+        machine may boot with a wrong clock.
 Rule 4: a topic costs nothing until its next segment is due; the rolls that come due for many topics
         at once are begun one after another.
 """
@@ -42,8 +42,11 @@ START_PART = 32
 START_NS = 60_000_000_000
 SPREAD = 1 << 16
 
-# How often the segments above the low-water mark are searched for stragglers, to show their size.
-SIZE_INTERVAL_NS = 5_000_000_000
+# The most that a segment is old when it is seen with a new batch.
+FRESH_NS = 2_000_000_000
+
+# How often the segments above the low-water mark are searched for stragglers.
+SEARCH_INTERVAL_NS = 5_000_000_000
 
 # A segment is full at this part of ``retain_bytes``, but not below this size.
 SEGMENT_PART = 8
@@ -78,14 +81,15 @@ class Retained:
         self._retention = retention
         self._retain_ns = self._retain_bytes = 0
         self._start_ns = self._clock.monotonic_ns()
+        self._seen = False  # whether the segments were seen since retention began
         self._active: Segment | None = None  # the active segment when it was last seen,
         self._active_ns = 0  # and when it was first seen
         self.wake_ns = NEVER_NS  # when the topic is checked again
         self._expired_end = 0  # what the policy keeps begins here
         self.given_up_end = 0  # segments below this have to make room
         self.given_up_count = 0  # messages removed early because the disk was low
-        self._beside_of: tuple[Segment, ...] = ()
-        self._beside_until_ns = self._beside_size = 0
+        self._found: list[Segment] = []  # see _beside()
+        self._beside_until_ns = 0
 
     @property
     def wanted(self) -> bool:
@@ -102,6 +106,7 @@ class Retained:
             self._retention.retained[self] = None
         else:
             self.close()
+            self._seen = False
         self._retention.check_soon(self)
 
     def close(self) -> None:
@@ -116,14 +121,19 @@ class Retained:
         log = self._log
         if not self.wanted:
             return log.end
-        now_ns = self._see_sealed()
+        now_ns = self._see()
         files, place, place_max = log.files, 0, self._sealed_count(self.topic.passed())
+        low_place = self._sealed_count(self.topic.low())
+        beside = set(self._beside()) if self._retain_bytes and low_place < place_max else set()
         wall_ns, young_ns = self._clock.wall_ns(), now_ns - self._start_ns
         started = young_ns >= min(START_NS, self._retain_ns // START_PART)
-        size_end = self._size_before(place_max)
+        newer_size = self._size_before(low_place) + sum(each.file_size for each in beside)
         while place < place_max:
-            left_ns = self._retain_ns - self._age_ns(files[place], wall_ns, now_ns)
-            beyond = size_end - self._size_before(place + 1) >= self._retain_bytes > 0
+            segment = files[place]
+            left_ns = self._retain_ns - self._age_ns(segment, wall_ns, now_ns)
+            if place < low_place or segment in beside:
+                newer_size -= segment.file_size
+            beyond = newer_size >= self._retain_bytes > 0
             expired = left_ns <= 0 and started and self._retain_ns > 0
             if not beyond and not expired:
                 if self._retain_ns:
@@ -133,15 +143,19 @@ class Retained:
         self._expired_end = files[place - 1].visible.end if place else 0
         return max(self._expired_end, self.given_up_end)
 
-    def _see_sealed(self) -> int:
-        """Note how old the segments are that were sealed since the last call; returns the time."""
+    def _see(self) -> int:
+        """Note how old the segments are that have changed since the last call; returns the time."""
         now_ns, wall_ns = self._clock.monotonic_ns(), self._clock.wall_ns()
+        # A topic is checked within a second or so after a batch, whatever the wall clock did.
+        age_max_ns = FRESH_NS if self._seen else NEVER_NS
+        self._seen = True
         for segment in reversed(self._log.files):
-            if segment.seen_ns:
-                break
-            if segment.sealed:
-                segment.seen_ns = max(1, now_ns)
-                segment.age_ns = max(0, wall_ns - segment.append_ns_last)
+            if segment.seen_ns and segment.seen_end == segment.visible.end:
+                if segment.sealed:
+                    break
+                continue
+            segment.seen_ns, segment.seen_end = max(1, now_ns), segment.visible.end
+            segment.age_ns = min(max(0, wall_ns - segment.append_ns_last), age_max_ns)
         return now_ns
 
     def _age_ns(self, segment: Segment, wall_ns: int, now_ns: int) -> int:
@@ -229,6 +243,16 @@ class Retained:
 
     # ---- what is shown
 
+    def stats(self) -> dict[str, int]:
+        """For /stats; nothing if nothing is retained."""
+        if not self.wanted:
+            return {}
+        return {
+            "retained_bytes": self.size,
+            "retained_oldest_ms": self.oldest_age_ns // 1_000_000,
+            "retained_given_up": self.given_up_count,
+        }
+
     @property
     def oldest_age_ns(self) -> int:
         """The age of the oldest message that retention keeps; 0 if there is none."""
@@ -240,21 +264,21 @@ class Retained:
         """Bytes of the segments that are kept by retention alone."""
         if not self.wanted:
             return 0
-        low, passed = self.topic.low(), self.topic.passed()
-        count, count_max = self._sealed_count(low), self._sealed_count(passed)
-        size = self._size_before(count) if count else 0
-        return size + self._size_beside(count, count_max) if count < count_max else size
+        size = self._size_before(self._sealed_count(self.topic.low()))
+        return size + sum(segment.file_size for segment in self._beside())
 
-    def _size_beside(self, place: int, place_max: int) -> int:
-        """Bytes of segments above the low-water mark that only retention keeps.
+    def _beside(self) -> list[Segment]:
+        """Segments above the low-water mark that only retention keeps.
 
-        Their few unfinished messages would otherwise be in side files.
+        Their few unfinished messages would otherwise be in side files.  Searched for rarely: a
+        search walks all unfinished messages.
         """
-        files = self._log.files
-        if files is self._beside_of and self._clock.monotonic_ns() < self._beside_until_ns:
-            return self._beside_size
-        self._beside_of = files
-        self._beside_until_ns = self._clock.monotonic_ns() + SIZE_INTERVAL_NS
-        found = movable(self.topic.windows(), files[place:place_max])
-        self._beside_size = sum(segment.file_size for segment in found)
-        return self._beside_size
+        topic, files, now_ns = self.topic, self._log.files, self._clock.monotonic_ns()
+        low, place_max = topic.low(), self._sealed_count(topic.passed())
+        place = self._sealed_count(low)
+        if place >= place_max:
+            return []
+        if now_ns >= self._beside_until_ns:
+            self._beside_until_ns = now_ns + SEARCH_INTERVAL_NS
+            self._found = movable(topic.windows(), files[place:place_max])
+        return [s for s in self._found if s.first >= files[0].first and s.visible.end > low]
