@@ -30,6 +30,7 @@ Files and disks
     faults            file calls that fail
     cut_folder        a pipeline's folder that fails before its n-th change
     retention         a topic that retains, and a consumer that finishes everything
+    thousands         a topic with thousands of retained segments, in sparse files
     small_disk        a file system of a few megabytes
     page_cache        drops files from the page cache
     go_queues         data paths as NSQ's own nsqd writes them

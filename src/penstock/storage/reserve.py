@@ -30,9 +30,9 @@ class Reserve:
         self.held = False
 
     def unbar(self, source: str) -> None:
-        """It may be held again if no other source bars it: see hold()."""
+        """It is held again if no other source bars it, and it was not freed: see hold()."""
         if self._bars.pop(source, None) is not None and not self._bars:
-            self.held = self.size == 0
+            self.held = self.allocated
 
     def hold(self) -> bool:
         """Allocate the space if there is room; return whether it is held.  Blocking."""

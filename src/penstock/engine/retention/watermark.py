@@ -6,7 +6,8 @@
 Rule 1: only what retention alone keeps is given up, over all topics by age, and only as much as is
         missing; each segment is counted, each episode is logged.
 Rule 2: publishes are refused only if the flag was set by hand, and only when nothing is left to
-        give up.  Otherwise they are until the disk is full (R8).
+        give up, or below half of it: they are faster than room is made.  Without the flag they are
+        refused when the disk is full (R8).
 Rule 3: the disk is measured once a second, and more often while it fills fast; not at all if it
         would change nothing.  A measurement gives up a bounded number of segments, and what is
         on its way out counts as free.
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 
 SOURCE = "disk"
 INTERVAL_NS = 1_000_000_000
-INTERVAL_NEAR_NS = 100_000_000  # with less free than twice the watermark
 INTERVAL_MIN_NS = 50_000_000
+# Bytes a second at which a disk may be filled.
+FILL_RATE = 256 << 20
 # An episode ends a quarter above the watermark, so that it does not begin again at once.
 MARGIN_PART = 4
 GIVE_UP_COUNT_MAX = 64
@@ -60,7 +62,7 @@ class Room:
 
     def start(self) -> None:
         if self.percent:
-            self._context.turns.after(INTERVAL_NS, self._measure)
+            self._measure()
 
     def _measure(self) -> None:
         if self._context.supervisor.exiting:
@@ -91,7 +93,8 @@ class Room:
             self._end(free_size, total_size)
         if self.low:
             self._make_room(enough_size - free_size - self._leaving_size())
-            self._refuse(free_size, total_size)
+            if self._exhausted or 2 * free_size < low_size:
+                self._refuse(free_size, total_size)
             return INTERVAL_NS if self._exhausted else INTERVAL_MIN_NS
         return self._next_ns(free_size, low_size)
 
@@ -100,11 +103,12 @@ class Room:
         now_ns, used_size = self._clock.monotonic_ns(), self._free_size - free_size
         passed_ns = max(1, now_ns - self._measured_ns)
         self._free_size, self._measured_ns = free_size, now_ns
-        interval_ns = INTERVAL_NEAR_NS if free_size < 2 * low_size else INTERVAL_NS
-        if used_size <= 0:
-            return interval_ns
-        left_ns = (free_size - low_size) * passed_ns // used_size
-        return min(interval_ns, max(INTERVAL_MIN_NS, left_ns // 2))
+        # At most as fast as a disk is, also if nothing was written of late.
+        left_size = free_size - low_size
+        interval_ns = left_size * 1_000_000_000 // FILL_RATE
+        if used_size > 0:
+            interval_ns = min(interval_ns, left_size * passed_ns // used_size // 2)
+        return min(INTERVAL_NS, max(INTERVAL_MIN_NS, interval_ns))
 
     # ---- an episode
 
@@ -169,7 +173,7 @@ class Room:
             self._context.supervisor.guard(SOURCE, each.topic.retire)
 
     def _refuse(self, free_size: int, total_size: int) -> None:
-        if self._refuses and self._exhausted:
+        if self._refuses:
             share = _share(free_size, total_size)
             self._health.refuse(
                 SOURCE,
