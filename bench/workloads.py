@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench import floods, footprint, throughput, timing
+from bench import floods, footprint, retention, throughput, timing
 from bench.broker import CERTIFICATE, Broker
 
 OURS = ("penstock",)
@@ -279,6 +279,22 @@ WORKLOADS = (
         quick={"warm": 200_000, "messages": 1_000_000},
         makes=OURS,
         targets=(Target("rss_growth_mib", 16), Target("journal_kib", 4096), COMPLETE),
+    ),
+    Workload(
+        "retained",
+        "5,000 retained segments beside one: a start, memory, a publish, a search by time",
+        retention.retained,
+        full={"segments": 5000, "seeks": 200, "messages": 50_000},
+        quick={"messages": 10_000},
+        makes=OURS,
+        rounds=3,
+        targets=(
+            Target("start_s", 3),
+            Target("rss_growth_mib", 100),
+            Target("cpu_factor", 1.05),
+            Target("seek_ms", 50),
+            COMPLETE,
+        ),
     ),
     Workload(
         "latency",

@@ -34,6 +34,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "lost-consumer": {"in_flight": 20, "msg_timeout_s": 1},
     "idle": {"topics": 2, "channels": 5, "seconds": 1},
     "stuck": {"warm": 2_000, "messages": 5_000},
+    "retained": {"segments": 20, "seeks": 5, "messages": 200},
     "latency": {"rate": 500, "seconds": 1},
     "cold": {"count": 500, "seconds": 1},
     "new-topics": {"topics": 50, "rate": 100, "seconds": 2},
