@@ -250,7 +250,7 @@ class Retained:
         return {
             "retained_bytes": self.size,
             "retained_oldest_ms": self.oldest_age_ns // 1_000_000,
-            "retained_given_up": self.given_up_count,
+            "given_up_count": self.given_up_count,
         }
 
     @property
