@@ -104,6 +104,7 @@ class Retained:
         self._log.limit_segments(size)
         if self.wanted:
             self._retention.retained[self] = None
+            self._see()
         else:
             self.close()
             self._seen = False
