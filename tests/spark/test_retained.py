@@ -81,3 +81,46 @@ def test_a_pipeline_is_replayed_into_a_new_output(spark: SparkSession, tmp_path:
             assert sorted(row["n"] for row in rows) == list(range(20))
         assert log_of(nsqd, topic)["pull_channels"] == live
         assert spark.read.parquet(str(tmp_path / "out")).count() == 20
+
+
+def test_a_pipeline_reads_what_a_policy_moved_to_a_dead_topic(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """In several batches with origins (R25), beside plain publishes, and once each."""
+    topic = new_topic()
+    dead = f"{topic}.c.dead"
+    with Nsqd(tmp_path / "nsqd", SMALL) as nsqd:
+        nsqd.post(f"/topic/create?topic={topic}")
+        nsqd.post(f"/channel/create?topic={topic}&channel=c")
+        policy = json.dumps({"max_attempts": 1, "on_max_attempts": "topic"}).encode()
+        assert nsqd.http("PUT", f"/policy?topic={topic}&channel=c", policy).status == 200
+        nsqd.post(f"/topic/create?topic={dead}")
+        pipeline = declared(
+            tmp_path,
+            nsqd,
+            source={"topics": dead, "body": "json", "schema": "n INT"},
+            sink={"type": "parquet", "path": "out"},
+        )
+        fail(nsqd, topic, range(20))
+        publish(nsqd, dead, b'{"n": 20}')
+        run(spark, pipeline, tmp_path)
+        fail(nsqd, topic, range(21, 40))
+        run(spark, pipeline, tmp_path)
+        rows = spark.read.parquet(str(tmp_path / "out")).select("n").collect()
+        assert sorted(row["n"] for row in rows) == list(range(40))
+
+
+def fail(nsqd: Nsqd, topic: str, numbers: range) -> None:
+    """A consumer requeues these messages, and the policy moves them."""
+    publish(nsqd, topic, *[json.dumps({"n": n}).encode() for n in numbers])
+    with nsqd.connect() as raw:
+        raw.subscribe(topic, "c", ready_count=len(numbers))
+        for _ in numbers:
+            raw.send(commands.req(raw.receive().id, 0))
+        last = numbers[-1] + 1
+        wait_until(lambda: count(nsqd, f"{topic}.c.dead") == last, 20)
+
+
+def count(nsqd: Nsqd, topic: str) -> int:
+    """How many messages a topic has got."""
+    return int(nsqd.stats(f"&topic={topic}")["topics"][0]["message_count"])
