@@ -5,7 +5,7 @@
 # Rule 2: bad bytes after the synced offset are torn: truncated if no good batch follows, otherwise
 #         a gap.  Before it they are corrupt: counted, copied to a .corrupt file, skipped (R3).
 #         Zeros between the last batch and the end of the file are neither: they were written
-#         ahead (log_writer.pyx), and are cut off.
+#         ahead (log_writer.pyx), or left by a power cut.  They are cut off, and that is told.
 # Rule 3: good batches are kept, whatever else is damaged.
 # Rule 4: the next index is above every index that may have been used (R1).
 # Rule 5: a read error of the disk is not damage: it is raised, and nothing is changed.
@@ -213,6 +213,8 @@ class _Recovery:
             bad_end = bad.end
             if bad_end == found.size:
                 bad_end = max(found.zeros_from, min(known, found.size))
+            if bad_end < bad.end:
+                self.notes.append(f"{path}: zeros at {bad_end}, {bad.end - bad_end} bytes, cut off")
             if bad_end > bad.offset:
                 self.report(
                     path, bad.offset, bad_end, known, "batch", bad.index_end - bad.index_start
