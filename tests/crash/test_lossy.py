@@ -348,6 +348,7 @@ def test_writes_go_on_when_the_new_file_cannot_be_made_at_once() -> None:
 
 def test_the_reserve_makes_room_for_a_journal_on_a_full_disk() -> None:
     files, _ = synced_log()
+    files.space = 1 << 20
     reserve = Reserve(files, f"{ROOT}/penstock/reserve", 5000)  # type: ignore[arg-type]
     assert reserve.hold() and reserve.held
     files.space -= files.free_size(ROOT)
