@@ -17,6 +17,7 @@
 # Rule 6: advance() returns after a bounded amount of work, so that the caller, who has a clock, can
 #         end the turn.
 
+cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
@@ -136,6 +137,7 @@ cdef object invalid(str text):
     return ProtocolError("E_INVALID", text)
 
 
+@cython.freelist(64)
 cdef class Owed:
     """``count`` OK replies that wait for ``ticket``."""
 
@@ -539,7 +541,10 @@ cdef class Scanner:
                 count[0] += owed.count
             else:
                 failed = owed
-        del self.owed[:taken]
+        if taken == len(self.owed):
+            self.owed.clear()
+        else:
+            del self.owed[:taken]
         return failed
 
     def _count_published(self):

@@ -42,3 +42,4 @@ cdef class Stream(Endpoint):
     cdef int emptied(self) except -1
     cdef int defect(self) except -1
     cdef int _receive(self, Py_ssize_t size_max) except -1
+    cdef Py_ssize_t _send(self) noexcept

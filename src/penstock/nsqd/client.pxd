@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t
 
+from penstock.clock cimport Clock
 from penstock.core.scanner cimport Scanner
 from penstock.core.window cimport Consumer
 from penstock.net.stream cimport Stream
@@ -25,7 +26,7 @@ cdef class Client(Stream):
     cdef readonly str remote_address
     cdef readonly int64_t connect_time  # seconds since 1970
     cdef object _services              # nsqd.services.Services
-    cdef object _clock
+    cdef Clock _clock
     cdef object _deferred              # the writer of deferred publishes
     cdef object _timer                 # the next check or heartbeat; the end of lingering
     cdef object _parked                # a command that waits for the replies of earlier publishes

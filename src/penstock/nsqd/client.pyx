@@ -359,7 +359,7 @@ cdef class Client(Stream):
         cdef Scanner scanner = self.scanner
         cdef int64_t now_ns = self._clock.monotonic_ns()
         cdef int64_t wall_ns = self._clock.wall_ns()
-        cdef int64_t end_ns = monotonic_ns() + SLICE_NS
+        cdef int64_t end_ns = 0
         self._running = True
         while not self.is_closed() and not self.is_stopped():
             command = scanner.advance(now_ns, wall_ns)
@@ -368,6 +368,8 @@ cdef class Client(Stream):
             if command is WORKED:
                 self._continue_later()
                 break
+            if not end_ns:
+                end_ns = monotonic_ns() + SLICE_NS
             self._execute(command)
             wall_ns = self._clock.wall_ns()
             if not self.waiting and not self.is_closed() and monotonic_ns() >= end_ns:
