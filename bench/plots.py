@@ -12,8 +12,22 @@ if TYPE_CHECKING:
 
 Found = Mapping[str, Mapping[str, float]]
 
-COLOURS = {"penstock": "#0b7285", "penstock-sample": "#66b2b2", "go": "#adb5bd"}
-NAMES = {"penstock": "Penstock", "penstock-sample": "Penstock, sampling", "go": "Go nsqd"}
+COLOURS = {
+    "penstock": "#0b7285",
+    "penstock-sample": "#66b2b2",
+    "old": "#66b2b2",
+    "go": "#adb5bd",
+    "redis": "#e8590c",
+    "floor": "#343a40",
+}
+NAMES = {
+    "penstock": "Penstock",
+    "penstock-sample": "Penstock, sampling",
+    "old": "Penstock before",
+    "go": "Go nsqd",
+    "redis": "Redis",
+    "floor": "floor",
+}
 
 
 def draw(folder: Path, found: Mapping[str, Found]) -> list[Path]:
@@ -84,6 +98,36 @@ def draw_spark(folder: Path, results: Mapping[str, Mapping[str, float]]) -> list
         axis.set_title(title, fontsize=10)
     path = folder / "bench-spark.svg"
     figure.savefig(path, metadata={"Date": None})
+    return [path]
+
+
+# The panels of bench.turn: title, metric, its unit, rows.
+PACKET_PANELS = (
+    ("each OK awaited: thousand messages a second", "rate", 1e3, ("alone", "fifty")),
+    ("the same after a sync", "rate", 1e3, ("alone-synced", "fifty-synced")),
+    ("as NSQ's benchmarks: million a second", "rate", 1e6, ("finish", "write")),
+    ("PUB to consumer, 5,000 a second: p50, us", "p50_us", 1, ("latency",)),
+    ("server CPU, us a message", "cpu_us", 1, ("alone", "fifty")),
+    ("server CPU, us a message", "cpu_us", 1, ("alone-synced", "fifty-synced")),
+    ("server CPU, us a message", "cpu_us", 1, ("finish", "write")),
+    ("p99, us", "p99_us", 1, ("latency",)),
+)
+
+
+def draw_packets(folder: Path, found: Mapping[str, Found]) -> list[Path]:
+    """Bars: what a packet costs, beside the peers that were there."""
+    if any(name not in found for *_, names in PACKET_PANELS for name in names):
+        return []
+    _prepare(folder)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(16, 6.4), layout="constrained")
+    for axis, panel in zip(figure.subplots(2, 4).flat, PACKET_PANELS, strict=True):
+        title, metric, unit, names = panel
+        axis.spines[["top", "right"]].set_visible(False)
+        _bars(axis, found, list(names), metric, unit, title)
+    path = folder / "bench-packets.svg"
+    _save(figure, path)
     return [path]
 
 
@@ -168,12 +212,19 @@ def _bars(
     axis: Axes, found: Mapping[str, Found], names: list[str], metric: str, unit: float, title: str
 ) -> None:
     makes = list(dict.fromkeys(make for name in names for make in found[name]))
+    step = 0.8 / len(makes)
     for place, make in enumerate(makes):
-        heights = [found[name].get(make, {}).get(metric, 0) / unit for name in names]
-        bars = axis.bar([x + place * 0.4 for x in range(len(names))], heights, 0.37, **_style(make))
-        axis.bar_label(bars, fmt="%.2f", fontsize=8)
-    axis.set_xticks([x + 0.2 for x in range(len(names))], names)
+        made = [(x, found[name][make]) for x, name in enumerate(names) if make in found[name]]
+        heights = [metrics[metric] / unit for _, metrics in made]
+        places = [x + place * step for x, _ in made]
+        bars = axis.bar(places, heights, step * 0.93, **_style(make))
+        axis.bar_label(bars, fmt=_figures, fontsize=8 if len(makes) < 4 else 7)
+    axis.set_xticks([x + step * (len(makes) - 1) / 2 for x in range(len(names))], names)
     axis.set_title(title, fontsize=10)
+
+
+def _figures(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _style(make: str) -> dict[str, str]:

@@ -33,7 +33,9 @@ from bench.compiled import native
 from bench.flags import Parser, write_record
 from bench.passage import consume_timed, publish_paced
 from bench.peers import Exchange, NsqPeer, Peer
-from bench.run import allow_open_files, progress
+from bench.report import write_page
+from bench.run import allow_open_files, describe_machine, progress
+from bench.turn_report import BEGIN, END, Asked, Result, markdown
 from penstock.cli.usage import settle, usage
 
 BODY = bytes(200)
@@ -42,15 +44,17 @@ TMPFS = 0x01021994
 
 @dataclass(frozen=True)
 class Row:
-    """One measure: ``run`` on each of ``peers``, with ``flags`` for nsqds."""
+    """One measure: ``run`` on each of ``peers``, with ``flags`` for ours."""
 
     name: str
     title: str
     run: Callable[..., dict[str, float]]
     full: dict[str, Any]
     quick: dict[str, Any]
+    asked: tuple[Asked, ...] = ()
     peers: tuple[str, ...] = ("penstock", "old", "redis", "go", "floor")
     synced: bool = False
+    flags: tuple[str, ...] = ()
 
 
 # A client that awaits each answer
@@ -253,6 +257,21 @@ ROWS = (
         publish,
         full={"connections": 1, "messages": 100_000},
         quick={"messages": 20_000},
+        asked=(
+            Asked("rate", 1, "redis", at_least=True),
+            Asked("cpu_us", 1, "redis"),
+            Asked("cpu_us", 1.25, "floor"),
+        ),
+    ),
+    Row(
+        "alone-polled",
+        "the same with --busy-poll",
+        publish,
+        full={"connections": 1, "messages": 100_000},
+        quick={"messages": 20_000},
+        asked=(Asked("rate", 1.4, "redis", at_least=True),),
+        peers=("penstock", "redis"),
+        flags=("--busy-poll",),
     ),
     Row(
         "fifty",
@@ -260,6 +279,12 @@ ROWS = (
         publish,
         full={"connections": 50, "messages": 400_000},
         quick={"messages": 100_000},
+        asked=(
+            Asked("rate", 1.2, "redis", at_least=True),
+            Asked("rate", 1.2, "go", at_least=True),
+            Asked("cpu_us", 0.8, "redis"),
+            Asked("cpu_us", 0.55, "go"),
+        ),
     ),
     Row(
         "alone-synced",
@@ -269,6 +294,10 @@ ROWS = (
         quick={"messages": 2_000},
         peers=("penstock", "old", "redis", "floor"),
         synced=True,
+        asked=(
+            Asked("rate", 1, "redis", at_least=True),
+            Asked("cpu_us", 1.1, "redis"),
+        ),
     ),
     Row(
         "fifty-synced",
@@ -278,6 +307,10 @@ ROWS = (
         quick={"messages": 20_000},
         peers=("penstock", "old", "redis", "floor"),
         synced=True,
+        asked=(
+            Asked("rate", 1, "redis", at_least=True),
+            Asked("cpu_us", 1.1, "redis"),
+        ),
     ),
     Row(
         "finish",
@@ -286,6 +319,10 @@ ROWS = (
         full={"messages": 300_000},
         quick={"messages": 60_000},
         peers=NSQDS,
+        asked=(
+            Asked("rate", 2, "go", at_least=True),
+            Asked("cpu_us", 0.33, "go"),
+        ),
     ),
     Row(
         "write",
@@ -294,6 +331,10 @@ ROWS = (
         full={"connections": 2, "messages": 4_000_000, "batch": 200},
         quick={"messages": 400_000},
         peers=NSQDS,
+        asked=(
+            Asked("rate", 1.8, "go", at_least=True),
+            Asked("cpu_us", 0.33, "go"),
+        ),
     ),
     Row(
         "latency",
@@ -302,6 +343,10 @@ ROWS = (
         full={"rate": 5000, "seconds": 10.0},
         quick={"rate": 5000, "seconds": 3.0},
         peers=("penstock", "old", "redis", "go"),
+        asked=(
+            Asked("p50_us", 1, "redis"),
+            Asked("p99_us", 1, "redis"),
+        ),
     ),
     Row(
         "flooded",
@@ -310,6 +355,10 @@ ROWS = (
         full={"seconds": 20.0},
         quick={"seconds": 5.0},
         peers=NSQDS,
+        asked=(
+            Asked("p99_pub_ms", 5),
+            Asked("p99_ping_ms", 5),
+        ),
     ),
     Row(
         "idle",
@@ -318,6 +367,10 @@ ROWS = (
         full={"connections": 5000, "seconds": 20.0},
         quick={"connections": 1000, "seconds": 5.0},
         peers=NSQDS,
+        asked=(
+            Asked("cpu_percent", 2),
+            Asked("connection_kib", 1, "old"),
+        ),
     ),
 )
 
@@ -327,7 +380,9 @@ def main(argv: list[str] | None = None) -> int:
     allow_open_files()
     native()
     found = find_peers(options)
-    record: dict[str, Any] = {"quick": options.quick, "rows": {}}
+    machine = describe_machine({"go": Make("go", options.go_nsqd)} if options.go_nsqd else {})
+    record: dict[str, Any] = {"machine": machine, "quick": options.quick, "rows": {}}
+    results: list[Result] = []
     for row in ROWS:
         if options.rows and row.name not in options.rows:
             continue
@@ -337,14 +392,22 @@ def main(argv: list[str] | None = None) -> int:
             for name, each in rounds.items()
         }
         record["rows"][row.name] = {"title": row.title, "rounds": rounds, "median": medians}
-        print(table(row, medians), flush=True)
+        results.append(Result(row.name, row.title, row.asked, medians))
+        print(results[-1].text(), flush=True)
     write_record(options, record, "turn-")
-    return 0
+    write_page(options.markdown, markdown(machine, results), BEGIN, END)
+    if options.plots:
+        from bench import plots
+
+        plots.draw_packets(Path(options.plots), {each.name: each.figures for each in results})
+    missed = any(asked.met(each.figures) is False for each in results for asked in each.asked)
+    return 1 if options.strict and missed else 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     titles = {row.name: row.title for row in ROWS}
     parser = Parser("bench.turn", __doc__, "row", titles, folder="the current folder")
+    parser.add_report()
     parser.add_go()
     parser.add_program("--old", "nsqd of another build of Penstock")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each row (5)")
@@ -377,7 +440,7 @@ def measure(
             progress(f"{row.name}: {name}, round {number + 1} of {options.rounds}")
             folder = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=options.data_path or "."))
             try:
-                with started(name, folder, options, synced=row.synced) as peer:
+                with started(name, folder, options, row) as peer:
                     rounds[name].append(row.run(peer, **parameters))
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -386,38 +449,21 @@ def measure(
 
 
 def started(
-    name: str, folder: Path, options: argparse.Namespace, *, synced: bool
+    name: str, folder: Path, options: argparse.Namespace, row: Row
 ) -> contextlib.AbstractContextManager[Any]:
     if name == "redis":
-        return peers.redis(folder, synced=synced)
+        return peers.redis(folder, synced=row.synced)
     if name == "floor":
-        return peers.floor(folder, synced=synced)
+        return peers.floor(folder, synced=row.synced)
     programs = {
         "penstock": str(Path(sys.executable).parent / "nsqd"),
         "old": options.old,
         "go": options.go_nsqd,
     }
-    flags = ("--sync-every=1",) if synced else ()
+    flags = ("--sync-every=1",) if row.synced else ()
+    if name != "go":
+        flags += row.flags
     return peers.nsqd(Make(name, str(Path(programs[name]).absolute())), folder, *flags)
-
-
-def table(row: Row, medians: dict[str, dict[str, float]]) -> str:
-    """A line a peer, and ours as a multiple of each."""
-    lines = ["", f"{row.title}  [{row.name}]"]
-    metrics = list(next(iter(medians.values())))
-    lines.append("  " + "".ljust(10) + "".join(metric.rjust(14) for metric in metrics))
-    for name, figures in medians.items():
-        cells = "".join(f"{figures[metric]:14,.2f}" for metric in metrics)
-        lines.append(f"  {name:<10}{cells}")
-    ours = medians["penstock"]
-    for name, figures in medians.items():
-        if name != "penstock":
-            cells = "".join(
-                f"{ours[metric] / figures[metric]:14.2f}" if figures[metric] else " " * 14
-                for metric in metrics
-            )
-            lines.append(f"  {'to ' + name:<10}{cells}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
