@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.storage.files import Files
-from penstock.storage.sync_threads import SyncThreads
+from penstock.storage.native_threads import NativeThreads
 from tests.support.daemon import Nsqd
 
 RULES_VARIABLE = "PENSTOCK_TEST_FAULTS"
@@ -70,8 +70,8 @@ class Faults:
 class FaultyFiles(Files):
     """Real files whose calls fail by the rules in a file."""
 
-    def __init__(self, open_max: int = 256, *, sync_threads: SyncThreads | None = None) -> None:
-        super().__init__(open_max, sync_threads=sync_threads)
+    def __init__(self, open_max: int = 256, *, native_threads: NativeThreads | None = None) -> None:
+        super().__init__(open_max, native_threads=native_threads)
         self._faults = Faults()
         self._rules_path = os.environ[RULES_VARIABLE]
         self._rules_ns = 0
@@ -114,6 +114,16 @@ class FaultyFiles(Files):
     def append(self, path: str, parts: Sequence[bytes], offset: int = -1) -> int:
         self.check("append", path)
         return super().append(path, parts, offset)
+
+    def start_append(
+        self, path: str, parts: list[bytes], offset: int, done: Callable[[Exception | None], object]
+    ) -> bool:
+        try:
+            self.check("append", path)
+        except OSError as error:
+            asyncio.get_running_loop().call_soon(done, error)
+            return True
+        return super().start_append(path, parts, offset, done)
 
     def extend(self, path: str, start: int, end: int) -> None:
         self.check("extend", path)

@@ -62,6 +62,7 @@ cdef class TopicWriter:
     cdef bint _open                    # the topic's folder exists
     cdef bint _written_once
     cdef bint _busy                    # a thread writes or rolls
+    cdef bint _writing                 # a native thread writes: the next sync includes that
     cdef bint _exclusive               # a thread rolls or rewrites: no sync meanwhile
     cdef bint _syncing
     cdef bint _preparing               # a thread writes zeros ahead

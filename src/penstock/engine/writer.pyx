@@ -278,9 +278,12 @@ cdef class TopicWriter:
 
     def _write_elsewhere(self, Batch batch, int64_t started_ns):
         disk = self._disk if self._written_once else self._first_disk
+        written = partial(self._written_elsewhere, batch, started_ns)
         self._busy = True
         self._written_once = True
-        disk.submit(partial(self._put, batch), partial(self._written_elsewhere, batch, started_ns))
+        self._writing = batch.part is None and self.log.start_write(batch, written)
+        if not self._writing:
+            disk.submit(partial(self._put, batch), written)
 
     def _put(self, Batch batch):
         # On the loop or a disk thread: nothing else uses the batch until it is written.
@@ -292,7 +295,7 @@ cdef class TopicWriter:
 
     def _written_elsewhere(self, Batch batch, int64_t started_ns, _, error):
         cdef int64_t now_ns
-        self._busy = False
+        self._busy = self._writing = False
         if error is not None:
             self._fail(batch, error)
         else:
@@ -445,7 +448,7 @@ cdef class TopicWriter:
     cpdef start_sync(self):
         """Sync what is written; writes may continue meanwhile, a roll may not."""
         cdef Waiting waiting = self._waiting
-        if self._syncing or self._exclusive or self._lost is not None:
+        if self._syncing or self._exclusive or self._writing or self._lost is not None:
             return
         self._syncing = True
         self._sync_ns = self._clock.monotonic_ns()

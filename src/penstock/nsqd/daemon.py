@@ -61,7 +61,7 @@ from penstock.nsqd.services import Services
 from penstock.settings.daemon import hostname
 from penstock.storage.datapath import DataPath
 from penstock.storage.files import Files
-from penstock.storage.sync_threads import SyncThreads
+from penstock.storage.native_threads import NativeThreads
 from penstock.version import NSQ_VERSION
 
 if TYPE_CHECKING:
@@ -88,13 +88,13 @@ class Daemon:
         self._loop = loop
         self._read = read
         shares = share_out(open_files_limit(), _outgoing_count(options))
-        self._sync_threads = SyncThreads()
-        self._files = Files(shares.files, sync_threads=self._sync_threads)
+        self._native_threads = NativeThreads()
+        self._files = Files(shares.files, native_threads=self._native_threads)
         self._disk = ThreadDisk(loop)
         self._supervisor = Supervisor()
         self._lookout = Lookout(loop.call_soon)
         self._poller = Poller(loop, self._lookout, self._supervisor, options.busy_poll)
-        self._poller.watch(self._sync_threads.fd, self._sync_threads.drain)
+        self._poller.watch(self._native_threads.fd, self._native_threads.drain)
         components = self._components = Components(
             Context(
                 options,
@@ -251,7 +251,7 @@ class Daemon:
         if saved:
             guard("drain", self._components.drain.forget)
         self._poller.close()
-        self._sync_threads.close()
+        self._native_threads.close()
         self._files.close()
         log.info("NSQ: bye")
         return 0 if saved else 1

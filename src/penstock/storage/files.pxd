@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t
 
 from penstock.storage.handle cimport Handle
-from penstock.storage.sync_threads cimport SyncThreads
+from penstock.storage.native_threads cimport NativeThreads
 
 
 cdef class Files:
@@ -14,9 +14,10 @@ cdef class Files:
     cdef object _barred             # OSError, or None
     cdef bint _nowait
     cdef bytearray _buffer
-    cdef SyncThreads _sync_threads  # None: every sync is a call that waits
+    cdef NativeThreads _native_threads  # None: every write and sync is a call that waits
 
     cpdef int64_t append(self, str path, parts, int64_t offset=*) except -1
+    cpdef bint start_append(self, str path, list parts, int64_t offset, done) except -1
     cpdef sync(self, str path)
     cpdef bint sync_here(self, str path) except -1
     cpdef bint start_sync(self, str path, done) except -1

@@ -6,11 +6,12 @@
 #         and one in use by another thread is never closed.
 # Rule 2: an append is all or nothing (storage/handle.pyx).
 # Rule 3: nothing is durable before `sync` of the file and, for its name, `sync_folder`.
-# Rule 4: all methods may be called from any thread, start_sync() and sync_here() only from the loop;
-#         appends to one file are serialised.
+# Rule 4: all methods may be called from any thread, start_append(), start_sync() and sync_here() only
+#         from the loop; appends to one file are serialised.
 #
-# A subclass can stand in its place, or between it and its callers, and sees every write and sync; a
-# sync is a call of `sync` or, with `sync_threads`, of `start_sync` or `sync_here`.
+# A subclass can stand in its place, or between it and its callers, and sees every write and sync, and
+# can delay each.  A write is a call of `append` or `extend` or, with `native_threads`, of
+# `start_append`; a sync one of `sync` or, with them, of `start_sync` or `sync_here`.
 # tests/crash/lossy.py is in memory, with power cuts and failing disks; both pass
 # tests/crash/test_files.py.
 
@@ -26,7 +27,7 @@ from functools import partial
 from libc.stdint cimport int64_t
 
 from penstock.storage.handle cimport Handle, write_all
-from penstock.storage.sync_threads cimport SyncThreads
+from penstock.storage.native_threads cimport NativeThreads
 
 from penstock.errors import LockedError
 from penstock.page_cache import is_cached
@@ -44,10 +45,10 @@ cdef class Files:
     """The files of a data path, on the real disk."""
 
     def __init__(self, int open_max=256, *, bint read_only=False,
-                 SyncThreads sync_threads=None):
+                 NativeThreads native_threads=None):
         self._open_max = open_max
         self._access = os.O_RDONLY if read_only else os.O_RDWR
-        self._sync_threads = sync_threads
+        self._native_threads = native_threads
         self._handles = {}
         self._lock = threading.Lock()
         self._folder_locks = {}
@@ -169,6 +170,40 @@ cdef class Files:
         finally:
             self.unpin(handle)
 
+    cpdef bint start_append(self, str path, list parts, int64_t offset, done) except -1:
+        """Have a thread append; ``done(error)`` is called on the loop, later.  See append().
+
+        False if this needs a thread that runs Python: without ``native_threads``, or if the file is
+        not open.
+        """
+        cdef Handle handle
+        cdef int64_t start
+        if self._native_threads is None:
+            return False
+        handle = self.pin_open(path)
+        if handle is None:
+            return False
+        try:
+            start = handle.begin(offset)
+            try:
+                size = start + sum([len(part) for part in parts])
+                self._native_threads.write(
+                    handle.fd, parts, start, partial(self._appended, handle, start, size, done))
+            except BaseException:
+                handle.ended(start)
+                raise
+        except BaseException:
+            self.unpin(handle)
+            raise
+        return True
+
+    def _appended(self, Handle handle, start, size, done, error):
+        handle.ended(size if error is None else start)
+        self.unpin(handle)
+        if isinstance(error, OSError):
+            _name(error, handle.path)
+        done(error)
+
     def extend(self, path, start, end):
         """Write zeros from ``start``, the end of the file, to ``end``; all of them or none."""
         cdef Handle handle = self.pin(path, False)
@@ -251,13 +286,13 @@ cdef class Files:
         False if a thread has to do it.
         """
         cdef Handle handle
-        if self._sync_threads is None:
+        if self._native_threads is None:
             return False
         handle = self.pin_open(path)
         if handle is None:
             return False
         try:
-            return self._sync_threads.sync_here(handle.fd)
+            return self._native_threads.sync_here(handle.fd)
         except OSError as error:
             _name(error, path)
             raise
@@ -267,17 +302,17 @@ cdef class Files:
     cpdef bint start_sync(self, str path, done) except -1:
         """Have a thread sync the file; ``done(error)`` is called on the loop, later.
 
-        False if this needs a thread that runs Python: without ``sync_threads``, or if the file is
+        False if this needs a thread that runs Python: without ``native_threads``, or if the file is
         not open.
         """
         cdef Handle handle
-        if self._sync_threads is None:
+        if self._native_threads is None:
             return False
         handle = self.pin_open(path)
         if handle is None:
             return False
         try:
-            self._sync_threads.submit(handle.fd, partial(self._synced, handle, done))
+            self._native_threads.sync(handle.fd, partial(self._synced, handle, done))
         except BaseException:
             self.unpin(handle)
             raise

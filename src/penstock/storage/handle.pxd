@@ -13,6 +13,8 @@ cdef class Handle(Pins):
     cpdef int64_t append(self, parts, int64_t offset=*) except -1
     cdef int extend(self, int64_t start, int64_t end) except -1
     cdef int64_t end(self) except -1
+    cdef int64_t begin(self, int64_t offset) except -1
+    cdef int ended(self, int64_t size) except -1
     cdef int cut(self, int64_t size) except -1
     cdef int allocate(self, int64_t size) except -1
 

@@ -97,6 +97,21 @@ cdef class Handle(Pins):
                 raise
         return self.size
 
+    cdef int64_t begin(self, int64_t offset) except -1:
+        # Begin a write by a native thread: no other change until ended().  Returns where it begins.
+        self.lock.acquire()
+        try:
+            return offset if offset >= 0 else self.end()
+        except BaseException:
+            self.lock.release()
+            raise
+
+    cdef int ended(self, int64_t size) except -1:
+        # The file has this size now.
+        self.size = size
+        self.lock.release()
+        return 0
+
     cdef int cut(self, int64_t size) except -1:
         # Truncate the file to ``size``.
         with self.lock:

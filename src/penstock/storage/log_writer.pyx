@@ -121,6 +121,39 @@ cdef class LogWriter:
             segment.wrote(batch, self.extent)
             self.events.append(batch)
 
+    def start_write(self, Batch batch, done):
+        """write() without waiting: ``done(None, error)`` is called later.
+
+        False if write() has to do more than append to an open file.
+        """
+        cdef Segment segment = self.active
+        if segment is None or segment.tally is None or segment.closed or segment.failed:
+            return False
+        # Until the write has ended, no other thread changes the segment.
+        self._lock.acquire()
+        try:
+            started = self._files.start_append(
+                segment.path, [batch.header(), batch.payload],
+                segment.tally.size if self._zeros_end else -1,
+                partial(self._write_ended, segment, batch, done))
+        except BaseException:
+            self._lock.release()
+            raise
+        if not started:
+            self._lock.release()
+        return started
+
+    def _write_ended(self, Segment segment, Batch batch, done, error):
+        if error is None:
+            segment.wrote(batch, self.extent)
+            self.events.append(batch)
+        elif isinstance(error, UncutError):
+            segment.closed = True
+        else:
+            self._zeros_end = 0
+        self._lock.release()
+        done(None, error)
+
     # Zeros ahead of the end
 
     cdef int64_t zeros_size(self) noexcept:

@@ -185,6 +185,10 @@ cdef class TopicLog:
         """
         self.writer.write(batch)
 
+    def start_write(self, Batch batch, done):
+        """Begin a write; False if write() has to be called.  See LogWriter.start_write()."""
+        return self.writer.start_write(batch, done)
+
     cpdef commit(self, Batch batch):
         """Commit the oldest written batch, which is this one."""
         cdef Segment segment = batch.segment

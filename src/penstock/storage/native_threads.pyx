@@ -1,7 +1,8 @@
-# Threads that sync files and never take the interpreter's lock.
+# Threads that write and sync files and never take the interpreter's lock.
 #
-#     loop                       thread                       loop
-#     submit(fd, done)  ------>  fdatasync  --- eventfd --->  drain(): done(error)
+#     loop                         thread                           loop
+#     sync(fd, done)    ------>  fdatasync  ------ eventfd ----->  drain(): done(error)
+#     write(fd, ...)    ------>  pwritev    ------ eventfd ----->  drain(): done(error)
 #
 # A thread that runs Python code waits for the interpreter's lock before and after the system call,
 # and the loop waits for that thread: together that costs more than the sync of a fast disk.
@@ -11,19 +12,26 @@
 # many in a row have been quick on the threads: a slow disk holds up the loop once, not again and
 # again (R9).
 #
-# Rule 1: submit(), sync_here(), drain() and close() are called on the loop.
+# Rule 1: all methods are called on the loop.
 # Rule 2: the descriptor stays open until ``done`` is called; the caller sees to that.
 # Rule 3: threads start when they are needed.  One job is never behind another that waits for the
 #         disk, up to THREAD_COUNT_MAX jobs.
+# Rule 4: a write is all or nothing: what a failed one wrote is cut off by the thread.
 
 import os
 
+from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.errno cimport EINTR, errno
+from libc.errno cimport EINTR, EIO, errno
 from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
-from posix.unistd cimport close, fdatasync, read, write
+from posix.unistd cimport close, fdatasync, ftruncate, read, write
+
+from penstock.errors import UncutError
+
+cdef extern from "<sys/uio.h>" nogil:
+    Py_ssize_t pwritev(int fd, const iovec* pieces, int count, int64_t offset)
 
 cdef extern from "<pthread.h>" nogil:
     int pthread_mutex_init(pthread_mutex_t* mutex, const void* attributes)
@@ -74,13 +82,64 @@ cdef int sync(int fd) noexcept nogil:
     return 0
 
 
+cdef int write_pieces(int fd, iovec* pieces, int count, int64_t offset) noexcept nogil:
+    # errno, or 0.  A short write (mostly a full disk) is reported by the next call.
+    cdef Py_ssize_t written
+    while count:
+        written = pwritev(fd, pieces, count, offset)
+        if written < 0:
+            if errno != EINTR:
+                return errno
+            continue
+        if written == 0:
+            return EIO
+        offset += written
+        while count and written >= <Py_ssize_t>pieces.iov_len:
+            written -= pieces.iov_len
+            pieces += 1
+            count -= 1
+        if count:
+            pieces.iov_base = <char*>pieces.iov_base + written
+            pieces.iov_len -= written
+    return 0
+
+
+cdef void perform(Job* job) noexcept nogil:
+    if not job.piece_count:
+        job.error = sync(job.fd)
+        return
+    job.error = write_pieces(job.fd, job.pieces, job.piece_count, job.offset)
+    if job.error and ftruncate(job.fd, job.offset) < 0:
+        job.cut_error = errno
+
+
+cdef Job* new_job(int fd, done) except NULL:
+    cdef Job* job = <Job*>calloc(1, sizeof(Job))
+    if job == NULL:
+        raise MemoryError
+    Py_INCREF(done)
+    job.done = <PyObject*>done
+    job.fd = fd
+    return job
+
+
 cdef void* run(void* threads) noexcept nogil:
-    (<SyncThreads>threads).serve()
+    (<NativeThreads>threads).serve()
     return NULL
 
 
-cdef class SyncThreads:
-    """A few threads that call fdatasync, and when the loop may call it instead."""
+cdef object failure(Job* job):
+    # The error of a job, or None.
+    if not job.error:
+        return None
+    error = OSError(job.error, os.strerror(job.error))
+    if job.cut_error:
+        return UncutError(f"{error}; and cutting back: {os.strerror(job.cut_error)}")
+    return error
+
+
+cdef class NativeThreads:
+    """A few threads that write and sync, and when the loop may sync instead."""
 
     def __cinit__(self):
         pthread_mutex_init(&self._mutex, NULL)
@@ -94,17 +153,44 @@ cdef class SyncThreads:
         pthread_cond_destroy(&self._submitted)
         pthread_mutex_destroy(&self._mutex)
 
-    cpdef submit(self, int fd, done):
+    cpdef sync(self, int fd, done):
         """Sync ``fd``; drain() then calls ``done(error)``, with None if there was none."""
-        cdef Job* job = <Job*>malloc(sizeof(Job))
+        self._staff()
+        self._submit(new_job(fd, done))
+
+    cpdef write(self, int fd, list parts, int64_t offset, done):
+        """Write ``parts``, at most PIECE_COUNT_MAX bytes objects, at the end of a file.
+
+        drain() then calls ``done(error)``.  After an error the file is truncated to ``offset``, or
+        the error is an UncutError.
+        """
+        cdef int i, count = len(parts)
+        cdef bytes part
+        cdef Job* job
+        assert 0 < count <= PIECE_COUNT_MAX
+        self._staff()
+        job = new_job(fd, done)
+        job.parts = <PyObject*>parts
+        Py_INCREF(parts)
+        job.offset = offset
+        job.piece_count = count
+        for i in range(count):
+            part = parts[i]
+            job.pieces[i].iov_base = PyBytes_AS_STRING(part)
+            job.pieces[i].iov_len = <size_t>len(part)
+        self._submit(job)
+
+    cdef int _staff(self) except -1:
+        # Start a thread for the next job, if all of them are busy.
         cdef bint busy
-        if job == NULL:
-            raise MemoryError
-        Py_INCREF(done)
-        job.next = NULL
-        job.done = <PyObject*>done
-        job.fd = fd
-        job.error = 0
+        pthread_mutex_lock(&self._mutex)
+        busy = self._queued >= self._waiting
+        pthread_mutex_unlock(&self._mutex)
+        if busy and self._thread_count < THREAD_COUNT_MAX:
+            self._start()
+        return 0
+
+    cdef void _submit(self, Job* job) noexcept:
         pthread_mutex_lock(&self._mutex)
         if self._first == NULL:
             self._first = job
@@ -112,10 +198,7 @@ cdef class SyncThreads:
             self._last.next = job
         self._last = job
         self._queued += 1
-        busy = self._queued > self._waiting
         pthread_mutex_unlock(&self._mutex)
-        if busy and self._thread_count < THREAD_COUNT_MAX:
-            self._start()
         pthread_cond_signal(&self._submitted)
 
     cpdef bint sync_here(self, int fd) except -1:
@@ -140,7 +223,7 @@ cdef class SyncThreads:
             self._quick_count += 1
 
     def drain(self):
-        """Call back for all syncs that have ended."""
+        """Call back for all jobs that have ended."""
         cdef uint64_t count
         cdef Job* job
         cdef Job* first = NULL
@@ -159,13 +242,16 @@ cdef class SyncThreads:
             first = job.next
             done = <object>job.done
             Py_DECREF(done)
-            error = None if not job.error else OSError(job.error, os.strerror(job.error))
-            self._took(job.took_ns)
+            error = failure(job)
+            if job.parts != NULL:
+                Py_DECREF(<object>job.parts)
+            else:
+                self._took(job.took_ns)
             free(job)
             done(error)
 
     def close(self):
-        """Wait until all syncs have ended, and end the threads."""
+        """Wait until all jobs have ended, and end the threads."""
         cdef int i
         if self.fd < 0:
             return
@@ -211,7 +297,7 @@ cdef class SyncThreads:
             self._queued -= 1
             pthread_mutex_unlock(&self._mutex)
             started_ns = monotonic_ns()
-            job.error = sync(job.fd)
+            perform(job)
             job.took_ns = monotonic_ns() - started_ns
             pthread_mutex_lock(&self._mutex)
             job.next = self._done

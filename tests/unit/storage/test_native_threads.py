@@ -1,10 +1,12 @@
-"""storage/sync_threads.pyx: every sync is told once, in the order they ended."""
+"""storage/native_threads.pyx: every sync and write is told once, in the order they ended."""
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
+import signal
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -12,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.storage.sync_threads import SyncThreads
+from penstock.errors import UncutError
+from penstock.storage.native_threads import NativeThreads
 
 
-def drain_until(threads: SyncThreads, found: Sequence[object], count: int) -> None:
+def drain_until(threads: NativeThreads, found: Sequence[object], count: int) -> None:
     give_up_s = time.monotonic() + 10
     while len(found) < count and time.monotonic() < give_up_s:
         select.select([threads.fd], [], [], 1)
@@ -28,24 +31,24 @@ def _append(found: list[tuple[int, OSError | None]], number: int, error: OSError
 
 
 def test_files_are_synced(tmp_path: Path) -> None:
-    threads = SyncThreads()
+    threads = NativeThreads()
     found: list[tuple[int, OSError | None]] = []
     with (tmp_path / "file").open("wb") as file:
         for number in range(200):
             file.write(b"x")
             file.flush()
-            threads.submit(file.fileno(), partial(_append, found, number))
+            threads.sync(file.fileno(), partial(_append, found, number))
         drain_until(threads, found, 200)
     assert sorted(found, key=lambda each: each[0]) == [(number, None) for number in range(200)]
     threads.close()
 
 
 def test_an_error_is_told() -> None:
-    threads = SyncThreads()
+    threads = NativeThreads()
     found: list[OSError | None] = []
     reading, writing = os.pipe()
     try:
-        threads.submit(reading, found.append)
+        threads.sync(reading, found.append)
         drain_until(threads, found, 1)
     finally:
         os.close(reading)
@@ -56,34 +59,34 @@ def test_an_error_is_told() -> None:
 
 
 def test_closing_waits_and_tells(tmp_path: Path) -> None:
-    threads = SyncThreads()
+    threads = NativeThreads()
     found: list[object] = []
     with (tmp_path / "file").open("wb") as file:
         file.write(bytes(1 << 20))
         file.flush()
         for _ in range(5):
-            threads.submit(file.fileno(), found.append)
+            threads.sync(file.fileno(), found.append)
         threads.close()
     assert found == [None] * 5
     threads.close()
 
 
-def quick(threads: SyncThreads, fd: int) -> None:
+def quick(threads: NativeThreads, fd: int) -> None:
     """Sync until the loop does it; on a busy machine even that one may be a slow one."""
     found: list[OSError | None] = []
     while not threads.sync_here(fd):
         assert len(found) < 20_000
-        threads.submit(fd, found.append)
+        threads.sync(fd, found.append)
         drain_until(threads, found, len(found) + 1)
 
 
 def test_the_loop_syncs_only_after_many_quick_syncs(tmp_path: Path) -> None:
-    threads = SyncThreads()
+    threads = NativeThreads()
     found: list[OSError | None] = []
     with (tmp_path / "file").open("wb") as file:
         for number in range(63):
             assert not threads.sync_here(file.fileno())
-            threads.submit(file.fileno(), found.append)
+            threads.sync(file.fileno(), found.append)
             drain_until(threads, found, number + 1)
         assert not threads.sync_here(file.fileno())
         quick(threads, file.fileno())
@@ -91,7 +94,7 @@ def test_the_loop_syncs_only_after_many_quick_syncs(tmp_path: Path) -> None:
 
 
 def test_after_one_slow_sync_the_threads_sync_again(tmp_path: Path) -> None:
-    threads = SyncThreads()
+    threads = NativeThreads()
     with (tmp_path / "file").open("wb") as file:
         for _ in range(10):
             quick(threads, file.fileno())
@@ -107,7 +110,7 @@ def test_after_one_slow_sync_the_threads_sync_again(tmp_path: Path) -> None:
 
 
 def test_an_error_on_the_loop_is_raised_and_ends_that(tmp_path: Path) -> None:
-    threads = SyncThreads()
+    threads = NativeThreads()
     reading, writing = os.pipe()
     try:
         with (tmp_path / "file").open("wb") as file:
@@ -121,3 +124,55 @@ def test_an_error_on_the_loop_is_raised_and_ends_that(tmp_path: Path) -> None:
         os.close(reading)
         os.close(writing)
         threads.close()
+
+
+def test_files_are_written(tmp_path: Path) -> None:
+    threads = NativeThreads()
+    found: list[tuple[int, OSError | None]] = []
+    size = 0
+    with (tmp_path / "file").open("wb") as file:
+        for number in range(100):
+            parts = [b"%d" % number, b"", bytes(number)]
+            threads.write(file.fileno(), parts, size, partial(_append, found, number))
+            size += sum(map(len, parts))
+        drain_until(threads, found, 100)
+    assert sorted(found, key=lambda each: each[0]) == [(number, None) for number in range(100)]
+    expected = b"".join(b"%d" % number + bytes(number) for number in range(100))
+    assert (tmp_path / "file").read_bytes() == expected
+    threads.close()
+
+
+def test_a_write_that_fails_in_the_middle_is_cut_off(tmp_path: Path) -> None:
+    threads = NativeThreads()
+    found: list[OSError | None] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with (tmp_path / "file").open("wb") as file:
+        threads.write(file.fileno(), [b"kept"], 0, found.append)
+        drain_until(threads, found, 1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        try:
+            threads.write(file.fileno(), [bytes(500), bytes(1000)], 4, found.append)
+            drain_until(threads, found, 2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, before)
+    none, error = found
+    assert none is None
+    assert isinstance(error, OSError) and error.errno == errno.EFBIG
+    assert (tmp_path / "file").read_bytes() == b"kept"
+    threads.close()
+
+
+def test_what_cannot_be_cut_off_is_told() -> None:
+    threads = NativeThreads()
+    found: list[Exception | None] = []
+    reading, writing = os.pipe()
+    try:
+        threads.write(reading, [b"x"], 0, found.append)
+        drain_until(threads, found, 1)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert isinstance(found[0], UncutError)
+    threads.close()
