@@ -1,3 +1,4 @@
+import builtins
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -27,7 +28,11 @@ class Files:
     def total_size(self, path: str) -> int: ...
     def append(self, path: str, parts: Sequence[bytes], offset: int = -1) -> int: ...
     def start_append(
-        self, path: str, parts: list[bytes], offset: int, done: Callable[[Exception | None], object]
+        self,
+        path: str,
+        parts: builtins.list[bytes],
+        offset: int,
+        done: Callable[[Exception | None], object],
     ) -> bool: ...
     def extend(self, path: str, start: int, end: int) -> None: ...
     def sync_size(self, path: str) -> None: ...
