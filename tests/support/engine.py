@@ -154,7 +154,7 @@ class Engine:
         self.disk = ScrambledDisk(self.turns, self._seeds.getrandbits(32) if self._seeds else 0)
         self.data = DataPath(self.files, self.root)
         self.clients: set[Client] = set()
-        around = self.data, self.files, self.disk, self.turns, self.clock, StrictSupervisor()
+        around = self.data, self.files, self.disk, self.seam(), self.clock, StrictSupervisor()
         self.components = Components(Context(self.options, *around))
         self.broker = self.components.broker
         self.components.health.reserve = Reserve(self.files, self.data.reserve, RESERVE_SIZE)
@@ -162,6 +162,10 @@ class Engine:
         open_data_path(self.components)
         self.components.start()
         self.settle()
+
+    def seam(self) -> Any:
+        """What gives the engine its turns."""
+        return self.turns
 
     def hook(self, hooks: Hooks) -> None:
         """For tests that observe the topics."""
