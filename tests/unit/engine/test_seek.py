@@ -535,6 +535,20 @@ def test_an_ephemeral_channel_can_be_sought() -> None:
     assert engine.components.shared.ephemeral.size < 1000
 
 
+def test_an_ephemeral_channel_that_is_emptied_above_what_is_released_counts_right() -> None:
+    engine, _, topic = begun()
+    engine.done(topic.pause(True))
+    engine.publish("t", b"held")
+    open_at(engine, "e#ephemeral", "latest")
+    client = Client(engine, "t", "e#ephemeral", ready_count=10)
+    engine.done(client.channel.empty())
+    engine.publish("t", b"new")
+    engine.done(topic.pause(False))
+    engine.settle()
+    assert finish_all(client) == [b"new"]
+    assert client.channel.depth == 0
+
+
 def test_an_ephemeral_channel_in_the_past_uses_bounded_memory() -> None:
     """R15: it reads on when there is room again."""
     engine = Engine(mem_queue_bytes=1 << 19)
