@@ -81,6 +81,7 @@ class Removal:
     def rewound(self) -> None:
         """A channel went back: which stragglers a relocation in progress has to move is unknown."""
         self._rewind_count += 1
+        self.retained.rewound()
 
     def records(self) -> list[bytes]:
         """For a snapshot of the journal."""
