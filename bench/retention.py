@@ -1,16 +1,24 @@
-"""What thousands of retained segments cost: a start, memory, a publish, a search by time (R21).
+"""What retention costs (R21).
 
+`retained`: a start, memory, a publish and a search by time with thousands of retained segments.
 They are sparse files with true headers and footers, 50 GB in name only.
+
+`retaining`: the latency of a publish at full speed, while old segments go as fast as new ones come.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.thousands import MINUTE_NS, write_thousands
 
 from bench.broker import Broker
 from bench.throughput import Metrics
+from bench.timing import times
+from penstock.cli.load_workers import Histogram
+from penstock.wire import commands
 
 NODE_ID = 7
 POLICY = '[[policy]]\ntopic = "*"\nretain = "3650d"\n'
@@ -59,3 +67,44 @@ def _measure(
         "cpu_us": report.cpu_us_per_message,
         "missing": missing,
     }
+
+
+def retaining(
+    broker: Broker, *, retain_mib: int, seconds: int, connections: int, every_ms: int
+) -> Metrics:
+    """Flood a topic with MPUBs, and time single PUBs to it meanwhile.
+
+    What an ephemeral channel without a consumer does not take is finished at once, so consumers
+    need no core of their own.
+    """
+    broker.create("bench", "bench%23ephemeral")
+    policy = json.dumps({"retain_bytes": f"{retain_mib}MiB"}).encode()
+    assert broker.http("PUT", "/policy?topic=bench", policy).status == 200
+    flood = broker.task("pub", batch=200, connections=connections, seconds=float(seconds))
+    with ThreadPoolExecutor(1) as beside:
+        flooding = beside.submit(broker.load, flood)
+        histogram = _timed(broker, seconds, every_ms)
+        report = flooding.result()
+    kept_mib = broker.metric('penstock_topic_retained_bytes{topic="bench"}') / 2**20
+    stored = broker.get("/log?topic=bench").json["message_count"]
+    return {
+        "rate": report.published.per_second,
+        **times(histogram),
+        "gone_share": 1 - stored / (report.published.messages + histogram.count),
+        "kept_share": kept_mib / retain_mib,
+    }
+
+
+def _timed(broker: Broker, seconds: int, every_ms: int) -> Histogram:
+    """From sending a PUB to its OK, one after another."""
+    histogram = Histogram()
+    connection = broker.connect_client()
+    command = commands.pub("bench", bytes(200))
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        start_ns = time.monotonic_ns()
+        connection.request(command)
+        histogram.add(time.monotonic_ns() - start_ns)
+        time.sleep(every_ms / 1000)
+    connection.close()
+    return histogram

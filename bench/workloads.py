@@ -297,6 +297,20 @@ WORKLOADS = (
         ),
     ),
     Workload(
+        "retaining",
+        "a PUB beside MPUBs at full speed, while retained segments go as fast as new ones come",
+        retention.retaining,
+        full={"retain_mib": 512, "seconds": 12, "connections": 2, "every_ms": 2},
+        quick={"retain_mib": 128, "seconds": 4},
+        makes=OURS,
+        rounds=3,
+        targets=(
+            Target("p99_ms", 5),
+            Target("gone_share", 0.3, at_least=True),
+            Target("kept_share", 1, at_least=True),
+        ),
+    ),
+    Workload(
         "latency",
         "latency from publisher to consumer at 10,000 messages a second",
         timing.latency,

@@ -1,8 +1,8 @@
 """Seeks, and channels that start anywhere, against sets of indexes (R22, R23, R5).
 
-Consumers finish, requeue, bury and time out, what is buried is kicked or discarded, segments go when
-all have finished them and the policy, which changes, does not retain them, topics are paused, and
-nsqd stops and starts, also by a power cut of which everything is synced before.
+Consumers finish, requeue, bury and time out, what is buried is kicked or discarded, segments go
+when all have finished them and the policy, which changes, does not retain them, topics are paused,
+and nsqd stops and starts, also by a power cut of which everything is synced before.
 """
 
 from __future__ import annotations
