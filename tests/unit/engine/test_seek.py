@@ -344,6 +344,18 @@ def test_a_place_below_which_messages_were_removed_is_not_whole() -> None:
     assert not search.start().whole
 
 
+@pytest.mark.parametrize("place", ["0", "1", "1970-01-01T00:00:00Z", "-106751d", "index:0"])
+def test_every_place_is_whole_in_a_log_of_which_nothing_was_removed(place: str) -> None:
+    engine, _client, topic = begun()
+    for _ in range(2):
+        search = Search(topic, parse_place(place))
+        assert engine.done(search) is None
+        assert search.start() == (topic.log.first, True, topic.log.first)
+        engine.crash()
+        engine.start()
+        topic = engine.topic("t")
+
+
 def test_a_channel_begins_at_the_first_whole_place(caplog: pytest.LogCaptureFixture) -> None:
     """R23: SUB and the policy do not fail where the place is gone, and log it."""
     engine = Engine(max_bytes_per_file=600)
