@@ -11,7 +11,7 @@ from penstock.engine.ephemeral import EphemeralChannel
 from penstock.engine.topic import Topic
 from penstock.settings.places import parse_place
 from penstock.settings.policy import DEFAULT
-from tests.support.engine import MINUTE, MS, SECOND, Client, Engine
+from tests.support.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
 
 DONE, NOT_IN_FLIGHT = 0, 1
 
@@ -354,6 +354,30 @@ def test_every_place_is_whole_in_a_log_of_which_nothing_was_removed(place: str) 
         engine.crash()
         engine.start()
         topic = engine.topic("t")
+
+
+@pytest.mark.parametrize("published_s", [0, 30])
+def test_a_start_with_a_slow_clock_does_not_make_a_place_whole(published_s: int) -> None:
+    """R22: what was removed before a start may have come any time before it."""
+    engine = Engine(max_bytes_per_file=600)
+    finish_all(aged(engine))
+    engine.advance(5 * SECOND)
+    engine.crash()
+    engine.clock.step_wall(-1000 * HOUR)
+    engine.start()
+    engine.advance(10 * SECOND)
+    engine.clock.step_wall(1000 * HOUR)
+    engine.advance(published_s * SECOND)
+    engine.publish("t", b"new")
+    client = Client(engine, "t", "c", ready_count=100)
+    engine.settle()
+    finish_all(client)
+    engine.publish("t", b"newer")
+    engine.advance(SECOND)
+    for place, whole in (("-1h", False), ("-45s", False), ("-5s", True)):
+        search = Search(engine.topic("t"), parse_place(place))
+        assert engine.done(search) is None
+        assert search.start().whole == whole, place
 
 
 def test_a_channel_begins_at_the_first_whole_place(caplog: pytest.LogCaptureFixture) -> None:
