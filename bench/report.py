@@ -30,6 +30,8 @@ METRICS = {
     "start_s": ("start, longer by s", "{:.2f}"),
     "cpu_factor": ("CPU a message, many to one", "{:.2f}"),
     "seek_ms": ("slowest search by time, ms", "{:.1f}"),
+    "gone_share": ("share of the messages removed meanwhile", "{:.2f}"),
+    "kept_share": ("bytes kept, to those of the policy", "{:.2f}"),
     "create_s": ("creating them, s", "{:.1f}"),
     "open_files": ("open files", "{:,.0f}"),
     "journal_kib": ("journal, KiB", "{:,.0f}"),

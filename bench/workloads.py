@@ -297,6 +297,21 @@ WORKLOADS = (
         ),
     ),
     Workload(
+        "retaining",
+        "MPUBs, a million messages a second, while retained segments go as fast as new ones come",
+        retention.retaining,
+        full={"retain_mib": 512, "rate": 1_000_000, "seconds": 12},
+        quick={"retain_mib": 128, "seconds": 4},
+        makes=OURS,
+        rounds=3,
+        targets=(
+            Target("p99_ms", 5),
+            Target("rate", 900_000, at_least=True),
+            Target("gone_share", 0.3, at_least=True),
+            Target("kept_share", 1, at_least=True),
+        ),
+    ),
+    Workload(
         "latency",
         "latency from publisher to consumer at 10,000 messages a second",
         timing.latency,

@@ -103,6 +103,33 @@ def test_a_crash_in_a_seek_leaves_the_channel_before_or_after_it(number: int, jo
         assert engine.topic("t").channels["keeper"].depth == 10
 
 
+@pytest.mark.parametrize("number", [6, 8])
+def test_a_crash_in_a_seek_of_a_channel_with_buried_messages(number: int) -> None:
+    """R22, R24: what is buried below the place stays so, also if that was not journaled before."""
+
+    def change(engine: Engine, topic: Topic) -> Ticket:
+        client = Client(engine, "t", "c", ready_count=10)
+        engine.settle()
+        for received in client.take():
+            if received.body in {b"m7", b"m8"}:
+                assert client.bury(received.index) == 0
+        client.close()
+        return topic.rewind(topic.channels["c"], topic.log.first + number)
+
+    after = {b"m%d" % each for each in range(number, 10)}, {b"m7"} if number == 8 else set()
+    for engine, answered in crashes(change):
+        logged = engine.logged("t")
+        table = engine.topic("t").channels["c"].window.buried
+        buried = set() if table is None else {logged[index] for index in table.indexes()}
+        found = delivered(engine)
+        if answered:
+            assert (found, buried) == after
+        elif found != after[0]:
+            assert buried <= {b"m7", b"m8"} and found == BEFORE - buried
+        else:
+            assert buried <= after[1]
+
+
 def test_crashes_in_a_row_of_seeks_leave_one_of_them() -> None:
     """R22: the last one that was answered, or a later one."""
 

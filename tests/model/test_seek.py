@@ -1,20 +1,23 @@
 """Seeks, and channels that start anywhere, against sets of indexes (R22, R23, R5).
 
-Consumers finish, requeue and time out, segments go when all have finished them, topics are paused,
+Consumers finish, requeue, bury and time out, what is buried is kicked or discarded, segments go
+when all have finished them and the policy, which changes, does not retain them, topics are paused,
 and nsqd stops and starts, also by a power cut of which everything is synced before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.engine.catalog.seek import Search, Start, open_channel, search_start
+from penstock.engine.moves.sweep import Act, Chosen, Sweep
 from penstock.engine.topic import Topic
 from penstock.settings.places import AGO, EARLIEST, INDEX, LATEST, QUEUED, Place
+from penstock.settings.policy import DEFAULT
 from tests.crash.lossy import KEEP, LOSE
 from tests.support.engine import MS, SECOND, Client, Engine
 
@@ -35,6 +38,7 @@ class NaiveChannel:
 
     left: dict[int, int] = field(default_factory=dict)
     flying: set[int] = field(default_factory=set)
+    buried: set[int] = field(default_factory=set)
     client: Client | None = None
     certain: bool = True  # attempts are known
 
@@ -49,6 +53,7 @@ class SeekMachine(RuleBasedStateMachine):
         self.appended: dict[int, int] = {}  # time by index
         self.held: list[int] = []
         self.paused = False
+        self.retained = DEFAULT
         self.engine.broker.create_topic("t")
         self.engine.settle()
 
@@ -93,6 +98,26 @@ class SeekMachine(RuleBasedStateMachine):
     @property
     def starts(self) -> dict[str, int]:
         return self.__dict__.setdefault("_starts", {})
+
+    @rule(retain_ns=st.sampled_from([0, 2 * SECOND, 10 * SECOND]), size=st.sampled_from([0, 900]))
+    def retain(self, retain_ns: int, size: int) -> None:
+        self.retained = replace(DEFAULT, retain_ns=retain_ns, retain_bytes=size)
+        self.topic.apply_policy(self.retained)
+
+    @rule(name=NAMES, act=st.sampled_from(Act), count=st.integers(1, 9))
+    def unbury(self, name: str, act: Act, count: int) -> None:
+        """The oldest ones."""
+        channel = self.channels.get(name)
+        if channel is None:
+            return
+        self._look(name)
+        chosen = set(sorted(channel.buried)[:count])
+        channel.buried -= chosen
+        if act is Act.KICK:
+            channel.left.update(dict.fromkeys(chosen, 0))
+        sweep = Sweep(self.topic.channels[name], act, Chosen(count_max=count))
+        assert self.engine.done(sweep.start()) is None
+        assert sweep.done_count == len(chosen)
 
     @rule(name=NAMES, place=st.one_of(PLACES, st.just(Place(QUEUED))))
     def create(self, name: str, place: Place) -> None:
@@ -159,6 +184,7 @@ class SeekMachine(RuleBasedStateMachine):
         self.starts[name] = at
         stored = self.engine.logged("t")
         channel.left = {i: 0 for i in stored if i >= at and i not in self.held}
+        channel.buried = {index for index in channel.buried if index < at}
         channel.flying = set()
         channel.certain = True
         if channel.client is not None:
@@ -184,7 +210,7 @@ class SeekMachine(RuleBasedStateMachine):
             channel.client.ready(ready)
         self._look(name)
 
-    @rule(name=NAMES, what=st.lists(st.sampled_from("FFFRDN"), max_size=8))
+    @rule(name=NAMES, what=st.lists(st.sampled_from("FFFRDBN"), max_size=8))
     def answer(self, name: str, what: list[str]) -> None:
         channel = self.channels.get(name)
         if channel is None or channel.client is None:
@@ -199,6 +225,11 @@ class SeekMachine(RuleBasedStateMachine):
                 delay_ns = 3 * SECOND if verb == "D" else 0
                 assert channel.client.requeue(index, delay_ns) == DONE
                 channel.flying.discard(index)
+            elif verb == "B":
+                assert channel.client.bury(index) == DONE
+                channel.flying.discard(index)
+                del channel.left[index]
+                channel.buried.add(index)
         self._look(name)
 
     @rule(name=NAMES, number=st.integers(0, 60))
@@ -266,6 +297,7 @@ class SeekMachine(RuleBasedStateMachine):
             self.engine.advance(SECOND)
             self.engine.crash(how)
         self.engine.start()
+        self.topic.apply_policy(self.retained)
         for channel in self.channels.values():
             channel.certain = False
 
@@ -281,18 +313,21 @@ class SeekMachine(RuleBasedStateMachine):
         assert set(self.topic.channels) == set(self.channels)
         for name, channel in self.channels.items():
             self._look(name)
-            assert channel.left.keys() <= stored.keys()
+            assert channel.left.keys() | channel.buried <= stored.keys()
             real = self.topic.channels[name]
             flying, deferred = real.in_flight_count, real.window.deferred_count
             assert real.depth + flying + deferred == len(channel.left)
             assert flying == len(channel.flying)
+            assert real.window.buried_count == len(channel.buried)
         assert not set(self.held) - stored.keys()
 
     def teardown(self) -> None:
         if not hasattr(self, "engine") or not self.channels:
             return
         self.pause(False)
+        self.retain(0, 0)
         for name, channel in self.channels.items():
+            self.unbury(name, Act.DISCARD, 1000)
             self.subscribe(name, 100)
             for _ in range(40):
                 self.answer(name, ["F"] * 100)

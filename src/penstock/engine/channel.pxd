@@ -70,4 +70,4 @@ cdef class Channel:
     cdef int release_held(self) except -1
     cdef Py_ssize_t send_fresh(self, Consumer consumer, Py_ssize_t want, int64_t now_ns,
                                list parts) except -1
-    cpdef take_block(self, Block block)
+    cpdef take_block(self, Block block, int64_t released)

@@ -497,29 +497,31 @@ cdef class Channel:
             if block is None:
                 self._read_at(cursor)
                 return False
-            self.take_block(block)  # all of it may be skipped: then load the next one
+            # All of it may be skipped: then load the next one.
+            self.take_block(block, self._feed.released)
         return True
 
     def _read_at(self, cursor):
         self._reading = True
         self._shared.context.disk.submit(
             partial(self.topic.block_at, cursor, READ_SIZE, wait=True),
-            partial(self._loaded, cursor),
+            partial(self._loaded, cursor, self._feed.released),
         )
 
-    cpdef take_block(self, Block block):
-        """Continue in a block of the log that was read for the cursor."""
+    cpdef take_block(self, Block block, int64_t released):
+        """Continue in a block of the log, read for the cursor when ``released`` was this."""
         cdef Window window = self.window
         if block.span_count and block.end_index() > window.cursor:
             window.load(block)
         else:
-            # Damage or retention removed everything there.  Continue after it.
-            window.advance(self._feed.released)
+            # Damage or retention removed everything there.  Continue after it, with what was
+            # published since the read.
+            window.advance(max(window.cursor, released))
             self.touched()
         if window.cursor >= self._feed.released:
             window.queued_count = 0
 
-    def _loaded(self, cursor, block, error):
+    def _loaded(self, cursor, released, block, error):
         self._reading = False
         if self.closed:
             return
@@ -534,7 +536,7 @@ cdef class Channel:
             retries.worked(self._source)
         # The channel may have been emptied while the disk was read.
         if not self.window.loaded and self.window.cursor == cursor:
-            self.take_block(block)
+            self.take_block(block, released)
         self.wake()
 
     def _load_again(self, cursor):

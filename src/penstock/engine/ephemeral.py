@@ -121,7 +121,8 @@ class EphemeralChannel(Channel):
             self.topic.delete_channel(self.name)
 
     def empty(self) -> Ticket:
-        self.behind = False
+        # One that starts above what is released does not get what comes before that.
+        self.behind = self.behind and self.window.cursor > self.topic.released
         self._forget()
         return super().empty()
 
@@ -159,10 +160,10 @@ class EphemeralChannel(Channel):
         self.behind = self.window.cursor != self.topic.released
         return False
 
-    def take_block(self, block: Block) -> None:
+    def take_block(self, block: Block, released: int) -> None:
         """Continue in a block of the log."""
-        self._count_removed(block.first if block.span_count else self.topic.released)
-        super().take_block(block)
+        self._count_removed(block.first if block.span_count else released)
+        super().take_block(block, released)
         if self.window.loaded:
             self._resize(block.size)
             self._sent.append(block)

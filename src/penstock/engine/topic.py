@@ -221,7 +221,6 @@ class Topic(BaseTopic):
             channel.named = named
         if start is not None:
             self.removal.rewound()
-            self.bound.stale()
             channel.begin(self._clock.wall_ns())
         return channel
 
@@ -286,6 +285,7 @@ class Topic(BaseTopic):
     def _take_channel(self, channel: Channel) -> None:
         start = channel.window.low
         self.channels[channel.name] = channel
+        self.bound.stale()  # it may start with more than others have
         self.shared.policies.admit_channel(channel)
         self.release()
         channel.announce(True)
@@ -297,6 +297,7 @@ class Topic(BaseTopic):
         """Replace a channel that has no consumers by one of another kind."""
         old.close()
         self.channels[new.name] = new
+        self.bound.stale()
         self.shared.policies.admit_channel(new)
         # In this order: of two channels with the same name the later record counts.
         self.keeper.add(self._channel_record(new, new.window.low))
@@ -546,13 +547,13 @@ class Topic(BaseTopic):
 
     @property
     def unfinished_size(self) -> int:
-        """Bytes of files with messages that are not finished."""
+        """Bytes of files with messages that are not finished, and not kept by retention alone."""
         low, size = self.low(), 0
         for segment in reversed(self.log.files):
             if segment.visible.end <= low:
                 break
             size += segment.file_size
-        return size
+        return size - self.removal.retained.size_beside
 
     def drop_below(self, end: int) -> None:
         """Finish everything below ``end`` on all durable channels, and here (R20)."""

@@ -126,6 +126,45 @@ def test_messages_of_a_pull_channel_count() -> None:
     assert bounded.fill() == 2
 
 
+def test_messages_of_a_pull_channel_that_begins_in_the_past_count_at_once() -> None:
+    bounded = Bounded("c", "keeper", max_messages=10)
+    client = bounded.consumer("c", ready_count=100)
+    keeper = bounded.consumer("keeper", ready_count=100)
+    for _ in range(12):
+        assert bounded.pub(b"x") == ""
+        for each in (client, keeper):
+            each.finish(each.take()[0].index)
+    bounded.engine.components.pulls.open(bounded.topic, "p", bounded.topic.log.first + 3)
+    assert bounded.fill() == 1
+
+
+def test_files_that_only_retention_keeps_do_not_count() -> None:
+    """R20, R21: also those above a message that nobody finishes."""
+    bounded = Bounded("c", max_bytes=64 << 10, retain_ns=HOUR)
+    client = bounded.consumer("c", ready_count=1000)
+    assert bounded.pub(b"stuck") == ""
+    client.take()
+    for _ in range(200):
+        assert bounded.pub(bytes(1000)) == ""
+        for received in client.take():
+            if received.body != b"stuck":
+                assert client.finish(received.index) == 0
+        bounded.engine.advance(SECOND)
+    retained = bounded.topic.removal.retained
+    assert retained.size > 128 << 10 and bounded.topic.unfinished_size < 32 << 10
+    # Another channel goes back: they are unfinished again, at once.
+    late, _ = bounded.topic.create_channel("late", start=bounded.topic.log.first)
+    assert retained.size == 0 and bounded.topic.unfinished_size > 128 << 10
+    assert bounded.pub(bytes(1000)) == "max_bytes"
+    consumer = bounded.consumer("late", ready_count=1000)
+    bounded.engine.settle()
+    assert len(consumer.take()) == 201, "delivered, and not finished"
+    assert retained.size == 0 and late.window.cursor == bounded.topic.end
+    bounded.engine.done(bounded.topic.delete_channel("late"))
+    bounded.engine.advance(10 * SECOND)
+    assert bounded.pub(bytes(1000)) == ""
+
+
 def test_an_ephemeral_channel_refuses_nothing_and_drops_what_is_beyond_the_bound() -> None:
     """R15 stays: a slow nsq_tail does not stop publishers."""
     bounded = Bounded("c", max_messages=5)

@@ -6,8 +6,10 @@ import sys
 import tracemalloc
 from typing import Any
 
+from penstock.core.batches import HEADER_SIZE
 from penstock.engine.channel import CHUNK_SIZE_MAX, TURN_COUNT_MAX
 from penstock.engine.ephemeral import HELD_OVERHEAD_SIZE
+from tests.crash.lossy import KEEP
 from tests.support.engine import MINUTE, SECOND, Client, Engine
 
 
@@ -298,3 +300,31 @@ def test_a_channel_emptied_while_its_topic_is_paused_skips_what_was_deferred_bef
     client.ready(10)
     engine.settle()
     assert [received.body for received in client.take()] == [b"wanted"]
+
+
+def damage(data: bytearray) -> None:
+    """Spoil everything after the header of the file."""
+    data[HEADER_SIZE:] = bytes(len(data) - HEADER_SIZE)
+
+
+def test_what_is_published_while_a_read_finds_only_damage_is_delivered() -> None:
+    engine = Engine(sync_every=1)
+    engine.broker.create_topic("t")[0].create_channel("c")
+    engine.publish("t", b"old", b"older")
+    engine.advance(3 * SECOND)
+    engine.crash(KEEP)
+    engine.start()  # nothing is in memory
+    topic = engine.topic("t")
+    [segment] = topic.log.segments()
+    engine.files.edit(segment.path, damage)
+    engine.files.cold = True
+    client = Client(engine, "t", "c", ready_count=10)
+    while not engine.disk.works:
+        engine.turns.calls.popleft()()
+    while engine.disk.works:
+        engine.disk.step()
+    read = engine.turns.calls.pop()
+    assert engine.publish("t", b"new") is None
+    engine.turns.soon(read)
+    engine.settle()
+    assert [received.body for received in client.take()] == [b"new"]

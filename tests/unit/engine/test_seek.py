@@ -11,7 +11,7 @@ from penstock.engine.ephemeral import EphemeralChannel
 from penstock.engine.topic import Topic
 from penstock.settings.places import parse_place
 from penstock.settings.policy import DEFAULT
-from tests.support.engine import MINUTE, MS, SECOND, Client, Engine
+from tests.support.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
 
 DONE, NOT_IN_FLIGHT = 0, 1
 
@@ -344,6 +344,42 @@ def test_a_place_below_which_messages_were_removed_is_not_whole() -> None:
     assert not search.start().whole
 
 
+@pytest.mark.parametrize("place", ["0", "1", "1970-01-01T00:00:00Z", "-106751d", "index:0"])
+def test_every_place_is_whole_in_a_log_of_which_nothing_was_removed(place: str) -> None:
+    engine, _client, topic = begun()
+    for _ in range(2):
+        search = Search(topic, parse_place(place))
+        assert engine.done(search) is None
+        assert search.start() == (topic.log.first, True, topic.log.first)
+        engine.crash()
+        engine.start()
+        topic = engine.topic("t")
+
+
+@pytest.mark.parametrize("published_s", [0, 30])
+def test_a_start_with_a_slow_clock_does_not_make_a_place_whole(published_s: int) -> None:
+    """R22: what was removed before a start may have come any time before it."""
+    engine = Engine(max_bytes_per_file=600)
+    finish_all(aged(engine))
+    engine.advance(5 * SECOND)
+    engine.crash()
+    engine.clock.step_wall(-1000 * HOUR)
+    engine.start()
+    engine.advance(10 * SECOND)
+    engine.clock.step_wall(1000 * HOUR)
+    engine.advance(published_s * SECOND)
+    engine.publish("t", b"new")
+    client = Client(engine, "t", "c", ready_count=100)
+    engine.settle()
+    finish_all(client)
+    engine.publish("t", b"newer")
+    engine.advance(SECOND)
+    for place, whole in (("-1h", False), ("-45s", False), ("-5s", True)):
+        search = Search(engine.topic("t"), parse_place(place))
+        assert engine.done(search) is None
+        assert search.start().whole == whole, place
+
+
 def test_a_channel_begins_at_the_first_whole_place(caplog: pytest.LogCaptureFixture) -> None:
     """R23: SUB and the policy do not fail where the place is gone, and log it."""
     engine = Engine(max_bytes_per_file=600)
@@ -533,6 +569,20 @@ def test_an_ephemeral_channel_can_be_sought() -> None:
     engine.publish("t", b"m7")
     assert finish_all(client) == [b"m7"]
     assert engine.components.shared.ephemeral.size < 1000
+
+
+def test_an_ephemeral_channel_that_is_emptied_above_what_is_released_counts_right() -> None:
+    engine, _, topic = begun()
+    engine.done(topic.pause(True))
+    engine.publish("t", b"held")
+    open_at(engine, "e#ephemeral", "latest")
+    client = Client(engine, "t", "e#ephemeral", ready_count=10)
+    engine.done(client.channel.empty())
+    engine.publish("t", b"new")
+    engine.done(topic.pause(False))
+    engine.settle()
+    assert finish_all(client) == [b"new"]
+    assert client.channel.depth == 0
 
 
 def test_an_ephemeral_channel_in_the_past_uses_bounded_memory() -> None:

@@ -70,10 +70,10 @@ class Search(Ticket):
             return Start(index, True, index)
         index = _existing(topic, self._found)
         whole = self._found >= safe_from
-        if whole and kind != INDEX:
+        if whole and kind != INDEX and safe_from:
             # Nothing that is left from before it: a message after it may have been removed too.
-            log = topic.log
-            whole = log.count_between(safe_from, index) > 0 or log.removed_ns < self.time_ns
+            before = topic.log.count_between(safe_from, index)
+            whole = before > 0 or topic.removal.removed_ns < self.time_ns
         return Start(index, whole, _existing(topic, max(safe_from, self._found)))
 
 

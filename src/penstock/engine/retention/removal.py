@@ -64,6 +64,7 @@ class Removal:
         self._removing = False
         self._straggler_ns = 0
         self._relocation_failed = False
+        self._recovered_ns: int | None = None  # monotonic; if some were removed before the start
         self._rewind_count = 0  # channels that went back
         self._given_up_end = 0
 
@@ -71,16 +72,30 @@ class Removal:
         """Restore what the journal has."""
         self.whole_from = self._removed_end = self._removed_journaled = whole_from
         if whole_from:
-            self._log.removed_ns = self._clock.wall_ns()  # when what was removed came is unknown
+            self._log.removed_ns = self._clock.wall_ns()
+            self._recovered_ns = self._clock.monotonic_ns()
 
     @property
     def safe_from(self) -> int:
         """``whole_from``, or what it will be after a removal that is in progress."""
         return max(self.whole_from, self._removed_end) if self._removing else self.whole_from
 
+    @property
+    def removed_ns(self) -> int:
+        """No message appended later than this was removed; 0: none was.
+
+        When those came that were removed before the start is unknown: before it, also by a clock
+        that was slow then and is right now.
+        """
+        if self._recovered_ns is None:
+            return self._log.removed_ns
+        past_ns = self._clock.monotonic_ns() - self._recovered_ns
+        return max(self._log.removed_ns, self._clock.wall_ns() - past_ns)
+
     def rewound(self) -> None:
         """A channel went back: which stragglers a relocation in progress has to move is unknown."""
         self._rewind_count += 1
+        self.retained.rewound()
 
     def records(self) -> list[bytes]:
         """For a snapshot of the journal."""

@@ -265,8 +265,16 @@ class Retained:
         """Bytes of the segments that are kept by retention alone."""
         if not self.wanted:
             return 0
-        size = self._size_before(self._sealed_count(self.topic.low()))
-        return size + sum(segment.file_size for segment in self._beside())
+        return self._size_before(self._sealed_count(self.topic.low())) + self.size_beside
+
+    @property
+    def size_beside(self) -> int:
+        """Bytes of those of them that are above the low-water mark."""
+        return sum(segment.file_size for segment in self._beside()) if self.wanted else 0
+
+    def rewound(self) -> None:
+        """A channel went back: what was found may be unfinished again."""
+        self._found = []
 
     def _beside(self) -> list[Segment]:
         """Segments above the low-water mark that only retention keeps.
@@ -275,11 +283,12 @@ class Retained:
         search walks all unfinished messages.
         """
         topic, files, now_ns = self.topic, self._log.files, self._clock.monotonic_ns()
-        low, place_max = topic.low(), self._sealed_count(topic.passed())
-        place = self._sealed_count(low)
+        low, passed = topic.low(), topic.passed()
+        place, place_max = self._sealed_count(low), self._sealed_count(passed)
         if place >= place_max:
             return []
         if now_ns >= self._beside_until_ns:
             self._beside_until_ns = now_ns + SEARCH_INTERVAL_NS
             self._found = movable(topic.windows(), files[place:place_max])
-        return [s for s in self._found if s.first >= files[0].first and s.visible.end > low]
+        first = files[0].first
+        return [s for s in self._found if s.first >= first and low < s.visible.end <= passed]
