@@ -773,12 +773,18 @@ cdef class Window(Entries):
                 self.unskip(indexes[i])
                 continue
             slot = self.insert_entry(indexes[i], self.kicked_slot)
+            self.entries[slot].kicked = True
             self.push_ready(slot)
             self.kicked_slot = slot
         if ready:
             self.kicked_count += count
         self.changed = self.changed or count > 0
         return count, after, runs.encode()
+
+    cpdef bint was_kicked(self, int64_t index) noexcept:
+        """Whether an unfinished message was kicked since the window was made."""
+        cdef int32_t slot = self.find(index)
+        return slot >= 0 and self.entries[slot].kicked
 
     cdef int unskip(self, int64_t index) except -1:
         # A skipped message is queued again.

@@ -365,10 +365,14 @@ cdef class Channel:
         # it; return whether it got one.
         #
         # If all ready consumers have something in flight, one of them gets nothing until it has
-        # answered or timed out; the others go on.  After such a message a consumer gets others
-        # first, if there are any (R13).
+        # answered or timed out; the others go on.  One that stops taking messages meanwhile (RDY 0,
+        # CLS, a full socket) is replaced.  After such a message a consumer gets others first, if
+        # there are any (R13).
         cdef Window window = self.window
         if consumer.in_flight_count:
+            if self._held is not None and not (self._held.ready_count and self._held.writable):
+                self._held.alone = False
+                self._held = None
             if self._held is None:
                 self._held = consumer
                 consumer.alone = True
@@ -388,7 +392,7 @@ cdef class Channel:
         if frame is None:
             return 0
         window.choose_lone()
-        if self._cutoff_ns and 0 < self._appended_ns(index) < self._cutoff_ns:
+        if self._cutoff_ns and self._is_stale(index):
             self._expire_ready()
             return 0
         if not frame:
@@ -577,7 +581,7 @@ cdef class Channel:
             if not frame:
                 self.window.drop_ready()
                 continue
-            if self._cutoff_ns and 0 < self._appended_ns(index) < self._cutoff_ns:
+            if self._cutoff_ns and self._is_stale(index):
                 if not self._expire_ready():
                     break
                 continue
@@ -623,6 +627,14 @@ cdef class Channel:
     def _appended_ns(self, index):
         """When the message that ``_frame`` found was appended; 0: not known."""
         return 0 if self._redelivery is None else self._redelivery.append_ns(index)
+
+    def _is_stale(self, index):
+        """Whether the message that ``_frame`` found has expired.
+
+        A kicked one has not: someone wants it delivered, whatever its age.
+        """
+        return (0 < self._appended_ns(index) < self._cutoff_ns
+                and not self.window.was_kicked(index))
 
     def _read_frame(self, index):
         self._reading = True
@@ -747,7 +759,10 @@ cdef class Channel:
         """Give up what waits below ``end``, which has expired; return whether there is more."""
         cdef int64_t fresh_end = min(end, self._feed.released)
         more = self.window.cursor < fresh_end and self._expire_waiting(fresh_end)
-        return self._expire_again(end) or more
+        more = self._expire_again(end) or more
+        if self._held is not None and not self.window.lone_count:
+            self.wake()  # nothing is left that a consumer is kept for
+        return more
 
     def _expire_waiting(self, int64_t end):
         """Give up messages from the cursor on; whether there is more."""
@@ -777,7 +792,7 @@ cdef class Channel:
         cdef Py_ssize_t count = min(window.ready_count - window.lone_count, DUE_COUNT_MAX)
         more = window.ready_count > lone_count + count
         for _ in range(lone_count):
-            if window.next_lone < end:
+            if window.next_lone < end and not window.was_kicked(window.next_lone):
                 window.choose_lone()
                 if not self._expire_ready():
                     return False
@@ -786,7 +801,7 @@ cdef class Channel:
         for _ in range(count):
             if window.next_ready is None:
                 break
-            if window.next_ready < end:
+            if window.next_ready < end and not window.was_kicked(window.next_ready):
                 if not self._expire_ready():
                     return False
             else:
