@@ -32,7 +32,7 @@ METRICS = {
     "seek_ms": ("slowest search by time, ms", "{:.1f}"),
     "each_size": ("memory, bytes a message", "{:.1f}"),
     "kick_rate": ("kicked a second", "{:,.0f}"),
-    "kept": ("rate, to that without failures", "{:.2f}"),
+    "kept": ("deliveries a second, to those without failures", "{:.2f}"),
     "create_s": ("creating them, s", "{:.1f}"),
     "open_files": ("open files", "{:,.0f}"),
     "journal_kib": ("journal, KiB", "{:,.0f}"),

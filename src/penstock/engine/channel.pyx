@@ -608,14 +608,20 @@ cdef class Channel:
             frame = self._redelivery.frame(index)
             if frame is not None:
                 return frame
+        if self._redelivery_before is not None:
+            frame = self._redelivery_before.frame(index)
+            if frame is not None:
+                self._take_redelivery(self._redelivery_before)
+                return frame
         if self._cold_frame is not None and self._cold_frame[0] == index:
             return self._cold_frame[1]
         if self._reading:
             return None
-        # Redeliveries are often neighbours: read a block of them at once.
+        # Redeliveries are often neighbours: read a block of them at once.  Those on their second
+        # attempt and those on their third are in two places of the log, and take turns.
         block = self.topic.block_at(index, REDELIVERY_SIZE, wait=False)
         if block is not None:
-            self._redelivery = block
+            self._take_redelivery(block)
             frame = block.frame(index)
             if frame is not None:
                 return frame
@@ -623,6 +629,10 @@ cdef class Channel:
         if found is None:
             self._read_frame(index)
         return found
+
+    cdef int _take_redelivery(self, Block block) except -1:
+        self._redelivery_before, self._redelivery = self._redelivery, block
+        return 0
 
     def _appended_ns(self, index):
         """When the message that ``_frame`` found was appended; 0: not known."""
@@ -649,7 +659,7 @@ cdef class Channel:
 
     def _redelivery_read(self, index, block, error):
         if block is not None:
-            self._redelivery = block
+            self._take_redelivery(block)
         self._frame_read(index, None if block is None else block.frame(index) or b"", error)
 
     def _frame_read(self, index, found, error):
@@ -823,7 +833,7 @@ cdef class Channel:
                 self.topic.log.count_between(max(start, released), stop)
                 for start, stop in window.skipped if stop > released])
         self.dropped_count += count
-        self._redelivery = self._cold_frame = None
+        self._redelivery = self._redelivery_before = self._cold_frame = None
         if self._unreadable:
             self._unreadable.clear()
             self._shared.retries.worked(self._source_again)
@@ -894,7 +904,7 @@ cdef class Channel:
         return self.topic.log.count_between(start, end)
 
     def _forget_reads(self):
-        self._redelivery = self._cold_frame = None
+        self._redelivery = self._redelivery_before = self._cold_frame = None
         if self._unreadable:
             self._unreadable.clear()
             self._shared.retries.worked(self._source_again)
