@@ -48,7 +48,7 @@ def test_frames_are_found_in_any_order() -> None:
 
 
 def test_two_places_that_ascend_by_turns_cost_no_search() -> None:
-    """Messages with one failed attempt, and those with two: a search from the start takes 100 us."""
+    """Messages with one failed attempt, and those with two: a search takes 100 us."""
     count = 50_000
     data = frame(0, b"") * count
     block = Block(data, [(0, count, 0, len(data))], 1)
