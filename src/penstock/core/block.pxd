@@ -24,6 +24,7 @@ cdef class Block:
     cdef Span single                    # what ``spans`` points to if there is just one
     cdef Place[2] places                # the last ones, see offset_of()
 
+    cpdef bytes frame(self, int64_t index)
     cdef void free_spans(self) noexcept
     cdef int64_t first_index(self) noexcept
     cdef int64_t end_index(self) noexcept

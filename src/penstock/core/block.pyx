@@ -100,7 +100,7 @@ cdef class Block:
                 at += size
         return count
 
-    def frame(self, int64_t index):
+    cpdef bytes frame(self, int64_t index):
         """The frame of ``index`` as bytes, or None if the block does not hold it."""
         cdef Py_ssize_t span = self.find(index)
         if span < 0 or self.spans[span].first > index:

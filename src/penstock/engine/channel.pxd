@@ -68,6 +68,8 @@ cdef class Channel:
                           Py_ssize_t* size) except -1
     cdef Py_ssize_t serve_lone(self, Consumer consumer, int64_t now_ns,
                                Py_ssize_t* size) except -1
+    cdef Py_ssize_t _send_again(self, Consumer consumer, Py_ssize_t want, int64_t now_ns,
+                                list parts) except -1
     cdef int _take_redelivery(self, Block block) except -1
     cdef int release_held(self) except -1
     cdef Py_ssize_t send_fresh(self, Consumer consumer, Py_ssize_t want, int64_t now_ns,

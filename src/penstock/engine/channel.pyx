@@ -558,19 +558,21 @@ cdef class Channel:
     def _source_again(self):
         return f"{self._source}, messages to be sent again"
 
-    def _send_again(self, consumer, want, now_ns, parts):
-        sent = size = passed = apart = 0
-        while sent < want and size < CHUNK_SIZE_MAX:
-            index = self.window.next_ready
-            if index is None:
-                break
-            if self.window.attempts_max and self.window.set_apart():
+    cdef Py_ssize_t _send_again(self, Consumer consumer, Py_ssize_t want, int64_t now_ns,
+                                list parts) except -1:
+        cdef Window window = self.window
+        cdef Py_ssize_t sent = 0, size = 0, passed = 0, apart = 0
+        cdef int64_t index
+        cdef bytes frame
+        while sent < want and size < chunk_size_max and window.ready_head >= 0:
+            index = window.entries[window.ready_head].index
+            if window.attempts_max and window.set_apart():
                 apart += 1
                 self.wake()
                 if apart == APART_COUNT_MAX:
                     break
                 continue
-            if index in self._unreadable:
+            if self._unreadable and index in self._unreadable:
                 if not self._pass_over(passed):
                     break
                 passed += 1
@@ -579,13 +581,13 @@ cdef class Channel:
             if frame is None:
                 break
             if not frame:
-                self.window.drop_ready()
+                window.drop_ready()
                 continue
             if self._cutoff_ns and self._is_stale(index):
                 if not self._expire_ready():
                     break
                 continue
-            parts.append(self.window.redeliver(consumer, frame, now_ns))
+            parts.append(window.redeliver(consumer, frame, now_ns))
             sent += 1
             size += len(frame)
         return sent
