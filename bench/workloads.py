@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench import floods, footprint, retention, throughput, timing
+from bench import dead, floods, footprint, retention, throughput, timing
 from bench.broker import CERTIFICATE, Broker
 
 OURS = ("penstock",)
@@ -310,6 +310,30 @@ WORKLOADS = (
             Target("gone_share", 0.3, at_least=True),
             Target("kept_share", 1, at_least=True),
         ),
+    ),
+    Workload(
+        "buried",
+        "a million buried messages: memory of each, and a kick of all",
+        dead.buried,
+        full={"messages": 1_000_000},
+        quick={"messages": 200_000},
+        makes=OURS,
+        rounds=3,
+        targets=(
+            Target("each_size", 40),
+            Target("kick_rate", 200_000, at_least=True),
+            COMPLETE,
+        ),
+    ),
+    Workload(
+        "failing",
+        "consume with a tenth of the messages requeued until they are buried, and with none",
+        dead.failing,
+        full={"messages": 500_000, "attempts": 3},
+        quick={"messages": 100_000},
+        makes=OURS,
+        rounds=3,
+        targets=(Target("kept", 0.8, at_least=True), COMPLETE),
     ),
     Workload(
         "latency",

@@ -36,6 +36,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "stuck": {"warm": 2_000, "messages": 5_000},
     "retained": {"segments": 20, "seeks": 5, "messages": 200},
     "retaining": {"retain_mib": 1, "rate": 20_000, "seconds": 1},
+    "buried": {"messages": 2_000},
+    "failing": {"messages": 2_000, "attempts": 2},
     "latency": {"rate": 500, "seconds": 1},
     "cold": {"count": 500, "seconds": 1},
     "new-topics": {"topics": 50, "rate": 100, "seconds": 2},

@@ -326,6 +326,67 @@ def test_bury_on_a_broker_that_does_not_offer_it_raises(
     assert "does not offer BURY" in str(errors[0])
 
 
+def test_kicks_in_batches_kick_each_message_once(nsqd: Nsqd) -> None:
+    bury_all(nsqd, "batches", 10)
+    target = "topic=batches&channel=c"
+    with nsqd.connect() as raw:
+        raw.command(b"SUB batches c\n")
+        raw.send(b"RDY 10\n")
+        kicked, after = [], 0
+        while after is not None:
+            reply = nsqd.post(f"/channel/kick?{target}&count=4&after={after}").json
+            for _ in range(reply["kicked"]):
+                message = raw.message()
+                kicked.append(message.body)
+                raw.send(b"REQ " + message.id + b" 0\n")
+            assert eventually(lambda: dead(nsqd, "batches", "&count=1")["count"] == 10)
+            after = reply["next"]
+    assert kicked == [b"%d" % i for i in range(10)]
+    ids = b'{"ids":["0000000000000000"]}'
+    for query, body in (("after=-1", b""), ("after=x", b""), ("after=1", ids)):
+        assert nsqd.post(f"/channel/kick?{target}&{query}", body).status == 400
+
+
+def test_a_body_that_is_lost_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
+    with Nsqd(tmp_path) as nsqd:
+        set_policy(nsqd, "damaged", max_attempts=1)
+        for number in range(5):
+            publish(nsqd, "damaged", b"body %d" % number)  # each in a batch of its own
+        with nsqd.connect() as raw:
+            raw.command(b"SUB damaged c\n")
+            raw.send(b"RDY 5\n")
+            for _ in range(5):
+                raw.send(b"REQ " + raw.message().id + b" 0\n")
+            assert eventually(lambda: dead(nsqd, "damaged")["count"] == 5)
+        (path,) = tmp_path.rglob("*.log")
+        place = path.read_bytes().index(b"body 2")
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(b"BODY")
+        found = dead(nsqd, "damaged")["messages"]
+        assert [m.get("lost", False) for m in found] == [False, False, True, False, False]
+        assert base64.b64decode(found[3]["body"]) == b"body 3"
+        ids = json.dumps({"ids": [found[2]["id"]]}).encode()
+        reply = nsqd.post("/channel/discard?topic=damaged&channel=c", ids)
+        assert reply.json == {"discarded": 1, "left": 4}
+        assert "Traceback" not in nsqd.log
+
+
+def test_a_kick_at_a_rate_ends_with_the_process(tmp_path: Path) -> None:
+    with Nsqd(tmp_path) as nsqd:
+        bury_all(nsqd, "rated", 200)
+        target = "topic=rated&channel=c"
+        assert nsqd.post(f"/channel/kick?{target}&rate=100").json["kicking"] == 200
+        assert eventually(lambda: nsqd.channel("rated", "c")["depth"] >= 20)
+        nsqd.kill()
+        nsqd.start()
+        left, depth = dead(nsqd, "rated", "&count=1")["count"], nsqd.channel("rated", "c")["depth"]
+        assert left + depth == 200 and left > 0
+        time.sleep(0.3)
+        assert dead(nsqd, "rated", "&count=1")["count"] == left
+        assert nsqd.post(f"/channel/kick?{target}").json == {"kicked": left, "left": 0}
+
+
 def test_a_restart_keeps_buried_messages_and_their_segment(tmp_path: Path) -> None:
     with Nsqd(tmp_path) as nsqd:
         bury_all(nsqd, "kept", 20)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import random
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,6 +91,52 @@ def test_thousands_are_moved_at_once_and_survive_a_kill(tmp_path: Path) -> None:
         nsqd.start()
         assert buried(nsqd, "many") == 0 and waiting(nsqd, "many") == 0
         assert sorted(consumed(nsqd, "many.other", 2400)) == sorted(b"%d" % i for i in range(2400))
+
+
+def test_kills_in_the_middle_move_each_message_once(tmp_path: Path) -> None:
+    """R25, with kill -9: by the policy, and by hand."""
+    chosen = random.Random(7)
+    with Nsqd(tmp_path) as nsqd:
+        for topic, keys in (("policy", {"on_max_attempts": "topic"}), ("byhand", {})):
+            poison(nsqd, topic, 1, **keys)
+        published = {b"0"}
+        for life in range(8):
+            bodies = [b"%d.%d" % (life, i) for i in range(300)]
+            for topic in ("policy", "byhand"):
+                publish(nsqd, topic, *bodies)
+            published |= set(bodies)
+            until_s = time.monotonic() + chosen.uniform(0.05, 0.6)
+            moving = threading.Thread(target=keep_moving, args=(nsqd, until_s))
+            moving.start()
+            fail_until(nsqd, until_s)
+            nsqd.kill()
+            moving.join()
+            nsqd.start()
+        eventually(lambda: fail_until(nsqd, time.monotonic() + 0.3) == 0)
+        assert move(nsqd, "byhand").json["left"] == 0
+        eventually(lambda: buried(nsqd, "policy") == 0)
+        for topic in ("policy.c.dead", "byhand.other"):
+            found = consumed(nsqd, topic, len(published))
+            assert sorted(found) == sorted(published), topic
+        assert "Traceback" not in nsqd.log
+
+
+def keep_moving(nsqd: Nsqd, until_s: float) -> None:
+    while time.monotonic() < until_s:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            move(nsqd, "byhand")
+
+
+def fail_until(nsqd: Nsqd, until_s: float) -> int:
+    """Requeue what comes, until a time; returns what is left to be delivered."""
+    with Client.of(nsqd) as one, Client.of(nsqd) as other:
+        one.sub("policy", "c", ready=50)
+        other.sub("byhand", "c", ready=50)
+        while time.monotonic() < until_s:
+            for client in (one, other):
+                for message in client.arrived(0.01, 1):
+                    client.req(message)
+        return waiting(nsqd, "policy") + waiting(nsqd, "byhand")
 
 
 def test_a_rate_goes_on_by_itself_and_can_be_stopped(nsqd: Nsqd) -> None:

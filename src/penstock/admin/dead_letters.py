@@ -12,7 +12,8 @@ A form chooses messages by ``which``: ``selected`` with fields ``id.<id>``, ``ol
 
 Rule 1: at most PAGE_COUNT messages are shown, those of the nodes in equal shares.
 Rule 2: a request to a node is about BATCH_COUNT messages at most; others follow until all are done
-        or BUSY_S is over.  The result says how many are left.
+        or BUSY_S is over.  The result says how many are left.  A batch of a kick begins where the
+        one before ended: what fails again meanwhile is among the oldest again.
 """
 
 from __future__ import annotations
@@ -203,10 +204,12 @@ async def act(upstream: Upstream, address: str, topic: str, channel: str, what: 
     query |= {"to": what.to} if what.action == "move" else {}
     query |= {"reason": what.reason} if what.reason else {}
     body = json.dumps({"ids": what.ids}).encode() if what.ids is not None else b""
-    done, end_s = 0, time.monotonic() + BUSY_S
+    done, place, end_s = 0, 0, time.monotonic() + BUSY_S
     while True:
         count = min(BATCH_COUNT, what.count - done) if what.count else BATCH_COUNT
-        batch = query if what.ids is not None else {**query, "count": str(count)}
+        batch = {**query, "count": str(count), "after": str(place)}
+        if what.ids is not None:
+            batch = query
         answer = await upstream.nsqd_ask(address, f"/channel/{what.action}", batch, body)
         try:
             found = api_objects.count(answer, DONE[what.action])
@@ -214,6 +217,8 @@ async def act(upstream: Upstream, address: str, topic: str, channel: str, what: 
         except (AttributeError, ValueError):
             raise UpstreamError("invalid answer") from None
         done += found
-        ended = what.ids is not None or found < count or (what.count and done >= what.count)
+        place = 0 if what.action == "move" else answer.get("next")  # what was moved is gone
+        ended = what.ids is not None or found < count or place is None
+        ended = ended or bool(what.count and done >= what.count)
         if ended or time.monotonic() > end_s:
             return f"{done} {DONE[what.action]}, {left} left"

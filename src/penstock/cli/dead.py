@@ -8,7 +8,9 @@ penstock dead discard --nsqd-http-address=nsqd:4151 --topic=orders --channel=ema
 Rule 1: a request is about BATCH_COUNT_MAX messages at most, so that it is answered in time; the
         next one follows.
 Rule 2: nothing is discarded without a yes, from the terminal or by --yes.
-Rule 3: a node that does not have the channel is passed over, if another one has it.
+Rule 3: batches of a kick go on where the one before ended: what fails again meanwhile is among the
+        oldest again.
+Rule 4: a node that does not have the channel is passed over, if another one has it.
 """
 
 from __future__ import annotations
@@ -285,17 +287,21 @@ class Dead:
             key = {"kick": "kicking", "move": "moving", "discard": "discarding"}[action]
             return _int(answer, key), _int(answer, "left"), None if answer.ok else answer
         done = remaining = 0
+        place: int | None = 0  # where the next batch begins
         pieces = [list(ids[at : at + IDS_MAX]) for at in range(0, len(ids), IDS_MAX)]
         while not self._stop.is_set():
             want = min(left - done, BATCH_COUNT_MAX) if left else BATCH_COUNT_MAX
             body = {"ids": pieces.pop(0)} if ids else None
-            batch = query if ids else {**query, "count": str(want)}
+            batch = query if ids else {**query, "count": str(want), "after": str(place)}
             answer = await self._ask(node, action, batch, body)
             count = _int(answer, DONE[action])
             done, remaining = done + count, _int(answer, "left")
             if not answer.ok:
                 return done, remaining, answer
-            if (ids and not pieces) or (not ids and count < want) or (left and done >= left):
+            # A move has no place: what was moved is not there any more.
+            place = 0 if ids or action == "move" else answer.body.get("next")
+            ended = not pieces if ids else count < want or place is None
+            if ended or (left and done >= left):
                 break
             print(f"{node}: {DONE[action]} {done}, {remaining} buried", file=sys.stderr)
         return done, remaining, None

@@ -9,6 +9,12 @@ cdef struct Span:
     int64_t append_ns  # of their batch (R4); 0: not known
 
 
+# Where a frame was found.
+cdef struct Place:
+    int64_t index
+    Py_ssize_t at
+
+
 cdef class Block:
     cdef readonly bytes data            # piece of a log file, or the payload of a batch
     cdef readonly int node_id           # of all messages in it
@@ -16,7 +22,9 @@ cdef class Block:
     cdef const unsigned char* bytes_at  # the bytes of ``data``
     cdef Span* spans                    # ascending
     cdef Span single                    # what ``spans`` points to if there is just one
+    cdef Place[2] places                # the last ones, see offset_of()
 
+    cpdef bytes frame(self, int64_t index)
     cdef void free_spans(self) noexcept
     cdef int64_t first_index(self) noexcept
     cdef int64_t end_index(self) noexcept

@@ -43,6 +43,7 @@ cdef class Buried:
     cdef Py_ssize_t pending_count
     cdef Py_ssize_t pending_room
 
+    cdef int64_t next(self, int64_t index) noexcept
     cdef Py_ssize_t chunk_of(self, int64_t index) noexcept
     cdef Burial* find(self, int64_t index) noexcept
     cdef bint seek(self, int64_t index, Py_ssize_t* place, Py_ssize_t* at) noexcept

@@ -235,6 +235,13 @@ cdef class Buried:
         cdef Py_ssize_t place = 0, at = 0
         return self.seek(start, &place, &at) and (<Chunk>self.chunks[place]).items[at].index < end
 
+    cdef int64_t next(self, int64_t index) noexcept:
+        # The first buried index at or above ``index``; INT64_MAX if there is none.
+        cdef Py_ssize_t place = 0, at = 0
+        if not self.seek(index, &place, &at):
+            return INT64_MAX
+        return (<Chunk>self.chunks[place]).items[at].index
+
     cdef Py_ssize_t chunk_of(self, int64_t index) noexcept:
         # The last chunk that begins at or below ``index``; 0 if there is none.
         cdef Py_ssize_t low = 0, high = len(self.chunks), middle

@@ -41,6 +41,7 @@ cdef class Entries:
         entry.due_ns = 0
         entry.owner = -1
         entry.lost = 0
+        entry.kicked = 0
         entry.before = self.tail
         entry.after = -1
         if self.tail >= 0:

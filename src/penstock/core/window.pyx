@@ -419,7 +419,7 @@ cdef class Window(Entries):
         """Index of the next message to deliver alone, or None."""
         return self.entries[self.lone_head].index if self.lone_head >= 0 else None
 
-    def set_apart(self):
+    cpdef bint set_apart(self) noexcept:
         """Whether the next ready message must be delivered alone: it is then in that list.
 
         Only messages from before a change of the policy are found here.
@@ -438,12 +438,13 @@ cdef class Window(Entries):
             self.ready_tail = slot
         self.ready_count += 1
 
-    def redeliver(self, Consumer consumer not None, bytes frame not None, int64_t now_ns):
+    cpdef bytes redeliver(self, Consumer consumer, bytes frame, int64_t now_ns):
         """Deliver the next ready message again; return its frame with the new attempts."""
         cdef int32_t slot
         cdef Entry* entry
         cdef bytes copy
         cdef unsigned char* p
+        assert consumer is not None and frame is not None
         assert self.ready_head >= 0 and self.holds(consumer) and len(frame) >= FRAME_HEADER
         slot = self.pop_ready()
         entry = &self.entries[slot]
@@ -773,12 +774,18 @@ cdef class Window(Entries):
                 self.unskip(indexes[i])
                 continue
             slot = self.insert_entry(indexes[i], self.kicked_slot)
+            self.entries[slot].kicked = True
             self.push_ready(slot)
             self.kicked_slot = slot
         if ready:
             self.kicked_count += count
         self.changed = self.changed or count > 0
         return count, after, runs.encode()
+
+    cpdef bint was_kicked(self, int64_t index) noexcept:
+        """Whether an unfinished message was kicked since the window was made."""
+        cdef int32_t slot = self.find(index)
+        return slot >= 0 and self.entries[slot].kicked
 
     cdef int unskip(self, int64_t index) except -1:
         # A skipped message is queued again.

@@ -52,7 +52,8 @@ cdef class Channel:
     cdef bint _reading
     cdef int _odd_to_fresh               # who gets the odd message of a share
     cdef int64_t _stuck_cursor           # where a read failed, until it succeeds; -1: nowhere
-    cdef Block _redelivery
+    cdef Block _redelivery               # the last blocks with messages to send again
+    cdef Block _redelivery_before
     cdef tuple _cold_frame               # (index, frame)
     cdef dict _unreadable                # messages to redeliver whose read failed
 
@@ -67,6 +68,9 @@ cdef class Channel:
                           Py_ssize_t* size) except -1
     cdef Py_ssize_t serve_lone(self, Consumer consumer, int64_t now_ns,
                                Py_ssize_t* size) except -1
+    cdef Py_ssize_t _send_again(self, Consumer consumer, Py_ssize_t want, int64_t now_ns,
+                                list parts) except -1
+    cdef int _take_redelivery(self, Block block) except -1
     cdef int release_held(self) except -1
     cdef Py_ssize_t send_fresh(self, Consumer consumer, Py_ssize_t want, int64_t now_ns,
                                list parts) except -1

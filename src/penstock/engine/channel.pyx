@@ -365,10 +365,14 @@ cdef class Channel:
         # it; return whether it got one.
         #
         # If all ready consumers have something in flight, one of them gets nothing until it has
-        # answered or timed out; the others go on.  After such a message a consumer gets others
-        # first, if there are any (R13).
+        # answered or timed out; the others go on.  One that stops taking messages meanwhile (RDY 0,
+        # CLS, a full socket) is replaced.  After such a message a consumer gets others first, if
+        # there are any (R13).
         cdef Window window = self.window
         if consumer.in_flight_count:
+            if self._held is not None and not (self._held.ready_count and self._held.writable):
+                self._held.alone = False
+                self._held = None
             if self._held is None:
                 self._held = consumer
                 consumer.alone = True
@@ -388,7 +392,7 @@ cdef class Channel:
         if frame is None:
             return 0
         window.choose_lone()
-        if self._cutoff_ns and 0 < self._appended_ns(index) < self._cutoff_ns:
+        if self._cutoff_ns and self._is_stale(index):
             self._expire_ready()
             return 0
         if not frame:
@@ -556,19 +560,21 @@ cdef class Channel:
     def _source_again(self):
         return f"{self._source}, messages to be sent again"
 
-    def _send_again(self, consumer, want, now_ns, parts):
-        sent = size = passed = apart = 0
-        while sent < want and size < CHUNK_SIZE_MAX:
-            index = self.window.next_ready
-            if index is None:
-                break
-            if self.window.attempts_max and self.window.set_apart():
+    cdef Py_ssize_t _send_again(self, Consumer consumer, Py_ssize_t want, int64_t now_ns,
+                                list parts) except -1:
+        cdef Window window = self.window
+        cdef Py_ssize_t sent = 0, size = 0, passed = 0, apart = 0
+        cdef int64_t index
+        cdef bytes frame
+        while sent < want and size < chunk_size_max and window.ready_head >= 0:
+            index = window.entries[window.ready_head].index
+            if window.attempts_max and window.set_apart():
                 apart += 1
                 self.wake()
                 if apart == APART_COUNT_MAX:
                     break
                 continue
-            if index in self._unreadable:
+            if self._unreadable and index in self._unreadable:
                 if not self._pass_over(passed):
                     break
                 passed += 1
@@ -577,13 +583,13 @@ cdef class Channel:
             if frame is None:
                 break
             if not frame:
-                self.window.drop_ready()
+                window.drop_ready()
                 continue
-            if self._cutoff_ns and 0 < self._appended_ns(index) < self._cutoff_ns:
+            if self._cutoff_ns and self._is_stale(index):
                 if not self._expire_ready():
                     break
                 continue
-            parts.append(self.window.redeliver(consumer, frame, now_ns))
+            parts.append(window.redeliver(consumer, frame, now_ns))
             sent += 1
             size += len(frame)
         return sent
@@ -606,14 +612,20 @@ cdef class Channel:
             frame = self._redelivery.frame(index)
             if frame is not None:
                 return frame
+        if self._redelivery_before is not None:
+            frame = self._redelivery_before.frame(index)
+            if frame is not None:
+                self._take_redelivery(self._redelivery_before)
+                return frame
         if self._cold_frame is not None and self._cold_frame[0] == index:
             return self._cold_frame[1]
         if self._reading:
             return None
-        # Redeliveries are often neighbours: read a block of them at once.
+        # Redeliveries are often neighbours: read a block of them at once.  Those on their second
+        # attempt and those on their third are in two places of the log, and take turns.
         block = self.topic.block_at(index, REDELIVERY_SIZE, wait=False)
         if block is not None:
-            self._redelivery = block
+            self._take_redelivery(block)
             frame = block.frame(index)
             if frame is not None:
                 return frame
@@ -622,9 +634,21 @@ cdef class Channel:
             self._read_frame(index)
         return found
 
+    cdef int _take_redelivery(self, Block block) except -1:
+        self._redelivery_before, self._redelivery = self._redelivery, block
+        return 0
+
     def _appended_ns(self, index):
         """When the message that ``_frame`` found was appended; 0: not known."""
         return 0 if self._redelivery is None else self._redelivery.append_ns(index)
+
+    def _is_stale(self, index):
+        """Whether the message that ``_frame`` found has expired.
+
+        A kicked one has not: someone wants it delivered, whatever its age.
+        """
+        return (0 < self._appended_ns(index) < self._cutoff_ns
+                and not self.window.was_kicked(index))
 
     def _read_frame(self, index):
         self._reading = True
@@ -639,7 +663,7 @@ cdef class Channel:
 
     def _redelivery_read(self, index, block, error):
         if block is not None:
-            self._redelivery = block
+            self._take_redelivery(block)
         self._frame_read(index, None if block is None else block.frame(index) or b"", error)
 
     def _frame_read(self, index, found, error):
@@ -749,7 +773,10 @@ cdef class Channel:
         """Give up what waits below ``end``, which has expired; return whether there is more."""
         cdef int64_t fresh_end = min(end, self._feed.released)
         more = self.window.cursor < fresh_end and self._expire_waiting(fresh_end)
-        return self._expire_again(end) or more
+        more = self._expire_again(end) or more
+        if self._held is not None and not self.window.lone_count:
+            self.wake()  # nothing is left that a consumer is kept for
+        return more
 
     def _expire_waiting(self, int64_t end):
         """Give up messages from the cursor on; whether there is more."""
@@ -779,7 +806,7 @@ cdef class Channel:
         cdef Py_ssize_t count = min(window.ready_count - window.lone_count, DUE_COUNT_MAX)
         more = window.ready_count > lone_count + count
         for _ in range(lone_count):
-            if window.next_lone < end:
+            if window.next_lone < end and not window.was_kicked(window.next_lone):
                 window.choose_lone()
                 if not self._expire_ready():
                     return False
@@ -788,7 +815,7 @@ cdef class Channel:
         for _ in range(count):
             if window.next_ready is None:
                 break
-            if window.next_ready < end:
+            if window.next_ready < end and not window.was_kicked(window.next_ready):
                 if not self._expire_ready():
                     return False
             else:
@@ -810,7 +837,7 @@ cdef class Channel:
                 self.topic.log.count_between(max(start, released), stop)
                 for start, stop in window.skipped if stop > released])
         self.dropped_count += count
-        self._redelivery = self._cold_frame = None
+        self._redelivery = self._redelivery_before = self._cold_frame = None
         if self._unreadable:
             self._unreadable.clear()
             self._shared.retries.worked(self._source_again)
@@ -881,7 +908,7 @@ cdef class Channel:
         return self.topic.log.count_between(start, end)
 
     def _forget_reads(self):
-        self._redelivery = self._cold_frame = None
+        self._redelivery = self._redelivery_before = self._cold_frame = None
         if self._unreadable:
             self._unreadable.clear()
             self._shared.retries.worked(self._source_again)

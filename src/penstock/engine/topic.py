@@ -30,6 +30,7 @@ from penstock.engine.disk import failed
 from penstock.engine.ephemeral import EphemeralChannel
 from penstock.engine.policy.subjects import RuledChannel
 from penstock.engine.retention.removal import Removal
+from penstock.engine.retention.stragglers import buried_size
 from penstock.engine.shared import Shared, random_number
 from penstock.engine.writer import TopicWriter
 from penstock.settings.policy import Policy
@@ -547,8 +548,12 @@ class Topic(BaseTopic):
 
     @property
     def unfinished_size(self) -> int:
-        """Bytes of files with messages that are not finished, and not kept by retention alone."""
-        low, size = self.low(), 0
+        """Bytes of files with messages that are not finished, or with many buried ones.
+
+        What retention alone keeps is not counted.
+        """
+        low = self.low()
+        size = buried_size(self.windows(), self.log, low)
         for segment in reversed(self.log.files):
             if segment.visible.end <= low:
                 break

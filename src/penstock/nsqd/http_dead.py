@@ -5,6 +5,9 @@
   "next":7}
 
 {"kicked":1000,"left":41}      {"kicking":1000,"left":1041}, with a rate
+
+Whoever kicks in batches says where the one before ended.  Otherwise messages that fail again
+meanwhile would be the oldest again, and be kicked for ever.
 """
 
 from __future__ import annotations
@@ -140,7 +143,7 @@ class DeadApi:
             self._sweep_count -= 1
             if ticket.error is not None:
                 return _DISK_FULL if is_full(ticket.error) else INTERNAL_ERROR
-            return _counted(sweep)
+            return _counted(sweep, paged="after" in request.query)
 
         return Pending(sweep.start(), ended)
 
@@ -160,16 +163,23 @@ def chosen_by(request: Request, topic: Topic | None) -> Chosen:
     count = request.number("count", KICK_COUNT_MAX, minimum=1, absent=KICK_COUNT_MAX)
     reason = reason_of(request)
     ids = ids_of(request)
+    after = request.number("after", INDEX_MAX, absent=-1)
     if ids is None:
-        return Chosen(None, count, reason)
-    if request.query.keys() & {"count", "reason", "rate"}:
+        return Chosen(None, count, reason, after)
+    if request.query.keys() & {"count", "reason", "rate", "after"}:
         raise HttpError(400, "INVALID_IDS")  # either, or
     indexes = []
     for node_id, index in ids if topic is not None else ():
         # A client may send all nodes the same ids.
-        if topic is not None and topic.log.node_id_at(index) == node_id:
+        if topic is not None and node_id == _node_id(topic, index):
             indexes.append(index)
     return Chosen(indexes)
+
+
+def _node_id(topic: Topic, index: int) -> int:
+    """The node id in the id of a message; as it is shown, if its bytes are lost."""
+    known = topic.log.node_id_at(index)
+    return known if known >= 0 else topic.log.node_id
 
 
 def ids_of(request: Request) -> list[tuple[int, int]] | None:
@@ -197,9 +207,10 @@ def _stopped(channel: Channel, act: Act) -> Response:
     return _counted(sweep)
 
 
-def _counted(sweep: Sweep) -> Response:
+def _counted(sweep: Sweep, *, paged: bool = False) -> Response:
     left = sweep.channel.window.buried_count
-    return json_response({_DONE[sweep.act]: sweep.done_count, "left": left})
+    place = {"next": sweep.next} if paged else {}
+    return json_response({_DONE[sweep.act]: sweep.done_count, "left": left, **place})
 
 
 def _shown(done: Ticket, pages: list[bytes]) -> Response:
@@ -221,7 +232,7 @@ def _page(topic: Topic, total: int, found: list[Shown], size_max: int, *, full: 
         index = burial[0]
         # Buried messages are often neighbours.
         if block is None or not block.first <= index < block.end:
-            block = topic.block_at(index, REDELIVERY_SIZE, wait=True)
+            block = _block(topic, index)
         frame = block.frame(index) if block is not None else None
         shown = _message(topic, burial, frame or b"", size_max)
         parts.append(gojson.encode(shown))
@@ -230,6 +241,13 @@ def _page(topic: Topic, total: int, found: list[Shown], size_max: int, *, full: 
     tail = gojson.encode({"next": last if full else None})
     head = gojson.encode({"count": total})
     return head[:-1] + b',"messages":[' + b",".join(parts) + b"]," + tail[1:]
+
+
+def _block(topic: Topic, index: int) -> Block | None:
+    try:
+        return topic.block_at(index, REDELIVERY_SIZE, wait=True)
+    except OSError:
+        return None  # a bad sector hides one body, not the page
 
 
 def _message(topic: Topic, burial: Shown, frame: bytes, size_max: int) -> dict[str, object]:
@@ -252,5 +270,5 @@ def _message(topic: Topic, burial: Shown, frame: bytes, size_max: int) -> dict[s
         shown["id"], shown["timestamp"] = id.decode(), timestamp_ns
         shown["size"], shown["body"] = len(body), base64.b64encode(body[:size_max]).decode()
     else:
-        shown["lost"] = True  # the log's bytes are damaged
+        shown["lost"] = True  # the log's bytes are damaged, or cannot be read
     return shown

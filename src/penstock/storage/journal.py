@@ -44,6 +44,8 @@ BEGUN = 11
 # make a reader skip the remaining file.
 RUNS_PER_RECORD = 4096
 MARKS_PER_RECORD = 4096
+# Bytes of a compacted journal that are written at once.
+PIECE_SIZE = 1 << 20
 FRAMING = Framing(b"PJ", payload_size_max=256 * 1024)
 records = FRAMING.records
 
@@ -678,6 +680,20 @@ def _settle(channel: ChannelState, kicked: Sequence[int] = ()) -> None:
     channel.marks = marks
 
 
+def _joined(records: Iterable[bytes]) -> Iterator[bytes]:
+    """``records`` in pieces: those of a million buried messages have 23 MB."""
+    piece: list[bytes] = []
+    size = 0
+    for encoded in records:
+        piece.append(encoded)
+        size += len(encoded)
+        if size >= PIECE_SIZE:
+            yield b"".join(piece)
+            piece, size = [], 0
+    if piece:
+        yield b"".join(piece)
+
+
 class Journal:
     """The file.  ``add`` and ``take`` belong to the loop, ``write`` and ``compact`` may block.
 
@@ -732,15 +748,16 @@ class Journal:
         Must not run concurrently with a write: records taken before must be in ``records``, later
         ones stay in the buffer.
         """
-        data = b"".join(records)
         temporary = f"{self.path}.new"
         self._files.unlink(temporary)
+        size = 0
         try:
-            self._files.append(temporary, [data])
+            for data in _joined(records):
+                size = self._files.append(temporary, [data])
             self._files.sync(temporary)
             self._files.rename(temporary, self.path)
         except OSError:
             self._files.unlink(temporary)
             raise
-        self.size = len(data)
+        self.size = size
         self._files.sync_folder(self.path.rpartition("/")[0])

@@ -26,6 +26,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from penstock.core.appender cimport Batch
 from penstock.core.block cimport Block
+from penstock.core.buried cimport Buried
 from penstock.core.runs cimport Runs
 from penstock.core.tables cimport Visible
 from penstock.storage.files cimport Files
@@ -473,6 +474,31 @@ cdef class TopicLog:
     def has_buried(self, Segment segment not None):
         """Whether a message of the segment was buried, as of the last change of ``buried``."""
         return self._has_buried(segment)
+
+    def buried_size(self, int64_t low, list tables not None, int64_t count_max, double share_max):
+        """Bytes of the files below ``low`` that their buried messages keep, by ``tables`` of them.
+
+        Up to ``count_max`` and this share of a file's messages keep no file: they can be moved.
+        """
+        cdef int64_t at = 0, index, count
+        cdef Py_ssize_t place
+        cdef Segment segment
+        size = 0
+        while tables:
+            index = min([(<Buried>one).next(at) for one in tables])
+            place = locate(self.files, index)
+            if index >= low or place == len(self.files):
+                break
+            segment = <Segment>self.files[place]
+            if segment.visible.end > low:
+                break
+            count = 0
+            for one in tables:
+                count += one.count_between(segment.first, segment.visible.end)
+            if count > min(count_max, <int64_t>(segment.visible.count * share_max)):
+                size += segment.file_size
+            at = max(index + 1, <int64_t>segment.visible.end)
+        return size
 
     cdef bint _has_buried(self, Segment segment) except -1:
         for table in self.buried:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 import pytest
 
 from penstock.core.block import Block
@@ -32,6 +35,28 @@ def test_every_frame_is_found_and_nothing_else_is() -> None:
     for index in range(30):
         expected = frame(index) if index in indexes else None
         assert block.frame(index) == expected
+
+
+def test_frames_are_found_in_any_order() -> None:
+    """Where the last ones were found is remembered."""
+    indexes = [*range(10, 40), *range(50, 80)]
+    block = block_of(indexes)
+    chosen = random.Random(3)
+    for _ in range(5000):
+        index = chosen.randrange(8, 82)
+        assert block.frame(index) == (frame(index) if index in indexes else None)
+
+
+def test_two_places_that_ascend_by_turns_cost_no_search() -> None:
+    """Messages with one failed attempt, and those with two: a search takes 100 us."""
+    count = 50_000
+    data = frame(0, b"") * count
+    block = Block(data, [(0, count, 0, len(data))], 1)
+    begun_s = time.process_time()
+    for index in range(0, count // 2, 5):
+        block.frame(index)
+        block.frame(index + count // 2)
+    assert time.process_time() - begun_s < 0.2
 
 
 def test_negative_and_huge_indexes_are_not_found() -> None:

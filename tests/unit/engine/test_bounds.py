@@ -13,12 +13,13 @@ from penstock.core.scanner import Scanner
 from penstock.core.ticket import Ticket
 from penstock.engine.base import BaseTopic
 from penstock.engine.bounds import EPISODE_NS
+from penstock.engine.moves.sweep import Act, Chosen, Sweep
 from penstock.engine.pull.channel import PullChannel
 from penstock.engine.topic import Topic
 from penstock.errors import StagingError, TopicFullError
 from penstock.settings.policy import DEFAULT
 from tests.support.bodies import several, sized
-from tests.support.engine import HOUR, MINUTE, SECOND, Client, Engine
+from tests.support.engine import HOUR, MINUTE, MS, SECOND, Client, Engine
 from tests.support.faults import Faults
 from tests.support.scanners import multi
 from tests.support.staging import ATTEMPT, Query, plain
@@ -107,6 +108,36 @@ def test_messages_for_the_first_channel_count() -> None:
     assert bounded.pub(b"x") == "max_messages"
     channel.empty()
     assert bounded.fill() == 5
+
+
+def test_files_that_buried_messages_keep_count_in_max_bytes() -> None:
+    """R24: their bytes are not finished.  A few keep no file, and are not counted."""
+    for few in (False, True):
+        bounded = Bounded("c", max_bytes=64 * 1024, retain_ns=HOUR)
+        client = bounded.consumer("c", ready_count=1000)
+        client.channel.apply_policy(dataclasses.replace(DEFAULT, max_attempts=1))
+        for number in range(400):
+            if bounded.pub(b"%04d" % number + b"x" * 196):
+                break
+            for message in client.take():
+                if few and number % 20:
+                    client.finish(message.index)
+                else:
+                    client.requeue(message.index)
+            bounded.engine.advance(10 * MS)
+        bounded.engine.advance(MINUTE)
+        stats = bounded.topic.policy_stats()
+        buried = client.channel.window.buried
+        assert buried is not None
+        if few:
+            assert number == 399 and stats["retained_bytes"] > 64 * 1024
+            continue
+        assert bounded.pub(b"y") == "max_bytes"
+        assert stats["unfinished_bytes"] > 56 * 1024 > stats["retained_bytes"]
+        sweep = Sweep(client.channel, Act.DISCARD, Chosen())
+        assert bounded.engine.done(sweep.start()) is None
+        bounded.engine.advance(SECOND)
+        assert bounded.pub(b"y") == ""
 
 
 def test_messages_of_a_paused_topic_count_with_those_of_its_channels() -> None:

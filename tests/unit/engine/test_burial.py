@@ -199,6 +199,66 @@ def test_a_kick_survives_what_follows_it() -> None:
         assert waiting == ([] if finish else [b"a", b"b"])
 
 
+def test_a_kicked_message_is_delivered_whatever_its_age() -> None:
+    """Otherwise a kick would drop what msg_ttl would have dropped meanwhile."""
+    engine = Engine()
+    client = consumer(engine)
+    limit(client.channel, 2, msg_ttl_ns=10 * SECOND)
+    engine.publish("t", b"x")
+    for _ in range(2):
+        client.requeue(one(client).index)
+        engine.settle()
+    client.close()
+    engine.advance(MINUTE)
+    assert sweep(engine, client.channel) == 1
+    engine.advance(MINUTE)
+    client = consumer(engine)
+    engine.settle()
+    for attempts in (1, 2):
+        received = one(client)
+        assert received.attempts == attempts
+        client.requeue(received.index)
+        engine.settle()
+    assert [reason for _, reason, _ in buried(client.channel)] == ["attempts"]
+    assert client.channel.expired_count == 0
+
+
+def test_expired_messages_can_be_kicked() -> None:
+    engine = Engine()
+    engine.broker.create_topic("t")
+    channel, _ = engine.topic("t").create_channel("c")
+    limit(channel, 0, msg_ttl_ns=10 * SECOND, on_expired=ON_BURY)
+    engine.publish("t", *[b"%d" % i for i in range(3)])
+    engine.advance(MINUTE)
+    assert [reason for _, reason, _ in buried(channel)] == ["expired"] * 3
+    assert sweep(engine, channel) == 3
+    engine.advance(MINUTE)
+    assert (channel.depth, buried(channel)) == (3, [])
+    client = consumer(engine, 5)
+    engine.settle()
+    assert [m.body for m in client.take()] == [b"0", b"1", b"2"]
+
+
+def test_kicks_that_follow_each_other_kick_each_message_once() -> None:
+    """What fails again is among the oldest again; ``after`` leaves it."""
+    engine = Engine()
+    client = consumer(engine, 10)
+    limit(client.channel, 1)
+    engine.publish("t", *[b"%d" % i for i in range(10)])
+    kicked, after = [], 0
+    for message in client.take():
+        client.requeue(message.index)
+    while after is not None:
+        made = Sweep(client.channel, Act.KICK, Chosen(count_max=4, after=after))
+        assert engine.done(made.start()) is None
+        after = made.next
+        for message in client.take():
+            kicked.append(message.body)
+            client.requeue(message.index)
+    assert kicked == [b"%d" % i for i in range(10)]
+    assert len(buried(client.channel)) == 10
+
+
 def test_discarded_messages_stay_gone() -> None:
     engine = Engine()
     client = consumer(engine, 3)
@@ -412,6 +472,49 @@ def test_many_last_attempts_and_new_messages_take_turns() -> None:
     assert len(done) == 59
     assert any(body.startswith(b"new") for body in done[:9])
     assert clients[0].channel.window.lone_count == 0
+
+
+def test_a_consumer_that_is_kept_and_takes_nothing_any_more_is_replaced() -> None:
+    """RDY 0, as clients send when they back off or close: another one is kept instead."""
+    for stop in ("ready_count", "writable"):
+        engine = Engine()
+        clients = [consumer(engine, 2, msg_timeout_ns=10 * SECOND) for _ in range(2)]
+        limit(clients[0].channel, 2)
+        engine.publish("t", b"slow")
+        engine.advance(9 * SECOND)
+        engine.publish("t", b"1", b"2", b"3")
+        engine.advance(2 * SECOND)  # "slow" timed out
+        kept = next(client for client in clients if client.consumer.alone)
+        other = next(client for client in clients if client is not kept)
+        setattr(kept.consumer, stop, 0)
+        pending = other.take()
+        for number in range(10):
+            engine.publish("t", b"more %d" % number)
+            if pending:
+                assert other.finish(pending.pop(0).index) == 0
+            engine.settle()
+            came = other.take()
+            pending += came
+            if came and came[0].body == b"slow":
+                break
+        assert [m.attempts for m in pending] == [2], stop
+        assert not kept.consumer.alone
+
+
+def test_a_consumer_is_not_kept_for_a_message_that_has_expired() -> None:
+    engine = Engine()
+    client = consumer(engine, 5, msg_timeout_ns=10 * SECOND)
+    limit(client.channel, 2, msg_ttl_ns=13 * SECOND)
+    engine.publish("t", b"slow")
+    engine.advance(9 * SECOND)
+    engine.publish("t", b"1")
+    engine.advance(2 * SECOND)  # "slow" timed out
+    assert client.consumer.alone
+    client.take()
+    engine.advance(3 * SECOND)
+    assert client.channel.expired_count == 1 and client.consumer.in_flight_count == 1
+    engine.publish("t", b"2")
+    assert one(client).body == b"2"
 
 
 def test_what_consumers_requeued_is_not_delivered_alone() -> None:

@@ -98,6 +98,7 @@ class Batch:
         mover, job = self._mover, self._job
         if isinstance(job, Task):
             if job in mover.tasks:
+                log.warning("%s: a move to %s ended: %s", self._name, job.to, error)
                 mover.tasks.remove(job)
                 job.ticket.settle(error)
             return

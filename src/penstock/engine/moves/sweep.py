@@ -38,6 +38,7 @@ class Chosen:
     indexes: Sequence[int] | None = None
     count_max: int = END
     reason: int = 0  # 0: any
+    after: int = -1  # the oldest above this index
 
 
 class Sweep:
@@ -51,7 +52,7 @@ class Sweep:
         self._context = channel.topic.shared.context
         self._chosen = chosen
         self._rate = rate
-        self._at = 0
+        self._at = chosen.after + 1
         self._begun_ns = self._context.clock.monotonic_ns()
         self._ended = False
 
@@ -62,6 +63,11 @@ class Sweep:
         if self._ended or buried is None:
             return 0
         return min(self._chosen.count_max - self.done_count, buried.count_of(self._chosen.reason))
+
+    @property
+    def next(self) -> int | None:
+        """``after`` of a sweep that continues where this one has ended; None: it is at the end."""
+        return None if self._at >= END else self._at - 1
 
     def start(self) -> Ticket:
         """Begin; a sweep at a rate takes the place of another one of the channel."""
@@ -93,7 +99,7 @@ class Sweep:
                 self.channel, self.act, self._at, count_max, self._chosen.reason
             )
             self.done_count += count
-        if self._at == END or self.done_count >= self._chosen.count_max:
+        if self._at >= END or self.done_count >= self._chosen.count_max:
             self._end()
         elif self._rate and self._due() <= 0:
             self._context.turns.after(max(TICK_NS, 1_000_000_000 // self._rate), self._run)

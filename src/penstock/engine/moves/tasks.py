@@ -48,7 +48,7 @@ class Task:
         self._channel_id = channel.id
         self._reason = chosen.reason
         self._indexes = None if chosen.indexes is None else deque(sorted(set(chosen.indexes)))
-        self._after = -1
+        self._after = chosen.after
         self._end = channel.topic.end
         buried = channel.window.buried
         held = 0 if buried is None else buried.count_of(chosen.reason)

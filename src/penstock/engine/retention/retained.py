@@ -25,7 +25,7 @@ from penstock.core.deadlines import NEVER_NS
 from penstock.core.ticket import Ticket, settled
 from penstock.core.window import Window
 from penstock.engine.context import Context
-from penstock.engine.retention.stragglers import movable
+from penstock.engine.retention.stragglers import buried_size, movable
 from penstock.engine.retention.wakes import Retention
 from penstock.engine.writer import TopicWriter
 from penstock.settings.policy import Policy
@@ -265,7 +265,10 @@ class Retained:
         """Bytes of the segments that are kept by retention alone."""
         if not self.wanted:
             return 0
-        return self._size_before(self._sealed_count(self.topic.low())) + self.size_beside
+        low = self.topic.low()
+        size = self._size_before(self._sealed_count(low))
+        size -= buried_size(self.topic.windows(), self._log, low)
+        return size + self.size_beside
 
     @property
     def size_beside(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from penstock.core.buried import Buried
 from penstock.core.window import Window
 from penstock.storage.segment import Segment
+from penstock.storage.topic_log import TopicLog
 
 # A sealed segment with fewer unfinished messages than both of these is removed, after they are
 # copied to a side file.
@@ -24,6 +25,14 @@ def searchable(windows: list[Window]) -> bool:
 def tables_of(windows: list[Window]) -> list[Buried]:
     """The tables of buried messages, without empty ones."""
     return [w.buried for w in windows if w.buried is not None and w.buried.count]
+
+
+def buried_size(windows: list[Window], log: TopicLog, low: int) -> int:
+    """Bytes of files below ``low`` with too many buried messages to be moved: these keep them."""
+    tables = tables_of(windows)
+    if not tables:
+        return 0
+    return log.buried_size(low, tables, STRAGGLER_COUNT_MAX, STRAGGLER_SHARE_MAX)
 
 
 def stragglers_of(windows: list[Window], segment: Segment) -> list[int] | None:
