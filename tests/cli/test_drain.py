@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tools import run_tool
+from tests.cli.tools import Tool, run_tool
 from tests.support.daemon import Nsqd
 from tests.support.waits import wait_until
 
@@ -75,6 +76,29 @@ def test_wait_fails_when_the_drain_is_cancelled(nsqd: Nsqd) -> None:
     _, errors = program.communicate(timeout=30)
     assert program.returncode == 1
     assert errors.decode() == f"{address(nsqd)}: the drain was cancelled\n"
+
+
+def test_wait_says_what_is_blocked_and_prints_json(nsqd: Nsqd, tmp_path: Path) -> None:
+    nsqd.post("/pub?topic=orders&defer=3600000", b"later")
+    for flag in ("--log-level=info", "--json"):
+        with Tool(tmp_path / flag, "penstock", "drain", address(nsqd), "--wait", flag) as tool:
+            tool.until(lambda: tool.output.count(b"no consumers") == 1)
+            first = tool.output.decode().splitlines()[0]
+            nsqd.http("DELETE", "/drain")
+            assert tool.wait() == 1
+        if flag == "--json":
+            assert json.loads(first)[address(nsqd)]["blocked_count"] == 1
+        else:
+            assert re.search(
+                r"\(1 queued, 1 deferred, the last is due by 20\S*T\d\d:\d\dZ\)$", first
+            )
+        assert tool.log == f"{address(nsqd)}: the drain was cancelled\n"
+
+
+def test_waiting_for_a_node_that_is_not_drained_fails(nsqd: Nsqd) -> None:
+    done = drain(address(nsqd), "--status", "--wait")
+    assert done.returncode == 1
+    assert done.stderr.decode() == f"{address(nsqd)}: it is not being drained\n"
 
 
 @pytest.mark.parametrize(
