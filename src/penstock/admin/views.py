@@ -199,11 +199,13 @@ async def nodes(admin: Admin) -> View:
 
 async def node(admin: Admin, name: str) -> View:
     """node: NODE; memory {name: number}; topics [TOPIC ON NODE]; clients; damage [DAMAGE]; chart;
-    drain: of a node that is being drained, else None.
+    drain: of a node that is being drained, else None; others [node]: those that deferred messages
+    can be handed over to.
 
     TOPIC ON NODE: topic, topic_depth, backend_depth, message_count, message_bytes, paused,
     tombstoned, latency, channels [CHANNEL ON NODE + channel].  clients: of all channels.
-    drain: the fields of its GET /drain: left, blocked, blocked_count, to, handover_error.
+    drain: the fields of its GET /drain: left, deferred_until_ms, blocked, blocked_count, to,
+    handed_over, error.
     DAMAGE: time_ms, kind, topic, path, messages (None: unknown), text; the newest first.
     """
     sample = await admin.sample()
@@ -220,6 +222,11 @@ async def node(admin: Admin, name: str) -> View:
         "node": rows.node_row(sample, found),
         "damage": damage.records,
         "drain": drain.progress,
+        "others": [
+            part.node
+            for part in rows.nodes(sample)
+            if part is not found and part.own and part.answered and not part.draining
+        ],
         "memory": found.memory,
         "topics": [
             {
