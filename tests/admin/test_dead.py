@@ -127,6 +127,32 @@ def test_discarding_needs_the_name_of_the_channel(tab: Tab, cluster: Cluster) ->
     assert buried(cluster, "dead.lost") == 0
 
 
+def test_what_runs_at_a_rate_is_shown_and_stopped(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.slow", *[b"%d" % i for i in range(40)])
+    opened(tab, cluster, "dead.slow")
+    expect(tab.page.locator("#running")).to_have_count(0)
+    rate = tab.page.get_by_label("A second")
+    rate.fill("1")
+    tab.click("Kick")
+    assert "selected messages take no rate" in result(tab)
+    for act, doing, done in (("Kick", "kicking", "kicked"), ("Move", "moving", "moved")):
+        tab.page.get_by_label("all", exact=True).check()
+        rate.fill("1")
+        tab.click(act)
+        assert f"{doing} " in result(tab) and "at 1 a second" in result(tab)
+        expect(tab.page.locator("#running tbody tr")).to_have_count(1)
+        expect(tab.page.locator("#running")).to_contain_text(doing)
+        (running,) = cluster.admin.view("/topics/dead.slow/c/dead")["running"]
+        assert (running["node"], running["act"]) == (cluster.node(0), act.lower())
+        tab.screenshot("dead-running")
+        tab.click("Stop")
+        assert f" {done}, " in result(tab)
+        wait_for(lambda: cluster.admin.view("/topics/dead.slow/c/dead")["running"], [])
+        tab.click("Reload")
+        expect(tab.page.locator("#running")).to_have_count(0)
+    assert 20 < buried(cluster, "dead.slow") < 40
+
+
 def test_a_limit_above_that_of_the_clients_is_warned_of(tab: Tab, cluster: Cluster) -> None:
     cluster.create("dead.limit", "c", on=(0,))
     for value, warned in ((6, True), (5, False)):

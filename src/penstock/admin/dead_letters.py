@@ -3,16 +3,18 @@
     VIEW     topic, channel, counts [{"node", "count"}], total, messages [MESSAGE] or None (not
              permitted), more [{"node", "after"}]: where each node's next page begins,
              nodes [name], node, reason, to: the dead topic that the page proposes,
+             running [{"node", "act", "left", "to"}]: what runs in the background, and moves,
              limits: values of max_attempts above CLIENT_ATTEMPTS
     MESSAGE  node, id, reason, text, attempts, client, timestamp_ms, buried_ms, size, cut, kind,
              body
 
 A form chooses messages by ``which``: ``selected`` with fields ``id.<id>``, ``oldest`` with
-``number``, or ``all``.
+``number``, or ``all``; the last two may have a ``rate`` in messages a second.
 
 Rule 1: at most PAGE_COUNT messages are shown, those of the nodes in equal shares.
 Rule 2: a request to a node is about BATCH_COUNT messages at most; others follow until all are done
         or BUSY_S is over.  The result says how many are left.
+Rule 3: with a rate a node does it in the background, and the page shows what is left.
 """
 
 from __future__ import annotations
@@ -39,12 +41,15 @@ View = dict[str, Any]
 PAGE_COUNT = 50
 REASONS = {"attempts": "failed too often", "bury": "buried by its client", "expired": "expired"}
 DONE = {"kick": "kicked", "move": "moved", "discard": "discarded"}
+DOING = {"kick": "kicking", "move": "moving", "discard": "discarding"}
 # go-nsq and pynsq give up on a message after so many attempts, by themselves.
 CLIENT_ATTEMPTS = 5
 BATCH_COUNT = 10_000
 BUSY_S = 10.0
 ID_COUNT_MAX = 100
 COUNT_MAX = 10_000_000
+RATE_MAX = 1_000_000
+RUNNING_COUNT_MAX = 8
 
 
 @record
@@ -56,6 +61,7 @@ class Wanted:
     count: int  # of each node; 0: all
     reason: str
     to: str
+    rate: int  # messages a second on each node; 0: at once
 
 
 async def view(
@@ -87,6 +93,9 @@ async def view(
         "channel": channel,
         "counts": [{"node": parts[a].node, "count": page["count"]} for a, page in pages.items()],
         "total": sum(page["count"] for page in pages.values()),
+        "running": [
+            {"node": parts[a].node, **one} for a, page in pages.items() for one in page["running"]
+        ],
         "messages": messages[:PAGE_COUNT] if read else None,
         "more": [
             {"node": parts[a].node, "after": page["next"]}
@@ -139,6 +148,15 @@ def _page(answer: Any, node: str) -> View:
         following = answer.get("next")
         return {
             "count": api_objects.count(answer, "count"),
+            "running": [
+                {
+                    "act": act,
+                    "left": api_objects.count(one, "left"),
+                    "to": text(one, "to")[:TEXT_SIZE_MAX] if "to" in one else "",
+                }
+                for one in objects(answer.get("running") or [])[:RUNNING_COUNT_MAX]
+                if (act := text(one, "act")) in DOING
+            ],
             "messages": [_message(found, node) for found in objects(answer.get("messages"))],
             "next": following if isinstance(following, int) else None,
         }
@@ -183,18 +201,29 @@ def wanted(action: str, topic: str, fields: Mapping[str, str]) -> Wanted:
     if action == "move" and (not is_valid_name(to) or is_ephemeral(to) or to == topic):
         raise HttpError(400, "INVALID_TO", detail="the topic to move to is not another topic")
     ids = [name[3:] for name in fields if name.startswith("id.")]
+    rate = _rate(fields.get("rate", ""))
     if which == "selected":
+        if rate:
+            raise HttpError(400, "INVALID_RATE", detail="selected messages take no rate")
         if not 0 < len(ids) <= ID_COUNT_MAX:
             raise HttpError(400, "NO_MESSAGES", detail="no message was selected")
         if any(split_id(id.encode("utf-8", "replace")) is None for id in ids):
             raise HttpError(400, "INVALID_IDS")
-        return Wanted(action, ids, 0, "", to)
+        return Wanted(action, ids, 0, "", to, 0)
     if which == "all":
-        return Wanted(action, None, 0, reason, to)
+        return Wanted(action, None, 0, reason, to, rate)
     number = fields.get("number", "")
     if which != "oldest" or not number.isdecimal() or not 0 < int(number[:9]) <= COUNT_MAX:
         raise HttpError(400, "INVALID_NUMBER", detail="which messages is not said")
-    return Wanted(action, None, int(number[:9]), reason, to)
+    return Wanted(action, None, int(number[:9]), reason, to, rate)
+
+
+def _rate(typed: str) -> int:
+    if not typed:
+        return 0
+    if not typed.isdecimal() or not 0 < int(typed[:9]) <= RATE_MAX:
+        raise HttpError(400, "INVALID_RATE", detail=f"the rate must be from 1 to {RATE_MAX}")
+    return int(typed[:9])
 
 
 async def act(upstream: Upstream, address: str, topic: str, channel: str, what: Wanted) -> str:
@@ -202,6 +231,8 @@ async def act(upstream: Upstream, address: str, topic: str, channel: str, what: 
     query = {"topic": topic, "channel": channel}
     query |= {"to": what.to} if what.action == "move" else {}
     query |= {"reason": what.reason} if what.reason else {}
+    if what.rate:
+        return await _begin(upstream, address, query, what)
     body = json.dumps({"ids": what.ids}).encode() if what.ids is not None else b""
     done, end_s = 0, time.monotonic() + BUSY_S
     while True:
@@ -217,3 +248,25 @@ async def act(upstream: Upstream, address: str, topic: str, channel: str, what: 
         ended = what.ids is not None or found < count or (what.count and done >= what.count)
         if ended or time.monotonic() > end_s:
             return f"{done} {DONE[what.action]}, {left} left"
+
+
+async def _begin(upstream: Upstream, address: str, query: Mapping[str, str], what: Wanted) -> str:
+    """Begin it on one node, at a rate, in the background."""
+    query = {**query, "rate": str(what.rate), **({"count": str(what.count)} if what.count else {})}
+    answer = await upstream.nsqd_ask(address, f"/channel/{what.action}", query)
+    try:
+        found = api_objects.count(answer, DOING[what.action])
+    except (AttributeError, ValueError):
+        raise UpstreamError("invalid answer") from None
+    return f"{DOING[what.action]} {found} at {what.rate} a second"
+
+
+async def stop(upstream: Upstream, address: str, topic: str, channel: str, act: str) -> str:
+    """End what runs in the background on one node; returns what was done."""
+    query = {"topic": topic, "channel": channel, "stop": "true"}
+    answer = await upstream.nsqd_ask(address, f"/channel/{act}", query)
+    try:
+        done, left = api_objects.count(answer, DONE[act]), api_objects.count(answer, "left")
+    except (AttributeError, ValueError):
+        raise UpstreamError("invalid answer") from None
+    return f"{done} {DONE[act]}, {left} left"
