@@ -9,12 +9,12 @@
              body
 
 A form chooses messages by ``which``: ``selected`` with fields ``id.<id>``, ``oldest`` with
-``number``, or ``all``; the last two may have a ``rate`` in messages a second.
+``number``, or ``all``.  The last two may have a ``rate`` in messages a second: then nodes do it in
+the background, and the page shows what is left.
 
 Rule 1: at most PAGE_COUNT messages are shown, those of the nodes in equal shares.
 Rule 2: a request to a node is about BATCH_COUNT messages at most; others follow until all are done
         or BUSY_S is over.  The result says how many are left.
-Rule 3: with a rate a node does it in the background, and the page shows what is left.
 """
 
 from __future__ import annotations
@@ -226,33 +226,12 @@ def _rate(typed: str) -> int:
     return int(typed[:9])
 
 
-async def act(upstream: Upstream, address: str, topic: str, channel: str, what: Wanted) -> str:
-    """Do it on one node; returns what was done.  Raises UpstreamError."""
-    query = {"topic": topic, "channel": channel}
+async def _begin(upstream: Upstream, address: str, topic: str, channel: str, what: Wanted) -> str:
+    """Begin it on one node, at a rate, in the background."""
+    query = {"topic": topic, "channel": channel, "rate": str(what.rate)}
     query |= {"to": what.to} if what.action == "move" else {}
     query |= {"reason": what.reason} if what.reason else {}
-    if what.rate:
-        return await _begin(upstream, address, query, what)
-    body = json.dumps({"ids": what.ids}).encode() if what.ids is not None else b""
-    done, end_s = 0, time.monotonic() + BUSY_S
-    while True:
-        count = min(BATCH_COUNT, what.count - done) if what.count else BATCH_COUNT
-        batch = query if what.ids is not None else {**query, "count": str(count)}
-        answer = await upstream.nsqd_ask(address, f"/channel/{what.action}", batch, body)
-        try:
-            found = api_objects.count(answer, DONE[what.action])
-            left = api_objects.count(answer, "left")
-        except (AttributeError, ValueError):
-            raise UpstreamError("invalid answer") from None
-        done += found
-        ended = what.ids is not None or found < count or (what.count and done >= what.count)
-        if ended or time.monotonic() > end_s:
-            return f"{done} {DONE[what.action]}, {left} left"
-
-
-async def _begin(upstream: Upstream, address: str, query: Mapping[str, str], what: Wanted) -> str:
-    """Begin it on one node, at a rate, in the background."""
-    query = {**query, "rate": str(what.rate), **({"count": str(what.count)} if what.count else {})}
+    query |= {"count": str(what.count)} if what.count else {}
     answer = await upstream.nsqd_ask(address, f"/channel/{what.action}", query)
     try:
         found = api_objects.count(answer, DOING[what.action])
@@ -270,3 +249,27 @@ async def stop(upstream: Upstream, address: str, topic: str, channel: str, act: 
     except (AttributeError, ValueError):
         raise UpstreamError("invalid answer") from None
     return f"{done} {DONE[act]}, {left} left"
+
+
+async def act(upstream: Upstream, address: str, topic: str, channel: str, what: Wanted) -> str:
+    """Do it on one node; returns what was done.  Raises UpstreamError."""
+    if what.rate:
+        return await _begin(upstream, address, topic, channel, what)
+    query = {"topic": topic, "channel": channel}
+    query |= {"to": what.to} if what.action == "move" else {}
+    query |= {"reason": what.reason} if what.reason else {}
+    body = json.dumps({"ids": what.ids}).encode() if what.ids is not None else b""
+    done, end_s = 0, time.monotonic() + BUSY_S
+    while True:
+        count = min(BATCH_COUNT, what.count - done) if what.count else BATCH_COUNT
+        batch = query if what.ids is not None else {**query, "count": str(count)}
+        answer = await upstream.nsqd_ask(address, f"/channel/{what.action}", batch, body)
+        try:
+            found = api_objects.count(answer, DONE[what.action])
+            left = api_objects.count(answer, "left")
+        except (AttributeError, ValueError):
+            raise UpstreamError("invalid answer") from None
+        done += found
+        ended = what.ids is not None or found < count or (what.count and done >= what.count)
+        if ended or time.monotonic() > end_s:
+            return f"{done} {DONE[what.action]}, {left} left"
