@@ -58,6 +58,9 @@ def result(tab: Tab) -> str:
 def test_buried_messages_are_shown_with_their_bodies(tab: Tab, cluster: Cluster) -> None:
     poison(cluster, "dead.shown", *BODIES)
     poison(cluster, "dead.shown", b"on another node", on=1)
+    cluster.settled()
+    tab.open("/topics/dead.shown/c")
+    expect(tab.page.get_by_role("link", name="Dead letters…")).to_have_text("Dead letters… 4")
     opened(tab, cluster, "dead.shown")
     assert tab.table("dead-nodes")[cluster.node(0)]["Buried"] == "3"
     assert tab.table("dead-nodes")[cluster.node(1)]["Buried"] == "1"
@@ -131,7 +134,7 @@ def test_what_runs_at_a_rate_is_shown_and_stopped(tab: Tab, cluster: Cluster) ->
     poison(cluster, "dead.slow", *[b"%d" % i for i in range(40)])
     opened(tab, cluster, "dead.slow")
     expect(tab.page.locator("#running")).to_have_count(0)
-    rate = tab.page.get_by_label("A second")
+    rate = tab.page.get_by_label("Messages a second")
     rate.fill("1")
     tab.click("Kick")
     assert "selected messages take no rate" in result(tab)
@@ -159,9 +162,10 @@ def test_a_limit_above_that_of_the_clients_is_warned_of(tab: Tab, cluster: Clust
         keys = b'{"max_attempts": %d}' % value
         cluster.nsqds[0].http("PUT", "/policy?topic=dead.limit&channel=c", keys)
         cluster.settled()
-        tab.open("/topics/dead.limit/c/dead")
-        banner = tab.page.get_by_text("max_attempts is 6")
-        expect(banner).to_be_visible() if warned else expect(banner).to_have_count(0)
+        for page in ("", "/dead"):
+            tab.open(f"/topics/dead.limit/c{page}")
+            banner = tab.page.get_by_text("max_attempts is 6")
+            expect(banner).to_be_visible() if warned else expect(banner).to_have_count(0)
 
 
 def test_the_page_is_usable_in_the_dark_and_on_a_telephone(

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.tools import Tool, run_tool
 from tests.support.daemon import Nsqd
+from tests.support.endpoint import Endpoint
 from tests.support.waits import wait_until
 
 
@@ -95,6 +96,14 @@ def test_wait_says_what_is_blocked_and_prints_json(nsqd: Nsqd, tmp_path: Path) -
         assert tool.log == f"{address(nsqd)}: the drain was cancelled\n"
 
 
+def test_a_node_without_drains_is_told() -> None:
+    """As NSQ's nsqd answers."""
+    with Endpoint(404, b'{"message":"NOT_FOUND"}') as endpoint:
+        done = drain(f"127.0.0.1:{endpoint.port}")
+    assert done.returncode == 1
+    assert b"cannot do this: it is NSQ's own, or an earlier version" in done.stderr
+
+
 def test_waiting_for_a_node_that_is_not_drained_fails(nsqd: Nsqd) -> None:
     done = drain(address(nsqd), "--status", "--wait")
     assert done.returncode == 1
@@ -110,6 +119,8 @@ def test_waiting_for_a_node_that_is_not_drained_fails(nsqd: Nsqd) -> None:
         (["h:1", "--status", "--to=h:2"], "--to begins a drain"),
         (["h:1", "--lookupd-http-address=h:2"], "name the nodes"),
         (["h:1", "--nonsense"], "nonsense"),
+        (["h"], '"h" is not the address of a node: host:port'),
+        (["h:x", "--status"], '"h:x" is not the address of a node: host:port'),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: list[str], text: str) -> None:

@@ -66,7 +66,7 @@ def test_nothing_is_changed_unless_all_nodes_agree(pair: Pair) -> None:
     done = seek(*flags(*pair), *PLACE, "--to=earliest", "--yes")
     assert done.returncode == 1
     assert f"127.0.0.1:{second.http_port}: CHANNEL_NOT_FOUND" in done.stderr.decode()
-    assert b"nothing was changed" in done.stderr
+    assert b"nothing was changed; to leave nodes out, name the others" in done.stderr
     assert first.channel("orders", "email")["depth"] == 0
 
 

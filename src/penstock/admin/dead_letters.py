@@ -106,7 +106,7 @@ async def view(
         "node": node,
         "reason": reason,
         "to": f"{topic}.{channel.removesuffix(EPHEMERAL)}.dead",
-        "limits": _limits(policy.shown),
+        "limits": client_limits(policy.shown),
     }
 
 
@@ -184,7 +184,7 @@ def _message(found: Any, node: str) -> View:
     }
 
 
-def _limits(shown: View | None) -> list[int]:
+def client_limits(shown: View | None) -> list[int]:
     """Values of max_attempts with which clients give up first."""
     for key in shown["keys"] if shown is not None else ():
         if key["key"] == "max_attempts":

@@ -41,7 +41,7 @@ COUNTERS = {
     "moved_total": "moved",
     "discarded_total": "discarded",
 }
-GAUGES = ("unfinished_bytes", "unfinished_count", "retained_bytes")
+GAUGES = ("unfinished_bytes", "unfinished_count", "retained_bytes", "buried")
 NAMES = (*COUNTERS, *GAUGES)
 NUMBER_MAX = 1 << 63
 TEXT_SIZE_MAX = 32

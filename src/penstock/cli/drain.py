@@ -32,7 +32,7 @@ from penstock.storage.text import time_of
 PROGRAM = "penstock drain"
 STATUSES = (
     (0, "done; with -wait, the nodes were drained and have ended"),
-    (1, "a node failed, disappeared before it was drained, or its drain was cancelled"),
+    (1, "a node failed or disappeared, a drain was cancelled, or flags do not fit together"),
     (2, "wrong usage of the command line"),
 )
 POLL_S = 0.5
