@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 
 import pytest
@@ -35,6 +36,20 @@ def poison(
         for _ in range(max_attempts * len(bodies)):
             client.req(client.message())
         eventually(lambda: buried(cluster, topic, on) == len(bodies))
+
+
+def buried_by_hand(cluster: Cluster, topic: str, client_id: str, reason: str) -> None:
+    """A message that a client of ours buries."""
+    cluster.publish(topic, b"by hand")
+    asked = {"bury": True, "feature_negotiation": True}
+    with cluster.consumer(topic, "c", client_id=client_id, **asked) as client:
+        client.send(f"BURY {client.receive().id.decode()} {reason}\n".encode())
+        assert eventually(lambda: b"by hand" in dead_bodies(cluster, topic))
+
+
+def dead_bodies(cluster: Cluster, topic: str) -> list[bytes]:
+    answer = cluster.nsqds[0].get(f"/channel/dead?topic={topic}&channel=c")
+    return [base64.b64decode(message["body"]) for message in answer.json["messages"]]
 
 
 def buried(cluster: Cluster, topic: str, on: int = 0) -> int:
@@ -172,6 +187,7 @@ def test_the_page_is_usable_in_the_dark_and_on_a_telephone(
     browser: Browser, cluster: Cluster
 ) -> None:
     poison(cluster, "dead.looks", *BODIES, b"long " * 200)
+    buried_by_hand(cluster, "dead.looks", "w" * 200, "x" * 200)
     cluster.settled()
     for name, context in {
         "dead-wide": {},
