@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 
 import pytest
@@ -37,6 +38,20 @@ def poison(
         eventually(lambda: buried(cluster, topic, on) == len(bodies))
 
 
+def buried_by_hand(cluster: Cluster, topic: str, client_id: str, reason: str) -> None:
+    """A message that a client of ours buries."""
+    cluster.publish(topic, b"by hand")
+    asked = {"bury": True, "feature_negotiation": True}
+    with cluster.consumer(topic, "c", client_id=client_id, **asked) as client:
+        client.send(f"BURY {client.receive().id.decode()} {reason}\n".encode())
+        assert eventually(lambda: b"by hand" in dead_bodies(cluster, topic))
+
+
+def dead_bodies(cluster: Cluster, topic: str) -> list[bytes]:
+    answer = cluster.nsqds[0].get(f"/channel/dead?topic={topic}&channel=c")
+    return [base64.b64decode(message["body"]) for message in answer.json["messages"]]
+
+
 def buried(cluster: Cluster, topic: str, on: int = 0) -> int:
     answer = cluster.nsqds[on].get(f"/channel/dead?topic={topic}&channel=c&count=1")
     return int(answer.json["count"])
@@ -58,6 +73,9 @@ def result(tab: Tab) -> str:
 def test_buried_messages_are_shown_with_their_bodies(tab: Tab, cluster: Cluster) -> None:
     poison(cluster, "dead.shown", *BODIES)
     poison(cluster, "dead.shown", b"on another node", on=1)
+    cluster.settled()
+    tab.open("/topics/dead.shown/c")
+    expect(tab.page.get_by_role("link", name="Dead letters…")).to_have_text("Dead letters… 4")
     opened(tab, cluster, "dead.shown")
     assert tab.table("dead-nodes")[cluster.node(0)]["Buried"] == "3"
     assert tab.table("dead-nodes")[cluster.node(1)]["Buried"] == "1"
@@ -127,21 +145,49 @@ def test_discarding_needs_the_name_of_the_channel(tab: Tab, cluster: Cluster) ->
     assert buried(cluster, "dead.lost") == 0
 
 
+def test_what_runs_at_a_rate_is_shown_and_stopped(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.slow", *[b"%d" % i for i in range(40)])
+    opened(tab, cluster, "dead.slow")
+    expect(tab.page.locator("#running")).to_have_count(0)
+    rate = tab.page.get_by_label("Messages a second")
+    rate.fill("1")
+    tab.click("Kick")
+    assert "selected messages take no rate" in result(tab)
+    for act, doing, done in (("Kick", "kicking", "kicked"), ("Move", "moving", "moved")):
+        tab.page.get_by_label("all", exact=True).check()
+        rate.fill("1")
+        tab.click(act)
+        assert f"{doing} " in result(tab) and "at 1 a second" in result(tab)
+        expect(tab.page.locator("#running tbody tr")).to_have_count(1)
+        expect(tab.page.locator("#running")).to_contain_text(doing)
+        (running,) = cluster.admin.view("/topics/dead.slow/c/dead")["running"]
+        assert (running["node"], running["act"]) == (cluster.node(0), act.lower())
+        tab.screenshot("dead-running")
+        tab.click("Stop")
+        assert f" {done}, " in result(tab)
+        wait_for(lambda: cluster.admin.view("/topics/dead.slow/c/dead")["running"], [])
+        tab.click("Reload")
+        expect(tab.page.locator("#running")).to_have_count(0)
+    assert 20 < buried(cluster, "dead.slow") < 40
+
+
 def test_a_limit_above_that_of_the_clients_is_warned_of(tab: Tab, cluster: Cluster) -> None:
     cluster.create("dead.limit", "c", on=(0,))
     for value, warned in ((6, True), (5, False)):
         keys = b'{"max_attempts": %d}' % value
         cluster.nsqds[0].http("PUT", "/policy?topic=dead.limit&channel=c", keys)
         cluster.settled()
-        tab.open("/topics/dead.limit/c/dead")
-        banner = tab.page.get_by_text("max_attempts is 6")
-        expect(banner).to_be_visible() if warned else expect(banner).to_have_count(0)
+        for page in ("", "/dead"):
+            tab.open(f"/topics/dead.limit/c{page}")
+            banner = tab.page.get_by_text("max_attempts is 6")
+            expect(banner).to_be_visible() if warned else expect(banner).to_have_count(0)
 
 
 def test_the_page_is_usable_in_the_dark_and_on_a_telephone(
     browser: Browser, cluster: Cluster
 ) -> None:
     poison(cluster, "dead.looks", *BODIES, b"long " * 200)
+    buried_by_hand(cluster, "dead.looks", "w" * 200, "x" * 200)
     cluster.settled()
     for name, context in {
         "dead-wide": {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tools import run_tool
+from tests.cli.tools import Tool, run_tool
 from tests.support.daemon import Nsqd
+from tests.support.endpoint import Endpoint
 from tests.support.waits import wait_until
 
 
@@ -77,6 +79,37 @@ def test_wait_fails_when_the_drain_is_cancelled(nsqd: Nsqd) -> None:
     assert errors.decode() == f"{address(nsqd)}: the drain was cancelled\n"
 
 
+def test_wait_says_what_is_blocked_and_prints_json(nsqd: Nsqd, tmp_path: Path) -> None:
+    nsqd.post("/pub?topic=orders&defer=3600000", b"later")
+    for flag in ("--log-level=info", "--json"):
+        with Tool(tmp_path / flag, "penstock", "drain", address(nsqd), "--wait", flag) as tool:
+            tool.until(lambda: tool.output.count(b"no consumers") == 1)
+            first = tool.output.decode().splitlines()[0]
+            nsqd.http("DELETE", "/drain")
+            assert tool.wait() == 1
+        if flag == "--json":
+            assert json.loads(first)[address(nsqd)]["blocked_count"] == 1
+        else:
+            assert re.search(
+                r"\(1 queued, 1 deferred, the last is due by 20\S*T\d\d:\d\dZ\)$", first
+            )
+        assert tool.log == f"{address(nsqd)}: the drain was cancelled\n"
+
+
+def test_a_node_without_drains_is_told() -> None:
+    """As NSQ's nsqd answers."""
+    with Endpoint(404, b'{"message":"NOT_FOUND"}') as endpoint:
+        done = drain(f"127.0.0.1:{endpoint.port}")
+    assert done.returncode == 1
+    assert b"cannot do this: it is NSQ's own, or an earlier version" in done.stderr
+
+
+def test_waiting_for_a_node_that_is_not_drained_fails(nsqd: Nsqd) -> None:
+    done = drain(address(nsqd), "--status", "--wait")
+    assert done.returncode == 1
+    assert done.stderr.decode() == f"{address(nsqd)}: it is not being drained\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -86,6 +119,8 @@ def test_wait_fails_when_the_drain_is_cancelled(nsqd: Nsqd) -> None:
         (["h:1", "--status", "--to=h:2"], "--to begins a drain"),
         (["h:1", "--lookupd-http-address=h:2"], "name the nodes"),
         (["h:1", "--nonsense"], "nonsense"),
+        (["h"], '"h" is not the address of a node: host:port'),
+        (["h:x", "--status"], '"h:x" is not the address of a node: host:port'),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: list[str], text: str) -> None:

@@ -191,6 +191,8 @@ def test_kicks_by_id_count_and_rate_and_discards(nsqd: Nsqd) -> None:
     assert reply.json["discarding"] == 70
     channel = nsqd.stats("&topic=kicks&policies=true")["topics"][0]["channels"][0]
     assert channel["sweeping"]["act"] == "discard"
+    (running,) = dead(nsqd, "kicks", "&count=1")["running"]
+    assert running["act"] == "discard" and 60 <= running["left"] <= 70
     reply = nsqd.post(f"/channel/discard?{target}&stop=true")
     assert 1 <= reply.json["discarded"] <= 5
     assert nsqd.post(f"/channel/kick?{target}&stop=true").json["kicked"] == 0

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.client import Consumer, Message, Producer
+from tests.conformance.scenarios import Driven
+from tests.conformance.test_seek import nsqjs, pynsq
 from tests.support.bodies import numbered, sized
 from tests.support.daemon import ERROR, RESPONSE, Nsqd, Nsqlookupd, Raw
 from tests.support.staging import ATTEMPT, HttpQuery, plain
@@ -322,6 +324,29 @@ def test_tokens_go_with_the_handover(tmp_path: Path) -> None:
         wait_for_end(nsqd)
         stats = other.http("GET", "/stats?format=json", None, headers).json
         assert stats["topics"][0]["deferred_count"] == 1
+
+
+@pytest.mark.parametrize("start", [pynsq, nsqjs])
+def test_nsqs_clients_consume_what_is_left_and_are_told_of_the_drain(
+    tmp_path: Path, start: Callable[[Nsqd], Driven]
+) -> None:
+    bodies = numbered(30)
+    with running(tmp_path / "a") as nsqd, start(nsqd) as client:
+        client.subscribe("t", "c", ready=5)
+        assert client.try_publish("t", bodies[0]) is None
+        for body in bodies[1:]:
+            assert nsqd.post("/pub?topic=t", body).status == 200
+        first = client.take()
+        drain(nsqd)
+        assert "PUB failed draining" in client.refused("t", b"late")
+        assert state(nsqd)["left"]["messages"] == len(bodies)
+        got = []
+        for number in range(len(bodies)):
+            delivery = client.take() if number else first
+            client.finish(delivery)
+            got.append(delivery.body)
+        assert sorted(got) == sorted(bodies)
+        wait_for_end(nsqd)
 
 
 def test_our_clients_cross_a_drain_without_loss_or_double(tmp_path: Path) -> None:

@@ -148,6 +148,8 @@ def test_a_rate_goes_on_by_itself_and_can_be_stopped(nsqd: Nsqd) -> None:
     assert 0 < stopped["moved"] < 50
     assert move(nsqd, "slow").json["left"] == 0
     assert len(consumed(nsqd, "slow.other", 50)) == 50
+    (channel,) = nsqd.stats("&topic=slow")["topics"][0]["channels"]
+    assert (channel["moved_total"], channel["kicked_total"]) == (50, 0)
 
 
 def test_a_full_topic_leaves_the_rest_buried(nsqd: Nsqd) -> None:

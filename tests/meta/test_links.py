@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.meta.rules import anchor
 
 REPOSITORY = Path(__file__).parents[2]
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 PAGES = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
 
 
@@ -39,3 +40,10 @@ def test_readme_leads_to_every_page() -> None:
     linked = {target for target, _ in links(REPOSITORY / "README.md")}
     pages = {str(page.relative_to(REPOSITORY)) for page in PAGES} - {"README.md"}
     assert pages - linked == set()
+
+
+def test_readme_has_one_line_for_each_page() -> None:
+    table = README.partition("## Documentation\n")[2].partition("\nThe source ")[0]
+    targets = [target for target, _ in re.findall(r"\]\(([^)#\s]*)(#[^)\s]*)?\)", table)]
+    assert len(targets) > 20
+    assert sorted(targets) == sorted(set(targets))

@@ -10,6 +10,7 @@
     policy      keys of a topic's or channel's policy, on the topic's nodes
     preview     what a seek of a channel would do;  seek: send it to another place
     kick, move, discard        a channel's buried messages, on the topic's nodes
+    stop        one of these that runs in the background
 
 With an ``address`` the action runs on that node only.  The address comes from ``addresses.py``,
 never from a request.  An action that would remove messages before a pull channel's reader has read
@@ -208,11 +209,24 @@ class Actions:
         self, topic: str, channel: str, what: dead_letters.Wanted, address: str = ""
     ) -> Outcome:
         """Kick, move or discard buried messages."""
-        outcome = Outcome()
 
         async def act(to: str) -> str:
             return await dead_letters.act(self.upstream, to, topic, channel, what)
 
+        return await self._dead(topic, address, act)
+
+    async def stop(self, topic: str, channel: str, what: str, address: str = "") -> Outcome:
+        """End a kick, move or discard that runs in the background."""
+
+        async def stop(to: str) -> str:
+            return await dead_letters.stop(self.upstream, to, topic, channel, what)
+
+        return await self._dead(topic, address, stop)
+
+    async def _dead(
+        self, topic: str, address: str, act: Callable[[str], Coroutine[Any, Any, str]]
+    ) -> Outcome:
+        outcome = Outcome()
         nodes = [address] if address else await self._producers(outcome, topic)
         answers, failures = await request_all(nodes, act)
         outcome.results += [DaemonResult(to, text=text) for to, text in answers.items()]

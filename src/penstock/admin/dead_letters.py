@@ -3,12 +3,14 @@
     VIEW     topic, channel, counts [{"node", "count"}], total, messages [MESSAGE] or None (not
              permitted), more [{"node", "after"}]: where each node's next page begins,
              nodes [name], node, reason, to: the dead topic that the page proposes,
+             running [{"node", "act", "left", "to"}]: what runs in the background, and moves,
              limits: values of max_attempts above CLIENT_ATTEMPTS
     MESSAGE  node, id, reason, text, attempts, client, timestamp_ms, buried_ms, size, cut, kind,
              body
 
 A form chooses messages by ``which``: ``selected`` with fields ``id.<id>``, ``oldest`` with
-``number``, or ``all``.
+``number``, or ``all``.  The last two may have a ``rate`` in messages a second: then nodes do it in
+the background, and the page shows what is left.
 
 Rule 1: at most PAGE_COUNT messages are shown, those of the nodes in equal shares.
 Rule 2: a request to a node is about BATCH_COUNT messages at most; others follow until all are done
@@ -40,12 +42,15 @@ View = dict[str, Any]
 PAGE_COUNT = 50
 REASONS = {"attempts": "failed too often", "bury": "buried by its client", "expired": "expired"}
 DONE = {"kick": "kicked", "move": "moved", "discard": "discarded"}
+DOING = {"kick": "kicking", "move": "moving", "discard": "discarding"}
 # go-nsq and pynsq give up on a message after so many attempts, by themselves.
 CLIENT_ATTEMPTS = 5
 BATCH_COUNT = 10_000
 BUSY_S = 10.0
 ID_COUNT_MAX = 100
 COUNT_MAX = 10_000_000
+RATE_MAX = 1_000_000
+RUNNING_COUNT_MAX = 8
 
 
 @record
@@ -57,6 +62,7 @@ class Wanted:
     count: int  # of each node; 0: all
     reason: str
     to: str
+    rate: int  # messages a second on each node; 0: at once
 
 
 async def view(
@@ -88,6 +94,9 @@ async def view(
         "channel": channel,
         "counts": [{"node": parts[a].node, "count": page["count"]} for a, page in pages.items()],
         "total": sum(page["count"] for page in pages.values()),
+        "running": [
+            {"node": parts[a].node, **one} for a, page in pages.items() for one in page["running"]
+        ],
         "messages": messages[:PAGE_COUNT] if read else None,
         "more": [
             {"node": parts[a].node, "after": page["next"]}
@@ -98,7 +107,7 @@ async def view(
         "node": node,
         "reason": reason,
         "to": f"{topic}.{channel.removesuffix(EPHEMERAL)}.dead",
-        "limits": _limits(policy.shown),
+        "limits": client_limits(policy.shown),
     }
 
 
@@ -140,6 +149,15 @@ def _page(answer: Any, node: str) -> View:
         following = answer.get("next")
         return {
             "count": api_objects.count(answer, "count"),
+            "running": [
+                {
+                    "act": act,
+                    "left": api_objects.count(one, "left"),
+                    "to": text(one, "to")[:TEXT_SIZE_MAX] if "to" in one else "",
+                }
+                for one in objects(answer.get("running") or [])[:RUNNING_COUNT_MAX]
+                if (act := text(one, "act")) in DOING
+            ],
             "messages": [_message(found, node) for found in objects(answer.get("messages"))],
             "next": following if isinstance(following, int) else None,
         }
@@ -167,7 +185,7 @@ def _message(found: Any, node: str) -> View:
     }
 
 
-def _limits(shown: View | None) -> list[int]:
+def client_limits(shown: View | None) -> list[int]:
     """Values of max_attempts with which clients give up first."""
     for key in shown["keys"] if shown is not None else ():
         if key["key"] == "max_attempts":
@@ -184,22 +202,60 @@ def wanted(action: str, topic: str, fields: Mapping[str, str]) -> Wanted:
     if action == "move" and (not is_valid_name(to) or is_ephemeral(to) or to == topic):
         raise HttpError(400, "INVALID_TO", detail="the topic to move to is not another topic")
     ids = [name[3:] for name in fields if name.startswith("id.")]
+    rate = _rate(fields.get("rate", ""))
     if which == "selected":
+        if rate:
+            raise HttpError(400, "INVALID_RATE", detail="selected messages take no rate")
         if not 0 < len(ids) <= ID_COUNT_MAX:
             raise HttpError(400, "NO_MESSAGES", detail="no message was selected")
         if any(split_id(id.encode("utf-8", "replace")) is None for id in ids):
             raise HttpError(400, "INVALID_IDS")
-        return Wanted(action, ids, 0, "", to)
+        return Wanted(action, ids, 0, "", to, 0)
     if which == "all":
-        return Wanted(action, None, 0, reason, to)
+        return Wanted(action, None, 0, reason, to, rate)
     number = fields.get("number", "")
     if which != "oldest" or not number.isdecimal() or not 0 < int(number[:9]) <= COUNT_MAX:
         raise HttpError(400, "INVALID_NUMBER", detail="which messages is not said")
-    return Wanted(action, None, int(number[:9]), reason, to)
+    return Wanted(action, None, int(number[:9]), reason, to, rate)
+
+
+def _rate(typed: str) -> int:
+    if not typed:
+        return 0
+    if not typed.isdecimal() or not 0 < int(typed[:9]) <= RATE_MAX:
+        raise HttpError(400, "INVALID_RATE", detail=f"the rate must be from 1 to {RATE_MAX}")
+    return int(typed[:9])
+
+
+async def _begin(upstream: Upstream, address: str, topic: str, channel: str, what: Wanted) -> str:
+    """Begin it on one node, at a rate, in the background."""
+    query = {"topic": topic, "channel": channel, "rate": str(what.rate)}
+    query |= {"to": what.to} if what.action == "move" else {}
+    query |= {"reason": what.reason} if what.reason else {}
+    query |= {"count": str(what.count)} if what.count else {}
+    answer = await upstream.nsqd_ask(address, f"/channel/{what.action}", query)
+    try:
+        found = api_objects.count(answer, DOING[what.action])
+    except (AttributeError, ValueError):
+        raise UpstreamError("invalid answer") from None
+    return f"{DOING[what.action]} {found} at {what.rate} a second"
+
+
+async def stop(upstream: Upstream, address: str, topic: str, channel: str, act: str) -> str:
+    """End what runs in the background on one node; returns what was done."""
+    query = {"topic": topic, "channel": channel, "stop": "true"}
+    answer = await upstream.nsqd_ask(address, f"/channel/{act}", query)
+    try:
+        done, left = api_objects.count(answer, DONE[act]), api_objects.count(answer, "left")
+    except (AttributeError, ValueError):
+        raise UpstreamError("invalid answer") from None
+    return f"{done} {DONE[act]}, {left} left"
 
 
 async def act(upstream: Upstream, address: str, topic: str, channel: str, what: Wanted) -> str:
     """Do it on one node; returns what was done.  Raises UpstreamError."""
+    if what.rate:
+        return await _begin(upstream, address, topic, channel, what)
     query = {"topic": topic, "channel": channel}
     query |= {"to": what.to} if what.action == "move" else {}
     query |= {"reason": what.reason} if what.reason else {}

@@ -221,6 +221,7 @@ def _drain_progress(answer: Any) -> View:
         "error": text(answer, "handover_error")[:1000] if answer.get("handover_error") else "",
         "handed_over": api_objects.count(answer, "handed_over", 0),
         "left": {name: api_objects.count(left, name, 0) for name in DRAIN_COUNTS},
+        "deferred_until_ms": api_objects.count(left, "deferred_until_ms", 0),
         "blocked_count": api_objects.count(answer, "blocked_count", 0),
         "blocked": [
             {

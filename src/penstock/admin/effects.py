@@ -5,8 +5,8 @@
                 the node that is fullest
     hour        [{"count": 5, "what": "refused"}]: increases of the counts over all nodes
 
-Rule 1: a node's counters are its own.  After its restart they have counted from zero; what a node
-        did before it was seen for the first time is not counted.
+Rule 1: a node's counters are its own.  After its restart they have counted from zero.  What was
+        counted before the node, or a policy on it, was seen for the first time is not of this hour.
 Rule 2: the last hour is kept in minutes, for TARGET_COUNT_MAX topics and channels at most.
 """
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.settings.kinds import parse_size
 
 if TYPE_CHECKING:
-    from penstock.admin.sample import Sample, TopicPart
+    from penstock.admin.sample import NodePart, Sample, TopicPart
 
 View = dict[str, Any]
 Target = tuple[str, ...]  # a topic, or a topic and a channel
@@ -41,11 +41,12 @@ COUNTERS = {
     "moved_total": "moved",
     "discarded_total": "discarded",
 }
-GAUGES = ("unfinished_bytes", "unfinished_count", "retained_bytes")
+GAUGES = ("unfinished_bytes", "unfinished_count", "retained_bytes", "buried")
 NAMES = (*COUNTERS, *GAUGES)
 NUMBER_MAX = 1 << 63
 TEXT_SIZE_MAX = 32
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Mapping[str, Any] = MappingProxyType({})  # of a topic or channel without a policy
+NEW: Counts = MappingProxyType({})  # of one that did not exist
 
 
 def read_policy(stats: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,8 +108,7 @@ class Effects:
     def __init__(self) -> None:
         # By target: (minute, increases by counter).
         self._hours: dict[Target, deque[tuple[int, dict[str, int]]]] = {}
-        # By node: its start time, and its counters by target.
-        self._before: dict[str, tuple[int, dict[Target, Counts]]] = {}
+        self._before: dict[str, NodePart] = {}  # each node in the sample before
 
     def record(self, sample: Sample) -> None:
         """Add the increases since the sample before."""
@@ -116,25 +116,31 @@ class Effects:
         for name, node in sample.nodes.items():
             if not node.answered:
                 continue
-            now: dict[Target, Counts] = {}
-            for topic, part in node.topics.items():
-                if part.counts:
-                    now[(topic,)] = part.counts
-                for channel, each in part.channels.items():
-                    if each.counts:
-                        now[(topic, channel)] = each.counts
-            known = self._before.get(name)
-            self._before[name] = (node.start_time, now)
-            if known is None:
-                continue
-            past = known[1] if known[0] == node.start_time else {}
-            for target, counts in now.items():
-                self._add(target, minute, counts, past.get(target, {}))
+            before = self._before.get(name)
+            self._before[name] = node
+            if before is not None:
+                self._compare(minute, node, before)
         for name in self._before.keys() - sample.nodes.keys():
             del self._before[name]
         self._forget(minute)
 
+    def _compare(self, minute: int, node: NodePart, before: NodePart) -> None:
+        # After a restart all counters have begun at zero.
+        known = before.topics if before.start_time == node.start_time else {}
+        for topic, part in node.topics.items():
+            earlier = known.get(topic)
+            if part.counts:
+                past = NEW if earlier is None else earlier.counts
+                self._add((topic,), minute, part.counts, past)
+            for channel, each in part.channels.items():
+                if each.counts:
+                    there = None if earlier is None else earlier.channels.get(channel)
+                    past = NEW if there is None else there.counts
+                    self._add((topic, channel), minute, each.counts, past)
+
     def _add(self, target: Target, minute: int, counts: Counts, past: Counts) -> None:
+        if past is NOTHING:
+            return
         for key in COUNTERS:
             value, before = counts.get(key, 0), past.get(key, 0)
             # Below: deleted and created again.

@@ -308,11 +308,19 @@ class Pages:
         except HttpError as error:
             if error.text != "INVALID_PLACE":
                 return self._error(request, error)
-            outcome = Outcome(failures=[str(error.more["detail"])])
-        return await self._planned(request, fields, outcome)
+            wrong = Result(False, _refused(fields, error))
+            return await self._planned(request, fields, None, wrong)
+        failed = [r for r in outcome.results if r.error]
+        failures = [f"{r.daemon}: {r.short or r.error}" for r in failed] + outcome.failures
+        wrong = Result(False, "The preview failed on some nodes:", failures)
+        return await self._planned(request, fields, outcome, wrong if failures else None)
 
     async def _planned(
-        self, request: Request, fields: Mapping[str, str], outcome: Outcome | None
+        self,
+        request: Request,
+        fields: Mapping[str, str],
+        outcome: Outcome | None,
+        wrong: Result | None = None,
     ) -> Response:
         topic, channel = request.params["topic"], request.params["channel"]
         sample = await self._admin.sample()
@@ -320,11 +328,10 @@ class Pages:
         known = found.channels.get(channel) if found is not None else None
         if known is None:
             return self._error(request, HttpError(404, "CHANNEL_NOT_FOUND"))
-        failures = [r for r in outcome.results if r.error] if outcome is not None else []
-        warnings = [f"{r.daemon}: {r.short or r.error}" for r in failures]
         plans = [] if outcome is None else outcome.plans
-        values = {
-            "view": {"warnings": warnings + ([] if outcome is None else outcome.failures)},
+        values: View = {
+            "view": {"warnings": []},
+            "result": wrong,
             "topic": topic,
             "channel": channel,
             "nodes": [name for name in known.nodes if sample.nodes[name].own],
@@ -346,6 +353,7 @@ class Pages:
         values = {
             "view": view,
             "reasons": dead_letters.REASONS,
+            "doing": dead_letters.DOING,
             "result": self._results.find(request.query.get("done", "")),
             "live": False,
         }

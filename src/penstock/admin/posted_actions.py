@@ -39,7 +39,7 @@ PEEK_COUNT = 10
 
 ACTIONS = (
     *("create", "pause", "unpause", "empty", "delete", "tombstone", "publish", "peek", "clear"),
-    *("forget", "policy", "preview", "seek", "drain", "undrain", "kick", "move", "discard"),
+    *("forget", "policy", "preview", "seek", "drain", "undrain", "kick", "move", "discard", "stop"),
 )
 # Actions on a node, not on a topic or channel.
 ON_NODE = frozenset(("clear", "drain", "undrain"))
@@ -156,6 +156,11 @@ class Posted:
             return await actions.dead(
                 topic, channel, dead_letters.wanted(action, topic, fields), address
             )
+        if action == "stop":
+            act = fields.get("act", "")
+            if not channel or act not in dead_letters.DONE:
+                raise HttpError(400, "INVALID_ACTION" if channel else "INVALID_CHANNEL")
+            return await actions.stop(topic, channel, act, address)
         if action == "policy":
             changes = policies.changes_of(fields, channel)
             if not changes:
@@ -227,6 +232,7 @@ def notice_of(action: str, channel: str) -> str:
         "drain": "drain_node",
         "undrain": "cancel_drain",
         "forget": "delete_pattern",
+        "stop": "stop_dead_letters",
         "preview": "preview_seek",
         "policy": f"change_policy_of_{'channel' if channel else 'topic'}",
     }

@@ -34,6 +34,7 @@ _DONE = {
     "kick": "Kicked messages of",
     "move": "Moved messages of",
     "discard": "Discarded messages of",
+    "stop": "Stopped for",
 }
 
 

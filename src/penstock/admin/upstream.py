@@ -54,6 +54,9 @@ TOKEN_SIZE_MAX = 512
 SHOWN_SIZE_MAX = 512
 DETAIL_SIZE_MAX = 2048
 
+# A daemon's answer to a request that it does not have.
+UNKNOWN = {"message": "NOT_FOUND"}
+
 
 class UpstreamError(HttpClientError):
     """A daemon did not respond, or with an error or an invalid response.
@@ -251,7 +254,10 @@ def _detail(body: bytes) -> str:
     if len(body) > DETAIL_SIZE_MAX:
         return ""
     try:
-        detail = json.loads(body)["detail"]
+        answer = json.loads(body)
+        if answer == UNKNOWN:
+            return "cannot do this: it is NSQ's own, or an earlier version"
+        detail = answer["detail"]
     except (ValueError, RecursionError, KeyError, TypeError):
         return ""
     return detail.encode("utf-8", "replace").decode() if isinstance(detail, str) else ""

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.admin import effects, patterns, readers, rows
+from penstock.admin import dead_letters, effects, patterns, readers, rows
 from penstock.admin import pipelines as queries
 from penstock.admin.details import SPANS
 from penstock.admin.history import CLUSTER
@@ -144,7 +144,8 @@ async def topic(admin: Admin, name: str) -> View:
 
 async def channel(admin: Admin, topic_name: str, name: str) -> View:
     """channel: CHANNEL + latency; nodes [CHANNEL ON NODE]; clients [CLIENT]; readers [READER];
-    can_peek; policy: POLICY or None; hour [{count, what}]; chart.
+    can_peek; policy: POLICY or None; hour [{count, what}]; limits: values of max_attempts above
+    those of most clients; buried: messages, of nodes with a policy of the channel; chart.
 
     clients: at most 1000; ``clients_left_out`` is the number of others.
 
@@ -183,6 +184,8 @@ async def channel(admin: Admin, topic_name: str, name: str) -> View:
         "can_peek": any(node.own for node, _ in parts),
         "policy": policy.shown,
         "hour": admin.effects.hour(topic_name, name),
+        "limits": dead_letters.client_limits(policy.shown),
+        "buried": sum(part.counts.get("buried", 0) for _, part in parts),
         "chart": admin.history.chart(("channel", topic_name, name)),
     }
 
@@ -199,11 +202,13 @@ async def nodes(admin: Admin) -> View:
 
 async def node(admin: Admin, name: str) -> View:
     """node: NODE; memory {name: number}; topics [TOPIC ON NODE]; clients; damage [DAMAGE]; chart;
-    drain: of a node that is being drained, else None.
+    drain: of a node that is being drained, else None; others [node]: those that deferred messages
+    can be handed over to.
 
     TOPIC ON NODE: topic, topic_depth, backend_depth, message_count, message_bytes, paused,
     tombstoned, latency, channels [CHANNEL ON NODE + channel].  clients: of all channels.
-    drain: the fields of its GET /drain: left, blocked, blocked_count, to, handover_error.
+    drain: the fields of its GET /drain: left, deferred_until_ms, blocked, blocked_count, to,
+    handed_over, error.
     DAMAGE: time_ms, kind, topic, path, messages (None: unknown), text; the newest first.
     """
     sample = await admin.sample()
@@ -220,6 +225,11 @@ async def node(admin: Admin, name: str) -> View:
         "node": rows.node_row(sample, found),
         "damage": damage.records,
         "drain": drain.progress,
+        "others": [
+            part.node
+            for part in rows.nodes(sample)
+            if part is not found and part.own and part.answered and not part.draining
+        ],
         "memory": found.memory,
         "topics": [
             {

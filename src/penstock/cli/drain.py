@@ -27,11 +27,12 @@ from penstock.cli.node_commands import (
 from penstock.cli.tool import Signals, start_tool, unless_stopped
 from penstock.errors import OptionError
 from penstock.settings.table import boolean, string
+from penstock.storage.text import time_of
 
 PROGRAM = "penstock drain"
 STATUSES = (
     (0, "done; with -wait, the nodes were drained and have ended"),
-    (1, "a node failed, disappeared before it was drained, or its drain was cancelled"),
+    (1, "a node failed or disappeared, a drain was cancelled, or flags do not fit together"),
     (2, "wrong usage of the command line"),
 )
 POLL_S = 0.5
@@ -101,18 +102,11 @@ async def run(options: DrainOptions, signals: Signals) -> int:
     method = "GET" if options.status else "DELETE" if options.cancel else "POST"
     query = {"to": options.to} if options.to else {}
     answers = await nodes.ask_all(addresses, method, "/drain", query)
-    if options.json and not options.wait:
-        print(json.dumps({answer.node: answer.body for answer in answers if answer.ok}))
-    else:
-        for answer in answers:
-            if answer.ok:
-                print(f"{answer.node}: {state_text(answer.body)}", flush=True)
-                for line in blocked_lines(answer.body):
-                    print(line)
-    status = report_failures(nodes, answers)
     if not options.wait:
-        return status
-    watches = [Watch(nodes, answer.node, options.json) for answer in answers if answer.ok]
+        show(answers, options.json)
+        return report_failures(nodes, answers)
+    status = report_failures(nodes, answers)
+    watches = [Watch(nodes, answer.node, options) for answer in answers if answer.ok]
 
     async def wait_for_all() -> None:
         await asyncio.gather(*(watch.run() for watch in watches))
@@ -123,14 +117,25 @@ async def run(options: DrainOptions, signals: Signals) -> int:
     return max([status, *(int(not watch.drained) for watch in watches)])
 
 
+def show(answers: Sequence[NodeAnswer], as_json: bool) -> None:
+    """Print the state of each node that answered."""
+    found = {answer.node: answer.body for answer in answers if answer.ok}
+    if as_json:
+        print(json.dumps(found))
+        return
+    for node, body in found.items():
+        print("\n".join(state_lines(node, body)))
+
+
 class Watch:
     """Waits for one node."""
 
-    def __init__(self, nodes: NodeSet, node: str, as_json: bool) -> None:
+    def __init__(self, nodes: NodeSet, node: str, options: DrainOptions) -> None:
         self.drained = False
         self._nodes = nodes
         self._node = node
-        self._as_json = as_json
+        self._as_json = options.json
+        self._begun = not options.status
         self._shown = ""
         self._shown_s = 0.0
 
@@ -157,19 +162,27 @@ class Watch:
         """Print the state if it has changed or is old; return whether to go on waiting."""
         state = body.get("state") if isinstance(body, dict) else None
         self.drained = state == "drained"
-        text = json.dumps({self._node: body}) if self._as_json else state_text(body)
-        if state != "draining" or now_s - self._shown_s >= SHOWN_S:
-            if text != self._shown or state == "draining":
-                print(text if self._as_json else f"{self._node}: {text}", flush=True)
+        self._begun = self._begun or state in ("draining", "drained")
+        lines = state_lines(self._node, body)
+        text = json.dumps({self._node: body}) if self._as_json else "\n".join(lines)
+        due = now_s - self._shown_s >= SHOWN_S
+        if due if state == "draining" else text != self._shown:
+            print(text, flush=True)
             self._shown, self._shown_s = text, now_s
         if state in ("draining", "drained"):
             return True
-        print(f"{self._node}: the drain was cancelled", file=sys.stderr)
+        why = "the drain was cancelled" if self._begun else "it is not being drained"
+        print(f"{self._node}: {why}", file=sys.stderr)
         return False
 
     def _fail(self, answer: NodeAnswer) -> None:
         self.drained = False
         print(f"{self._node}: {answer.error}; it had not been drained", file=sys.stderr)
+
+
+def state_lines(node: str, body: Any) -> list[str]:
+    """GET /drain in one line, and what is blocked below it."""
+    return [f"{node}: {state_text(body)}", *blocked_lines(body)]
 
 
 def state_text(body: Any) -> str:
@@ -180,6 +193,8 @@ def state_text(body: Any) -> str:
     left = body.get("left")
     if isinstance(left, dict) and text == "draining":
         counts = [f"{left[key]} {key.replace('_', ' ')}" for key in COUNTED if left.get(key)]
+        if left.get("deferred") and isinstance(until_ms := left.get("deferred_until_ms"), int):
+            counts.append(f"the last is due by {time_of(until_ms * 1_000_000)[:16]}Z")
         text += f": {left.get('messages', 0)} messages left in {left.get('topics', 0)} topics"
         text += f" ({', '.join(counts)})" if counts else ""
     if body.get("to"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,10 @@ NODES_AT_ONCE = 32
 # As nsqadmin's: /stats of 100,000 channels without clients has 35 MB.
 BODY_SIZE_MAX = 64 << 20
 ERROR_SIZE_MAX = 1000
+# The answer to a request that a daemon does not have.
+UNKNOWN = "NOT_FOUND"
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/?#@\s]+):[0-9]{1,5}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,6 +77,9 @@ def check_nodes(options: NodeOptions) -> None:
         raise OptionError("--nsqd-http-address or --lookupd-http-address required")
     if options.nsqd_http_address and options.lookupd_http_address:
         raise OptionError("use --nsqd-http-address or --lookupd-http-address, not both")
+    for address in (*options.nsqd_http_address, *options.lookupd_http_address):
+        if "://" not in address and not _ADDRESS.fullmatch(address):
+            raise OptionError(f'"{address}" is not the address of a node: host:port')
     if bool(options.http_client_tls_cert) != bool(options.http_client_tls_key):
         raise OptionError("--http-client-tls-cert and --http-client-tls-key go together")
 
@@ -197,7 +205,9 @@ def _read(node: str, answer: Answer) -> NodeAnswer:
     if answer.status == 200:
         return NodeAnswer(node, 200, body)
     texts = [f"answered {answer.status}"]
-    if isinstance(body, dict) and body.get("message"):
+    if answer.status == 404 and isinstance(body, dict) and body.get("message") == UNKNOWN:
+        texts = ["cannot do this: it is NSQ's own, or an earlier version"]
+    elif isinstance(body, dict) and body.get("message"):
         texts = [str(body[key]) for key in ("message", "detail") if body.get(key)]
     return NodeAnswer(node, answer.status, body, ": ".join(texts)[:ERROR_SIZE_MAX])
 

@@ -32,7 +32,7 @@ PROGRAM = "penstock policy"
 ACTIONS = ("show", "set", "unset")
 STATUSES = (
     (0, "done on all nodes"),
-    (1, "a node failed, or none was found"),
+    (1, "a node failed, or none was found, or flags do not fit together"),
     (2, "wrong usage of the command line"),
 )
 WORDS = """\

@@ -34,7 +34,7 @@ from penstock.wire.names import is_valid_name
 PROGRAM = "penstock seek"
 STATUSES = (
     (0, "done on all nodes, or only shown"),
-    (1, "a node failed, or none was found, or the answer was no"),
+    (1, "a node failed, or none was found, or the answer was no, or flags do not fit together"),
     (2, "wrong usage of the command line"),
 )
 COLUMNS = ("node", "from", "to", "messages", "in flight", "deferred", "buried", "complete")
@@ -99,7 +99,8 @@ async def run(options: SeekOptions, signals: Signals) -> int:
     if not options.json:
         show(plans, options)
     if report_failures(nodes, plans):
-        print("nothing was changed", file=sys.stderr)
+        others = "; to leave nodes out, name the others with --nsqd-http-address"
+        print(f"nothing was changed{others if len(plans) > 1 else ''}", file=sys.stderr)
         return 1
     missing = [plan.node for plan in plans if not _field(plan, "whole")]
     if missing and not options.partial:

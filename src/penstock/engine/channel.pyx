@@ -176,6 +176,7 @@ cdef class Channel:
             "buried": window.buried_count,
             "buried_total": window.buried_total,
             "kicked_total": window.kicked_count,
+            "moved_total": self.moved_count,
             "discarded_total": window.discarded_count,
             "dropped_attempts_total": window.dropped_count,
             "not_buried_total": window.no_room_count,

@@ -2,7 +2,7 @@
 
 {"count":2,"messages":[{"id":"..","index":7,"reason":"attempts","text":"","attempts":5,
   "timestamp":ns,"buried":ns,"client":"worker-3 10.0.0.7:5123","size":5,"body":"aGVsbG8="}],
-  "next":7}
+  "next":7,"running":[{"act":"kick","left":1000}]}       running: only while something is
 
 {"kicked":1000,"left":41}      {"kicking":1000,"left":1041}, with a rate
 
@@ -72,6 +72,7 @@ class DeadApi:
     def __init__(self, components: Components) -> None:
         self._disk = components.context.disk
         self._topics = components.broker.topics
+        self._moves = components.moves
         self._page_count = self._sweep_count = 0
 
     def add_routes(self, router: Router) -> None:
@@ -91,7 +92,10 @@ class DeadApi:
         if self._page_count >= PAGE_COUNT_MAX:
             raise HttpError(503, "TOO_MANY_REQUESTS")
         self._page_count += 1
-        total, found = buried.count_of(reason), buried.page(after, count, reason)
+        found = buried.page(after, count, reason)
+        head: dict[str, object] = {"count": buried.count_of(reason)}
+        if running := self._running(channel):
+            head["running"] = running
         ticket = Ticket()
         pages: list[bytes] = []
 
@@ -101,7 +105,7 @@ class DeadApi:
                 pages.append(page)
             ticket.settle(error)
 
-        work = partial(_page, topic, total, found, size_max, full=len(found) == count)
+        work = partial(_page, topic, head, found, size_max, full=len(found) == count)
         self._disk.submit(work, read)
         return Pending(ticket, lambda done: _shown(done, pages))
 
@@ -123,6 +127,16 @@ class DeadApi:
         if channel.pulled:
             raise HttpError(409, "PULL_CHANNEL")
         return topic if isinstance(topic, Topic) else None, channel
+
+    def _running(self, channel: Channel) -> list[dict[str, object]]:
+        """A kick or discard at a rate, and a move."""
+        sweep, task = channel.sweep, self._moves.running(channel)
+        running: list[dict[str, object]] = []
+        if sweep is not None:
+            running.append({"act": sweep.act.value, "left": sweep.left})
+        if task is not None:
+            running.append({"act": "move", "left": task.left, "to": task.to})
+        return running
 
     def _sweep(self, request: Request, act: Act) -> Response | Pending:
         topic, channel = self.find(request)
@@ -219,7 +233,9 @@ def _shown(done: Ticket, pages: list[bytes]) -> Response:
     return Response(200, pages[0], (JSON, V1))
 
 
-def _page(topic: Topic, total: int, found: list[Shown], size_max: int, *, full: bool) -> bytes:
+def _page(
+    topic: Topic, head: dict[str, object], found: list[Shown], size_max: int, *, full: bool
+) -> bytes:
     # On a disk thread.
     block: Block | None = None
     parts: list[bytes] = []
@@ -239,8 +255,7 @@ def _page(topic: Topic, total: int, found: list[Shown], size_max: int, *, full: 
         size += len(parts[-1])
         last = index
     tail = gojson.encode({"next": last if full else None})
-    head = gojson.encode({"count": total})
-    return head[:-1] + b',"messages":[' + b",".join(parts) + b"]," + tail[1:]
+    return gojson.encode(head)[:-1] + b',"messages":[' + b",".join(parts) + b"]," + tail[1:]
 
 
 def _block(topic: Topic, index: int) -> Block | None:

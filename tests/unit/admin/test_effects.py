@@ -91,6 +91,28 @@ def test_a_topic_has_what_its_channels_did() -> None:
     assert effects.hour("t", "d") == effects.hour("u") == []
 
 
+def test_what_was_counted_before_there_was_a_policy_is_not_of_this_hour() -> None:
+    effects = Effects()
+    plain = node("a")
+    effects.record(sample(0, plain))
+    told = {"policy": {"max_attempts": 5}, "buried_total": {"bury": 1000}}
+    effects.record(sample(1, node("a", channel=told)))
+    assert effects.hour("t") == []
+    # The policy was taken away, and set again.
+    effects.record(sample(2, plain))
+    told["buried_total"] = {"bury": 1001}
+    effects.record(sample(3, node("a", channel=told)))
+    told["buried_total"] = {"bury": 1003}
+    effects.record(sample(4, node("a", channel=told)))
+    assert effects.hour("t", "c") == [{"count": 2, "what": "buried"}]
+    # A topic that is new, as with a rule of the file, has counted from zero.
+    plain.topics = {}
+    effects.record(sample(5, plain))
+    told["buried_total"] = {"bury": 7}
+    effects.record(sample(6, node("a", channel=told)))
+    assert effects.hour("t", "c") == [{"count": 9, "what": "buried"}]
+
+
 def test_a_bound_is_that_of_the_fullest_node() -> None:
     def part(used: int, limit: str) -> NodePart:
         told = {"policy": {"max_bytes": limit, "max_messages": 10}, "unfinished_bytes": used}

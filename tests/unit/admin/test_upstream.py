@@ -42,6 +42,11 @@ def test_a_refusal_has_nsqs_words() -> None:
             'got response 404 Not Found "{\\"message\\":\\"TOPIC_NOT_FOUND\\"}"'
         )
         assert caught.value.status == 404
+        assert caught.value.short == caught.value.text
+        endpoint.answer = (404, b'{"message":"NOT_FOUND"}', "")
+        with pytest.raises(UpstreamError, match="NOT_FOUND") as caught:
+            ask(endpoint)
+        assert caught.value.short == "cannot do this: it is NSQ's own, or an earlier version"
         endpoint.answer = (799, b"x" * 10_000, "")
         with pytest.raises(UpstreamError) as caught:
             ask(endpoint)
