@@ -268,6 +268,10 @@ class Retained:
         size = self._size_before(self._sealed_count(self.topic.low()))
         return size + sum(segment.file_size for segment in self._beside())
 
+    def beside(self) -> frozenset[Segment]:
+        """The segments above the low-water mark that only retention keeps."""
+        return frozenset(self._beside()) if self.wanted else frozenset()
+
     def _beside(self) -> list[Segment]:
         """Segments above the low-water mark that only retention keeps.
 

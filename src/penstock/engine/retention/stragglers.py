@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from penstock.core.buried import Buried
 from penstock.core.window import Window
+from penstock.storage.log_reader import locate
 from penstock.storage.segment import Segment
 
 # A sealed segment with fewer unfinished messages than both of these is removed, after they are
@@ -62,6 +63,19 @@ def movable(windows: list[Window], segments: Iterable[Segment]) -> list[Segment]
         return unfinished_count + sum(buried.count_between(first, end) for buried in tables)
 
     return [segment for segment in segments if count(segment) <= _count_max(segment)]
+
+
+def buried_size(windows: list[Window], files: tuple[Segment, ...], end: int) -> int:
+    """Bytes of the ``files`` below ``end`` that have too many buried messages to be moved."""
+    tables, size, at = tables_of(windows), 0, 0
+    while found := [row[0] for buried in tables for row in buried.page(at - 1, 1)]:
+        place = locate(files, min(found))
+        if place == len(files) or files[place].visible.end > end:
+            break
+        segment, at = files[place], files[place].visible.end
+        count = sum(buried.count_between(segment.first, at) for buried in tables)
+        size += segment.file_size if count > _count_max(segment) else 0
+    return size
 
 
 def _count_max(segment: Segment) -> int:
