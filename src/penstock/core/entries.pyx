@@ -40,7 +40,7 @@ cdef class Entries:
         entry.attempts = 0
         entry.due_ns = 0
         entry.owner = -1
-        entry.lost = 0
+        entry.lost = entry.kicked = 0
         entry.before = self.tail
         entry.after = -1
         if self.tail >= 0:

@@ -97,6 +97,7 @@ cdef class Window(Entries):
     cdef bint has_room(self) noexcept
     cdef int bury_entry(self, int32_t slot, int reason, str client, str text,
                         int64_t wall_ns) except -1
+    cdef bint is_old(self, int32_t slot, int64_t end) noexcept
     cdef int unskip(self, int64_t index) except -1
     cdef bint must_be_alone(self, int32_t slot) noexcept
     cdef int touch(self, Consumer consumer, int64_t index, int node_id, int64_t now_ns,
