@@ -88,8 +88,10 @@ cdef class Bound:
         self._topic.log.bound_segments(size, count)
         if self.size_max < INT64_MAX:
             self._episodes.add(self)
-        if appender.dropping:
+        if appender.dropping and self._writer._open:
             self.overflow()
+        elif appender.dropping:  # a start restores the channels first
+            self._topic.shared.context.turns.soon(self._overflow_open)
         self.use_room()
 
     def stale(self):
@@ -162,6 +164,10 @@ cdef class Bound:
             waiter()
 
     # ---- drop-oldest
+
+    def _overflow_open(self):
+        if self._appender.dropping and not self._topic.closed:
+            self.overflow()
 
     def overflow(self):
         """Drop the oldest files until the topic is within its bound; the newest one stays.

@@ -505,6 +505,34 @@ def test_what_was_dropped_stays_dropped_after_a_restart() -> None:
     assert [m.body for m in client.take()] == [b"%d" % n for n in range(100 - depth, 100)]
 
 
+def test_a_start_with_a_lower_bound_drops_on_all_channels() -> None:
+    """Also of what a paused topic holds back, which no channel may get for that."""
+    bounded = Bounded("c")
+    engine = bounded.engine
+    bounded.topic.pause(True)
+    for number in range(40):
+        bounded.pub(b"%d" % number)
+    # As with another policy file.
+    bounded.topic.own_policy = {"max_messages": "16", "overflow": "drop-oldest"}
+    assert engine.done(bounded.topic.save_policy(None)) is None
+    bounded.topic.log.bound_segments(1 << 60, 2)
+    for number in range(40, 60):
+        bounded.pub(b"%d" % number)
+    engine.exit()
+    engine.start()
+    topic = engine.topic("t")
+    channel = topic.channels["c"]
+    client = Client(engine, "t", "c", ready_count=100)
+    engine.advance(2 * SECOND)
+    assert client.take() == [] and topic.depth <= 16
+    assert channel.dropped_count + topic.depth == 60 and topic.dropped_count == 0
+    assert engine.done(topic.pause(False)) is None
+    engine.settle()
+    left = 60 - channel.dropped_count
+    assert [message.body for message in client.take()] == [b"%d" % n for n in range(60 - left, 60)]
+    engine.check()
+
+
 def test_a_bound_that_is_lowered_drops_at_once() -> None:
     bounded = Bounded("c", max_messages=800, overflow="drop-oldest")
     for number in range(800):
