@@ -15,7 +15,7 @@ cdef struct Entry:
     uint16_t attempts     # deliveries so far
     uint8_t state         # IN_FLIGHT, READY or DEFERRED (window.pyx); 0: free
     uint8_t lost          # a delivery ended by a timeout or with its client, not by an answer
-    uint8_t kicked        # it was buried since the start of this process, and kicked
+    uint8_t kicked        # it was buried and made ready again: it does not expire
 
 
 cdef class Entries:

@@ -100,6 +100,7 @@ cdef class Window(Entries):
     cpdef bint set_apart(self) noexcept
     cpdef bytes redeliver(self, Consumer consumer, bytes frame, int64_t now_ns)
     cpdef bint was_kicked(self, int64_t index) noexcept
+    cdef bint is_old(self, int32_t slot, int64_t end) noexcept
     cdef int unskip(self, int64_t index) except -1
     cdef bint must_be_alone(self, int32_t slot) noexcept
     cdef int touch(self, Consumer consumer, int64_t index, int node_id, int64_t now_ns,

@@ -467,6 +467,29 @@ cdef class Window(Entries):
         """As rotate_ready(), for messages to be delivered alone."""
         self.push_ready(self.pop_lone())
 
+    def find_old(self, int64_t end, Py_ssize_t left, Py_ssize_t least):
+        """Make a ready message below ``end`` the next one: (left, whether there was one).
+
+        Kicked ones are never old.  Those before it go to the end of their list.  ``left`` is what a
+        pass over both lists has not seen yet, of which those to be delivered alone come last; this
+        goes down to ``least``.
+        """
+        while left > least:
+            left -= 1
+            if left < self.lone_count:
+                if self.is_old(self.lone_head, end):
+                    self.choose_lone()
+                    return left, True
+                self.push_ready(self.pop_lone())
+            elif self.ready_head >= 0:  # otherwise they were delivered meanwhile
+                if self.is_old(self.ready_head, end):
+                    return left, True
+                self.push_ready(self.pop_ready())
+        return left, False
+
+    cdef bint is_old(self, int32_t slot, int64_t end) noexcept:
+        return self.entries[slot].index < end and not self.entries[slot].kicked
+
     def drop_ready(self):
         """Finish the next ready message without sending it: the log does not have it any more."""
         assert self.ready_head >= 0
@@ -775,6 +798,7 @@ cdef class Window(Entries):
                 continue
             slot = self.insert_entry(indexes[i], self.kicked_slot)
             self.entries[slot].kicked = True
+            self.mark(indexes[i])  # with attempts 0
             self.push_ready(slot)
             self.kicked_slot = slot
         if ready:
@@ -783,7 +807,7 @@ cdef class Window(Entries):
         return count, after, runs.encode()
 
     cpdef bint was_kicked(self, int64_t index) noexcept:
-        """Whether an unfinished message was kicked since the window was made."""
+        """Whether an unfinished message was buried and kicked: somebody wants it, however old."""
         cdef int32_t slot = self.find(index)
         return slot >= 0 and self.entries[slot].kicked
 
@@ -861,13 +885,17 @@ cdef class Window(Entries):
         self.cursor = start
         self.changed = False
 
-    def restore(self, int64_t index, int attempts, int64_t due_ns):
-        """Restore an unfinished message after a restart; indexes ascend over the calls."""
+    def restore(self, int64_t index, int attempts, int64_t due_ns, bint kicked=False):
+        """Restore an unfinished message after a restart; indexes ascend over the calls.
+
+        ``kicked``: it was, and was not delivered since.
+        """
         cdef int32_t slot
         assert index >= self.cursor and (self.tail < 0 or self.entries[self.tail].index < index)
         slot = self.append_entry(index)
         self.entries[slot].attempts = <uint16_t>attempts
         self.entries[slot].lost = attempts > 0  # it is not known how they failed
+        self.entries[slot].kicked = kicked
         if due_ns:
             self.entries[slot].state = DEFERRED
             self.entries[slot].due_ns = due_ns
@@ -983,7 +1011,7 @@ cdef class Window(Entries):
             if at < self.entries[slot].index:
                 runs.add(at, self.entries[slot].index)
             at = self.entries[slot].index + 1
-            if self.entries[slot].attempts:
+            if self.entries[slot].attempts or self.entries[slot].kicked:
                 marks.append(self.entries[slot].index)
             slot = self.entries[slot].after
         if at < self.cursor:

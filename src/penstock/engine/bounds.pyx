@@ -4,10 +4,11 @@
 #                                                     no:  judge() counts, and sets new limits
 #
 # Messages are those that the fullest channel has queued, in flight or deferred, with those that the
-# topic holds back and those that are being written.  Bytes are those of files with unfinished
-# messages.  Both only rise by publishes, so a count taken once says how many more may come before
-# the next one: a topic far below its bound is counted rarely, one at its bound for each publish.
-# Then one look at the fullest channel is enough to refuse.
+# topic holds back and those that are being written.  Bytes are those of files that retention alone
+# does not keep (retention/unfinished.py).  Both rise by publishes, so a count taken once says how
+# many more may come before the next one: a topic far below its bound is counted rarely, one at its
+# bound for each publish.  Then one look at the fullest channel is enough to refuse.  Bytes may also
+# rise without a publish, when messages are buried: they are counted again each second.
 #
 # Rule 1: no OK is given for a message that is not stored, whatever the limits are.
 # Rule 2: a batch may pass the bound; the publishes after it are refused.
@@ -85,8 +86,12 @@ cdef class Bound:
         if self.count_max < INT64_MAX and appender.dropping:
             count = max(1, self.count_max // SHARES)
         self._topic.log.bound_segments(size, count)
-        if appender.dropping:
+        if self.size_max < INT64_MAX:
+            self._episodes.add(self)
+        if appender.dropping and self._writer._open:
             self.overflow()
+        elif appender.dropping:  # a start restores the channels first
+            self._topic.shared.context.turns.soon(self._overflow_open)
         self.use_room()
 
     def stale(self):
@@ -159,6 +164,10 @@ cdef class Bound:
             waiter()
 
     # ---- drop-oldest
+
+    def _overflow_open(self):
+        if self._appender.dropping and not self._topic.closed:
+            self.overflow()
 
     def overflow(self):
         """Drop the oldest files until the topic is within its bound; the newest one stays.
@@ -262,14 +271,17 @@ cdef class Bound:
         return self.arriving() + <int64_t>self._deferred.parked.waiting(self._topic.instance)
 
     def check(self):
-        """Whether the episode goes on, or something waits for room; called once a second."""
+        """Whether there is anything to check again; called once a second."""
         if self._topic.closed:
             self._release()
         elif self._feed.room_wanted:
             self.use_room()
+        if self.size_max < INT64_MAX:
+            self._appender.size_limit = 0
         if self.full and self._clock.monotonic_ns() - self._full_ns >= EPISODE_NS:
             self._end()
-        return (self.full or self._feed.room_wanted) and not self._topic.closed
+        lasting = self.full or self._feed.room_wanted or self.size_max < INT64_MAX
+        return lasting and not self._topic.closed
 
     def _end(self):
         if self.full:

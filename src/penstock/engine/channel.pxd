@@ -39,6 +39,7 @@ cdef class Channel:
     cdef readonly int64_t dropped_count  # messages dropped at the topic's bound
     cdef bint _expire_drops              # expired messages are dropped, not buried
     cdef int64_t _cutoff_ns              # what was appended before it is not delivered; 0: all is
+    cdef Py_ssize_t _unaged_count        # ready messages that a search for old ones has not seen
     cdef readonly object _shared
     cdef readonly list _left_counts      # messages sent to consumers that have left, by locality
     cdef Feed _feed                      # of the topic

@@ -37,6 +37,8 @@ READ_SIZE = 256 << 10
 REDELIVERY_SIZE = 32 << 10
 # Messages that one call may expire or fire before the loop serves others.
 DUE_COUNT_MAX = 2048
+# Ready messages that one call may look at for those that have expired: a millisecond at most.
+AGED_COUNT_MAX = 16_384
 # A lost consumer's message waits 1 s, 2 s, 4 s ... from its second delivery on (R14).
 LOST_WAIT_NS = 1_000_000_000
 # Unreadable messages that wait for redelivery: how many a turn skips, and how many are remembered.
@@ -393,7 +395,7 @@ cdef class Channel:
         if frame is None:
             return 0
         window.choose_lone()
-        if self._cutoff_ns and self._is_stale(index):
+        if self._cutoff_ns and self._has_expired(index):
             self._expire_ready()
             return 0
         if not frame:
@@ -586,7 +588,7 @@ cdef class Channel:
             if not frame:
                 window.drop_ready()
                 continue
-            if self._cutoff_ns and self._is_stale(index):
+            if self._cutoff_ns and self._has_expired(index):
                 if not self._expire_ready():
                     break
                 continue
@@ -643,10 +645,10 @@ cdef class Channel:
         """When the message that ``_frame`` found was appended; 0: not known."""
         return 0 if self._redelivery is None else self._redelivery.append_ns(index)
 
-    def _is_stale(self, index):
-        """Whether the message that ``_frame`` found has expired.
+    def _has_expired(self, index):
+        """Whether the message that ``_frame`` found is too old to be delivered again.
 
-        A kicked one has not: someone wants it delivered, whatever its age.
+        A kicked one is not: someone wants it delivered, whatever its age.
         """
         return (0 < self._appended_ns(index) < self._cutoff_ns
                 and not self.window.was_kicked(index))
@@ -773,8 +775,9 @@ cdef class Channel:
     def expire_below(self, int64_t end):
         """Give up what waits below ``end``, which has expired; return whether there is more."""
         cdef int64_t fresh_end = min(end, self._feed.released)
-        more = self.window.cursor < fresh_end and self._expire_waiting(fresh_end)
-        more = self._expire_again(end) or more
+        if self.window.cursor < fresh_end and self._expire_waiting(fresh_end):
+            return True
+        more = self._expire_again(end)
         if self._held is not None and not self.window.lone_count:
             self.wake()  # nothing is left that a consumer is kept for
         return more
@@ -801,27 +804,21 @@ cdef class Channel:
         return window.cursor < end
 
     def _expire_again(self, int64_t end):
-        """Give up messages that were delivered before and wait again; whether there is more."""
-        cdef Window window = self.window
-        cdef Py_ssize_t lone_count = min(window.lone_count, DUE_COUNT_MAX)
-        cdef Py_ssize_t count = min(window.ready_count - window.lone_count, DUE_COUNT_MAX)
-        more = window.ready_count > lone_count + count
-        for _ in range(lone_count):
-            if window.next_lone < end and not window.was_kicked(window.next_lone):
-                window.choose_lone()
-                if not self._expire_ready():
-                    return False
-            else:
-                window.rotate_lone()
-        for _ in range(count):
-            if window.next_ready is None:
+        """Give up messages that were delivered before and wait again; whether there is more.
+
+        They are in no order: all that are ready are looked at once, over several calls.
+        """
+        cdef Py_ssize_t left = self._unaged_count or self.window.ready_count
+        cdef Py_ssize_t least = max(0, left - AGED_COUNT_MAX)
+        for _ in range(DUE_COUNT_MAX):
+            left, found = self.window.find_old(end, left, least)
+            if not found:
                 break
-            if window.next_ready < end and not window.was_kicked(window.next_ready):
-                if not self._expire_ready():
-                    return False
-            else:
-                window.rotate_ready()
-        return more
+            if not self._expire_ready():
+                left = 0  # no room: the next second tries again
+                break
+        self._unaged_count = left
+        return left > 0
 
     def drop_below(self, int64_t end):
         """Finish everything below ``end``, in flight included (R20)."""

@@ -30,10 +30,9 @@ from penstock.engine.disk import failed
 from penstock.engine.ephemeral import EphemeralChannel
 from penstock.engine.policy.subjects import RuledChannel
 from penstock.engine.retention.removal import Removal
-from penstock.engine.retention.stragglers import buried_size
 from penstock.engine.shared import Shared, random_number
 from penstock.engine.writer import TopicWriter
-from penstock.settings.policy import Policy
+from penstock.settings.policy import DROP, Policy
 from penstock.storage import journal as records
 from penstock.storage.journal import Journal
 from penstock.storage.topic_log import TopicLog
@@ -548,17 +547,8 @@ class Topic(BaseTopic):
 
     @property
     def unfinished_size(self) -> int:
-        """Bytes of files with messages that are not finished, or with many buried ones.
-
-        What retention alone keeps is not counted.
-        """
-        low = self.low()
-        size = buried_size(self.windows(), self.log, low)
-        for segment in reversed(self.log.files):
-            if segment.visible.end <= low:
-                break
-            size += segment.file_size
-        return size - self.removal.retained.size_beside
+        """Bytes that ``max_bytes`` is about."""
+        return self.removal.unfinished.size
 
     def drop_below(self, end: int) -> None:
         """Finish everything below ``end`` on all durable channels, and here (R20)."""
@@ -585,9 +575,18 @@ class Topic(BaseTopic):
     def cutoffs(self, wall_ns: int) -> list[int]:
         """Times before which something that waits was appended, if it has expired."""
         found = {c.cutoff_ns(wall_ns) for c in self.channels.values() if c.ttl_ns and c.depth}
-        if not self.channels and self.depth:
-            found.add(max(0, wall_ns - self.policy.msg_ttl_ns) if self.policy.msg_ttl_ns else 0)
+        if self._drops_held and self.depth:
+            found.add(max(0, wall_ns - self.policy.msg_ttl_ns))
         return sorted(found - {0})
+
+    @property
+    def _drops_held(self) -> bool:
+        """Whether what waits for the first channel is dropped when it has expired.
+
+        Only a channel can bury or move it: otherwise it waits for one.
+        """
+        policy = self.policy
+        return not self.channels and policy.msg_ttl_ns > 0 and policy.on_expired == DROP
 
     def expire_below(self, ends: dict[int, int], wall_ns: int) -> bool:
         """Give up what has expired, by the ends found for the cutoffs; whether there is more."""
@@ -595,7 +594,7 @@ class Topic(BaseTopic):
         for channel in list(self.channels.values()):
             if channel.ttl_ns:
                 more = channel.expire_below(_end_of(ends, channel.cutoff_ns(wall_ns))) or more
-        if not self.channels and self.policy.msg_ttl_ns:
+        if self._drops_held:
             end = min(_end_of(ends, wall_ns - self.policy.msg_ttl_ns), self.end)
             if self.released < end:
                 self.expired_count += self._drop_held(end)

@@ -221,7 +221,7 @@ class Daemon:
             live_options.reload(self._api, self._read, SETTINGS)
         policies = self._components.policies
         if policies.path:
-            self._disk.submit(policies.read_again, policies.renew)
+            policies.reload()
         if self._security.reloads:
             self._disk.submit(self._security.read_again, self._security.renew)
 

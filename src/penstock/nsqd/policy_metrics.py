@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from penstock.engine.base import BaseTopic
 from penstock.engine.components import Components
 from penstock.net.exposition import COUNTER, GAUGE, Sample, family, labels, single
+from penstock.settings.policy import DEFAULT
 
 
 class Counted(NamedTuple):
@@ -99,7 +100,11 @@ CHANNEL_COUNTS: tuple[Counted, ...] = (
 
 
 def policy_families(components: Components, topics: Sequence[BaseTopic]) -> Iterator[bytes]:
-    """All families, in pieces; a topic or channel without a number has no sample of it."""
+    """All families, in pieces; a topic or channel without a number has no sample of it.
+
+    Without a policy there are only the numbers that are not zero, and none of a topic: they take
+    time to count, and nothing limits them.
+    """
     policies = components.policies
     yield single("penstock_policy_rules", GAUGE, "Rules of the policy file.", policies.rules.count)
     yield single(
@@ -117,10 +122,14 @@ def policy_families(components: Components, topics: Sequence[BaseTopic]) -> Iter
     of_topics: dict[str, list[Sample]] = {counted.key: [] for counted in TOPIC_COUNTS}
     of_channels: dict[str, list[Sample]] = {counted.key: [] for counted in CHANNEL_COUNTS}
     for topic in topics:
-        _collect(topic.policy_stats(), {"topic": topic.name}, TOPIC_COUNTS, of_topics)
-        for name, channel in sorted(topic.channels.items()) if of_channels else ():
-            where = {"topic": topic.name, "channel": name}
-            _collect(channel.policy_stats(), where, CHANNEL_COUNTS, of_channels)
+        ruled = topic.policy != DEFAULT
+        if ruled:
+            _collect(topic.policy_stats(), {"topic": topic.name}, TOPIC_COUNTS, of_topics)
+        for name, channel in sorted(topic.channels.items()):
+            stats = channel.policy_stats()
+            if not ruled and channel.policy == DEFAULT:
+                stats = {key: value for key, value in stats.items() if value}
+            _collect(stats, {"topic": topic.name, "channel": name}, CHANNEL_COUNTS, of_channels)
         yield b""
     for counted in TOPIC_COUNTS:
         yield from family(counted.name, counted.kind, counted.help, of_topics[counted.key])
@@ -134,7 +143,7 @@ def _collect(
     counts: Sequence[Counted],
     samples: dict[str, list[Sample]],
 ) -> None:
-    for counted in counts if stats else ():
+    for counted in counts:
         value = stats.get(counted.key)
         if value is None:
             continue

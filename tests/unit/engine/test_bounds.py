@@ -63,8 +63,8 @@ class Bounded:
                 return count
         raise AssertionError("never full")
 
-    def consumer(self, channel: str, ready_count: int = 1) -> Client:
-        client = Client(self.engine, "t", channel, ready_count=ready_count)
+    def consumer(self, channel: str, ready_count: int = 1, msg_timeout_ns: int = MINUTE) -> Client:
+        client = Client(self.engine, "t", channel, ready_count, msg_timeout_ns)
         self.engine.settle()
         return client
 
@@ -275,6 +275,46 @@ def test_bytes_of_a_topic_smaller_than_a_segment_become_fewer_too() -> None:
             client.finish(message.index)
         bounded.engine.advance(5 * SECOND)
     assert bounded.topic.log.size < 40_000
+
+
+def test_bytes_that_buried_messages_keep_are_bounded_too() -> None:
+    """R24: a file full of them stays, so it counts, until they are kicked or discarded."""
+    bounded = Bounded("c", max_bytes=1 << 20)
+    client = bounded.consumer("c", ready_count=2500)
+    count = 0
+    while not bounded.pub(bytes(10_000)):
+        count += 1
+        assert count < 110
+        for message in client.take():
+            assert client.bury(message.index) == 0
+        bounded.engine.advance(SECOND)
+    assert client.channel.window.buried_count == count > 90
+    bounded.engine.advance(30 * SECOND)
+    assert bounded.pub(b"x") == "max_bytes"
+    size = bounded.topic.policy_stats()["unfinished_bytes"]
+    assert (1 << 20) <= size == bounded.topic.log.size
+    client.channel.window.discard(0, 1 << 60, 2000)
+    bounded.topic.unburied(client.channel, b"", kicked=False)
+    bounded.topic.retire_later()
+    bounded.engine.advance(5 * SECOND)
+    assert bounded.pub(b"x") == ""
+
+
+def test_what_retention_alone_keeps_is_not_bounded() -> None:
+    """Neither are the finished messages after one that a consumer holds."""
+    bounded = Bounded("c", max_bytes=200_000, retain_ns=HOUR)
+    client = bounded.consumer("c", ready_count=2500, msg_timeout_ns=HOUR)
+    assert bounded.pub(b"held") == ""
+    held = client.take()
+    for number in range(200):
+        assert bounded.pub(bytes(10_000)) == "", number
+        for message in client.take():
+            client.finish(message.index)
+        bounded.engine.advance(SECOND)
+    stats = bounded.topic.policy_stats()
+    assert stats["unfinished_bytes"] < 200_000 and stats["retained_bytes"] > 1_700_000
+    assert stats["unfinished_bytes"] + stats["retained_bytes"] <= bounded.topic.log.size
+    assert client.finish(held[0].index) == 0
 
 
 def test_every_kind_of_publish_is_refused() -> None:
@@ -533,6 +573,34 @@ def test_what_was_dropped_stays_dropped_after_a_restart() -> None:
     client = Client(bounded.engine, "t", "c", ready_count=100)
     bounded.engine.settle()
     assert [m.body for m in client.take()] == [b"%d" % n for n in range(100 - depth, 100)]
+
+
+def test_a_start_with_a_lower_bound_drops_on_all_channels() -> None:
+    """Also of what a paused topic holds back, which no channel may get for that."""
+    bounded = Bounded("c")
+    engine = bounded.engine
+    bounded.topic.pause(True)
+    for number in range(40):
+        bounded.pub(b"%d" % number)
+    # As with another policy file.
+    bounded.topic.own_policy = {"max_messages": "16", "overflow": "drop-oldest"}
+    assert engine.done(bounded.topic.save_policy(None)) is None
+    bounded.topic.log.bound_segments(1 << 60, 2)
+    for number in range(40, 60):
+        bounded.pub(b"%d" % number)
+    engine.exit()
+    engine.start()
+    topic = engine.topic("t")
+    channel = topic.channels["c"]
+    client = Client(engine, "t", "c", ready_count=100)
+    engine.advance(2 * SECOND)
+    assert client.take() == [] and topic.depth <= 16
+    assert channel.dropped_count + topic.depth == 60 and topic.dropped_count == 0
+    assert engine.done(topic.pause(False)) is None
+    engine.settle()
+    left = 60 - channel.dropped_count
+    assert [message.body for message in client.take()] == [b"%d" % n for n in range(60 - left, 60)]
+    engine.check()
 
 
 def test_a_bound_that_is_lowered_drops_at_once() -> None:

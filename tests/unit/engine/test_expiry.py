@@ -9,6 +9,7 @@ import pytest
 
 from penstock.engine.base import BaseTopic
 from penstock.engine.channel import Channel
+from penstock.engine.moves.sweep import Act, take_some
 from penstock.engine.topic import Topic
 from tests.support.engine import HOUR, MINUTE, SECOND, Client, Engine
 
@@ -123,6 +124,53 @@ def test_requeued_messages_expire_without_a_consumer() -> None:
     mortal.engine.check()
 
 
+def waiting_again(mortal: Mortal, count: int) -> None:
+    """``count`` messages that were delivered once, on a channel without a consumer."""
+    client = mortal.consumer(ready_count=count)
+    mortal.pub(*[b"x"] * count)
+    mortal.engine.settle()
+    for message in client.take():
+        client.requeue(message.index)
+        client.ready(0)
+    client.close()
+    assert mortal.channel.window.ready_count == count == mortal.channel.depth
+
+
+def test_young_messages_that_wait_again_do_not_hold_the_loop() -> None:
+    """Whether one of many is too old is found once a second, not again and again."""
+    mortal = Mortal(ttl_ns=HOUR)
+    lifetime(mortal.topic, retain_ns=10 * HOUR)
+    mortal.pub(b"old")
+    client = mortal.consumer(ready_count=1)
+    client.finish(client.take()[0].index)
+    client.close()
+    mortal.engine.advance(2 * HOUR)
+    waiting_again(mortal, 50_000)
+    mortal.engine.advance(3 * SECOND)
+    assert mortal.channel.depth == 50_000 and mortal.channel.expired_count == 0
+
+
+@pytest.mark.parametrize("keys", [{}, {"max_attempts": 2}])
+def test_all_of_many_requeued_messages_that_are_too_old_expire(keys: dict[str, Any]) -> None:
+    """With the last attempt ahead, which is delivered alone, as well."""
+    mortal = Mortal()
+    lifetime(mortal.channel, **keys)
+    client = mortal.consumer(ready_count=7500, msg_timeout_ns=15 * SECOND)
+    for _ in range(3):
+        mortal.pub(*[b"old"] * 2500)
+        mortal.engine.advance(5 * SECOND)
+    client.ready(0)
+    mortal.engine.advance(15 * SECOND)
+    client.close()
+    assert mortal.channel.window.lone_count == (7500 if keys else 0)
+    mortal.engine.advance(37 * SECOND)
+    window = mortal.channel.window
+    assert (window.ready_count, window.low) == (2500, mortal.topic.end - 2500)
+    mortal.engine.check()
+    mortal.engine.advance(MINUTE)
+    assert mortal.channel.depth == 0 and mortal.channel.expired_count == 7500
+
+
 def test_a_message_requeued_with_a_delay_expires_when_it_is_due() -> None:
     mortal = Mortal()
     client = mortal.consumer(ready_count=10)
@@ -183,6 +231,27 @@ def test_messages_without_a_channel_expire_by_the_lifetime_of_the_topic() -> Non
     engine.exit()
     engine.start()
     assert engine.topic("t").depth == 1
+
+
+@pytest.mark.parametrize("action", ["bury", "topic"])
+def test_messages_without_a_channel_are_dropped_only_if_the_policy_says_so(action: str) -> None:
+    """There is no channel to bury them in yet: they wait for one."""
+    engine = Engine()
+    engine.broker.create_topic("t")
+    topic = engine.topic("t")
+    engine.settle()
+    place = engine.components.policies
+    assert engine.done(place.set_topic(topic, {"msg_ttl": "1m", "on_expired": action})) is None
+    engine.done(topic.publish([b"1", b"2"]))
+    engine.advance(2 * MINUTE)
+    assert topic.depth == 2 and topic.expired_count == 0
+    client = Client(engine, "t", "c", ready_count=10)
+    engine.advance(2 * SECOND)
+    assert client.take() == [] and client.channel.expired_count == 2
+    if action == "bury":
+        assert client.channel.window.buried_count == 2
+    else:
+        assert sorted(engine.logged("t.c.dead").values()) == [b"1", b"2"]
 
 
 def test_a_clock_set_back_loses_nothing_and_one_set_ahead_expires_early() -> None:
@@ -294,3 +363,43 @@ def test_a_replay_does_not_expire_at_once() -> None:
     assert mortal.channel.depth == 1
     mortal.engine.advance(20 * SECOND)
     assert mortal.channel.depth == 0 and mortal.channel.expired_count == 1
+
+
+@pytest.mark.parametrize("restart", ["", "exit", "crash", "rewrite"])
+@pytest.mark.parametrize("ready_count", [0, 10])
+def test_a_kicked_message_does_not_expire_again(restart: str, ready_count: int) -> None:
+    """Somebody wants it although it is old: it would be buried again, or dropped, at once."""
+    mortal = Mortal()
+    engine = mortal.engine
+    place = engine.components.policies
+    assert engine.done(place.set_channel(mortal.channel, {"msg_ttl": "1m"})) is None
+    client = mortal.consumer(ready_count=2)
+    mortal.pub(b"1", b"2")
+    for message in client.take():
+        client.bury(message.index)
+    client.close()
+    engine.advance(HOUR)
+    channel = mortal.channel
+    consumer = Client(engine, "t", "c", ready_count=ready_count)
+    count, _ = take_some(channel, Act.KICK, 0, 10)
+    assert count == 2
+    engine.advance(5 * SECOND)
+    assert channel.depth + channel.in_flight_count == 2 and channel.expired_count == 0
+    if restart:
+        consumer.close()
+        if restart == "rewrite":
+            assert engine.done(mortal.topic.keeper.rewrite()) is None
+            restart = "crash"
+        getattr(engine, restart)()
+        engine.start()
+        if ready_count:
+            return  # they were delivered: that they were kicked is not known any more
+        consumer = Client(engine, "t", "c", ready_count=0)
+        engine.advance(5 * SECOND)
+        channel = engine.topic("t").channels["c"]
+    consumer.ready(10)
+    assert mortal.bodies(consumer) == [b"1", b"2"]
+    consumer.requeue(channel.window.low)
+    assert mortal.bodies(consumer) == [b"1"]
+    assert channel.expired_count == 0
+    engine.check()

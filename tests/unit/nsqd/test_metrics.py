@@ -141,3 +141,25 @@ def test_readers_by_index_are_shown() -> None:
     assert at(page, "pull_channels") == 0
     assert at(page, "pull_channel_lapses_total", cause="time") == 1
     assert at(page, "pull_channel_lapses_total", cause="bytes") == 0
+
+
+def test_what_policies_did_is_counted_only_where_there_is_one_or_something_was_done() -> None:
+    engine = Engine()
+    plain, _ = engine.broker.create_topic("plain")
+    ruled, _ = engine.broker.create_topic("ruled")
+    for topic in (plain, ruled):
+        topic.create_channel("c")
+    engine.settle()
+    policies = engine.components.policies
+    assert engine.done(policies.set_topic(ruled, {"max_messages": 5})) is None
+    engine.publish("plain", b"1", b"2")
+    engine.publish("ruled", b"1", b"2")
+    page = page_of(engine)
+    assert at(page, "topic_unfinished_messages", topic="ruled") == 2
+    assert at(page, "channel_dropped_total", topic="ruled", channel="c") == 0
+    of_plain = {name for name, labels in page if ("topic", "plain") in labels}
+    assert not {name for name in of_plain if "unfinished" in name or "expired" in name}
+    assert engine.done(policies.set_topic(plain, {"msg_ttl": "1s"})) is None
+    engine.advance(5 * SECOND)
+    assert engine.done(policies.set_topic(plain, {"msg_ttl": None})) is None
+    assert at(page_of(engine), "channel_expired_total", topic="plain", channel="c") == 2

@@ -12,6 +12,7 @@ second, smaller reader finds the lines; it relies on the first one for the gramm
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from penstock.settings.policy import TOPIC
 
 FILE_SIZE_MAX = 4 << 20
 RULE_COUNT_MAX = 10_000
+# No valid line has any outside of quotes.  TOML's parser takes the square of a key's parts.
+DOT_COUNT_MAX = 16
 
 _TABLE = re.compile(r"""\s*\[\[\s*(policy|"policy"|'policy')\s*\]\]""")
 _KEY = re.compile(r"""\s*([A-Za-z0-9_-]+|"[^"\\]*"|'[^']*')\s*[=.]""")
@@ -52,15 +55,21 @@ def parse_rules(text: str, path: str) -> Rules:
     import tomllib  # a start without a policy file does not need it
 
     place = f"--policy-file {path}"
+    for number, words in enumerate(text.split("\n"), 1):
+        if words.count(".") > DOT_COUNT_MAX and _plain(words).count(".") > DOT_COUNT_MAX:
+            raise OptionError(f"{place}: line {number}: more than {DOT_COUNT_MAX} dots")
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise OptionError(f"{place}: nested too deeply") from None
+    except ValueError as error:  # most are TOMLDecodeError; a number may have too many digits
         twice: list[tuple[int, str]] = []
         key_lines(text, twice)
         if twice and "overwrite" in str(error):  # the parser tells where it stopped, not the key
             line, key = twice[0]
             raise OptionError(f"{place}: line {line}: {short(key)} is there twice") from None
-        raise OptionError(f"{place}: {error or 'nested too deeply'}") from None
+        where = "" if isinstance(error, tomllib.TOMLDecodeError) else _long_number(text)
+        raise OptionError(f"{place}: {where}{error}") from None
     tables = document.pop("policy", [])
     lines = key_lines(text)
     for key in document:
@@ -159,7 +168,24 @@ def top_line(text: str, key: str) -> int:
     return next((number for number, line in enumerate(lines, 1) if named.match(line)), 1)
 
 
-_QUOTES = re.compile(r'''"""|\'\'\'|"(?:[^"\\]|\\.)*"|'[^']*'|\#''')
+# What is not closed goes on to the end of the line: to search for its end again and again would
+# take the square of the line.
+_QUOTED = re.compile(r"""\#.*|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)""")
+_NUMBER = re.compile(rf"[0-9_]{{{sys.int_info.default_max_str_digits + 1},}}")
+
+
+def _plain(line: str) -> str:
+    """``line`` without what is quoted, and without its comment."""
+    return _QUOTED.sub("", line)
+
+
+def _long_number(text: str) -> str:
+    """The line of the first number that Python does not read, for an error."""
+    found = _NUMBER.search(text)
+    return f"line {text.count(chr(10), 0, found.start()) + 1}: " if found is not None else ""
+
+
+_QUOTES = re.compile(r'''"""|\'\'\'|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|\#''')
 
 
 def _open_quote(line: str, quote: str) -> str:

@@ -60,8 +60,8 @@ class Lapses:
         self.count += 1
         log.warning(
             "topic=%s channel=%s: lapsed after %d s without a client, with %d messages queued,"
-            " %d deferred",
-            *(topic.name, channel.name, idle_ns // 1_000_000_000),
-            *(channel.depth, channel.deferred_count),
+            " %d in flight, %d deferred, %d buried",
+            *(topic.name, channel.name, idle_ns // 1_000_000_000, channel.depth),
+            *(channel.in_flight_count, channel.deferred_count, channel.window.buried_count),
         )
         topic.delete_channel(channel.name)

@@ -62,6 +62,7 @@ class Policies:
 
     def __init__(self, context: Context, topics: Mapping[str, RuledTopic]) -> None:
         self._turns = context.turns
+        self._disk = context.disk
         self._clock = context.clock
         self._supervisor = context.supervisor
         self._topics = topics
@@ -73,6 +74,7 @@ class Policies:
         self.lapses = Lapses(context)
         self._noted: set[str] = set()
         self._reload_number = 0
+        self._reading = self._read_wanted = False
         # Channels for which a dead_topic was set, by its name; maybe deleted ones.
         self._dead_for: dict[str, set[RuledChannel]] = {}
         if self.path:
@@ -273,6 +275,23 @@ class Policies:
                 return
 
     # ---- the file
+
+    def reload(self) -> None:
+        """Read the file again, on a disk thread, and apply it.
+
+        One read at a time, so that the last one counts: what is asked for meanwhile follows.
+        """
+        if self._reading:
+            self._read_wanted = True
+            return
+        self._reading, self._read_wanted = True, False
+        self._disk.submit(self.read_again, self._have_read)
+
+    def _have_read(self, rules: Rules | None, error: Exception | None) -> None:
+        self._reading = False
+        self.renew(rules, error)
+        if self._read_wanted:
+            self.reload()
 
     def read_again(self) -> Rules:
         """Read the file; raises OptionError.  Blocking."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sized
 from typing import Any, Protocol
 
 from penstock.core.ticket import Ticket
+from penstock.core.window import Window
 from penstock.settings.policy import Policy
 
 
@@ -38,6 +39,10 @@ class RuledChannel(Protocol):
     def depth(self) -> int: ...
     @property
     def deferred_count(self) -> int: ...
+    @property
+    def in_flight_count(self) -> int: ...
+    @property
+    def window(self) -> Window: ...
     def apply_policy(self, policy: Policy) -> None: ...
 
 

@@ -25,6 +25,7 @@ from penstock.engine.catalog.journal import JournalKeeper
 from penstock.engine.disk import report
 from penstock.engine.retention.retained import Retained, RetainingTopic
 from penstock.engine.retention.stragglers import searchable, stragglers_of, tables_of
+from penstock.engine.retention.unfinished import Unfinished
 from penstock.engine.shared import Shared
 from penstock.errors import StorageError
 from penstock.storage import journal as records
@@ -57,6 +58,7 @@ class Removal:
         self._disk = shared.context.disk
         self._log = topic.log
         self.retained = Retained(topic, shared.context, shared.retention)
+        self.unfinished = Unfinished(topic, self.retained, shared.context.clock)
         # At and above it no message was ever removed; journaled before a removal.
         self.whole_from = 0
         self._removed_end = 0

@@ -268,16 +268,15 @@ class Retained:
         low = self.topic.low()
         size = self._size_before(self._sealed_count(low))
         size -= buried_size(self.topic.windows(), self._log, low)
-        return size + self.size_beside
-
-    @property
-    def size_beside(self) -> int:
-        """Bytes of those of them that are above the low-water mark."""
-        return sum(segment.file_size for segment in self._beside()) if self.wanted else 0
+        return size + sum(segment.file_size for segment in self.beside())
 
     def rewound(self) -> None:
         """A channel went back: what was found may be unfinished again."""
         self._found = []
+
+    def beside(self) -> frozenset[Segment]:
+        """The segments above the low-water mark that only retention keeps."""
+        return frozenset(self._beside()) if self.wanted else frozenset()
 
     def _beside(self) -> list[Segment]:
         """Segments above the low-water mark that only retention keeps.

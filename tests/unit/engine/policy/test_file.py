@@ -76,7 +76,13 @@ ERRORS = {
     "[[policy]]\nretain.x = 1": "line 2: retain must be a duration",
     '[[policy]]\nretain = "1h"\nretain = "2h"': "line 3: 'retain' is there twice",
     '[[policy]\nretain = "1h"': "Expected ']]'",
-    "[[policy]]\nx = " + "[" * 5000: "",
+    "[[policy]]\nx = " + "[" * 5000: "nested too deeply",
+    "[[policy]]\n\nmax_messages = " + "9" * 5000: "line 3: Exceeds the limit",
+    # The square of these sizes would be minutes.
+    "[[policy]]\na" + ".a" * 500_000 + " = 1": "line 2: more than 16 dots",
+    "[[policy]]\nx = {'a'" + ".'a'" * 500_000 + " = 1}": "line 2: more than 16 dots",
+    "[[policy]]\n\n[policy" + ".a" * 500_000 + "]": "line 3: more than 16 dots",
+    '[[policy]]\nretain = "' + '\\"' * 500_000: "at end of document",
     "[[policy]]\n" + "k" * 100_000 + " = 1": "line 2: 'kkkkk",
 }
 
@@ -99,6 +105,13 @@ def test_lines_are_found_among_texts_of_several_lines() -> None:
         (7, {"dead_topic": 8, "retain": 9}),
         (10, {"x": 11, "y": 12}),
     ]
+
+
+def test_dots_in_comments_and_texts_are_no_keys() -> None:
+    dots = "see " + "..." * 20
+    rules = parse_rules(f'# {dots}\n[[policy]]\nretain = "1h" # "{dots}\n', "p")
+    assert rules.count == 1
+    assert "line 2: retain must be" in error_of(f'[[policy]]\nretain = "{dots}"')
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

@@ -116,6 +116,24 @@ def test_a_wrong_file_changes_nothing(engine: Engine) -> None:
     assert policies(engine).stats["error"] == ""
 
 
+def test_the_last_of_two_reloads_counts_whichever_is_read_first(engine: Engine) -> None:
+    channel(engine, "orders.eu", "email")
+    path = Path(policies(engine).path)
+    path.write_text('[[policy]]\nretain = "3h"')
+    policies(engine).reload()
+    ((work, done),) = engine.disk.works
+    engine.disk.works.clear()
+    first = work()  # by a thread that is slow
+    for hours in (4, 5, 6):
+        path.write_text(f'[[policy]]\nretain = "{hours}h"')
+        policies(engine).reload()
+    assert len(engine.disk.works) <= 1
+    engine.settle()
+    done(first, None)
+    engine.settle()
+    assert engine.topic("orders.eu").policy.retain_ns == 6 * HOUR
+
+
 def test_a_wrong_file_refuses_the_start(tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
     path.write_text("[[policy]]\nretain = 5")
