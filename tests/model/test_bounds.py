@@ -240,6 +240,7 @@ class BoundsMachine(RuleBasedStateMachine):
             channel = self.topic.channels[name]
             assert self.engine.done(self.topic.rewind(channel, start)) is None
             self.unfinished[name] = again
+            self.skipped[name] -= self.held
             self.buried[name] = {b for b in self.buried[name] if self.index[b] < start}
         self.settle()
 
