@@ -212,7 +212,7 @@ def _bars(
     axis: Axes, found: Mapping[str, Found], names: list[str], metric: str, unit: float, title: str
 ) -> None:
     makes = list(dict.fromkeys(make for name in names for make in found[name]))
-    step = 0.8 / len(makes)
+    step = 0.8 / max(1, len(makes))
     for place, make in enumerate(makes):
         made = [(x, found[name][make]) for x, name in enumerate(names) if make in found[name]]
         heights = [metrics[metric] / unit for _, metrics in made]
