@@ -22,7 +22,7 @@ from penstock.engine.context import Context
 from penstock.engine.damage import DamageLog
 from penstock.engine.deferred.counts import Reports
 from penstock.engine.deferred.queue import FOREVER, DeferredQueue
-from penstock.engine.disk import Lane
+from penstock.engine.disk import Here, Lane
 from penstock.engine.drain.drain import Drain
 from penstock.engine.health import Health, Retries
 from penstock.engine.limits.expiry import Expiry
@@ -88,6 +88,7 @@ class Components:
             self.turn,
             Lane(context.disk, ZEROS_WORK_COUNT_MAX),
             changes_disk,
+            Here(context.clock),
             EphemeralMemory(options.mem_queue_bytes),
             Expiry(context),
             self.polls.awaited,

@@ -15,9 +15,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from penstock.clock import Clock
 from penstock.core.ticket import Ticket
+from penstock.errors import PenstockError
 
 log = logging.getLogger(__name__)
+
+# After work that took longer, threads do it for a while.
+SLOW_NS = 10_000_000
+SLOW_FOR_NS = 5_000_000_000
 
 T = TypeVar("T")
 Done = Callable[[T | None, Exception | None], None]
@@ -37,6 +43,26 @@ def run(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, error
     except BaseException as error:
         return None, OSError(f"{type(error).__name__}: {error}")
+
+
+class Here:
+    """Runs work on the loop as long as that is quick: what only copies to the page cache (R9)."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._slow_until_ns = 0
+
+    def run(self, work: Callable[[], None]) -> tuple[bool, Exception | None]:
+        """Whether it was run, and its error; if it was not, a thread has to do it."""
+        started_ns = self._clock.monotonic_ns()
+        if started_ns < self._slow_until_ns:
+            return False, None
+        _, error = run(work)
+        if error is not None and not isinstance(error, OSError | PenstockError):
+            raise error  # a defect of ours
+        if self._clock.monotonic_ns() - started_ns > SLOW_NS:
+            self._slow_until_ns = started_ns + SLOW_FOR_NS
+        return True, error
 
 
 class Lane:

@@ -18,7 +18,7 @@ from penstock.engine.catalog.registry import Registry
 from penstock.engine.context import Context
 from penstock.engine.damage import DamageLog
 from penstock.engine.deferred.queue import DeferredQueue
-from penstock.engine.disk import Lane
+from penstock.engine.disk import Here, Lane
 from penstock.engine.health import Health, Retries
 from penstock.engine.limits.episodes import Episodes
 from penstock.engine.limits.expiry import Expiry
@@ -95,6 +95,7 @@ class Shared:
     turn: Turn
     zeros_disk: Lane  # for zeros ahead of the ends of logs
     changes_disk: Lane  # for work that creates, changes or deletes topics and channels
+    here: Here  # for writes of journals
     ephemeral: EphemeralMemory
     expiry: Expiry
     awaited: Mapping[str, object]  # topics that long polls wait for, by name

@@ -74,7 +74,12 @@ class Topic(BaseTopic):
         # Messages given up while they waited for the topic's first channel.
         self.dropped_count = self.expired_count = 0
         self.keeper = JournalKeeper(
-            journal, context.disk, self._snapshot, self._record_journal, shared.changes_disk
+            journal,
+            context.disk,
+            self._snapshot,
+            self._record_journal,
+            shared.changes_disk,
+            shared.here,
         )
 
     def apply_policy(self, policy: Policy) -> None:

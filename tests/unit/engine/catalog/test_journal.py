@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from penstock.clock import ManualClock
 from penstock.engine.catalog.journal import JournalKeeper
+from penstock.engine.disk import SLOW_FOR_NS, SLOW_NS, Here
 from penstock.storage.journal import Journal
 from tests.crash.lossy import LossyFiles
 
@@ -132,3 +135,28 @@ def test_what_waits_for_a_folder_that_cannot_be_made_fails(world: World) -> None
     failure = OSError(28, "No space left on device")
     closed.fail(failure)
     assert plain.error is failure and durable.error is failure
+
+
+def test_small_writes_are_done_here_while_they_are_quick(world: World) -> None:
+    clock = ManualClock()
+    here = Here(clock)
+    keeper = JournalKeeper(Journal(world.files, PATH), world, list, world.heard.append, world, here)
+    keeper.add(b"made ")
+    keeper.open()
+    world.next().run()  # the first write makes the file
+    keeper.add(b"a ")
+    assert keeper.flush().done and not world.works
+    world.files.fail("append", errno.EIO)
+    keeper.add(b"lost ")
+    assert isinstance(keeper.flush().error, OSError) and isinstance(world.heard[-1], OSError)
+    keeper.flush()
+    world.works.clear()
+
+
+def test_after_slow_work_here_threads_do_it_for_a_while() -> None:
+    clock = ManualClock()
+    here = Here(clock)
+    assert here.run(lambda: clock.advance(SLOW_NS + 1)) == (True, None)
+    assert here.run(lambda: None) == (False, None)
+    clock.advance(SLOW_FOR_NS)
+    assert here.run(lambda: None) == (True, None)
